@@ -1,0 +1,2 @@
+//! Inner loops.
+fn main() {}

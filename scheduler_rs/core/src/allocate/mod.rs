@@ -1,0 +1,5 @@
+//! Which node serves which stage.
+
+mod greedy;
+
+pub use greedy::greedy;

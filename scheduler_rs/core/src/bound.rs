@@ -1,0 +1,171 @@
+//! Lower bounds: no plan of this allocation and these rules takes less.
+//!
+//! All of them are computed on the instance with durations rounded down.
+
+use crate::problem::{Instance, NO_STAGE};
+use crate::route::{Lengths, RouteTask};
+use crate::search::outlook::Outlook;
+use crate::simulate::Batch;
+use crate::time::{NEVER, Time};
+
+/// Whether an iteration is as short as a bound allows, to within the clock's rounding (one part in 10^9).
+#[must_use]
+pub fn is_tight(iteration: Time, bound: Time) -> bool {
+    iteration - bound <= bound / 1_000_000_000
+}
+
+/// For any routes: round trips of the sources under memory and waves, loads of sources and stages.
+#[must_use]
+pub fn lower_bound(instance: &Instance, tasks: &[RouteTask]) -> Time {
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let short = lengths.short();
+    let long = short + usize::from(lengths.long_routes() > 0);
+    let outlook = Outlook::new(instance, long);
+    let trip = |source: usize| {
+        let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
+        if least >= NEVER { 0 } else { least }
+    };
+    let mut bound = 0;
+    for source in &instance.sources {
+        let own = tasks.iter().filter(|t| t.source == source.node);
+        bound = bound.max(source_bound(
+            instance,
+            source.node,
+            source.microbatches,
+            own.map(|t| t.waves),
+            trip(source.node),
+        ));
+    }
+    if instance.rules.cc3 && instance.rules.cc1 {
+        for stage in instance.present.iter().filter(|s| **s != 0) {
+            let quota = (lengths.total - lengths.routes) / (instance.present.len() - 1);
+            bound = bound.max(stage_bound(instance, tasks, *stage, quota));
+        }
+    }
+    bound + instance.epilogue
+}
+
+/// A source that starts `count` microbatches, none of them home in less than `trip`.
+///
+/// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of
+/// the forward number `j` in time. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then
+/// one of those that started at `s_j` or later is home. The last one still needs its trip.
+fn source_bound(
+    instance: &Instance,
+    source: usize,
+    count: usize,
+    waves: impl Iterator<Item = usize>,
+    trip: Time,
+) -> Time {
+    let routes: Vec<usize> = waves.collect();
+    let in_turn = routes.iter().copied().max().unwrap_or(0) as Time * trip;
+    if !instance.rules.cc1 {
+        return in_turn.max(count as Time * instance.loss[source]);
+    }
+    let mut room = routes.len();
+    if instance.memory_is_held() {
+        room = room.min(instance.memory[source] as usize);
+    }
+    let room = room.max(1);
+    let last = count - 1;
+    // Backwards leave one after the other as forwards enter, so the slower of both may stand here.
+    let step = instance.forward[source].max(instance.backward[source]);
+    let by_room = (last / room) as Time * trip + (last % room) as Time * step + trip;
+    let load = count as Time * (instance.forward[source] + instance.loss[source] + instance.backward[source]);
+    in_turn.max(by_room).max(load) + instance.allreduce[0]
+}
+
+/// A stage that at least `quota` routes visit: its nodes share the microbatches of those routes; before the
+/// first lies a forward at a source and a transfer, after the last a transfer and a backward at a source, or
+/// the stage's own all-reduce.
+fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: usize) -> Time {
+    let mut waves: Vec<usize> = tasks.iter().map(|t| t.waves).collect();
+    waves.sort_unstable();
+    let visits: usize = waves.iter().take(quota).sum();
+    if visits == 0 {
+        return 0;
+    }
+    let nodes = &instance.members[stage];
+    let each: Vec<Time> = nodes.iter().map(|n| instance.forward[*n] + instance.backward[*n]).collect();
+    let (head, tail) = nodes.iter().fold((NEVER, NEVER), |(head, tail), n| {
+        let others = || (0..instance.node_count()).filter(|p| p != n && instance.stage_of[*p] != NO_STAGE);
+        let inward = others().map(|p| instance.transfer(p, *n)).min().unwrap_or(0);
+        let outward = others().map(|p| instance.transfer(*n, p)).min().unwrap_or(0);
+        (head.min(inward), tail.min(outward))
+    });
+    let first = instance.sources.iter().map(|s| instance.forward[s.node]).min().unwrap_or(0);
+    let last = instance.sources.iter().map(|s| instance.backward[s.node]).min().unwrap_or(0);
+    first + head + shared_load(&each, visits) + (tail + last + instance.allreduce[0]).max(instance.allreduce[stage])
+}
+
+/// The least time in which machines that need `each` for a job finish `jobs` jobs.
+fn shared_load(each: &[Time], jobs: usize) -> Time {
+    let done = |time: Time| each.iter().map(|p| if *p == 0 { jobs } else { (time / p) as usize }).sum::<usize>();
+    let (mut low, mut high) = (0, each.iter().copied().min().unwrap_or(0) * jobs as Time);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if done(middle) >= jobs {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+/// For these very routes: the longest way out and back with its waves, and the load of every node.
+#[must_use]
+pub fn route_bound(instance: &Instance, batches: &[Batch]) -> Time {
+    let mut load = vec![0; instance.node_count()];
+    let mut trips = vec![0; batches.len()];
+    let mut bound: Time = 0;
+    let mut in_turn: Time = 0;
+    for (b, batch) in batches.iter().enumerate() {
+        let mut place = batch.source;
+        let mut trip = instance.loss[batch.source];
+        load[batch.source] += instance.loss[batch.source];
+        for node in batch.nodes.iter().map(|n| *n as usize) {
+            trip += instance.transfer(place, node)
+                + instance.transfer(node, place)
+                + instance.forward[node]
+                + instance.backward[node];
+            load[node] += instance.forward[node] + instance.backward[node];
+            place = node;
+        }
+        trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);
+        in_turn = if b > 0 && batches[b - 1].route == batch.route { in_turn + trip } else { trip };
+        bound = bound.max(in_turn);
+        trips[b] = trip;
+    }
+    bound = load.into_iter().fold(bound, Time::max);
+    for source in &instance.sources {
+        let own = || batches.iter().zip(&trips).filter(|(b, _)| b.source == source.node);
+        let trip = own().map(|(_, trip)| *trip).min().unwrap_or(0);
+        let mut waves: Vec<usize> = Vec::new();
+        let mut route = None;
+        for (batch, _) in own() {
+            match waves.last_mut() {
+                Some(count) if route == Some(batch.route) => *count += 1,
+                _ => waves.push(1),
+            }
+            route = Some(batch.route);
+        }
+        let count = waves.iter().sum();
+        if count > 0 {
+            bound = bound.max(source_bound(instance, source.node, count, waves.into_iter(), trip));
+        }
+    }
+    bound + instance.epilogue
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_load;
+
+    #[test]
+    fn jobs_are_shared_by_speed() {
+        assert_eq!(shared_load(&[2, 3], 5), 6);
+        assert_eq!(shared_load(&[7], 3), 21);
+        assert_eq!(shared_load(&[0, 9], 100), 0);
+    }
+}

@@ -1,0 +1,97 @@
+//! How long a search may go on, and how it tells what it has found so far.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+/// Limits of one call and the flag that ends it early. Polled by every loop that can run long.
+#[derive(Debug)]
+pub struct Budget {
+    started: Instant,
+    deadline: Option<Instant>,
+    /// Search steps (labels made and tasks simulated) after which no new round begins.
+    pub work_limit: Option<u64>,
+    cancelled: AtomicBool,
+    work: AtomicU64,
+    progress: Mutex<Progress>,
+}
+
+/// The search as it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Seconds since the start.
+    pub elapsed_s: f64,
+    /// Iteration of the best plan so far; none yet: infinite.
+    pub incumbent_s: f64,
+    /// Lower bound.
+    pub bound_s: f64,
+    /// Search steps done.
+    pub work: u64,
+}
+
+impl Budget {
+    /// Starts the clock.
+    #[must_use]
+    pub fn new(time_limit: Option<Duration>, work_limit: Option<u64>) -> Self {
+        let started = Instant::now();
+        Self {
+            started,
+            deadline: time_limit.and_then(|limit| started.checked_add(limit)),
+            work_limit,
+            cancelled: AtomicBool::new(false),
+            work: AtomicU64::new(0),
+            progress: Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() }),
+        }
+    }
+
+    /// Asks the search to stop; safe from any thread.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the time is over or somebody has cancelled.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_cancelled() || self.deadline.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Whether somebody has cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub fn check_cancelled(&self) -> Result<()> {
+        if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// Seconds since the start.
+    #[must_use]
+    pub fn elapsed_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// Counts search steps, for the display; limits are kept by the rounds.
+    pub fn add_work(&self, steps: u64) {
+        self.work.fetch_add(steps, Ordering::Relaxed);
+    }
+
+    /// Tells what has been found.
+    pub fn report(&self, incumbent_s: f64, bound_s: f64) {
+        if let Ok(mut progress) = self.progress.lock() {
+            progress.incumbent_s = incumbent_s;
+            progress.bound_s = bound_s;
+        }
+    }
+
+    /// The search as it stands; safe from any thread.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let known = self.progress.lock().map_or(Progress::default(), |p| *p);
+        Progress { elapsed_s: self.elapsed_s(), work: self.work.load(Ordering::Relaxed), ..known }
+    }
+}

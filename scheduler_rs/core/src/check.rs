@@ -1,0 +1,401 @@
+//! The crate's own verifier: does a plan keep every rule that it states?
+//!
+//! Written from the rules alone, in seconds and with plain loops; it shares no code with the search or the
+//! simulator, so that an error there cannot hide here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::plan::{Kind, Microbatch, Plan, Predicted, Task};
+use crate::rules::MemoryRule;
+
+/// Seconds by which times may differ from the exact ones.
+const TOLERANCE: f64 = 1e-6;
+
+/// Every rule that `plan` breaks, in words; empty where it keeps them all.
+#[must_use]
+pub fn check(plan: &Plan) -> Vec<String> {
+    let mut checker = Checker::new(plan);
+    checker.allocation();
+    if checker.broken.is_empty() {
+        checker.identities();
+        checker.routes();
+        checker.lengths_and_quotas();
+        checker.tasks();
+        checker.nodes();
+        checker.waves();
+        checker.prediction();
+    }
+    checker.broken
+}
+
+struct Checker<'a> {
+    plan: &'a Plan,
+    /// Stage of each node.
+    stage_of: Vec<Option<usize>>,
+    broken: Vec<String>,
+}
+
+/// Tasks of one microbatch by kind and hop.
+type ByPlace<'a> = BTreeMap<(Kind, usize), &'a Task>;
+
+impl<'a> Checker<'a> {
+    fn new(plan: &'a Plan) -> Self {
+        Self { plan, stage_of: vec![None; plan.cluster.nodes().len()], broken: Vec::new() }
+    }
+
+    fn fail(&mut self, text: String) {
+        self.broken.push(text);
+    }
+
+    fn present(&self) -> Vec<usize> {
+        (0..self.plan.stages.len()).filter(|s| !self.plan.absent_stages.contains(s)).collect()
+    }
+
+    fn stage(&self, node: usize) -> usize {
+        self.stage_of[node].unwrap_or(usize::MAX)
+    }
+
+    fn transfer(&self, i: usize, j: usize) -> f64 {
+        self.plan.cluster.transfer_s(i, j, self.plan.cluster.activation_bytes())
+    }
+
+    fn allocation(&mut self) {
+        for (s, members) in self.plan.stages.iter().enumerate() {
+            if members.is_empty() != self.plan.absent_stages.contains(&s) {
+                self.fail(format!(
+                    "allocation: stage {s} has {} nodes, absent_stages is {:?}",
+                    members.len(),
+                    self.plan.absent_stages
+                ));
+            }
+            for node in members {
+                if let Some(other) = self.stage_of[*node].replace(s) {
+                    self.fail(format!("allocation: node {node} serves stages {other} and {s}"));
+                }
+            }
+        }
+        let idle = self.stage_of.iter().position(Option::is_none);
+        if let (Some(node), true) = (idle, self.plan.absent_stages.is_empty()) {
+            self.fail(format!("allocation: node {node} serves no stage"));
+        }
+        for (i, batch) in self.plan.microbatches.iter().enumerate() {
+            if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| self.stage_of[**n].is_none()) {
+                self.broken.push(format!("microbatches[{i}]: node {node} serves no stage"));
+            }
+        }
+    }
+
+    fn identities(&mut self) {
+        let mut ids = BTreeSet::new();
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+        for batch in &self.plan.microbatches {
+            if !ids.insert(batch.id) {
+                self.fail(format!("microbatches: id {} repeats", batch.id));
+            }
+            *counts.entry(batch.source).or_default() += 1;
+        }
+        for (source, said) in &self.plan.microbatches_per_source {
+            let found = counts.remove(source).unwrap_or(0);
+            if found != *said {
+                self.fail(format!(
+                    "microbatches_per_source: source {source} starts {found} microbatches, {said} are stated"
+                ));
+            }
+        }
+        if let Some((source, found)) = counts.pop_first() {
+            self.fail(format!("microbatches_per_source: source {source} starts {found} microbatches, none are stated"));
+        }
+    }
+
+    fn routes(&mut self) {
+        for batch in &self.plan.microbatches {
+            let name = format!("microbatch {}", batch.id);
+            let order: Vec<usize> = batch.nodes.iter().map(|n| self.stage(*n)).collect();
+            if order != batch.stages {
+                self.fail(format!("{name}: stages are {:?}, its nodes serve {order:?}", batch.stages));
+            }
+            if order.iter().collect::<BTreeSet<_>>().len() != order.len() {
+                self.fail(format!("{name}: visits a stage twice: {order:?}"));
+            }
+            if self.stage(batch.source) != 0 {
+                self.fail(format!("{name}: its source {} is not in stage 0", batch.source));
+            }
+            self.order_rules(batch, &name, &order);
+        }
+    }
+
+    fn order_rules(&mut self, batch: &Microbatch, name: &str, order: &[usize]) {
+        let rules = &self.plan.constraints;
+        if rules.cc1 && batch.nodes[0] != batch.source {
+            self.broken
+                .push(format!("{name}: CC1: begins at node {}, not at its source {}", batch.nodes[0], batch.source));
+        }
+        if rules.cc2 {
+            match swaps_to_sort(order) {
+                Some(swaps) if swaps <= rules.max_swaps as usize => {}
+                Some(swaps) => self
+                    .broken
+                    .push(format!("{name}: CC2: {order:?} needs {swaps} swaps, {} are allowed", rules.max_swaps)),
+                None => self.broken.push(format!("{name}: CC2: no swaps of neighbours sort {order:?}")),
+            }
+        }
+        if let Some(jump) = rules.max_stage_jump {
+            let mut furthest = 0;
+            for stage in order {
+                if *stage > furthest + jump as usize {
+                    self.broken
+                        .push(format!("{name}: jumps from stage {furthest} to {stage}, at most {jump} is allowed"));
+                }
+                furthest = furthest.max(*stage);
+            }
+        }
+    }
+
+    fn lengths_and_quotas(&mut self) {
+        // One microbatch stands for each route: the waves of one must agree, which `waves` checks.
+        let routes: BTreeMap<(usize, usize), &Microbatch> =
+            self.plan.microbatches.iter().map(|b| ((b.source, b.route), b)).collect();
+        let present = self.present();
+        let count = routes.len();
+        let total: usize = routes.values().map(|b| b.nodes.len()).sum();
+        let exact = (count * present.len()) as f64 * (1.0 - self.plan.skip_ratio);
+        let wanted = (exact + 0.5 + 1e-6).floor() as usize;
+        if total != wanted {
+            self.fail(format!("skip ratio: {count} routes make {total} stage visits, {wanted} are expected"));
+        }
+        let (low, high) = (wanted / count, wanted.div_ceil(count));
+        for batch in routes.values() {
+            if !(low..=high).contains(&batch.nodes.len()) {
+                self.fail(format!(
+                    "microbatch {}: {} visits, {low} to {high} are expected",
+                    batch.id,
+                    batch.nodes.len()
+                ));
+            }
+        }
+        if !self.plan.constraints.cc3 {
+            return;
+        }
+        let visits: Vec<usize> = present
+            .iter()
+            .filter(|s| **s != 0)
+            .map(|s| routes.values().flat_map(|b| &b.nodes).filter(|n| self.stage(**n) == *s).count())
+            .collect();
+        if let (Some(least), Some(most)) = (visits.iter().min(), visits.iter().max())
+            && most - least > 1
+        {
+            self.fail(format!("CC3: stages 1.. lie on {visits:?} routes"));
+        }
+    }
+
+    fn by_batch(&self) -> BTreeMap<usize, ByPlace<'a>> {
+        let mut by_batch: BTreeMap<usize, ByPlace> = BTreeMap::new();
+        for task in &self.plan.tasks {
+            by_batch.entry(task.microbatch).or_default().insert((task.kind, task.hop), task);
+        }
+        by_batch
+    }
+
+    fn tasks(&mut self) {
+        let mut seen = BTreeSet::new();
+        for task in &self.plan.tasks {
+            let name = format!("{}{}{}", task.microbatch, task.kind.letter(), task.hop);
+            if !seen.insert((task.microbatch, task.kind, task.hop)) {
+                self.fail(format!("task {name}: occurs twice"));
+            }
+            let node = &self.plan.cluster.nodes()[task.node];
+            let length = match task.kind {
+                Kind::F => node.forward_s,
+                Kind::L => node.loss_s,
+                Kind::B => node.backward_s,
+            };
+            let lasts = task.end_s - task.start_s;
+            if task.end_s < task.start_s || (lasts - length).abs() > TOLERANCE {
+                self.fail(format!("task {name}: lasts {lasts} s, node {} needs {length} s", task.node));
+            }
+        }
+        let by_batch = self.by_batch();
+        for batch in &self.plan.microbatches {
+            self.chain(batch, by_batch.get(&batch.id));
+        }
+    }
+
+    /// The tasks of one microbatch, in the order of its way out and back.
+    fn chain(&mut self, batch: &Microbatch, tasks: Option<&ByPlace>) {
+        let hops = batch.nodes.len();
+        let way: Vec<(Kind, usize, usize)> = (0..hops)
+            .map(|h| (Kind::F, h, batch.nodes[h]))
+            .chain([(Kind::L, 0, batch.source)])
+            .chain((0..hops).rev().map(|h| (Kind::B, h, batch.nodes[h])))
+            .collect();
+        let expected: BTreeSet<(Kind, usize)> = way.iter().map(|(kind, hop, _)| (*kind, *hop)).collect();
+        let Some(tasks) = tasks.filter(|t| t.keys().copied().collect::<BTreeSet<_>>() == expected) else {
+            self.fail(format!("microbatch {}: its tasks are not F and B once a hop and L once", batch.id));
+            return;
+        };
+        let (mut ready, mut place) = (0.0, batch.source);
+        for (kind, hop, node) in way {
+            let task = tasks[&(kind, hop)];
+            let name = format!("task {}{}{hop}", batch.id, kind.letter());
+            if task.node != node {
+                self.fail(format!("{name}: runs on node {}, its route says {node}", task.node));
+            }
+            let arrives = ready + self.transfer(place, node);
+            if task.start_s < arrives - TOLERANCE {
+                self.fail(format!("{name}: starts at {} s, its input arrives at {arrives} s", task.start_s));
+            }
+            (ready, place) = (task.end_s, node);
+        }
+    }
+
+    fn nodes(&mut self) {
+        let mut by_node: BTreeMap<usize, Vec<&Task>> = BTreeMap::new();
+        for task in &self.plan.tasks {
+            let tasks = by_node.entry(task.node).or_default();
+            if tasks.last().is_some_and(|last| task.start_s < last.start_s) {
+                self.broken.push(format!("node {}: its tasks are not listed in order of their start", task.node));
+            }
+            tasks.push(task);
+        }
+        let memory = self.plan.constraints.tc1;
+        for (node, tasks) in &mut by_node {
+            tasks.sort_by(|a, b| a.start_s.total_cmp(&b.start_s).then(a.end_s.total_cmp(&b.end_s)));
+            for pair in tasks.windows(2) {
+                if pair[1].start_s < pair[0].end_s - TOLERANCE {
+                    self.broken.push(format!("TC2: node {node} runs two tasks at {} s", pair[1].start_s));
+                }
+            }
+            if memory == MemoryRule::Held {
+                self.held(*node, tasks);
+            }
+        }
+        if memory == MemoryRule::Routes {
+            let routes: BTreeSet<(usize, &[usize])> =
+                self.plan.microbatches.iter().map(|b| (b.route, b.nodes.as_slice())).collect();
+            for node in 0..self.stage_of.len() {
+                let carried = routes.iter().filter(|(_, nodes)| nodes.contains(&node)).count();
+                let memory = self.plan.cluster.nodes()[node].memory as usize;
+                if carried > memory {
+                    self.fail(format!("TC1: {carried} routes lead over node {node}, its memory is {memory}"));
+                }
+            }
+        }
+    }
+
+    /// A microbatch is held from the start of its forward to the end of its backward.
+    fn held(&mut self, node: usize, tasks: &[&Task]) {
+        let mut events: Vec<(f64, i64)> = tasks
+            .iter()
+            .filter_map(|task| match task.kind {
+                Kind::F => Some((task.start_s, 1)),
+                Kind::B => Some((task.end_s - TOLERANCE, -1)),
+                Kind::L => None,
+            })
+            .collect();
+        events.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let (mut held, mut most) = (0, 0);
+        for (_, change) in events {
+            held += change;
+            most = most.max(held);
+        }
+        let memory = i64::from(self.plan.cluster.nodes()[node].memory);
+        if most > memory {
+            self.fail(format!("TC1: node {node} holds {most} microbatches, its memory is {memory}"));
+        }
+    }
+
+    fn waves(&mut self) {
+        let limit = self.plan.constraints.waves as usize;
+        let by_batch = self.by_batch();
+        let mut routes: BTreeMap<usize, Vec<&Microbatch>> = BTreeMap::new();
+        for batch in &self.plan.microbatches {
+            routes.entry(batch.route).or_default().push(batch);
+        }
+        for (route, mut members) in routes {
+            members.sort_by_key(|b| b.wave);
+            if members.len() > limit {
+                self.fail(format!("route {route}: {} microbatches share it, waves is {limit}", members.len()));
+            }
+            for (a, b) in members.iter().zip(members.iter().skip(1)) {
+                if a.source != b.source {
+                    self.fail(format!("route {route}: used by sources {} and {}", a.source, b.source));
+                }
+                if a.nodes != b.nodes {
+                    self.fail(format!("route {route}: its waves take different ways"));
+                }
+                if a.wave == b.wave {
+                    self.fail(format!("route {route}: wave {} repeats", a.wave));
+                }
+                let task = |batch: &Microbatch, kind| by_batch.get(&batch.id).and_then(|tasks| tasks.get(&(kind, 0)));
+                if let (Some(last), Some(first)) = (task(a, Kind::B), task(b, Kind::F))
+                    && first.start_s < last.end_s - TOLERANCE
+                {
+                    self.fail(format!("route {route}: wave {} starts before wave {} is home", b.wave, a.wave));
+                }
+            }
+            if let Some(batch) = members.iter().find(|b| b.wave >= limit) {
+                self.fail(format!("route {route}: wave {} is not below waves = {limit}", batch.wave));
+            }
+        }
+    }
+
+    fn prediction(&mut self) {
+        let plan = self.plan;
+        let reduce: Vec<f64> =
+            plan.stages.iter().enumerate().map(|(s, members)| plan.cluster.allreduce_s(s, members)).collect();
+        let home: BTreeMap<usize, &Microbatch> = plan.microbatches.iter().map(|b| (b.id, b)).collect();
+        let mut last_backward = vec![0.0_f64; plan.stages.len()];
+        let mut pipeline = 0.0_f64;
+        for task in plan.tasks.iter().filter(|t| t.kind == Kind::B) {
+            let stage = self.stage(task.node);
+            if stage < last_backward.len() {
+                last_backward[stage] = last_backward[stage].max(task.end_s);
+            }
+            if let (0, Some(batch)) = (task.hop, home.get(&task.microbatch)) {
+                pipeline = pipeline.max(task.end_s + self.transfer(batch.nodes[0], batch.source));
+            }
+        }
+        let step = plan.cluster.step_s().iter().copied().fold(0.0, f64::max);
+        let reduced = last_backward.iter().zip(&reduce).map(|(a, b)| a + b).fold(pipeline, f64::max);
+        let iteration = reduced + plan.cluster.norm_s() + step;
+        let said = &plan.predicted;
+        for (key, stated, found) in
+            [("iteration_s", said.iteration_s, iteration), ("pipeline_s", said.pipeline_s, pipeline)]
+        {
+            if (stated - found).abs() > 1e-5 * found.max(1.0) {
+                self.fail(format!("predicted.{key} is {stated}, the tasks give {found}"));
+            }
+        }
+        for (s, (stated, found)) in said.allreduce_s.iter().zip(&reduce).enumerate() {
+            if (stated - found).abs() > 1e-6 * found.max(1.0) {
+                self.fail(format!("predicted.allreduce_s[{s}] is {stated}, the ring takes {found}"));
+            }
+        }
+        let bound = said.lower_bound_s;
+        if bound > iteration * (1.0 + 1e-9) {
+            self.fail(format!("predicted.lower_bound_s {bound} lies above the iteration {iteration}"));
+        }
+        let gap = Predicted::gap_of(iteration, bound);
+        if bound > 0.0 && (said.gap - gap).abs() > 1e-6 {
+            self.fail(format!("predicted.gap is {}, bound and tasks give {gap}", said.gap));
+        }
+        let optimal = plan.solver.get("optimal").is_some_and(|x| x.as_bool() == Some(true));
+        if optimal && iteration > bound * (1.0 + 1e-9) {
+            self.fail(format!("solver.optimal is true, but the iteration {iteration} lies above the bound {bound}"));
+        }
+    }
+}
+
+/// Number of disjoint swaps of neighbours, each of two stages that differ by one, that sort `order`.
+fn swaps_to_sort(order: &[usize]) -> Option<usize> {
+    let (mut sorted, mut swaps, mut i) = (order.to_vec(), 0, 0);
+    while i + 1 < sorted.len() {
+        if sorted[i] == sorted[i + 1] + 1 {
+            sorted.swap(i, i + 1);
+            swaps += 1;
+            i += 1;
+        }
+        i += 1;
+    }
+    sorted.windows(2).all(|w| w[0] < w[1]).then_some(swaps)
+}

@@ -1,0 +1,421 @@
+//! The machines and the links between them: `skippipe.cluster/1`.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::{Error, Result, invalid};
+use crate::format::{check_duration, check_format, check_number, parse, pretty};
+
+/// Version that this module reads and writes.
+pub const FORMAT: &str = "skippipe.cluster/1";
+
+/// One worker. Times are seconds for one microbatch and the stage that the node serves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Unique name.
+    pub name: String,
+    /// Forward through its stage.
+    pub forward_s: f64,
+    /// Backward through its stage.
+    pub backward_s: f64,
+    /// Head and loss, forward and backward together, where it is a source.
+    pub loss_s: f64,
+    /// The most microbatches whose activations it can hold.
+    pub memory: u32,
+}
+
+/// How long a message takes. Matrices are row = sender, over nodes or, with `region_of`, over regions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Links {
+    /// Only whole transfer times are known, in seconds.
+    Transfer(Vec<Vec<f64>>),
+    /// `latency_s + bytes / bandwidth + overhead_s`.
+    Rated {
+        /// Seconds, one way.
+        latency_s: Vec<Vec<f64>>,
+        /// Bytes per second.
+        bandwidth: Vec<Vec<f64>>,
+        /// Seconds added to every transfer between two different nodes.
+        overhead_s: f64,
+    },
+}
+
+impl Links {
+    /// Seconds for `bytes` from index `i` to index `j` of the matrices.
+    fn seconds(&self, i: usize, j: usize, bytes: f64) -> f64 {
+        match self {
+            Self::Transfer(transfer_s) => transfer_s[i][j],
+            Self::Rated { latency_s, bandwidth, overhead_s } => latency_s[i][j] + bytes / bandwidth[i][j] + overhead_s,
+        }
+    }
+
+    /// Number of rows of the matrices.
+    #[must_use]
+    pub fn side(&self) -> usize {
+        match self {
+            Self::Transfer(rows) => rows.len(),
+            Self::Rated { latency_s, .. } => latency_s.len(),
+        }
+    }
+}
+
+/// Nodes, links and message sizes; always valid.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    nodes: Vec<Node>,
+    links: Links,
+    region_of: Option<Vec<usize>>,
+    activation_bytes: f64,
+    gradient_bytes: Vec<f64>,
+    step_s: Vec<f64>,
+    norm_s: f64,
+    source: Option<String>,
+}
+
+/// The parts of a [`Cluster`] before they are checked.
+#[derive(Clone, Debug)]
+pub struct ClusterParts {
+    /// At least one.
+    pub nodes: Vec<Node>,
+    /// Over nodes, or over regions where `region_of` is given.
+    pub links: Links,
+    /// Region of each node.
+    pub region_of: Option<Vec<usize>>,
+    /// Size of one message, forward or backward.
+    pub activation_bytes: f64,
+    /// What the replicas of each stage all-reduce; empty: not modelled.
+    pub gradient_bytes: Vec<f64>,
+    /// Optimizer step of each node in seconds; empty: none.
+    pub step_s: Vec<f64>,
+    /// Exchange of the global gradient norm, in seconds.
+    pub norm_s: f64,
+    /// Where the figures come from.
+    pub source: Option<String>,
+}
+
+impl Cluster {
+    /// Checks the parts.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the first key that is wrong; `prefix` (such as `cluster.`) stands before it.
+    pub fn new(parts: ClusterParts, prefix: &str) -> Result<Self> {
+        check_nodes(&parts.nodes, prefix)?;
+        let n = parts.nodes.len();
+        if let Some(regions) = &parts.region_of {
+            if regions.len() != n {
+                return invalid(
+                    format!("{prefix}region_of"),
+                    format!("a list of {}", regions.len()),
+                    format!("one region for each of the {n} nodes"),
+                );
+            }
+            let side = parts.links.side();
+            if let Some((i, r)) = regions.iter().enumerate().find(|(_, r)| **r >= side) {
+                return invalid(
+                    format!("{prefix}region_of[{i}]"),
+                    r,
+                    format!("a region in 0..{} (the matrices have {side} rows)", side.saturating_sub(1)),
+                );
+            }
+        }
+        check_links(&parts, prefix)?;
+        check_number(|| format!("{prefix}activation_bytes"), parts.activation_bytes, 0.0)?;
+        if !parts.gradient_bytes.is_empty() && matches!(parts.links, Links::Transfer(_)) {
+            return invalid(
+                format!("{prefix}gradient_bytes"),
+                format!("a list of {}", parts.gradient_bytes.len()),
+                "an empty list beside transfer_s (all-reduce needs latency_s and bandwidth)",
+            );
+        }
+        for (s, bytes) in parts.gradient_bytes.iter().enumerate() {
+            check_number(|| format!("{prefix}gradient_bytes[{s}]"), *bytes, 0.0)?;
+        }
+        if !parts.step_s.is_empty() && parts.step_s.len() != n {
+            return invalid(
+                format!("{prefix}step_s"),
+                format!("a list of {}", parts.step_s.len()),
+                format!("one time for each of the {n} nodes, or none"),
+            );
+        }
+        for (i, s) in parts.step_s.iter().enumerate() {
+            check_duration(|| format!("{prefix}step_s[{i}]"), *s)?;
+        }
+        check_duration(|| format!("{prefix}norm_s"), parts.norm_s)?;
+        let ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } = parts;
+        Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source })
+    }
+
+    /// Reads `skippipe.cluster/1`.
+    ///
+    /// # Errors
+    /// [`Error::Format`] or [`Error::Invalid`], naming the key.
+    pub fn from_json(text: &str) -> Result<Self> {
+        parse::<ClusterFile>(text)?.check("")
+    }
+
+    /// Writes `skippipe.cluster/1`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        pretty(&serde_json::to_value(ClusterFile::from(self)).unwrap_or_default())
+    }
+
+    /// All nodes, by number.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The links as they were given.
+    #[must_use]
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// Region of each node, where the links are given over regions.
+    #[must_use]
+    pub fn region_of(&self) -> Option<&[usize]> {
+        self.region_of.as_deref()
+    }
+
+    /// Index into the link matrices for node `i`.
+    #[must_use]
+    pub fn link_index(&self, i: usize) -> usize {
+        self.region_of.as_ref().map_or(i, |regions| regions[i])
+    }
+
+    /// Bytes of one message, forward or backward.
+    #[must_use]
+    pub fn activation_bytes(&self) -> f64 {
+        self.activation_bytes
+    }
+
+    /// Bytes that the replicas of each stage all-reduce; empty: not modelled.
+    #[must_use]
+    pub fn gradient_bytes(&self) -> &[f64] {
+        &self.gradient_bytes
+    }
+
+    /// Optimizer step of each node in seconds; empty: none.
+    #[must_use]
+    pub fn step_s(&self) -> &[f64] {
+        &self.step_s
+    }
+
+    /// Exchange of the global gradient norm in seconds.
+    #[must_use]
+    pub fn norm_s(&self) -> f64 {
+        self.norm_s
+    }
+
+    /// Where the figures come from.
+    #[must_use]
+    pub fn source(&self) -> Option<&str> {
+        self.source.as_deref()
+    }
+
+    /// Seconds that `bytes` take from node `i` to node `j`; 0 for `i == j`.
+    #[must_use]
+    pub fn transfer_s(&self, i: usize, j: usize, bytes: f64) -> f64 {
+        if i == j { 0.0 } else { self.links.seconds(self.link_index(i), self.link_index(j), bytes) }
+    }
+
+    /// Seconds of the ring all-reduce of `stage` over `members` in that order: `2 (r - 1)` steps, each as
+    /// long as its slowest edge with `gradient_bytes / r`.
+    #[must_use]
+    pub fn allreduce_s(&self, stage: usize, members: &[usize]) -> f64 {
+        let r = members.len();
+        let Some(bytes) = self.gradient_bytes.get(stage) else { return 0.0 };
+        if r < 2 {
+            return 0.0;
+        }
+        let slowest =
+            (0..r).map(|i| self.transfer_s(members[i], members[(i + 1) % r], bytes / r as f64)).fold(0.0, f64::max);
+        2.0 * (r - 1) as f64 * slowest
+    }
+}
+
+fn check_nodes(nodes: &[Node], prefix: &str) -> Result<()> {
+    if nodes.is_empty() {
+        return invalid(format!("{prefix}nodes"), "an empty list", "at least one node");
+    }
+    let mut seen = rustc_hash::FxHashMap::default();
+    for (i, node) in nodes.iter().enumerate() {
+        if node.name.is_empty() {
+            return invalid(format!("{prefix}nodes[{i}].name"), "empty", "a name");
+        }
+        if let Some(other) = seen.insert(node.name.as_str(), i) {
+            return invalid(
+                format!("{prefix}nodes[{i}].name"),
+                format!("{:?}", node.name),
+                format!("a name of its own (nodes[{other}] has it already)"),
+            );
+        }
+        check_duration(|| format!("{prefix}nodes[{i}].forward_s"), node.forward_s)?;
+        check_duration(|| format!("{prefix}nodes[{i}].backward_s"), node.backward_s)?;
+        check_duration(|| format!("{prefix}nodes[{i}].loss_s"), node.loss_s)?;
+        if node.memory == 0 {
+            return invalid(format!("{prefix}nodes[{i}].memory"), 0, "an integer of at least 1");
+        }
+    }
+    Ok(())
+}
+
+fn check_links(parts: &ClusterParts, prefix: &str) -> Result<()> {
+    let side = if parts.region_of.is_some() { parts.links.side() } else { parts.nodes.len() };
+    let of_what = if parts.region_of.is_some() { "regions" } else { "nodes" };
+    let shape = |key: &str, rows: &[Vec<f64>]| {
+        if rows.len() != side {
+            return invalid(
+                format!("{prefix}{key}"),
+                format!("a matrix of {} rows", rows.len()),
+                format!("{side} x {side} over the {of_what}"),
+            );
+        }
+        match rows.iter().enumerate().find(|(_, row)| row.len() != side) {
+            Some((i, row)) => invalid(
+                format!("{prefix}{key}[{i}]"),
+                format!("a row of {}", row.len()),
+                format!("{side} entries, one for each of the {of_what}"),
+            ),
+            None => Ok(()),
+        }
+    };
+    // Without regions the diagonal is a node's link to itself, which nothing uses.
+    let off_diagonal = || {
+        let all = parts.region_of.is_some();
+        (0..side).flat_map(move |i| (0..side).filter(move |j| all || i != *j).map(move |j| (i, j)))
+    };
+    match &parts.links {
+        Links::Transfer(rows) => {
+            shape("transfer_s", rows)?;
+            for (i, j) in off_diagonal() {
+                check_duration(|| format!("{prefix}transfer_s[{i}][{j}]"), rows[i][j])?;
+            }
+        }
+        Links::Rated { latency_s, bandwidth, overhead_s } => {
+            shape("latency_s", latency_s)?;
+            shape("bandwidth", bandwidth)?;
+            check_duration(|| format!("{prefix}overhead_s"), *overhead_s)?;
+            let largest = parts.gradient_bytes.iter().copied().fold(parts.activation_bytes, f64::max);
+            for (i, j) in off_diagonal() {
+                check_duration(|| format!("{prefix}latency_s[{i}][{j}]"), latency_s[i][j])?;
+                check_number(|| format!("{prefix}bandwidth[{i}][{j}]"), bandwidth[i][j], f64::MIN_POSITIVE)?;
+                if largest.is_finite() && largest >= 0.0 {
+                    check_duration(
+                        || {
+                            format!(
+                                "{prefix}bandwidth[{i}][{j}] = {:e}: the time for {largest:e} bytes",
+                                bandwidth[i][j]
+                            )
+                        },
+                        parts.links.seconds(i, j, largest),
+                    )?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `skippipe.cluster/1` as it stands in a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ClusterFile {
+    format: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+    nodes: Vec<Node>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    region_of: Option<Vec<usize>>,
+    #[serde(default, deserialize_with = "not_null", skip_serializing_if = "Option::is_none")]
+    transfer_s: Option<Vec<Vec<f64>>>,
+    #[serde(default, deserialize_with = "not_null", skip_serializing_if = "Option::is_none")]
+    latency_s: Option<Vec<Vec<f64>>>,
+    #[serde(default, deserialize_with = "not_null", skip_serializing_if = "Option::is_none")]
+    bandwidth: Option<Vec<Vec<f64>>>,
+    #[serde(default, deserialize_with = "not_null", skip_serializing_if = "Option::is_none")]
+    overhead_s: Option<f64>,
+    #[serde(default, deserialize_with = "not_null", skip_serializing_if = "Option::is_none")]
+    activation_bytes: Option<f64>,
+    #[serde(default)]
+    gradient_bytes: Vec<f64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    step_s: Vec<f64>,
+    #[serde(default)]
+    norm_s: f64,
+}
+
+/// A key may be absent, but not null.
+fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+impl ClusterFile {
+    pub(crate) fn check(self, prefix: &str) -> Result<Cluster> {
+        check_format(&self.format, FORMAT, prefix)?;
+        let missing = |key: &str| {
+            Error::Format(format!(
+                "{prefix}{key} is missing: a cluster needs transfer_s, or latency_s, bandwidth and activation_bytes"
+            ))
+        };
+        let links = match (self.transfer_s, self.latency_s, self.bandwidth) {
+            (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
+                return invalid(
+                    format!("{prefix}transfer_s"),
+                    "given beside latency_s or bandwidth",
+                    "one way or the other to give the links",
+                );
+            }
+            (Some(transfer_s), None, None) => Links::Transfer(transfer_s),
+            (None, latency_s, bandwidth) => Links::Rated {
+                latency_s: latency_s.ok_or_else(|| missing("latency_s"))?,
+                bandwidth: bandwidth.ok_or_else(|| missing("bandwidth"))?,
+                overhead_s: self.overhead_s.unwrap_or(0.0),
+            },
+        };
+        let activation_bytes = match (self.activation_bytes, &links) {
+            (Some(bytes), _) => bytes,
+            (None, Links::Transfer(_)) => 0.0,
+            (None, Links::Rated { .. }) => return Err(missing("activation_bytes")),
+        };
+        let parts = ClusterParts {
+            nodes: self.nodes,
+            links,
+            region_of: self.region_of,
+            activation_bytes,
+            gradient_bytes: self.gradient_bytes,
+            step_s: self.step_s,
+            norm_s: self.norm_s,
+            source: self.source,
+        };
+        Cluster::new(parts, prefix)
+    }
+}
+
+impl From<&Cluster> for ClusterFile {
+    fn from(cluster: &Cluster) -> Self {
+        let mut file = Self {
+            format: FORMAT.to_owned(),
+            source: cluster.source.clone(),
+            nodes: cluster.nodes.clone(),
+            region_of: cluster.region_of.clone(),
+            transfer_s: None,
+            latency_s: None,
+            bandwidth: None,
+            overhead_s: None,
+            activation_bytes: Some(cluster.activation_bytes),
+            gradient_bytes: cluster.gradient_bytes.clone(),
+            step_s: cluster.step_s.clone(),
+            norm_s: cluster.norm_s,
+        };
+        match &cluster.links {
+            Links::Transfer(rows) => file.transfer_s = Some(rows.clone()),
+            Links::Rated { latency_s, bandwidth, overhead_s } => {
+                file.latency_s = Some(latency_s.clone());
+                file.bandwidth = Some(bandwidth.clone());
+                file.overhead_s = Some(*overhead_s);
+            }
+        }
+        file
+    }
+}

@@ -1,0 +1,381 @@
+//! A plan: the route of every microbatch and the order of every node's tasks. `skippipe.plan/1`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::cluster::{Cluster, ClusterFile};
+use crate::error::{Error, Result, invalid};
+use crate::format::{check_format, check_number, parse, pretty};
+use crate::problem::Problem;
+use crate::rules::{Constraints, Strategy};
+
+/// Version that this module reads and writes.
+pub const FORMAT: &str = "skippipe.plan/1";
+
+/// One microbatch and its way through the pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Microbatch {
+    /// Unique number.
+    pub id: usize,
+    /// Stage-0 node that it starts from and comes home to.
+    pub source: usize,
+    /// Nodes in order of the forward pass.
+    pub nodes: Vec<usize>,
+    /// Their stages.
+    pub stages: Vec<usize>,
+    /// Route, shared by at most `waves` microbatches of one source.
+    pub route: usize,
+    /// Place among those, from 0.
+    pub wave: usize,
+}
+
+/// What a task does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// Forward.
+    F,
+    /// Head and loss.
+    L,
+    /// Backward.
+    B,
+}
+
+impl Kind {
+    /// The letter in files and messages.
+    #[must_use]
+    pub fn letter(self) -> char {
+        match self {
+            Self::F => 'F',
+            Self::L => 'L',
+            Self::B => 'B',
+        }
+    }
+}
+
+/// One task of one microbatch on one node. The order of a plan's tasks is normative per node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// Node that runs it.
+    pub node: usize,
+    /// Id of the microbatch.
+    pub microbatch: usize,
+    /// Forward, loss or backward.
+    pub kind: Kind,
+    /// Position in the route; 0 for the loss.
+    pub hop: usize,
+    /// Seconds from the start of the iteration.
+    pub start_s: f64,
+    /// Seconds from the start of the iteration.
+    pub end_s: f64,
+}
+
+/// What the simulator gives for a plan, and how far from the best it can be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Seconds of the whole iteration.
+    pub iteration_s: f64,
+    /// End of the last backward, in seconds.
+    pub pipeline_s: f64,
+    /// All-reduce of each stage, in seconds.
+    pub allreduce_s: Vec<f64>,
+    /// No plan of this allocation and these rules takes less.
+    pub lower_bound_s: f64,
+    /// `(iteration_s - lower_bound_s) / lower_bound_s`.
+    pub gap: f64,
+}
+
+impl Predicted {
+    /// Relative distance of `iteration_s` from `lower_bound_s`; 0 where the bound is 0.
+    #[must_use]
+    pub fn gap_of(iteration_s: f64, lower_bound_s: f64) -> f64 {
+        if lower_bound_s > 0.0 { (iteration_s - lower_bound_s) / lower_bound_s } else { 0.0 }
+    }
+}
+
+/// A whole plan. Reading one checks its form; whether it keeps the rules is [`crate::check`]'s to say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The cluster that it was made for.
+    pub cluster: Cluster,
+    /// The rules that it keeps.
+    pub constraints: Constraints,
+    /// Share of stage visits left out.
+    pub skip_ratio: f64,
+    /// How it was made.
+    pub strategy: Strategy,
+    /// Nodes of each stage.
+    pub stages: Vec<Vec<usize>>,
+    /// Decoder layers of each stage; empty: not known.
+    pub layers: Vec<usize>,
+    /// Stages that no node serves.
+    pub absent_stages: Vec<usize>,
+    /// What model it was made for, or null.
+    pub model: Value,
+    /// Microbatches that each source starts.
+    pub microbatches_per_source: BTreeMap<usize, usize>,
+    /// All microbatches.
+    pub microbatches: Vec<Microbatch>,
+    /// All tasks, those of one node in the order in which it runs them.
+    pub tasks: Vec<Task>,
+    /// Predicted times.
+    pub predicted: Predicted,
+    /// How the search went.
+    pub solver: Map<String, Value>,
+}
+
+impl Plan {
+    /// Reads `skippipe.plan/1`: types, ranges and shapes, not the rules.
+    ///
+    /// # Errors
+    /// [`Error::Format`] or [`Error::Invalid`], naming the key.
+    pub fn from_json(text: &str) -> Result<Self> {
+        parse::<PlanFile>(text)?.check()
+    }
+
+    /// Writes `skippipe.plan/1`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        pretty(&serde_json::to_value(PlanFile::from(self)).unwrap_or_default())
+    }
+
+    /// The question that this plan answers.
+    ///
+    /// # Errors
+    /// Where allocation, counts or rules do not make a problem.
+    pub fn problem(&self) -> Result<Problem> {
+        let sources = self.stages.first().map_or(&[][..], Vec::as_slice);
+        let counts = sources.iter().map(|n| self.microbatches_per_source.get(n).copied().unwrap_or(0)).collect();
+        Problem::new(
+            self.cluster.clone(),
+            self.stages.clone(),
+            self.absent_stages.clone(),
+            counts,
+            self.skip_ratio,
+            self.constraints.clone(),
+        )?
+        .with_layers(self.layers.clone())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct PlanFile {
+    format: String,
+    cluster: ClusterFile,
+    constraints: Constraints,
+    skip_ratio: f64,
+    strategy: Strategy,
+    stages: Vec<Vec<usize>>,
+    #[serde(default)]
+    layers: Vec<usize>,
+    #[serde(default)]
+    absent_stages: Vec<usize>,
+    #[serde(default)]
+    model: Value,
+    microbatches_per_source: BTreeMap<usize, usize>,
+    microbatches: Vec<Microbatch>,
+    tasks: Vec<Task>,
+    predicted: Predicted,
+    solver: Map<String, Value>,
+}
+
+impl PlanFile {
+    fn check(self) -> Result<Plan> {
+        check_format(&self.format, FORMAT, "")?;
+        let plan = Plan {
+            cluster: self.cluster.check("cluster.")?,
+            constraints: self.constraints,
+            skip_ratio: self.skip_ratio,
+            strategy: self.strategy,
+            stages: self.stages,
+            layers: self.layers,
+            absent_stages: self.absent_stages,
+            model: self.model,
+            microbatches_per_source: self.microbatches_per_source,
+            microbatches: self.microbatches,
+            tasks: self.tasks,
+            predicted: self.predicted,
+            solver: self.solver,
+        };
+        plan.constraints.check()?;
+        plan.check_shapes()?;
+        plan.check_microbatches()?;
+        plan.check_times()?;
+        Ok(plan)
+    }
+}
+
+impl From<&Plan> for PlanFile {
+    fn from(plan: &Plan) -> Self {
+        let Plan {
+            cluster,
+            constraints,
+            skip_ratio,
+            strategy,
+            stages,
+            layers,
+            absent_stages,
+            model,
+            microbatches_per_source,
+            microbatches,
+            tasks,
+            predicted,
+            solver,
+        } = plan.clone();
+        Self {
+            format: FORMAT.to_owned(),
+            cluster: ClusterFile::from(&cluster),
+            constraints,
+            skip_ratio,
+            strategy,
+            stages,
+            layers,
+            absent_stages,
+            model,
+            microbatches_per_source,
+            microbatches,
+            tasks,
+            predicted,
+            solver,
+        }
+    }
+}
+
+impl Plan {
+    fn check_shapes(&self) -> Result<()> {
+        let (n, s_count) = (self.cluster.nodes().len(), self.stages.len());
+        check_stages(&self.cluster, &self.stages, &self.absent_stages)?;
+        check_skip_ratio(self.skip_ratio, s_count)?;
+        if !self.layers.is_empty() && self.layers.len() != s_count {
+            return invalid(
+                "layers",
+                format!("a list of {}", self.layers.len()),
+                format!("one count for each of the {s_count} stages, or none"),
+            );
+        }
+        if !(self.model.is_null() || self.model.is_object()) {
+            return invalid("model", &self.model, "an object or null");
+        }
+        for source in self.microbatches_per_source.keys() {
+            check_index(|| format!("microbatches_per_source[{source}]"), *source, n)?;
+        }
+        Ok(())
+    }
+
+    fn check_microbatches(&self) -> Result<()> {
+        let (n, s_count) = (self.cluster.nodes().len(), self.stages.len());
+        if self.microbatches.is_empty() {
+            return invalid("microbatches", "an empty list", "at least one microbatch");
+        }
+        for (i, batch) in self.microbatches.iter().enumerate() {
+            if batch.nodes.is_empty() {
+                return invalid(format!("microbatches[{i}].nodes"), "an empty list", "a route of at least one node");
+            }
+            check_index(|| format!("microbatches[{i}].source"), batch.source, n)?;
+            for (hop, node) in batch.nodes.iter().enumerate() {
+                check_index(|| format!("microbatches[{i}].nodes[{hop}]"), *node, n)?;
+            }
+            for (hop, stage) in batch.stages.iter().enumerate() {
+                check_index(|| format!("microbatches[{i}].stages[{hop}]"), *stage, s_count)?;
+            }
+        }
+        let ids: rustc_hash::FxHashSet<usize> = self.microbatches.iter().map(|b| b.id).collect();
+        for (i, task) in self.tasks.iter().enumerate() {
+            check_index(|| format!("tasks[{i}].node"), task.node, n)?;
+            if !ids.contains(&task.microbatch) {
+                return invalid(
+                    format!("tasks[{i}].microbatch"),
+                    task.microbatch,
+                    "the id of a microbatch of this plan",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<()> {
+        for (i, task) in self.tasks.iter().enumerate() {
+            check_number(|| format!("tasks[{i}].start_s"), task.start_s, 0.0)?;
+            check_number(|| format!("tasks[{i}].end_s"), task.end_s, 0.0)?;
+        }
+        if let Some(optimal) = self.solver.get("optimal").filter(|x| !x.is_boolean()) {
+            return invalid("solver.optimal", optimal, "true or false");
+        }
+        let said = &self.predicted;
+        for (key, value) in [
+            ("iteration_s", said.iteration_s),
+            ("pipeline_s", said.pipeline_s),
+            ("lower_bound_s", said.lower_bound_s),
+            ("gap", said.gap),
+        ] {
+            check_number(|| format!("predicted.{key}"), value, 0.0)?;
+        }
+        if said.allreduce_s.len() != self.stages.len() {
+            return invalid(
+                "predicted.allreduce_s",
+                format!("a list of {}", said.allreduce_s.len()),
+                format!("one time for each of the {} stages", self.stages.len()),
+            );
+        }
+        for (s, time) in said.allreduce_s.iter().enumerate() {
+            check_number(|| format!("predicted.allreduce_s[{s}]"), *time, 0.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The most stages that are accepted; stage sets are bit masks.
+pub const MOST_STAGES: usize = 128;
+
+/// Numbers in range, sizes that fit; not whether the stages are a partition.
+pub(crate) fn check_stages(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
+    let s_count = stages.len();
+    if !(1..=MOST_STAGES).contains(&s_count) {
+        return invalid("stages", format!("a list of {s_count}"), format!("1 to {MOST_STAGES} stages"));
+    }
+    for (s, members) in stages.iter().enumerate() {
+        for (i, node) in members.iter().enumerate() {
+            check_index(|| format!("stages[{s}][{i}]"), *node, cluster.nodes().len())?;
+        }
+    }
+    for (i, stage) in absent.iter().enumerate() {
+        if !(1..s_count).contains(stage) {
+            return invalid(format!("absent_stages[{i}]"), stage, format!("a stage in 1..{}", s_count - 1));
+        }
+    }
+    let gradients = cluster.gradient_bytes().len();
+    if gradients != 0 && gradients != s_count {
+        return invalid(
+            "cluster.gradient_bytes",
+            format!("a list of {gradients}"),
+            format!("one size for each of the {s_count} stages, or none"),
+        );
+    }
+    Ok(())
+}
+
+pub(crate) fn check_skip_ratio(k: f64, s_count: usize) -> Result<()> {
+    let most = (s_count as f64 - 1.0) / s_count as f64;
+    if k.is_finite() && k >= 0.0 && k <= most + 1e-9 {
+        return Ok(());
+    }
+    invalid(
+        "skip_ratio",
+        k,
+        format!(
+            "a number from 0 to {most:.6} (stage 0 always stays, so {s_count} stages can leave out {} of {s_count})",
+            s_count - 1
+        ),
+    )
+}
+
+fn check_index(key: impl FnOnce() -> String, found: usize, count: usize) -> Result<()> {
+    if found < count { Ok(()) } else { invalid(key(), found, format!("a number in 0..{}", count - 1)) }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Format(error.to_string())
+    }
+}

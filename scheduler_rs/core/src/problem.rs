@@ -1,0 +1,346 @@
+//! The question: which plan for this cluster, allocation and rules; and the same in whole nanoseconds.
+
+use crate::cluster::Cluster;
+use crate::error::{Error, Result, invalid};
+use crate::plan::{check_skip_ratio, check_stages};
+use crate::rules::{Constraints, MemoryRule};
+use crate::time::{LONGEST_S, NEVER, Rounding, Time};
+
+/// A question that a plan answers; always consistent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    cluster: Cluster,
+    stages: Vec<Vec<usize>>,
+    absent_stages: Vec<usize>,
+    microbatches: Vec<usize>,
+    skip_ratio: f64,
+    constraints: Constraints,
+    layers: Vec<usize>,
+}
+
+impl Problem {
+    /// `stages` are the nodes of each stage; `microbatches` are for the nodes of stage 0 in that order;
+    /// `absent_stages` are served by nobody and visited by no route.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the key that does not fit.
+    pub fn new(
+        cluster: Cluster,
+        stages: Vec<Vec<usize>>,
+        absent_stages: Vec<usize>,
+        microbatches: Vec<usize>,
+        skip_ratio: f64,
+        constraints: Constraints,
+    ) -> Result<Self> {
+        constraints.check()?;
+        check_stages(&cluster, &stages, &absent_stages)?;
+        check_partition(&cluster, &stages, &absent_stages)?;
+        check_skip_ratio(skip_ratio, stages.len())?;
+        let present = stages.len() - absent_stages.len();
+        if skip_ratio > (present as f64 - 1.0) / present as f64 + 1e-9 {
+            return invalid(
+                "skip_ratio",
+                skip_ratio,
+                format!("a ratio that leaves every route a stage: {present} stages are present"),
+            );
+        }
+        if microbatches.len() != stages[0].len() {
+            return invalid(
+                "microbatches",
+                format!("a list of {}", microbatches.len()),
+                format!("one count for each of the {} nodes of stage 0", stages[0].len()),
+            );
+        }
+        let total: usize = microbatches.iter().sum();
+        if total == 0 || total > MOST_MICROBATCHES {
+            return invalid(
+                "microbatches",
+                format!("{total} in all"),
+                format!("1 to {MOST_MICROBATCHES} microbatches in all"),
+            );
+        }
+        let problem =
+            Self { cluster, stages, absent_stages, microbatches, skip_ratio, constraints, layers: Vec::new() };
+        problem.check_horizon(total)?;
+        Ok(problem)
+    }
+
+    /// The same question with other rules or another ratio.
+    ///
+    /// # Errors
+    /// As [`Problem::new`].
+    pub fn with(&self, skip_ratio: f64, constraints: Constraints) -> Result<Self> {
+        Self::new(
+            self.cluster.clone(),
+            self.stages.clone(),
+            self.absent_stages.clone(),
+            self.microbatches.clone(),
+            skip_ratio,
+            constraints,
+        )?
+        .with_layers(self.layers.clone())
+    }
+
+    /// The same question with the decoder layers of each stage known.
+    ///
+    /// # Errors
+    /// Where there is not one count for each stage (or none at all).
+    pub fn with_layers(self, layers: Vec<usize>) -> Result<Self> {
+        if !layers.is_empty() && layers.len() != self.stages.len() {
+            return invalid(
+                "layers",
+                format!("a list of {}", layers.len()),
+                format!("one count for each of the {} stages, or none", self.stages.len()),
+            );
+        }
+        Ok(Self { layers, ..self })
+    }
+
+    /// Decoder layers of each stage; empty: not known.
+    #[must_use]
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// The cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Nodes of each stage.
+    #[must_use]
+    pub fn stages(&self) -> &[Vec<usize>] {
+        &self.stages
+    }
+
+    /// Stages that no node serves.
+    #[must_use]
+    pub fn absent_stages(&self) -> &[usize] {
+        &self.absent_stages
+    }
+
+    /// Microbatches of each node of stage 0, in their order.
+    #[must_use]
+    pub fn microbatches(&self) -> &[usize] {
+        &self.microbatches
+    }
+
+    /// Share of stage visits left out.
+    #[must_use]
+    pub fn skip_ratio(&self) -> f64 {
+        self.skip_ratio
+    }
+
+    /// The rules.
+    #[must_use]
+    pub fn constraints(&self) -> &Constraints {
+        &self.constraints
+    }
+
+    /// A plan that runs everything one after another takes less than this; it must fit the clock.
+    fn check_horizon(&self, total: usize) -> Result<()> {
+        let nodes = self.cluster.nodes();
+        let slowest = nodes.iter().map(|n| n.forward_s + n.backward_s + n.loss_s).fold(0.0, f64::max);
+        let mut longest: f64 = 0.0;
+        for i in 0..nodes.len() {
+            for j in 0..nodes.len() {
+                longest = longest.max(self.cluster.transfer_s(i, j, self.cluster.activation_bytes()));
+            }
+        }
+        let serial = total as f64 * self.stages.len() as f64 * (slowest + 4.0 * longest);
+        let most = NEVER as f64 / 8e9;
+        if serial < most && longest <= LONGEST_S {
+            return Ok(());
+        }
+        invalid(
+            "cluster",
+            format!("so slow that the iteration could take {serial:e} s"),
+            format!("less than {most:e} s"),
+        )
+    }
+}
+
+/// The most microbatches of one iteration; far above what the search can use.
+pub const MOST_MICROBATCHES: usize = 100_000;
+
+fn check_partition(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
+    let n = cluster.nodes().len();
+    let mut serves = vec![None; n];
+    for (s, members) in stages.iter().enumerate() {
+        if members.is_empty() != absent.contains(&s) {
+            let expected = if members.is_empty() {
+                "at least one node, or the stage in absent_stages"
+            } else {
+                "no node, since absent_stages names the stage"
+            };
+            return invalid(format!("stages[{s}]"), format!("{members:?}"), expected);
+        }
+        for (i, node) in members.iter().enumerate() {
+            if let Some(other) = serves[*node].replace(s) {
+                return invalid(
+                    format!("stages[{s}][{i}]"),
+                    node,
+                    format!("a node that serves no other stage (stage {other} has it)"),
+                );
+            }
+        }
+    }
+    // Nodes may stay idle only where a stage was lost.
+    match serves.iter().position(Option::is_none) {
+        Some(node) if absent.is_empty() => invalid(
+            "stages",
+            format!("without node {node} ({:?})", cluster.nodes()[node].name),
+            "every node in exactly one stage",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// A stage-0 node and what it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Node number.
+    pub node: usize,
+    /// Microbatches per iteration.
+    pub microbatches: usize,
+}
+
+/// Not a stage: the node is idle.
+pub const NO_STAGE: usize = usize::MAX;
+
+/// A problem in whole nanoseconds, laid out for the inner loops.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// Stage of each node, [`NO_STAGE`] where it serves none.
+    pub stage_of: Vec<usize>,
+    /// Nodes of each stage.
+    pub members: Vec<Vec<usize>>,
+    /// Stages that some node serves, ascending.
+    pub present: Vec<usize>,
+    /// Forward of each node.
+    pub forward: Vec<Time>,
+    /// Backward of each node.
+    pub backward: Vec<Time>,
+    /// Head and loss of each node.
+    pub loss: Vec<Time>,
+    /// Microbatches that each node can hold.
+    pub memory: Vec<u32>,
+    /// All-reduce of each stage.
+    pub allreduce: Vec<Time>,
+    /// What follows once after everything: norm and the slowest optimizer step.
+    pub epilogue: Time,
+    /// Sources with at least one microbatch.
+    pub sources: Vec<Source>,
+    /// The rules.
+    pub rules: Constraints,
+    /// Share of stage visits left out.
+    pub skip_ratio: f64,
+    place: Vec<u32>,
+    side: usize,
+    transfer: Vec<Time>,
+}
+
+impl Instance {
+    /// Resolves `problem` with durations rounded as told.
+    #[must_use]
+    pub fn new(problem: &Problem, rounding: Rounding) -> Self {
+        let cluster = problem.cluster();
+        let nodes = cluster.nodes();
+        let time = |s: f64| rounding.nanoseconds(s);
+        let mut stage_of = vec![NO_STAGE; nodes.len()];
+        for (s, members) in problem.stages().iter().enumerate() {
+            for node in members {
+                stage_of[*node] = s;
+            }
+        }
+        let side = cluster.links().side();
+        let place: Vec<u32> = (0..nodes.len()).map(|i| cluster.link_index(i) as u32).collect();
+        let transfer = transfer_table(cluster, side, rounding);
+        let sources = problem.stages()[0]
+            .iter()
+            .zip(problem.microbatches())
+            .filter(|(_, count)| **count > 0)
+            .map(|(node, count)| Source { node: *node, microbatches: *count })
+            .collect();
+        let step = cluster.step_s().iter().map(|s| time(*s)).max().unwrap_or(0);
+        Self {
+            present: (0..problem.stages().len()).filter(|s| !problem.stages()[*s].is_empty()).collect(),
+            members: problem.stages().to_vec(),
+            forward: nodes.iter().map(|n| time(n.forward_s)).collect(),
+            backward: nodes.iter().map(|n| time(n.backward_s)).collect(),
+            loss: nodes.iter().map(|n| time(n.loss_s)).collect(),
+            memory: nodes.iter().map(|n| n.memory).collect(),
+            allreduce: problem.stages().iter().enumerate().map(|(s, m)| time(cluster.allreduce_s(s, m))).collect(),
+            epilogue: time(cluster.norm_s()) + step,
+            sources,
+            rules: problem.constraints().clone(),
+            skip_ratio: problem.skip_ratio(),
+            stage_of,
+            place,
+            side,
+            transfer,
+        }
+    }
+
+    /// Nanoseconds of one message from node `i` to node `j`.
+    #[inline]
+    #[must_use]
+    pub fn transfer(&self, i: usize, j: usize) -> Time {
+        if i == j { 0 } else { self.transfer[self.place[i] as usize * self.side + self.place[j] as usize] }
+    }
+
+    /// Two nodes with the same place have the same links to everybody else.
+    #[must_use]
+    pub fn place(&self, node: usize) -> usize {
+        self.place[node] as usize
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.forward.len()
+    }
+
+    /// Number of stages, absent ones too.
+    #[must_use]
+    pub fn stage_count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether memory gates a forward at run time.
+    #[must_use]
+    pub fn memory_is_held(&self) -> bool {
+        self.rules.tc1 == MemoryRule::Held
+    }
+}
+
+/// Over link indices; a node's link to itself is never asked for, so its entry may be anything.
+fn transfer_table(cluster: &Cluster, side: usize, rounding: Rounding) -> Vec<Time> {
+    let mut representative = vec![Vec::with_capacity(2); side];
+    for i in 0..cluster.nodes().len() {
+        let nodes = &mut representative[cluster.link_index(i)];
+        if nodes.len() < 2 {
+            nodes.push(i);
+        }
+    }
+    let mut table = vec![0; side * side];
+    for a in 0..side {
+        for b in 0..side {
+            let pair = if a == b {
+                (representative[a].first(), representative[a].get(1))
+            } else {
+                (representative[a].first(), representative[b].first())
+            };
+            if let (Some(i), Some(j)) = pair {
+                table[a * side + b] = rounding.nanoseconds(cluster.transfer_s(*i, *j, cluster.activation_bytes()));
+            }
+        }
+    }
+    table
+}
+
+/// [`Error::Impossible`] with the figures.
+pub(crate) fn impossible<T>(rule: &'static str, reason: String) -> Result<T> {
+    Err(Error::Impossible { rule, reason })
+}

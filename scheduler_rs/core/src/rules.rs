@@ -1,0 +1,147 @@
+//! The rules that a plan keeps, and the strategies that switch them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, invalid};
+
+/// How node memory limits a plan (TC1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryRule {
+    /// At no time does a node hold more microbatches than it has memory for.
+    #[default]
+    Held,
+    /// At most `memory` routes lead over a node (the reference's stand-in).
+    Routes,
+    /// No limit.
+    Off,
+}
+
+impl MemoryRule {
+    /// The name in files and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Routes => "routes",
+            Self::Off => "off",
+        }
+    }
+
+    /// # Errors
+    /// For an unknown name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "held" => Ok(Self::Held),
+            "routes" => Ok(Self::Routes),
+            "off" => Ok(Self::Off),
+            _ => invalid("constraints.tc1", format!("{name:?}"), "\"held\", \"routes\" or \"off\""),
+        }
+    }
+}
+
+/// The rules of a problem; each can be switched off by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Constraints {
+    /// Stage 0 is never skipped and comes first.
+    pub cc1: bool,
+    /// Stages in increasing order but for at most `max_swaps` swaps of neighbours.
+    pub cc2: bool,
+    /// Stages 1.. lie on equally many routes.
+    pub cc3: bool,
+    /// Node memory.
+    pub tc1: MemoryRule,
+    /// Routes and order are chosen knowing that a node runs one task at a time.
+    pub tc2: bool,
+    /// For CC2.
+    pub max_swaps: u32,
+    /// Microbatches that share a route, one after the other.
+    pub waves: u32,
+    /// The most by which a step may pass the furthest stage so far.
+    #[serde(deserialize_with = "Option::deserialize")] // null, but not absent
+    pub max_stage_jump: Option<u32>,
+}
+
+impl Default for Constraints {
+    fn default() -> Self {
+        Self {
+            cc1: true,
+            cc2: true,
+            cc3: true,
+            tc1: MemoryRule::Held,
+            tc2: true,
+            max_swaps: 1,
+            waves: 1,
+            max_stage_jump: None,
+        }
+    }
+}
+
+impl Constraints {
+    /// The rule set under which the published figures were made.
+    #[must_use]
+    pub fn reference() -> Self {
+        Self { tc1: MemoryRule::Routes, max_swaps: 2, waves: 2, max_stage_jump: Some(4), ..Self::default() }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.waves == 0 {
+            return invalid("constraints.waves", 0, "an integer of at least 1");
+        }
+        if self.max_stage_jump == Some(0) {
+            return invalid("constraints.max_stage_jump", 0, "an integer of at least 1, or null");
+        }
+        Ok(())
+    }
+}
+
+/// What a plan is made by; same sources, microbatches, memory and allocation for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// k = 0, one straight pipeline a source, dispatched (DT-FM).
+    Full,
+    /// k = 0, routed and collision-aware.
+    FullRouted,
+    /// Routes drawn at random, dispatched.
+    RandomSkip,
+    /// Routed by travel time alone, dispatched.
+    #[serde(rename = "skippipe-no-tc2")]
+    SkippipeNoTc2,
+    /// Everything.
+    Skippipe,
+}
+
+impl Strategy {
+    /// All, in the order of the documentation.
+    pub const ALL: [Self; 5] = [Self::Full, Self::FullRouted, Self::RandomSkip, Self::SkippipeNoTc2, Self::Skippipe];
+
+    /// The name in files and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::FullRouted => "full-routed",
+            Self::RandomSkip => "random-skip",
+            Self::SkippipeNoTc2 => "skippipe-no-tc2",
+            Self::Skippipe => "skippipe",
+        }
+    }
+
+    /// # Errors
+    /// For an unknown name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match Self::ALL.into_iter().find(|s| s.name() == name) {
+            Some(strategy) => Ok(strategy),
+            None => {
+                invalid("strategy", format!("{name:?}"), format!("one of {}", Self::ALL.map(Self::name).join(", ")))
+            }
+        }
+    }
+
+    /// Whether the strategy runs every stage (k = 0).
+    #[must_use]
+    pub fn is_full(self) -> bool {
+        matches!(self, Self::Full | Self::FullRouted)
+    }
+}

@@ -1,0 +1,154 @@
+//! One attempt at a plan: routes placed one after the other, or some of them taken off and placed again.
+
+use rand::seq::SliceRandom;
+use rand_pcg::Pcg64;
+
+use super::board::{Board, Targets};
+use super::router::{Request, Router, Way};
+use super::{Context, Objective, draw};
+use crate::simulate::{Outcome, Simulator, TaskId};
+use crate::time::{NEVER, Time};
+
+/// A complete plan of an attempt.
+#[derive(Clone, Debug)]
+pub struct Candidate<'a> {
+    /// Its routes and reservations.
+    pub board: Board<'a>,
+    /// The order on every node.
+    pub order: Vec<Vec<TaskId>>,
+    /// Its times.
+    pub outcome: Outcome,
+    /// What attempts are compared by: lower is better.
+    pub cost: (Time, Time),
+}
+
+/// Places every route in `order`, each by the best way among those before it; an `essential` attempt is the
+/// only hope for any plan and goes on when the time is over.
+pub fn construct<'a>(
+    context: &Context<'a>,
+    router: &mut Router<'_>,
+    order: &[usize],
+    targets: &Targets,
+    essential: bool,
+) -> Option<Candidate<'a>> {
+    let occupied = context.objective == Objective::Simulated;
+    let mut board = Board::new(context.instance, context.tasks, targets, occupied);
+    for route in order {
+        if !insert(context, router, &mut board, *route, NEVER, essential) {
+            return None;
+        }
+    }
+    finish(context, board, &mut router.work)
+}
+
+/// Takes `routes` off and places them again in that order; none where no way is left within `limit`.
+pub fn replace<'a>(
+    context: &Context<'a>,
+    router: &mut Router<'_>,
+    from: &Candidate<'a>,
+    routes: &[usize],
+    limit: Time,
+) -> Option<Candidate<'a>> {
+    let mut board = from.board.clone();
+    for route in routes {
+        board.remove(*route);
+    }
+    for route in routes {
+        if !insert(context, router, &mut board, *route, limit, false) {
+            return None;
+        }
+    }
+    finish(context, board, &mut router.work)
+}
+
+/// Random routes with the times that the dispatch rule gives them; none where they lock up.
+pub fn finish_random<'a>(context: &Context<'a>, rng: &mut Pcg64) -> Option<Candidate<'a>> {
+    let instance = context.instance;
+    let targets = draw::targets(instance, context.tasks, rng);
+    let mut board = Board::new(instance, context.tasks, &targets, true);
+    if !draw::routes(&mut board, instance, rng) {
+        return None;
+    }
+    let mut simulator = Simulator::new(instance);
+    simulator.load(&board.batches());
+    simulator.run_dispatch().ok()?;
+    let order = simulator.dispatched_order();
+    let outcome = simulator.run_order(&order).ok()?;
+    board.retime(&simulator, &order);
+    Some(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+}
+
+/// Finds the ways of one route's waves, each wave after the one before is home, and places them.
+fn insert(
+    context: &Context<'_>,
+    router: &mut Router<'_>,
+    board: &mut Board<'_>,
+    route: usize,
+    limit: Time,
+    essential: bool,
+) -> bool {
+    let task = context.tasks[route];
+    let stop = || context.budget.is_cancelled() || (!essential && context.budget.is_over());
+    let mut request = Request { source: task.source, release: 0, visits: board.visits(route), forced: None, limit };
+    let Some(first) = router.find(board, &request, &stop) else { return false };
+    let mut ways: Vec<Way> = vec![first];
+    let nodes = ways[0].nodes.clone();
+    request.forced = Some(&nodes);
+    for _ in 1..task.waves {
+        request.release = ways[ways.len() - 1].home;
+        // A later wave starts when the one before is home, so the two never want a node at the same time.
+        let Some(way) = router.find(board, &request, &stop) else { return false };
+        ways.push(way);
+    }
+    board.place(route, ways);
+    true
+}
+
+/// Gives a complete board its times: by the order in which it was made, or by the dispatch rule where that
+/// is faster.
+fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Option<Candidate<'a>> {
+    let batches = board.batches();
+    let mut simulator = Simulator::new(context.instance);
+    simulator.load(&batches);
+    *work += simulator.task_count() as u64;
+    if context.objective == Objective::Travel {
+        let outcome = simulator.run_dispatch().ok()?;
+        let values = (0..context.tasks.len()).flat_map(|r| board.ways(r)).map(|way| way.value);
+        let cost = values.fold((0, 0), |(most, sum): (Time, Time), value| (most.max(value), sum + value));
+        let order = simulator.dispatched_order();
+        return Some(Candidate { board, order, outcome, cost });
+    }
+    let dispatched = simulator.run_dispatch().ok();
+    let mut order = board.order(&simulator);
+    // Memory and order were kept while placing, so this cannot lock up but for tasks of no length.
+    let planned = simulator.run_order(&order).ok();
+    let key = |outcome: &Outcome| (outcome.iteration, outcome.finish_sum);
+    let outcome = match (planned, dispatched) {
+        (Some(planned), Some(dispatched)) if key(&dispatched) < key(&planned) => {
+            order = simulator.dispatched_order();
+            simulator.run_order(&order).ok()?
+        }
+        (Some(planned), _) => planned,
+        (None, Some(_)) => {
+            order = simulator.dispatched_order();
+            simulator.run_order(&order).ok()?
+        }
+        (None, None) => return None,
+    };
+    board.retime(&simulator, &order);
+    Some(Candidate { board, order, cost: key(&outcome), outcome })
+}
+
+/// Routes in a random order that begins, on the whole, with those that have least slack.
+pub fn priority(context: &Context<'_>, targets: &Targets, rng: &mut Pcg64, shuffle: f64) -> Vec<usize> {
+    use rand::RngExt;
+    let hardness = |route: usize| {
+        let task = context.tasks[route];
+        context.outlook.round_trip(context.instance, task.source, targets.lengths[route]) as f64 * task.waves as f64
+    };
+    let mut keyed: Vec<(f64, usize)> =
+        (0..context.tasks.len()).map(|r| (hardness(r) * (1.0 - shuffle * rng.random::<f64>()), r)).collect();
+    keyed.shuffle(rng);
+    keyed.sort_by(|a, b| b.0.total_cmp(&a.0));
+    keyed.into_iter().map(|(_, route)| route).collect()
+}

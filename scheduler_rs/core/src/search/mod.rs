@@ -1,0 +1,357 @@
+//! From a problem to a plan: the five strategies, and the rounds of attempts that improve on each other.
+
+mod attempt;
+mod board;
+mod draw;
+pub mod outlook;
+mod portfolio;
+mod router;
+mod straight;
+mod timeline;
+
+use std::collections::BTreeMap;
+
+use rand::SeedableRng;
+use rand_pcg::Pcg64;
+use serde_json::{Map, Value, json};
+
+use crate::bound::{is_tight, lower_bound, route_bound};
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::plan::{Microbatch, Plan, Predicted};
+use crate::problem::{Instance, Problem, impossible};
+use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
+use crate::rules::{Constraints, MemoryRule, Strategy};
+use crate::simulate::{Batch, Outcome, Simulator, TaskId};
+use crate::time::{Rounding, Time, seconds};
+
+use outlook::Outlook;
+
+/// How to search.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What to plan by.
+    pub strategy: Strategy,
+    /// Same seed and work limit: same plan, whatever the number of threads.
+    pub seed: u64,
+    /// At least 1.
+    pub threads: usize,
+}
+
+/// What attempts are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Objective {
+    /// The simulated iteration.
+    Simulated,
+    /// The longest travel (no TC2).
+    Travel,
+}
+
+/// What all attempts of one search share.
+struct Context<'a> {
+    instance: &'a Instance,
+    tasks: &'a [RouteTask],
+    outlook: &'a Outlook,
+    budget: &'a Budget,
+    objective: Objective,
+    seed: u64,
+}
+
+impl Context<'_> {
+    /// The random numbers of one attempt.
+    fn rng(&self, stream: u64) -> Pcg64 {
+        let mut rng = Pcg64::seed_from_u64(self.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let _: u64 = rand::RngExt::random(&mut rng);
+        rng
+    }
+}
+
+/// The end of a search: an execution and what is known of it.
+struct Solution {
+    batches: Vec<Batch>,
+    order: Vec<Vec<TaskId>>,
+    /// Lower bound in nanoseconds, on durations rounded down.
+    bound: Time,
+    statistics: Map<String, Value>,
+}
+
+/// Draws after which `random-skip` gives up.
+const MOST_DRAWS: u64 = 1000;
+
+/// The best plan found for `problem` within `budget`.
+///
+/// `full` and `full-routed` run every stage; `full` keeps TC1 `held`, and every microbatch has a route number
+/// of its own.
+///
+/// # Errors
+/// [`Error::Impossible`] with the rule where no plan can exist, [`Error::NotFound`] where none was found,
+/// [`Error::Lockup`] where the dispatch rule locks up, [`Error::Cancelled`].
+pub fn plan_for(problem: &Problem, options: Options, budget: &Budget) -> Result<Plan> {
+    let problem = asked_of(problem, options.strategy)?;
+    let instance = Instance::new(&problem, Rounding::Up);
+    let tasks = route_tasks(&instance);
+    prove_possible(&instance, &tasks)?;
+    let below = Instance::new(&problem, Rounding::Down);
+    let solution = match options.strategy {
+        Strategy::Full => solve_full(&instance, &below, &tasks, options, budget),
+        Strategy::RandomSkip => solve_random(&instance, &below, &tasks, options, budget),
+        Strategy::FullRouted | Strategy::SkippipeNoTc2 | Strategy::Skippipe => {
+            portfolio::solve(&instance, &below, &tasks, options, budget)
+        }
+    }?;
+    assemble(&problem, &instance, options, budget, solution)
+}
+
+/// The problem as the strategy understands it.
+fn asked_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
+    let rules = problem.constraints().clone();
+    match strategy {
+        Strategy::Full => problem.with(0.0, Constraints { tc1: MemoryRule::Held, waves: 1, ..rules }),
+        Strategy::FullRouted => problem.with(0.0, rules),
+        Strategy::SkippipeNoTc2 => problem.with(problem.skip_ratio(), Constraints { tc2: false, ..rules }),
+        Strategy::RandomSkip | Strategy::Skippipe => Ok(problem.clone()),
+    }
+}
+
+/// Refuses what cannot have a plan, with the rule and the figures.
+fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<()> {
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let rules = &instance.rules;
+    for length in [lengths.short(), lengths.total.div_ceil(lengths.routes)] {
+        if !some_order(instance, StageOrder::start(rules), 0, length) {
+            return impossible(
+                "CC2",
+                format!(
+                    "no stage order of {length} of the stages {:?} keeps max_stage_jump {:?}",
+                    instance.present, rules.max_stage_jump
+                ),
+            );
+        }
+    }
+    if rules.tc1 != MemoryRule::Routes {
+        return Ok(());
+    }
+    if rules.cc1 {
+        for source in &instance.sources {
+            let routes = tasks.iter().filter(|t| t.source == source.node).count();
+            let memory = instance.memory[source.node] as usize;
+            if routes > memory {
+                return impossible(
+                    "TC1",
+                    format!(
+                        "source {} starts {} microbatches on {routes} routes, its memory is {memory}",
+                        source.node, source.microbatches
+                    ),
+                );
+            }
+        }
+    }
+    let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
+    let visits = lengths.total.saturating_sub(lengths.routes);
+    if rules.cc3 && !inner.is_empty() {
+        let each = visits / inner.len();
+        if let Some(s) = inner.iter().find(|s| draw::capacity(instance, **s) < each) {
+            return impossible(
+                "TC1",
+                format!(
+                    "stage {s} has to lie on {each} routes, its nodes have memory for {}",
+                    draw::capacity(instance, *s)
+                ),
+            );
+        }
+    }
+    let room: usize = instance.present.iter().map(|s| draw::capacity(instance, *s).min(lengths.routes)).sum();
+    if room < lengths.total {
+        return impossible(
+            "TC1",
+            format!("the routes make {} stage visits, the nodes have memory for {room}", lengths.total),
+        );
+    }
+    Ok(())
+}
+
+/// Whether some stage order of `length` goes on from `order`. Going to the next present stage above is always
+/// allowed where anything is, so no search is needed beyond the lowest choice.
+fn some_order(instance: &Instance, order: StageOrder, from: usize, length: usize) -> bool {
+    if length == 0 {
+        return true;
+    }
+    let next = instance.present[from..].iter().position(|s| order.step(*s, &instance.rules).is_some());
+    next.is_some_and(|i| {
+        let stage = instance.present[from + i];
+        order.step(stage, &instance.rules).is_some_and(|o| some_order(instance, o, from + i + 1, length - 1))
+    })
+}
+
+/// Random ties until the limit; the first matching is always there.
+fn solve_full(
+    instance: &Instance,
+    below: &Instance,
+    tasks: &[RouteTask],
+    options: Options,
+    budget: &Budget,
+) -> Result<Solution> {
+    let mut simulator = Simulator::new(instance);
+    let mut best: Option<(Outcome, Vec<Batch>)> = None;
+    let bound = lower_bound(below, tasks);
+    let mut stuck = None;
+    let mut work = 0_u64;
+    let mut draws = 0_u64;
+    while draws == 0
+        || !(budget.is_over() || draws >= MOST_DRAWS || budget.work_limit.is_some_and(|limit| work >= limit))
+    {
+        let mut rng = Pcg64::seed_from_u64(options.seed ^ draws.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        draws += 1;
+        let batches = straight::pipelines(instance, &mut rng);
+        if let Some(batch) = batches.iter().find(|b| !keeps_order(instance, &b.nodes)) {
+            return impossible("max_stage_jump", format!("the straight pipeline {:?} jumps too far", batch.nodes));
+        }
+        simulator.load(&batches);
+        work += simulator.task_count() as u64;
+        budget.add_work(simulator.task_count() as u64);
+        match simulator.run_dispatch() {
+            Ok(outcome) if best.as_ref().is_none_or(|(least, _)| outcome.iteration < least.iteration) => {
+                budget.report(seconds(outcome.iteration), seconds(bound));
+                best = Some((outcome, batches));
+            }
+            Ok(_) => {}
+            Err(lockup) => stuck = Some(simulator.error_of(&lockup)),
+        }
+        budget.check_cancelled()?;
+    }
+    let Some((_, batches)) = best else { return Err(stuck.unwrap_or(Error::Lockup(Vec::new()))) };
+    simulator.load(&batches);
+    dispatched(&mut simulator)?;
+    let order = simulator.dispatched_order();
+    Ok(Solution { batches, order, bound, statistics: counts(work, draws) })
+}
+
+fn counts(work: u64, attempts: u64) -> Map<String, Value> {
+    let mut statistics = Map::new();
+    statistics.insert("work".to_owned(), json!(work));
+    statistics.insert("attempts".to_owned(), json!(attempts));
+    statistics
+}
+
+fn keeps_order(instance: &Instance, nodes: &[u32]) -> bool {
+    let stages = nodes.iter().map(|n| instance.stage_of[*n as usize]);
+    stages
+        .into_iter()
+        .try_fold(StageOrder::start(&instance.rules), |order, stage| order.step(stage, &instance.rules))
+        .is_some()
+}
+
+/// Runs the dispatch rule, a lock-up by its names.
+fn dispatched(simulator: &mut Simulator<'_>) -> Result<Outcome> {
+    simulator.run_dispatch().map_err(|lockup| simulator.error_of(&lockup))
+}
+
+/// The first draw that does not lock up.
+fn solve_random(
+    instance: &Instance,
+    below: &Instance,
+    tasks: &[RouteTask],
+    options: Options,
+    budget: &Budget,
+) -> Result<Solution> {
+    let mut locked = None;
+    for draw in 0..MOST_DRAWS {
+        budget.check_cancelled()?;
+        let mut rng = Pcg64::seed_from_u64(options.seed.wrapping_mul(MOST_DRAWS).wrapping_add(draw));
+        let Some(batches) = random_routes(instance, tasks, &mut rng) else { continue };
+        let mut simulator = Simulator::new(instance);
+        simulator.load(&batches);
+        budget.add_work(simulator.task_count() as u64);
+        match dispatched(&mut simulator) {
+            Ok(_) => {
+                let bound = route_bound(below, &batches);
+                let order = simulator.dispatched_order();
+                return Ok(Solution {
+                    batches,
+                    order,
+                    bound,
+                    statistics: counts(simulator.task_count() as u64, draw + 1),
+                });
+            }
+            Err(error) => locked = Some(error),
+        }
+        if draw > 0 && budget.is_over() {
+            break;
+        }
+    }
+    Err(locked.unwrap_or_else(|| Error::NotFound("no random routes keep the rules".to_owned())))
+}
+
+fn random_routes(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Option<Vec<Batch>> {
+    let targets = draw::targets(instance, tasks, rng);
+    let mut board = board::Board::new(instance, tasks, &targets, false);
+    draw::routes(&mut board, instance, rng).then(|| board.batches())
+}
+
+/// Simulates the solution once more and writes it down.
+fn assemble(
+    problem: &Problem,
+    instance: &Instance,
+    options: Options,
+    budget: &Budget,
+    solution: Solution,
+) -> Result<Plan> {
+    let Solution { batches, order, bound, mut statistics } = solution;
+    let mut simulator = Simulator::new(instance);
+    simulator.load(&batches);
+    let outcome = simulator.run_order(&order).map_err(|lockup| simulator.error_of(&lockup))?;
+    let iteration_s = seconds(outcome.iteration);
+    // Two roundings apart, a proof can miss by some nanoseconds; the plan's own time is a bound no lower.
+    let lower_bound_s = seconds(bound).min(iteration_s);
+    let optimal = is_tight(outcome.iteration, bound)
+        && !matches!(options.strategy, Strategy::RandomSkip | Strategy::SkippipeNoTc2);
+    for (key, value) in [
+        ("wall_s", json!(budget.elapsed_s())),
+        ("seed", json!(options.seed)),
+        ("threads", json!(options.threads)),
+        ("optimal", json!(optimal)),
+    ] {
+        statistics.insert(key.to_owned(), value);
+    }
+    let predicted = Predicted {
+        iteration_s,
+        pipeline_s: seconds(outcome.pipeline),
+        allreduce_s: instance.allreduce.iter().map(|t| seconds(*t)).collect(),
+        lower_bound_s,
+        gap: Predicted::gap_of(iteration_s, lower_bound_s),
+    };
+    Ok(Plan {
+        cluster: problem.cluster().clone(),
+        constraints: problem.constraints().clone(),
+        skip_ratio: problem.skip_ratio(),
+        strategy: options.strategy,
+        stages: problem.stages().to_vec(),
+        layers: problem.layers().to_vec(),
+        absent_stages: problem.absent_stages().to_vec(),
+        model: Value::Null,
+        microbatches_per_source: problem.stages()[0]
+            .iter()
+            .copied()
+            .zip(problem.microbatches().iter().copied())
+            .collect::<BTreeMap<_, _>>(),
+        microbatches: microbatches(instance, &batches),
+        tasks: simulator.plan_tasks(&order),
+        predicted,
+        solver: statistics,
+    })
+}
+
+fn microbatches(instance: &Instance, batches: &[Batch]) -> Vec<Microbatch> {
+    batches
+        .iter()
+        .enumerate()
+        .map(|(id, batch)| Microbatch {
+            id,
+            source: batch.source,
+            nodes: batch.nodes.iter().map(|n| *n as usize).collect(),
+            stages: batch.nodes.iter().map(|n| instance.stage_of[*n as usize]).collect(),
+            route: batch.route,
+            wave: batch.wave,
+        })
+        .collect()
+}

@@ -1,0 +1,216 @@
+//! Rounds of attempts. Each round runs a fixed number of attempts, in parallel, and merges them in the order
+//! of their numbers, so that the number of threads changes nothing but the time.
+
+use rand::RngExt;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand_pcg::Pcg64;
+use rayon::prelude::*;
+use serde_json::{Map, json};
+
+use super::attempt::{Candidate, construct, finish_random, priority, replace};
+use super::outlook::Outlook;
+use super::router::Router;
+use super::{Context, Objective, Options, Solution, draw};
+use crate::bound::{is_tight, lower_bound, route_bound};
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::problem::Instance;
+use crate::route::{Lengths, RouteTask};
+use crate::time::{Time, seconds};
+
+/// Attempts of one round.
+const ATTEMPTS: u64 = 4;
+/// Exchanges that an improving attempt makes one after the other.
+const EXCHANGES: usize = 40;
+/// The most routes that one exchange takes off.
+const MOST_REMOVED: usize = 6;
+/// Draws for a first plan at once.
+const FIRST_DRAWS: u64 = 20;
+/// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
+const MOST_ROUNDS: u64 = 1_000_000;
+/// Rounds without any plan after which the search says so.
+const MOST_BARREN_ROUNDS: u64 = 200;
+
+/// The best plan of the routed strategies.
+pub(super) fn solve(
+    instance: &Instance,
+    below: &Instance,
+    tasks: &[RouteTask],
+    options: Options,
+    budget: &Budget,
+) -> Result<Solution> {
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let outlook = Outlook::new(instance, lengths.total.div_ceil(lengths.routes));
+    let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
+    let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed };
+    let bound = lower_bound(below, tasks);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .build()
+        .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
+    let search = Search { context, bound };
+    let found = pool.install(|| search.run())?;
+    let batches = found.best.board.batches();
+    let bound = if objective == Objective::Travel { route_bound(below, &batches) } else { bound };
+    Ok(Solution { batches, order: found.best.order, bound, statistics: found.statistics })
+}
+
+struct Search<'a> {
+    context: Context<'a>,
+    bound: Time,
+}
+
+struct Found<'a> {
+    best: Candidate<'a>,
+    statistics: Map<String, serde_json::Value>,
+}
+
+/// What an attempt gives back.
+struct Attempt<'a> {
+    candidate: Option<Candidate<'a>>,
+    work: u64,
+}
+
+impl<'a> Search<'a> {
+    fn run(&self) -> Result<Found<'a>> {
+        let budget = self.context.budget;
+        let mut best = self.first_draw();
+        let mut work = 0_u64;
+        let mut rounds = 0_u64;
+        let mut events = Vec::new();
+        let mut record = |best: &Candidate<'a>, work: u64| {
+            let iteration_s = seconds(best.outcome.iteration);
+            events.push(json!([budget.elapsed_s(), iteration_s, work]));
+            budget.report(iteration_s, seconds(self.bound));
+        };
+        if let Some(first) = &best {
+            record(first, work);
+        }
+        while rounds < MOST_ROUNDS {
+            budget.check_cancelled()?;
+            let essential = best.is_none() && rounds == 0;
+            let over = budget.is_over() || budget.work_limit.is_some_and(|limit| work >= limit);
+            if (over && !essential)
+                || best.as_ref().is_some_and(|b| self.is_proved(b))
+                || (best.is_none() && rounds >= MOST_BARREN_ROUNDS)
+            {
+                break;
+            }
+            let attempts: Vec<Attempt<'a>> = (0..ATTEMPTS)
+                .into_par_iter()
+                .map(|i| self.attempt(best.as_ref(), rounds * ATTEMPTS + i, essential && i == 0))
+                .collect();
+            rounds += 1;
+            for attempt in attempts {
+                work += attempt.work;
+                if let Some(candidate) = attempt.candidate
+                    && best.as_ref().is_none_or(|b| candidate.cost < b.cost)
+                {
+                    let better = best.as_ref().is_none_or(|b| candidate.outcome.iteration < b.outcome.iteration);
+                    if better {
+                        record(&candidate, work);
+                    }
+                    best = Some(candidate);
+                }
+            }
+        }
+        budget.check_cancelled()?;
+        let Some(best) = best else {
+            return Err(Error::NotFound(format!(
+                "{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes"
+            )));
+        };
+        let statistics = [("work", json!(work)), ("rounds", json!(rounds)), ("incumbents", json!(events))];
+        Ok(Found { best, statistics: statistics.into_iter().map(|(k, v)| (k.to_owned(), v)).collect() })
+    }
+
+    /// Nothing better exists.
+    fn is_proved(&self, candidate: &Candidate<'_>) -> bool {
+        self.context.objective == Objective::Simulated && is_tight(candidate.outcome.iteration, self.bound)
+    }
+
+    /// Random routes under the dispatch rule: a plan at once, whatever the size.
+    fn first_draw(&self) -> Option<Candidate<'a>> {
+        if self.context.objective == Objective::Travel {
+            return None;
+        }
+        (0..FIRST_DRAWS).find_map(|i| {
+            let mut rng = self.context.rng(u64::MAX - i);
+            finish_random(&self.context, &mut rng)
+        })
+    }
+
+    fn attempt(&self, incumbent: Option<&Candidate<'a>>, number: u64, essential: bool) -> Attempt<'a> {
+        let context = &self.context;
+        let mut router = Router::new(context.instance, context.outlook);
+        let mut rng = context.rng(number);
+        let first_round = number < ATTEMPTS;
+        let candidate = match incumbent {
+            Some(incumbent) if !first_round && !number.is_multiple_of(ATTEMPTS) => {
+                self.improve(incumbent, &mut router, &mut rng)
+            }
+            _ => {
+                let targets = draw::targets(context.instance, context.tasks, &mut rng);
+                // The very first goes by hardness alone; the others wander further and further from it.
+                let shuffle = if number == 0 { 0.0 } else { rng.random::<f64>() };
+                let order = priority(context, &targets, &mut rng, shuffle);
+                construct(context, &mut router, &order, &targets, essential)
+            }
+        };
+        context.budget.add_work(router.work);
+        Attempt { candidate, work: router.work }
+    }
+
+    /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
+    fn improve(&self, incumbent: &Candidate<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Option<Candidate<'a>> {
+        let context = &self.context;
+        let mut current = incumbent.clone();
+        for _ in 0..EXCHANGES {
+            if context.budget.is_over() || self.is_proved(&current) {
+                break;
+            }
+            let routes = self.choose(&current, rng);
+            let limit = match context.objective {
+                Objective::Simulated => current.cost.0 - context.instance.epilogue,
+                Objective::Travel => current.cost.0,
+            };
+            if let Some(next) = replace(context, router, &current, &routes, limit)
+                && next.cost <= current.cost
+            {
+                current = next;
+            }
+        }
+        (current.cost < incumbent.cost).then_some(current)
+    }
+
+    /// Routes to take off: often the one that is home last, and others that have something in common.
+    fn choose(&self, current: &Candidate<'_>, rng: &mut Pcg64) -> Vec<usize> {
+        let board = &current.board;
+        let count = self.context.tasks.len();
+        let wanted = rng.random_range(1..=MOST_REMOVED).min(count);
+        let home = |route: usize| board.ways(route).iter().map(|w| w.home).max().unwrap_or(0);
+        let seed = if rng.random_bool(0.5) {
+            let last = (0..count).map(home).max().unwrap_or(0);
+            let latest: Vec<usize> = (0..count).filter(|r| home(*r) == last).collect();
+            latest.choose(rng).copied().unwrap_or(0)
+        } else {
+            rng.random_range(0..count)
+        };
+        let mut others: Vec<usize> = (0..count).filter(|r| *r != seed).collect();
+        others.shuffle(rng);
+        if rng.random_bool(0.6) {
+            let shares = |route: usize| {
+                let nodes = board.ways(seed).first().map_or(&[][..], |w| &w.nodes);
+                let own = board.ways(route).first().map_or(&[][..], |w| &w.nodes);
+                own.iter().filter(|n| nodes.contains(n)).count()
+            };
+            others.sort_by_key(|r| std::cmp::Reverse(shares(*r)));
+            // Not always the same neighbours.
+            let near = (2 * wanted).min(others.len());
+            others[..near].shuffle(rng);
+        }
+        let mut routes: Vec<usize> = [seed].into_iter().chain(others).take(wanted).collect();
+        routes.shuffle(rng);
+        routes
+    }
+}

@@ -1,0 +1,176 @@
+//! Simulation under the dispatch rule of the strategies that do not plan an order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Lockup, NO_TASK, Outcome, Simulator, TaskId};
+use crate::time::Time;
+
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// Time, then what happens: twice the task, plus one where the task ends rather than its input arrives.
+    events: BinaryHeap<Reverse<(Time, u32)>>,
+    nodes: Vec<NodeState>,
+    touched: Vec<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct NodeState {
+    busy: bool,
+    touched: bool,
+    /// Microbatches that the node holds.
+    held: u32,
+    /// Backwards and losses, and forwards, whose input has arrived: arrival, microbatch's id, task.
+    urgent: Vec<(Time, u32, TaskId)>,
+    forwards: Vec<(Time, u32, TaskId)>,
+    /// What it ran, in order.
+    ran: Vec<TaskId>,
+}
+
+impl Simulator<'_> {
+    /// A free node takes a backward or loss first, else the earliest arrival, then the lower microbatch.
+    /// With TC1 `held` a forward starts only where the node has memory for one more.
+    ///
+    /// At each instant everything that ends or arrives then happens first; after that the idle nodes start
+    /// at most one task each, in order of node number; then again for what that made happen at the same
+    /// instant.
+    ///
+    /// # Errors
+    /// [`Lockup`] where microbatches wait in a circle for each other's memory.
+    pub fn run_dispatch(&mut self) -> Result<Outcome, Lockup> {
+        let mut buffers = std::mem::take(&mut self.scratch.dispatch);
+        let done = self.dispatch(&mut buffers);
+        let result = if done == self.node.len() { Ok(self.outcome()) } else { Err(self.memory_cycle(&buffers)) };
+        self.scratch.dispatch = buffers;
+        result
+    }
+
+    /// What each node ran in the last [`Simulator::run_dispatch`], in order.
+    #[must_use]
+    pub fn dispatched_order(&self) -> Vec<Vec<TaskId>> {
+        self.scratch.dispatch.nodes.iter().map(|node| node.ran.clone()).collect()
+    }
+
+    /// Runs until nothing can happen any more; gives the number of finished tasks.
+    fn dispatch(&mut self, buffers: &mut Buffers) -> usize {
+        let Buffers { events, nodes, touched } = buffers;
+        let gated = self.instance.memory_is_held();
+        events.clear();
+        touched.clear();
+        nodes.resize(self.instance.node_count(), NodeState::default());
+        for node in nodes.iter_mut() {
+            node.busy = false;
+            node.touched = false;
+            node.held = 0;
+            node.urgent.clear();
+            node.forwards.clear();
+            node.ran.clear();
+        }
+        for span in &self.spans {
+            if span.before == NO_TASK {
+                events.push(Reverse((span.out, 2 * span.first)));
+            }
+        }
+        let mut done = 0;
+        while let Some(&Reverse((now, _))) = events.peek() {
+            while let Some(&Reverse((time, event))) = events.peek() {
+                if time > now {
+                    break;
+                }
+                events.pop();
+                let task = event / 2;
+                let span = self.spans[self.batch[task as usize] as usize];
+                let node = self.node[task as usize];
+                let state = &mut nodes[node as usize];
+                if !std::mem::replace(&mut state.touched, true) {
+                    touched.push(node);
+                }
+                if event % 2 == 0 {
+                    let queue = if task - span.first < span.hops { &mut state.forwards } else { &mut state.urgent };
+                    queue.push((now, span.id, task));
+                    continue;
+                }
+                done += 1;
+                state.busy = false;
+                if task - span.first > span.hops {
+                    state.held -= 1;
+                }
+                if task < span.first + 2 * span.hops {
+                    events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
+                } else if span.after != NO_TASK {
+                    let next = self.spans[span.after as usize];
+                    events.push(Reverse((now + span.home + next.out, 2 * next.first)));
+                }
+            }
+            touched.sort_unstable();
+            for node in touched.drain(..) {
+                let state = &mut nodes[node as usize];
+                state.touched = false;
+                if state.busy {
+                    continue;
+                }
+                let task = match take_first(&mut state.urgent) {
+                    Some(task) => task,
+                    None if gated && state.held >= self.instance.memory[node as usize] => continue,
+                    None => match take_first(&mut state.forwards) {
+                        Some(task) => {
+                            state.held += 1;
+                            task
+                        }
+                        None => continue,
+                    },
+                };
+                state.busy = true;
+                state.ran.push(task);
+                self.start[task as usize] = now;
+                events.push(Reverse((now + self.length[task as usize], 2 * task + 1)));
+            }
+        }
+        done
+    }
+
+    /// Nothing happens any more: follows a waiting forward to a microbatch that holds the node it waits
+    /// for, that one's waiting forward, and so on, until a task comes again.
+    fn memory_cycle(&self, buffers: &Buffers) -> Lockup {
+        let waiting_of = |batch: u32| {
+            buffers
+                .nodes
+                .iter()
+                .flat_map(|n| &n.forwards)
+                .map(|(_, _, task)| *task)
+                .find(|task| self.batch[*task as usize] == batch)
+        };
+        let holds = |batch: u32, node: usize| {
+            let state = &buffers.nodes[node];
+            let (mut forward, mut backward) = (false, false);
+            for task in state.ran.iter().filter(|t| self.batch[**t as usize] == batch) {
+                let span = self.spans[batch as usize];
+                forward |= task - span.first < span.hops;
+                backward |= task - span.first > span.hops;
+            }
+            forward && !backward
+        };
+        let Some(mut task) = buffers.nodes.iter().flat_map(|n| &n.forwards).map(|(_, _, task)| *task).min() else {
+            return Lockup(Vec::new());
+        };
+        let mut path: Vec<TaskId> = Vec::new();
+        loop {
+            if let Some(place) = path.iter().position(|t| *t == task) {
+                return Lockup(path.split_off(place));
+            }
+            path.push(task);
+            let node = self.node_of(task);
+            let next = (0..self.spans.len() as u32).filter(|b| holds(*b, node)).find_map(waiting_of);
+            match next {
+                Some(next) => task = next,
+                None => return Lockup(path),
+            }
+        }
+    }
+}
+
+/// The earliest arrival, then the lower microbatch. Queues are short, so a scan beats a heap.
+fn take_first(queue: &mut Vec<(Time, u32, TaskId)>) -> Option<TaskId> {
+    let (place, _) = queue.iter().enumerate().min_by_key(|(_, entry)| **entry)?;
+    Some(queue.swap_remove(place).2)
+}

@@ -1,0 +1,283 @@
+//! The event simulator: the single source of truth for a plan's times.
+//!
+//! [`Simulator`] takes the routes of all microbatches and gives every task its time, either for a given
+//! order on each node ([`Simulator::run_order`]) or for the order that the dispatch rule makes
+//! ([`Simulator::run_dispatch`]). It reuses its memory, so that a search can call it many thousand
+//! times a second.
+
+mod dispatch;
+mod order;
+mod replay;
+
+pub use replay::{Dispatch, evaluations_per_second, resimulate};
+
+use crate::error::{Error, TaskName};
+use crate::plan::{Kind, Task};
+use crate::problem::Instance;
+use crate::time::{Time, seconds};
+
+/// A microbatch as the simulator sees it. The waves of one route stand next to each other, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Its number in the plan; where the dispatch rule sees two alike, the lower goes first.
+    pub id: usize,
+    /// Stage-0 node that it starts from and comes home to.
+    pub source: usize,
+    /// Route number; equal numbers are waves of one route.
+    pub route: usize,
+    /// Place among those, from 0.
+    pub wave: usize,
+    /// Nodes in order of the forward pass, at least one.
+    pub nodes: Vec<u32>,
+}
+
+/// Number of a task: those of one microbatch are consecutive, `F0 .. F(h-1) L B(h-1) .. B0`.
+pub type TaskId = u32;
+
+/// When everything ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Last microbatch home.
+    pub pipeline: Time,
+    /// With all-reduce, norm and step.
+    pub iteration: Time,
+    /// Sum over microbatches of the time at home; breaks ties between equal iterations.
+    pub finish_sum: Time,
+}
+
+/// Tasks that wait for each other in a circle, each for the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lockup(pub Vec<TaskId>);
+
+const NO_TASK: TaskId = TaskId::MAX;
+
+/// One microbatch's tasks and links.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: TaskId,
+    hops: u32,
+    id: u32,
+    /// Microbatch whose homecoming lets this one start, `NO_TASK` for wave 0.
+    before: u32,
+    /// The next wave, `NO_TASK` for the last.
+    after: u32,
+    /// Transfer from the source to the first node and back; 0 with CC1.
+    out: Time,
+    home: Time,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Simulator<'a> {
+    instance: &'a Instance,
+    spans: Vec<Span>,
+    /// Per task: node, microbatch, duration, transfer of its input from the task before it.
+    node: Vec<u32>,
+    batch: Vec<u32>,
+    length: Vec<Time>,
+    travel: Vec<Time>,
+    start: Vec<Time>,
+    scratch: Scratch,
+}
+
+/// Buffers of the two modes.
+#[derive(Debug, Default)]
+struct Scratch {
+    waiting: Vec<u8>,
+    next_on_node: Vec<TaskId>,
+    ready: Vec<TaskId>,
+    dispatch: dispatch::Buffers,
+}
+
+impl<'a> Simulator<'a> {
+    /// An empty simulator.
+    #[must_use]
+    pub fn new(instance: &'a Instance) -> Self {
+        Self {
+            instance,
+            spans: Vec::new(),
+            node: Vec::new(),
+            batch: Vec::new(),
+            length: Vec::new(),
+            travel: Vec::new(),
+            start: Vec::new(),
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// Takes the microbatches of one iteration.
+    pub fn load(&mut self, batches: &[Batch]) {
+        let instance = self.instance;
+        self.spans.clear();
+        for column in [&mut self.node, &mut self.batch] {
+            column.clear();
+        }
+        for column in [&mut self.length, &mut self.travel] {
+            column.clear();
+        }
+        for (b, batch) in batches.iter().enumerate() {
+            let first = self.node.len() as TaskId;
+            let source = batch.source;
+            let (front, back) = (batch.nodes[0] as usize, batch.nodes[batch.nodes.len() - 1] as usize);
+            let follows = b > 0 && batches[b - 1].route == batch.route;
+            let out = instance.transfer(source, front);
+            let mut previous = source;
+            for node in &batch.nodes {
+                let node = *node as usize;
+                self.push(node, b, instance.forward[node], instance.transfer(previous, node));
+                previous = node;
+            }
+            self.push(source, b, instance.loss[source], instance.transfer(back, source));
+            previous = source;
+            for node in batch.nodes.iter().rev() {
+                let node = *node as usize;
+                self.push(node, b, instance.backward[node], instance.transfer(previous, node));
+                previous = node;
+            }
+            if follows {
+                self.spans[b - 1].after = b as u32;
+            }
+            self.spans.push(Span {
+                first,
+                hops: batch.nodes.len() as u32,
+                id: batch.id as u32,
+                before: if follows { b as u32 - 1 } else { NO_TASK },
+                after: NO_TASK,
+                out,
+                home: instance.transfer(front, source),
+            });
+        }
+        self.start.clear();
+        self.start.resize(self.node.len(), 0);
+    }
+
+    fn push(&mut self, node: usize, batch: usize, length: Time, travel: Time) {
+        self.node.push(node as u32);
+        self.batch.push(batch as u32);
+        self.length.push(length);
+        self.travel.push(travel);
+    }
+
+    /// Number of tasks.
+    #[must_use]
+    pub fn task_count(&self) -> usize {
+        self.node.len()
+    }
+
+    /// Number of microbatches.
+    #[must_use]
+    pub fn batch_count(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The tasks of microbatch number `batch` (its place in what was loaded).
+    #[must_use]
+    pub fn tasks_of(&self, batch: usize) -> std::ops::Range<TaskId> {
+        let span = self.spans[batch];
+        span.first..span.first + 2 * span.hops + 1
+    }
+
+    /// Node of a task.
+    #[must_use]
+    pub fn node_of(&self, task: TaskId) -> usize {
+        self.node[task as usize] as usize
+    }
+
+    /// Place of its microbatch in what was loaded.
+    #[must_use]
+    pub fn batch_of(&self, task: TaskId) -> usize {
+        self.batch[task as usize] as usize
+    }
+
+    /// Start of a task, after a run that did not lock up.
+    #[must_use]
+    pub fn start_of(&self, task: TaskId) -> Time {
+        self.start[task as usize]
+    }
+
+    /// End of a task, after a run that did not lock up.
+    #[must_use]
+    pub fn end_of(&self, task: TaskId) -> Time {
+        self.start[task as usize] + self.length[task as usize]
+    }
+
+    /// Kind and hop of a task.
+    #[must_use]
+    pub fn kind_of(&self, task: TaskId) -> (Kind, usize) {
+        let span = self.spans[self.batch_of(task)];
+        let place = task - span.first;
+        if place < span.hops {
+            (Kind::F, place as usize)
+        } else if place == span.hops {
+            (Kind::L, 0)
+        } else {
+            (Kind::B, (2 * span.hops - place) as usize)
+        }
+    }
+
+    /// Task of a microbatch by kind and hop.
+    #[must_use]
+    pub fn task(&self, batch: usize, kind: Kind, hop: usize) -> TaskId {
+        let span = self.spans[batch];
+        match kind {
+            Kind::F => span.first + hop as TaskId,
+            Kind::L => span.first + span.hops,
+            Kind::B => span.first + 2 * span.hops - hop as TaskId,
+        }
+    }
+
+    /// A task's name in messages.
+    #[must_use]
+    pub fn name_of(&self, task: TaskId) -> TaskName {
+        let (kind, hop) = self.kind_of(task);
+        TaskName {
+            microbatch: self.spans[self.batch_of(task)].id as usize,
+            kind: kind.letter(),
+            hop,
+            node: self.node_of(task),
+        }
+    }
+
+    /// A lock-up with its tasks by name.
+    #[must_use]
+    pub fn error_of(&self, lockup: &Lockup) -> Error {
+        Error::Lockup(lockup.0.iter().map(|task| self.name_of(*task)).collect())
+    }
+
+    /// The tasks as a plan lists them: node by node, in `order`, with the times of the last run.
+    #[must_use]
+    pub fn plan_tasks(&self, order: &[Vec<TaskId>]) -> Vec<Task> {
+        let task = |id: &TaskId| {
+            let name = self.name_of(*id);
+            let (kind, hop) = self.kind_of(*id);
+            let (start_s, end_s) = (seconds(self.start_of(*id)), seconds(self.end_of(*id)));
+            Task { node: name.node, microbatch: name.microbatch, kind, hop, start_s, end_s }
+        };
+        order.iter().flatten().map(task).collect()
+    }
+
+    /// When microbatch number `batch` is home.
+    #[must_use]
+    pub fn home_of(&self, batch: usize) -> Time {
+        let span = self.spans[batch];
+        self.end_of(span.first + 2 * span.hops) + span.home
+    }
+
+    /// From the times of all tasks to the time of the iteration.
+    fn outcome(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut reduced = self.instance.allreduce.iter().copied().max().unwrap_or(0);
+        for batch in 0..self.spans.len() {
+            let home = self.home_of(batch);
+            outcome.pipeline = outcome.pipeline.max(home);
+            outcome.finish_sum += home;
+            let span = self.spans[batch];
+            for task in span.first + span.hops + 1..=span.first + 2 * span.hops {
+                let stage = self.instance.stage_of[self.node_of(task)];
+                reduced = reduced.max(self.end_of(task) + self.instance.allreduce[stage]);
+            }
+        }
+        outcome.iteration = outcome.pipeline.max(reduced) + self.instance.epilogue;
+        outcome
+    }
+}

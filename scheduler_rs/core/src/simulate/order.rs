@@ -1,0 +1,128 @@
+//! Simulation of a given order: the longest path through microbatch chains and node orders.
+
+use smallvec::SmallVec;
+
+use super::{Lockup, NO_TASK, Outcome, Simulator, TaskId};
+use crate::time::Time;
+
+impl Simulator<'_> {
+    /// Starts every task as early as its input, the task before it on its node and, between waves, the
+    /// homecoming of the wave before allow. `order` lists every task once, on its own node.
+    ///
+    /// # Errors
+    /// [`Lockup`] where the order makes tasks wait for each other; with TC1 `held` also where a
+    /// forward waits for memory that only a later task of the same node frees.
+    pub fn run_order(&mut self, order: &[Vec<TaskId>]) -> Result<Outcome, Lockup> {
+        if self.instance.memory_is_held() {
+            self.check_memory(order)?;
+        }
+        let count = self.node.len();
+        let scratch = &mut self.scratch;
+        scratch.waiting.clear();
+        scratch.waiting.resize(count, 1); // for the task before it in its microbatch
+        scratch.next_on_node.clear();
+        scratch.next_on_node.resize(count, NO_TASK);
+        for tasks in order {
+            for pair in tasks.windows(2) {
+                scratch.next_on_node[pair[0] as usize] = pair[1];
+                scratch.waiting[pair[1] as usize] += 1;
+            }
+        }
+        self.start.fill(0);
+        let mut ready = std::mem::take(&mut scratch.ready);
+        ready.clear();
+        for span in 0..self.spans.len() {
+            let span = self.spans[span];
+            if span.before == NO_TASK {
+                self.release(span.first, span.out, &mut ready);
+            }
+        }
+        let mut done = 0;
+        while let Some(task) = ready.pop() {
+            done += 1;
+            let end = self.end_of(task);
+            let follower = self.scratch.next_on_node[task as usize];
+            if follower != NO_TASK {
+                self.release(follower, end, &mut ready);
+            }
+            let span = self.spans[self.batch_of(task)];
+            if task < span.first + 2 * span.hops {
+                let next = task + 1;
+                self.release(next, end + self.travel[next as usize], &mut ready);
+            } else if span.after != NO_TASK {
+                let next = self.spans[span.after as usize];
+                self.release(next.first, end + span.home + next.out, &mut ready);
+            }
+        }
+        self.scratch.ready = ready;
+        if done == count { Ok(self.outcome()) } else { Err(self.cycle(order)) }
+    }
+
+    /// One thing less that `task` waits for; it starts no earlier than `time`.
+    #[inline]
+    fn release(&mut self, task: TaskId, time: Time, ready: &mut Vec<TaskId>) {
+        let i = task as usize;
+        self.start[i] = self.start[i].max(time);
+        self.scratch.waiting[i] -= 1;
+        if self.scratch.waiting[i] == 0 {
+            ready.push(task);
+        }
+    }
+
+    /// With a fixed order, memory is a matter of counting.
+    fn check_memory(&self, order: &[Vec<TaskId>]) -> Result<(), Lockup> {
+        for (node, tasks) in order.iter().enumerate() {
+            let mut held: SmallVec<[u32; 8]> = SmallVec::new();
+            for (i, task) in tasks.iter().enumerate() {
+                let batch = self.batch[*task as usize];
+                let span = self.spans[batch as usize];
+                let place = task - span.first;
+                if place > span.hops {
+                    held.retain(|b| *b != batch);
+                } else if place < span.hops {
+                    if held.len() >= self.instance.memory[node] as usize {
+                        let frees = tasks[i + 1..].iter().copied().find(|t| {
+                            let other = self.batch[*t as usize];
+                            let span = self.spans[other as usize];
+                            held.contains(&other) && *t - span.first > span.hops
+                        });
+                        return Err(Lockup([Some(*task), frees].into_iter().flatten().collect()));
+                    }
+                    held.push(batch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks from a task that never became ready along what it waits for, until a task comes again.
+    fn cycle(&self, order: &[Vec<TaskId>]) -> Lockup {
+        let mut before_on_node = vec![NO_TASK; self.node.len()];
+        for tasks in order {
+            for pair in tasks.windows(2) {
+                before_on_node[pair[1] as usize] = pair[0];
+            }
+        }
+        let stuck = |task: TaskId| task != NO_TASK && self.scratch.waiting[task as usize] > 0;
+        let Some(mut task) = (0..self.node.len() as TaskId).find(|t| stuck(*t)) else { return Lockup(Vec::new()) };
+        let mut seen = vec![usize::MAX; self.node.len()];
+        let mut path = Vec::new();
+        while seen[task as usize] == usize::MAX {
+            seen[task as usize] = path.len();
+            path.push(task);
+            let span = self.spans[self.batch_of(task)];
+            let chain = if task > span.first {
+                task - 1
+            } else if span.before == NO_TASK {
+                NO_TASK
+            } else {
+                let earlier = self.spans[span.before as usize];
+                earlier.first + 2 * earlier.hops
+            };
+            let node = before_on_node[task as usize];
+            // A stuck task waits for at least one stuck task; a finished one is never the reason.
+            task = if stuck(node) { node } else { chain };
+        }
+        Lockup(path.split_off(seen[task as usize]))
+    }
+}

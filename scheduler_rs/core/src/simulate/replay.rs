@@ -1,0 +1,126 @@
+//! Simulation of a plan as it was read.
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::{Batch, Lockup, Outcome, Simulator, TaskId};
+use crate::error::{Result, invalid};
+use crate::plan::{Kind, Plan, Predicted};
+use crate::problem::Instance;
+use crate::time::{Rounding, seconds};
+
+/// Which order the nodes follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatch {
+    /// The one that the plan states.
+    Planned,
+    /// The one that the dispatch rule makes.
+    Rule,
+}
+
+/// The plan with the times of the simulator.
+///
+/// # Errors
+/// [`crate::Error::Lockup`], or [`crate::Error::Invalid`] where the tasks are not those of the routes.
+pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
+    let instance = Instance::new(&plan.problem()?, Rounding::Up);
+    let replay = Replay::new(plan, &instance)?;
+    let mut simulator = Simulator::new(&instance);
+    let outcome = replay.run(&mut simulator, dispatch).map_err(|lockup| simulator.error_of(&lockup))?;
+    let order = if dispatch == Dispatch::Rule { simulator.dispatched_order() } else { replay.order.clone() };
+    let iteration_s = seconds(outcome.iteration);
+    let lower_bound_s = plan.predicted.lower_bound_s.min(iteration_s);
+    let predicted = Predicted {
+        iteration_s,
+        pipeline_s: seconds(outcome.pipeline),
+        allreduce_s: instance.allreduce.iter().map(|t| seconds(*t)).collect(),
+        lower_bound_s,
+        gap: Predicted::gap_of(iteration_s, lower_bound_s),
+    };
+    Ok(Plan { tasks: simulator.plan_tasks(&order), predicted, ..plan.clone() })
+}
+
+/// Full evaluations (routes and order anew each time) that one thread makes in a second.
+///
+/// # Errors
+/// As [`resimulate`].
+pub fn evaluations_per_second(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Result<f64> {
+    let instance = Instance::new(&plan.problem()?, Rounding::Up);
+    let replay = Replay::new(plan, &instance)?;
+    let mut simulator = Simulator::new(&instance);
+    let started = Instant::now();
+    let mut count = 0_u32;
+    while count == 0 || started.elapsed() < limit {
+        for _ in 0..100 {
+            replay.run(&mut simulator, dispatch).map_err(|lockup| simulator.error_of(&lockup))?;
+        }
+        count += 100;
+    }
+    Ok(f64::from(count) / started.elapsed().as_secs_f64())
+}
+
+/// A plan in the terms of the simulator. Microbatches may have any numbers and stand in any order in a plan;
+/// here the waves of a route stand next to each other.
+struct Replay {
+    batches: Vec<Batch>,
+    order: Vec<Vec<TaskId>>,
+}
+
+impl Replay {
+    fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
+        let mut sorted: Vec<usize> = (0..plan.microbatches.len()).collect();
+        sorted.sort_by_key(|i| (plan.microbatches[*i].route, plan.microbatches[*i].wave, plan.microbatches[*i].id));
+        let batches = sorted
+            .iter()
+            .map(|i| {
+                let batch = &plan.microbatches[*i];
+                let nodes = batch.nodes.iter().map(|n| *n as u32).collect();
+                Batch { id: batch.id, source: batch.source, route: batch.route, wave: batch.wave, nodes }
+            })
+            .collect();
+        let mut replay = Self { batches, order: Vec::new() };
+        let mut simulator = Simulator::new(instance);
+        simulator.load(&replay.batches);
+        replay.order = replay.order_of(plan, &simulator, instance)?;
+        Ok(replay)
+    }
+
+    fn order_of(&self, plan: &Plan, simulator: &Simulator<'_>, instance: &Instance) -> Result<Vec<Vec<TaskId>>> {
+        let place: FxHashMap<usize, usize> =
+            self.batches.iter().enumerate().map(|(place, batch)| (batch.id, place)).collect();
+        if place.len() != self.batches.len() {
+            return invalid("microbatches", "an id that repeats", "a unique id for each");
+        }
+        let mut order = vec![Vec::new(); instance.node_count()];
+        let mut seen = vec![false; simulator.task_count()];
+        for (i, task) in plan.tasks.iter().enumerate() {
+            let batch = place.get(&task.microbatch).copied().unwrap_or(usize::MAX);
+            let known = batch < self.batches.len()
+                && task.hop < self.batches[batch].nodes.len()
+                && (task.kind != Kind::L || task.hop == 0);
+            let id = if known { simulator.task(batch, task.kind, task.hop) } else { TaskId::MAX };
+            if !known || simulator.node_of(id) != task.node || std::mem::replace(&mut seen[id as usize], true) {
+                let name = format!("{}{}{} on node {}", task.microbatch, task.kind.letter(), task.hop, task.node);
+                return invalid(format!("tasks[{i}]"), name, "each task of the routes once, on its node");
+            }
+            order[task.node].push(id);
+        }
+        if let Some(missing) = seen.iter().position(|s| !s) {
+            return invalid(
+                "tasks",
+                format!("without {}", simulator.name_of(missing as TaskId)),
+                "each task of the routes once",
+            );
+        }
+        Ok(order)
+    }
+
+    fn run(&self, simulator: &mut Simulator<'_>, dispatch: Dispatch) -> std::result::Result<Outcome, Lockup> {
+        simulator.load(&self.batches);
+        match dispatch {
+            Dispatch::Planned => simulator.run_order(&self.order),
+            Dispatch::Rule => simulator.run_dispatch(),
+        }
+    }
+}

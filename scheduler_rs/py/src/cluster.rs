@@ -1,0 +1,222 @@
+//! `Cluster`, with NumPy arrays in and out.
+
+use pyo3::prelude::*;
+use skippipe_core::cluster::{Cluster as Core, ClusterParts, Links, Node};
+use skippipe_core::error::{Result, invalid};
+
+use crate::arrays::{Floats, Integers, Square};
+use crate::errors::OrRaise;
+
+/// The machines and the links between them (`skippipe.cluster/1`); always valid.
+///
+/// Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per
+/// second. Link matrices are row = sender, N x N over nodes, or R x R over regions with `region_of`. Give either
+/// `transfer_s`, or `latency_s` and `bandwidth`.
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Cluster(pub Core);
+
+#[pymethods]
+impl Cluster {
+    #[new]
+    #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
+        transfer_s=None, latency_s=None, bandwidth=None,
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None))]
+    #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
+    fn new(
+        names: Vec<String>,
+        forward_s: Floats,
+        backward_s: Floats,
+        loss_s: Floats,
+        memory: Vec<i64>,
+        transfer_s: Option<Square>,
+        latency_s: Option<Square>,
+        bandwidth: Option<Square>,
+        overhead_s: f64,
+        region_of: Option<Vec<i64>>,
+        activation_bytes: f64,
+        gradient_bytes: Vec<f64>,
+        step_s: Vec<f64>,
+        norm_s: f64,
+        source: Option<String>,
+    ) -> PyResult<Self> {
+        let build = || {
+            let nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
+            let links = links(transfer_s, latency_s, bandwidth, overhead_s)?;
+            let region_of = region_of
+                .map(|regions| regions.iter().enumerate().map(|(i, r)| index(&format!("region_of[{i}]"), *r)).collect())
+                .transpose()?;
+            Core::new(
+                ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source },
+                "",
+            )
+        };
+        build().or_raise().map(Self)
+    }
+
+    /// Reads `skippipe.cluster/1`. Raises InputError naming the key that does not fit.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        Core::from_json(text).or_raise().map(Self)
+    }
+
+    /// Writes `skippipe.cluster/1`.
+    fn to_json(&self) -> String {
+        self.0.to_json()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.nodes().len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Cluster({} nodes)", self.0.nodes().len())
+    }
+
+    /// Names of the nodes, by number.
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        self.0.nodes().iter().map(|n| n.name.clone()).collect()
+    }
+
+    /// Seconds of a forward on each node, shape (N,).
+    #[getter]
+    fn forward_s(&self) -> Floats {
+        self.column(|n| n.forward_s)
+    }
+
+    /// Seconds of a backward on each node, shape (N,).
+    #[getter]
+    fn backward_s(&self) -> Floats {
+        self.column(|n| n.backward_s)
+    }
+
+    /// Seconds of head and loss on each node, where it is a source, shape (N,).
+    #[getter]
+    fn loss_s(&self) -> Floats {
+        self.column(|n| n.loss_s)
+    }
+
+    /// The most microbatches that each node can hold, shape (N,).
+    #[getter]
+    fn memory(&self) -> Integers {
+        Integers(self.0.nodes().iter().map(|n| i64::from(n.memory)).collect())
+    }
+
+    /// Region of each node, shape (N,); None where links are given over nodes.
+    #[getter]
+    fn region_of(&self) -> Option<Integers> {
+        self.0.region_of().map(|regions| Integers(regions.iter().map(|r| *r as i64).collect()))
+    }
+
+    /// Seconds added to every transfer between two different nodes.
+    #[getter]
+    fn overhead_s(&self) -> f64 {
+        match self.0.links() {
+            Links::Transfer(_) => 0.0,
+            Links::Rated { overhead_s, .. } => *overhead_s,
+        }
+    }
+
+    /// Bytes of one message, forward or backward.
+    #[getter]
+    fn activation_bytes(&self) -> f64 {
+        self.0.activation_bytes()
+    }
+
+    /// Bytes that the replicas of each stage all-reduce; empty: not modelled.
+    #[getter]
+    fn gradient_bytes(&self) -> Vec<f64> {
+        self.0.gradient_bytes().to_vec()
+    }
+
+    /// Seconds of the optimizer step on each node; empty: none.
+    #[getter]
+    fn step_s(&self) -> Vec<f64> {
+        self.0.step_s().to_vec()
+    }
+
+    /// Seconds of the exchange of the global gradient norm.
+    #[getter]
+    fn norm_s(&self) -> f64 {
+        self.0.norm_s()
+    }
+
+    /// Where the figures come from.
+    #[getter]
+    fn source(&self) -> Option<String> {
+        self.0.source().map(str::to_owned)
+    }
+
+    /// Seconds that `size_bytes` (default: one message) take from each node to each other, shape (N, N), row = sender.
+    #[pyo3(signature = (size_bytes=None))]
+    fn transfer_matrix(&self, size_bytes: Option<f64>) -> PyResult<Square> {
+        let bytes = size_bytes.unwrap_or(self.0.activation_bytes());
+        if !(bytes.is_finite() && bytes >= 0.0) {
+            return invalid("size_bytes", bytes, "a finite number of at least 0").or_raise();
+        }
+        let n = self.0.nodes().len();
+        Ok(Square((0..n).map(|i| (0..n).map(|j| self.0.transfer_s(i, j, bytes)).collect()).collect()))
+    }
+}
+
+impl Cluster {
+    fn column(&self, value: impl Fn(&Node) -> f64) -> Floats {
+        Floats(self.0.nodes().iter().map(value).collect())
+    }
+}
+
+/// A number that has to be an index or a count; Python's integers may be negative.
+pub fn index(key: &str, found: i64) -> Result<usize> {
+    match usize::try_from(found) {
+        Ok(number) => Ok(number),
+        Err(_) => invalid(key, found, "an integer of at least 0"),
+    }
+}
+
+fn nodes(names: Vec<String>, forward: &[f64], backward: &[f64], loss: &[f64], memory: &[i64]) -> Result<Vec<Node>> {
+    let n = names.len();
+    for (key, count) in
+        [("forward_s", forward.len()), ("backward_s", backward.len()), ("loss_s", loss.len()), ("memory", memory.len())]
+    {
+        if count != n {
+            return invalid(key, format!("a list of {count}"), format!("one value for each of the {n} names"));
+        }
+    }
+    names
+        .into_iter()
+        .enumerate()
+        .map(|(i, name)| {
+            let Ok(room) = u32::try_from(memory[i]) else {
+                return invalid(format!("nodes[{i}].memory"), memory[i], "an integer of at least 1");
+            };
+            Ok(Node { name, forward_s: forward[i], backward_s: backward[i], loss_s: loss[i], memory: room })
+        })
+        .collect()
+}
+
+fn links(
+    transfer_s: Option<Square>,
+    latency_s: Option<Square>,
+    bandwidth: Option<Square>,
+    overhead_s: f64,
+) -> Result<Links> {
+    match (transfer_s, latency_s, bandwidth) {
+        (Some(transfer_s), None, None) => Ok(Links::Transfer(transfer_s.0)),
+        (None, Some(latency_s), Some(bandwidth)) => {
+            Ok(Links::Rated { latency_s: latency_s.0, bandwidth: bandwidth.0, overhead_s })
+        }
+        _ => invalid("links", "not given in one of the two ways", "transfer_s alone, or latency_s and bandwidth"),
+    }
+}
+
+/// A first allocation: compact stages, each near the one before it. `sizes` are the numbers of nodes, stage 0
+/// first, and add up to the nodes of the cluster. Gives the nodes of each stage.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
+pub fn greedy_allocation(cluster: &Bound<'_, Cluster>, sizes: Vec<i64>) -> PyResult<Vec<Vec<usize>>> {
+    let sizes: Result<Vec<usize>> =
+        sizes.iter().enumerate().map(|(s, size)| index(&format!("sizes[{s}]"), *size)).collect();
+    sizes.and_then(|sizes| skippipe_core::allocate::greedy(&cluster.get().0, &sizes)).or_raise()
+}

@@ -1,0 +1,24 @@
+//! The extension module `skippipe._scheduler`: conversion, GIL and signals only. What is decided is decided in
+//! `skippipe-core`.
+
+mod arrays;
+mod cluster;
+mod errors;
+mod plan;
+mod problem;
+mod search;
+
+use pyo3::prelude::*;
+
+/// Scheduler of skippipe: clusters, problems and plans; planning, simulation and checking.
+#[pymodule]
+mod _scheduler {
+    #[pymodule_export]
+    use crate::cluster::{Cluster, greedy_allocation};
+    #[pymodule_export]
+    use crate::plan::{Microbatch, Plan, Predicted, Task};
+    #[pymodule_export]
+    use crate::problem::{Constraints, Problem};
+    #[pymodule_export]
+    use crate::search::{benchmark_simulator, plan, simulate};
+}

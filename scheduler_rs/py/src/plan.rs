@@ -1,0 +1,282 @@
+//! `Plan` and its parts.
+
+use std::collections::BTreeMap;
+
+use pyo3::prelude::*;
+use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
+
+use crate::cluster::Cluster;
+use crate::errors::OrRaise;
+use crate::problem::{Constraints, Problem};
+
+/// One microbatch and its way through the pipeline.
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Microbatch(CoreMicrobatch);
+
+#[pymethods]
+impl Microbatch {
+    /// Unique number.
+    #[getter]
+    fn id(&self) -> usize {
+        self.0.id
+    }
+
+    /// Stage-0 node that it starts from and comes home to.
+    #[getter]
+    fn source(&self) -> usize {
+        self.0.source
+    }
+
+    /// Nodes in order of the forward pass.
+    #[getter]
+    fn nodes(&self) -> Vec<usize> {
+        self.0.nodes.clone()
+    }
+
+    /// Their stages.
+    #[getter]
+    fn stages(&self) -> Vec<usize> {
+        self.0.stages.clone()
+    }
+
+    /// Route, shared by at most `waves` microbatches of one source.
+    #[getter]
+    fn route(&self) -> usize {
+        self.0.route
+    }
+
+    /// Place among those, from 0.
+    #[getter]
+    fn wave(&self) -> usize {
+        self.0.wave
+    }
+
+    fn __repr__(&self) -> String {
+        let batch = &self.0;
+        format!(
+            "Microbatch(id={}, source={}, nodes={:?}, route={}, wave={})",
+            batch.id, batch.source, batch.nodes, batch.route, batch.wave
+        )
+    }
+}
+
+/// One task of one microbatch on one node.
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Task(CoreTask);
+
+#[pymethods]
+impl Task {
+    /// Node that runs it.
+    #[getter]
+    fn node(&self) -> usize {
+        self.0.node
+    }
+
+    /// Id of the microbatch.
+    #[getter]
+    fn microbatch(&self) -> usize {
+        self.0.microbatch
+    }
+
+    /// "F" forward, "L" head and loss, "B" backward.
+    #[getter]
+    fn kind(&self) -> String {
+        self.0.kind.letter().to_string()
+    }
+
+    /// Position in the route; 0 for "L".
+    #[getter]
+    fn hop(&self) -> usize {
+        self.0.hop
+    }
+
+    /// Seconds from the start of the iteration.
+    #[getter]
+    fn start_s(&self) -> f64 {
+        self.0.start_s
+    }
+
+    /// Seconds from the start of the iteration.
+    #[getter]
+    fn end_s(&self) -> f64 {
+        self.0.end_s
+    }
+
+    fn __repr__(&self) -> String {
+        let task = &self.0;
+        format!(
+            "Task({}{}{}@{}, {} s to {} s)",
+            task.microbatch,
+            task.kind.letter(),
+            task.hop,
+            task.node,
+            task.start_s,
+            task.end_s
+        )
+    }
+}
+
+/// What the simulator gives for a plan, and how far from the best it can be.
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Predicted(CorePredicted);
+
+#[pymethods]
+impl Predicted {
+    /// Seconds of the whole iteration.
+    #[getter]
+    fn iteration_s(&self) -> f64 {
+        self.0.iteration_s
+    }
+
+    /// End of the last backward, in seconds.
+    #[getter]
+    fn pipeline_s(&self) -> f64 {
+        self.0.pipeline_s
+    }
+
+    /// All-reduce of each stage, in seconds.
+    #[getter]
+    fn allreduce_s(&self) -> Vec<f64> {
+        self.0.allreduce_s.clone()
+    }
+
+    /// No plan of this allocation and these rules (`random-skip`, `skippipe-no-tc2`: of these routes) takes less.
+    #[getter]
+    fn lower_bound_s(&self) -> f64 {
+        self.0.lower_bound_s
+    }
+
+    /// (iteration_s - lower_bound_s) / lower_bound_s.
+    #[getter]
+    fn gap(&self) -> f64 {
+        self.0.gap
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Predicted(iteration_s={}, lower_bound_s={}, gap={})",
+            self.0.iteration_s, self.0.lower_bound_s, self.0.gap
+        )
+    }
+}
+
+/// The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`).
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Plan(pub Core);
+
+#[pymethods]
+impl Plan {
+    /// Reads `skippipe.plan/1`: types, ranges and shapes; whether it keeps the rules is `check`'s to say. Raises
+    /// InputError naming the key that does not fit.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        Core::from_json(text).or_raise().map(Self)
+    }
+
+    /// Writes `skippipe.plan/1`.
+    fn to_json(&self) -> String {
+        self.0.to_json()
+    }
+
+    /// Every rule that the plan breaks, in words; empty where it keeps them all.
+    fn check(&self) -> Vec<String> {
+        skippipe_core::check::check(&self.0)
+    }
+
+    /// The question that the plan answers.
+    fn problem(&self) -> PyResult<Problem> {
+        self.0.problem().or_raise().map(Problem)
+    }
+
+    /// The cluster that it was made for.
+    #[getter]
+    fn cluster(&self) -> Cluster {
+        Cluster(self.0.cluster.clone())
+    }
+
+    /// The rules that it keeps.
+    #[getter]
+    fn constraints(&self) -> Constraints {
+        Constraints(self.0.constraints.clone())
+    }
+
+    /// Share of stage visits left out.
+    #[getter]
+    fn skip_ratio(&self) -> f64 {
+        self.0.skip_ratio
+    }
+
+    /// "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe".
+    #[getter]
+    fn strategy(&self) -> &'static str {
+        self.0.strategy.name()
+    }
+
+    /// Nodes of each stage.
+    #[getter]
+    fn stages(&self) -> Vec<Vec<usize>> {
+        self.0.stages.clone()
+    }
+
+    /// Decoder layers of each stage; empty: not known.
+    #[getter]
+    fn layers(&self) -> Vec<usize> {
+        self.0.layers.clone()
+    }
+
+    /// Stages that no node serves.
+    #[getter]
+    fn absent_stages(&self) -> Vec<usize> {
+        self.0.absent_stages.clone()
+    }
+
+    /// What model it was made for: a JSON object as text, or None.
+    #[getter]
+    fn model(&self) -> Option<String> {
+        (!self.0.model.is_null()).then(|| self.0.model.to_string())
+    }
+
+    /// Microbatches that each source starts, by node number.
+    #[getter]
+    fn microbatches_per_source(&self) -> BTreeMap<usize, usize> {
+        self.0.microbatches_per_source.clone()
+    }
+
+    /// All microbatches.
+    #[getter]
+    fn microbatches(&self) -> Vec<Microbatch> {
+        self.0.microbatches.iter().cloned().map(Microbatch).collect()
+    }
+
+    /// All tasks; those of one node stand in the order in which it runs them.
+    #[getter]
+    fn tasks(&self) -> Vec<Task> {
+        self.0.tasks.iter().cloned().map(Task).collect()
+    }
+
+    /// Predicted times.
+    #[getter]
+    fn predicted(&self) -> Predicted {
+        Predicted(self.0.predicted.clone())
+    }
+
+    /// How the search went: a JSON object as text.
+    #[getter]
+    fn solver(&self) -> String {
+        serde_json::Value::Object(self.0.solver.clone()).to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let plan = &self.0;
+        format!(
+            "Plan({}, {} microbatches, {} s)",
+            plan.strategy.name(),
+            plan.microbatches.len(),
+            plan.predicted.iteration_s
+        )
+    }
+}

@@ -1,0 +1,398 @@
+"""
+Scheduler of skippipe: clusters, problems and plans; planning, simulation and checking.
+"""
+
+from _typeshed import SupportsGetItem
+from numpy import float64, int64
+from numpy.typing import ArrayLike, NDArray
+from typing import Any, SupportsFloat, SupportsIndex, final
+
+__all__ = ["Cluster", "Constraints", "Microbatch", "Plan", "Predicted", "Problem", "Task", "benchmark_simulator", "greedy_allocation", "plan", "simulate"]
+
+@final
+class Cluster:
+    """
+    The machines and the links between them (`skippipe.cluster/1`); always valid.
+
+    Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per
+    second. Link matrices are row = sender, N x N over nodes, or R x R over regions with `region_of`. Give either
+    `transfer_s`, or `latency_s` and `bandwidth`.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __len__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None) -> Cluster: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def activation_bytes(self, /) -> float:
+        """
+        Bytes of one message, forward or backward.
+        """
+    @property
+    def backward_s(self, /) -> NDArray[float64]:
+        """
+        Seconds of a backward on each node, shape (N,).
+        """
+    @property
+    def forward_s(self, /) -> NDArray[float64]:
+        """
+        Seconds of a forward on each node, shape (N,).
+        """
+    @staticmethod
+    def from_json(text: str) -> Cluster:
+        """
+        Reads `skippipe.cluster/1`. Raises InputError naming the key that does not fit.
+        """
+    @property
+    def gradient_bytes(self, /) -> list[float]:
+        """
+        Bytes that the replicas of each stage all-reduce; empty: not modelled.
+        """
+    @property
+    def loss_s(self, /) -> NDArray[float64]:
+        """
+        Seconds of head and loss on each node, where it is a source, shape (N,).
+        """
+    @property
+    def memory(self, /) -> NDArray[int64]:
+        """
+        The most microbatches that each node can hold, shape (N,).
+        """
+    @property
+    def names(self, /) -> list[str]:
+        """
+        Names of the nodes, by number.
+        """
+    @property
+    def norm_s(self, /) -> float:
+        """
+        Seconds of the exchange of the global gradient norm.
+        """
+    @property
+    def overhead_s(self, /) -> float:
+        """
+        Seconds added to every transfer between two different nodes.
+        """
+    @property
+    def region_of(self, /) -> NDArray[int64] | None:
+        """
+        Region of each node, shape (N,); None where links are given over nodes.
+        """
+    @property
+    def source(self, /) -> str | None:
+        """
+        Where the figures come from.
+        """
+    @property
+    def step_s(self, /) -> list[float]:
+        """
+        Seconds of the optimizer step on each node; empty: none.
+        """
+    def to_json(self, /) -> str:
+        """
+        Writes `skippipe.cluster/1`.
+        """
+    def transfer_matrix(self, /, size_bytes: SupportsFloat | SupportsIndex | None = None) -> NDArray[float64]:
+        """
+        Seconds that `size_bytes` (default: one message) take from each node to each other, shape (N, N), row = sender.
+        """
+
+@final
+class Constraints:
+    """
+    The rules that a plan keeps; each can be switched off by name.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, *, cc1: bool = True, cc2: bool = True, cc3: bool = True, tc1: str = "held", tc2: bool = True, max_swaps: SupportsIndex = 1, waves: SupportsIndex = 1, max_stage_jump: SupportsIndex | None = None) -> Constraints: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def cc1(self, /) -> bool:
+        """
+        Stage 0 is never skipped and comes first.
+        """
+    @property
+    def cc2(self, /) -> bool:
+        """
+        Stages in increasing order but for at most `max_swaps` swaps of neighbours.
+        """
+    @property
+    def cc3(self, /) -> bool:
+        """
+        Stages 1.. lie on equally many routes.
+        """
+    @property
+    def max_stage_jump(self, /) -> int | None:
+        """
+        The most by which a step may pass the furthest stage so far; None: any.
+        """
+    @property
+    def max_swaps(self, /) -> int:
+        """
+        For CC2.
+        """
+    @staticmethod
+    def reference() -> Constraints:
+        """
+        The rule set of the published figures: waves 2, TC1 `routes`, at most 2 swaps, jumps of at most 4 stages.
+        """
+    @property
+    def tc1(self, /) -> str:
+        """
+        Node memory: "held", "routes" or "off".
+        """
+    @property
+    def tc2(self, /) -> bool:
+        """
+        Routes and order know that a node runs one task at a time.
+        """
+    @property
+    def waves(self, /) -> int:
+        """
+        Microbatches that share a route, one after the other.
+        """
+
+@final
+class Microbatch:
+    """
+    One microbatch and its way through the pipeline.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def id(self, /) -> int:
+        """
+        Unique number.
+        """
+    @property
+    def nodes(self, /) -> list[int]:
+        """
+        Nodes in order of the forward pass.
+        """
+    @property
+    def route(self, /) -> int:
+        """
+        Route, shared by at most `waves` microbatches of one source.
+        """
+    @property
+    def source(self, /) -> int:
+        """
+        Stage-0 node that it starts from and comes home to.
+        """
+    @property
+    def stages(self, /) -> list[int]:
+        """
+        Their stages.
+        """
+    @property
+    def wave(self, /) -> int:
+        """
+        Place among those, from 0.
+        """
+
+@final
+class Plan:
+    """
+    The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`).
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def absent_stages(self, /) -> list[int]:
+        """
+        Stages that no node serves.
+        """
+    def check(self, /) -> list[str]:
+        """
+        Every rule that the plan breaks, in words; empty where it keeps them all.
+        """
+    @property
+    def cluster(self, /) -> Cluster:
+        """
+        The cluster that it was made for.
+        """
+    @property
+    def constraints(self, /) -> Constraints:
+        """
+        The rules that it keeps.
+        """
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """
+        Reads `skippipe.plan/1`: types, ranges and shapes; whether it keeps the rules is `check`'s to say. Raises
+        InputError naming the key that does not fit.
+        """
+    @property
+    def layers(self, /) -> list[int]:
+        """
+        Decoder layers of each stage; empty: not known.
+        """
+    @property
+    def microbatches(self, /) -> list[Microbatch]:
+        """
+        All microbatches.
+        """
+    @property
+    def microbatches_per_source(self, /) -> dict[int, int]:
+        """
+        Microbatches that each source starts, by node number.
+        """
+    @property
+    def model(self, /) -> str | None:
+        """
+        What model it was made for: a JSON object as text, or None.
+        """
+    @property
+    def predicted(self, /) -> Predicted:
+        """
+        Predicted times.
+        """
+    def problem(self, /) -> Problem:
+        """
+        The question that the plan answers.
+        """
+    @property
+    def skip_ratio(self, /) -> float:
+        """
+        Share of stage visits left out.
+        """
+    @property
+    def solver(self, /) -> str:
+        """
+        How the search went: a JSON object as text.
+        """
+    @property
+    def stages(self, /) -> list[list[int]]:
+        """
+        Nodes of each stage.
+        """
+    @property
+    def strategy(self, /) -> str:
+        """
+        "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe".
+        """
+    @property
+    def tasks(self, /) -> list[Task]:
+        """
+        All tasks; those of one node stand in the order in which it runs them.
+        """
+    def to_json(self, /) -> str:
+        """
+        Writes `skippipe.plan/1`.
+        """
+
+@final
+class Predicted:
+    """
+    What the simulator gives for a plan, and how far from the best it can be.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def allreduce_s(self, /) -> list[float]:
+        """
+        All-reduce of each stage, in seconds.
+        """
+    @property
+    def gap(self, /) -> float:
+        """
+        (iteration_s - lower_bound_s) / lower_bound_s.
+        """
+    @property
+    def iteration_s(self, /) -> float:
+        """
+        Seconds of the whole iteration.
+        """
+    @property
+    def lower_bound_s(self, /) -> float:
+        """
+        No plan of this allocation and these rules (`random-skip`, `skippipe-no-tc2`: of these routes) takes less.
+        """
+    @property
+    def pipeline_s(self, /) -> float:
+        """
+        End of the last backward, in seconds.
+        """
+
+@final
+class Problem:
+    """
+    The question that a plan answers: a cluster, the nodes of each stage, the microbatches of each node of stage 0
+    (in the order of `stages[0]`), the share of stage visits left out, the rules.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    def lower_bound_s(self, /) -> float:
+        """
+        A bound in seconds that no plan of this allocation and these rules can beat.
+        """
+
+@final
+class Task:
+    """
+    One task of one microbatch on one node.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def end_s(self, /) -> float:
+        """
+        Seconds from the start of the iteration.
+        """
+    @property
+    def hop(self, /) -> int:
+        """
+        Position in the route; 0 for "L".
+        """
+    @property
+    def kind(self, /) -> str:
+        """
+        "F" forward, "L" head and loss, "B" backward.
+        """
+    @property
+    def microbatch(self, /) -> int:
+        """
+        Id of the microbatch.
+        """
+    @property
+    def node(self, /) -> int:
+        """
+        Node that runs it.
+        """
+    @property
+    def start_s(self, /) -> float:
+        """
+        Seconds from the start of the iteration.
+        """
+
+def benchmark_simulator(plan: Plan, *, order: str = "plan", seconds: SupportsFloat | SupportsIndex = 1.0) -> float:
+    """
+    How many times a second one thread simulates `plan` anew, routes and order included, measured for `seconds`.
+    """
+
+def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex]) -> list[list[int]]:
+    """
+    A first allocation: compact stages, each near the one before it. `sizes` are the numbers of nodes, stage 0
+    first, and add up to the nodes of the cluster. Gives the nodes of each stage.
+    """
+
+def plan(problem: Problem, strategy: str = "skippipe", *, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None) -> Plan:
+    """
+    The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
+    threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `work_limit` counts
+    search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called about twenty times a second
+    (`incumbent_s` is infinite as long as there is no plan). Raises ImpossibleError where no plan can exist,
+    NoPlanError where none was found, LockupError where the dispatch rule locks up, KeyboardInterrupt.
+    """
+
+def simulate(plan: Plan, *, order: str = "plan") -> Plan:
+    """
+    The plan with the times that the simulator gives its tasks: in the order that it states on each node ("plan"), or
+    in the order of the dispatch rule ("dispatch"). Raises LockupError naming the cycle, InputError where the tasks do
+    not belong to the routes.
+    """

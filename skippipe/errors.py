@@ -1,0 +1,41 @@
+"""The errors of the package, and the exit status that each of them means.
+
+`SchedulerError` and its children are also what the extension raises. `InputError` is for what a user gave and cannot
+be used; its message names file, key, value and what was expected.
+"""
+
+SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+class SchedulerError(Exception):
+    """Whatever this package refuses or fails at."""
+
+
+class InputError(SchedulerError, ValueError):
+    """A value that cannot be used."""
+
+
+class ImpossibleError(InputError):
+    """Proved: no plan can satisfy the rules. The message names the rule."""
+
+
+class NoPlanError(SchedulerError, RuntimeError):
+    """No plan was found within the limit; one may exist."""
+
+
+class LockupError(SchedulerError, RuntimeError):
+    """Tasks wait for each other in a circle, which the message names."""
+
+
+def exit_status(error: BaseException) -> int:
+    """Exit status of a command that ended with `error`: 2 for unusable input, 130 for Ctrl-C, 1 for the rest."""
+    if isinstance(error, InputError):
+        return UNUSABLE_INPUT
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return FAILURE
+
+
+def in_file(error: InputError, path: str) -> InputError:
+    """The same error, its message headed by the file that it speaks of."""
+    return type(error)(f"{path}: {error}")
