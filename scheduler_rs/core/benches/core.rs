@@ -1,2 +1,88 @@
-//! Inner loops.
-fn main() {}
+//! The inner loops: simulation in both modes, and a first plan.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::hint::black_box;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use skippipe_core::budget::Budget;
+use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::plan::Plan;
+use skippipe_core::plan_for;
+use skippipe_core::problem::{Instance, Problem};
+use skippipe_core::rules::{Constraints, Strategy};
+use skippipe_core::search::Options;
+use skippipe_core::simulate::{Batch, Simulator};
+use skippipe_core::time::Rounding;
+
+/// 20 nodes in 6 stages, 5 sources with 6 microbatches each, random links of 0.3 to 4 s.
+fn problem() -> Problem {
+    let mut rng = Pcg64::seed_from_u64(1);
+    let nodes = (0..20)
+        .map(|i| Node { name: format!("n{i}"), forward_s: 0.44, backward_s: 0.66, loss_s: 0.11, memory: 3 })
+        .collect();
+    let transfer = (0..20).map(|_| (0..20).map(|_| rng.random_range(0.3..4.0)).collect()).collect();
+    let parts = ClusterParts {
+        nodes,
+        links: Links::Transfer(transfer),
+        region_of: None,
+        activation_bytes: 0.0,
+        gradient_bytes: vec![],
+        step_s: vec![],
+        norm_s: 0.0,
+        source: None,
+    };
+    let mut next = 0;
+    let stages = [5, 3, 3, 3, 3, 3].map(|size| {
+        next += size;
+        (next - size..next).collect::<Vec<usize>>()
+    });
+    let cluster = Cluster::new(parts, "").unwrap();
+    Problem::new(cluster, stages.to_vec(), vec![], vec![6; 5], 1.0 / 3.0, Constraints::default()).unwrap()
+}
+
+fn plan(problem: &Problem, work_limit: u64) -> Plan {
+    let options = Options { strategy: Strategy::Skippipe, seed: 0, threads: 1 };
+    plan_for(problem, options, &Budget::new(None, Some(work_limit))).unwrap()
+}
+
+fn simulation(c: &mut Criterion) {
+    let problem = problem();
+    let instance = Instance::new(&problem, Rounding::Up);
+    let batches: Vec<Batch> = plan(&problem, 1)
+        .microbatches
+        .iter()
+        .map(|b| Batch {
+            id: b.id,
+            source: b.source,
+            route: b.route,
+            wave: b.wave,
+            nodes: b.nodes.iter().map(|n| *n as u32).collect(),
+        })
+        .collect();
+    let mut simulator = Simulator::new(&instance);
+    simulator.load(&batches);
+    simulator.run_dispatch().unwrap();
+    let order = simulator.dispatched_order();
+    c.bench_function("simulate/order/30", |b| {
+        b.iter(|| {
+            simulator.load(black_box(&batches));
+            simulator.run_order(black_box(&order)).unwrap().iteration
+        });
+    });
+    c.bench_function("simulate/dispatch/30", |b| {
+        b.iter(|| {
+            simulator.load(black_box(&batches));
+            simulator.run_dispatch().unwrap().iteration
+        });
+    });
+}
+
+fn planning(c: &mut Criterion) {
+    let problem = problem();
+    c.bench_function("plan/first-round/20", |b| b.iter(|| plan(black_box(&problem), 1).predicted.iteration_s));
+}
+
+criterion_group!(benches, simulation, planning);
+criterion_main!(benches);

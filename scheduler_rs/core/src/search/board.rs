@@ -64,6 +64,12 @@ impl<'a> Board<'a> {
         &self.timelines[node]
     }
 
+    /// Reservations of a node, to be filled by hand.
+    #[cfg(test)]
+    pub fn timeline_mut(&mut self, node: usize) -> &mut Timeline {
+        &mut self.timelines[node]
+    }
+
     /// Routes that may still lead over a node.
     #[must_use]
     pub fn room(&self, node: usize) -> u32 {

@@ -6,6 +6,8 @@ mod draw;
 pub mod outlook;
 mod portfolio;
 mod router;
+#[cfg(test)]
+mod router_tests;
 mod straight;
 mod timeline;
 

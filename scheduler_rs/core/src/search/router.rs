@@ -185,6 +185,9 @@ impl<'a> Router<'a> {
                 continue;
             }
             let Some(order) = root.step(stage, rules) else { continue };
+            if !request.visits.can_finish(order, stage_bit(stage), 1, rules) {
+                continue;
+            }
             for node in &self.instance.members[stage] {
                 if (rules.cc1 && *node != request.source) || !self.fits(board, request, *node, 0) {
                     continue;

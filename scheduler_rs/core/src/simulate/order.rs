@@ -69,27 +69,36 @@ impl Simulator<'_> {
         }
     }
 
-    /// With a fixed order, memory is a matter of counting.
-    fn check_memory(&self, order: &[Vec<TaskId>]) -> Result<(), Lockup> {
-        for (node, tasks) in order.iter().enumerate() {
-            let mut held: SmallVec<[u32; 8]> = SmallVec::new();
+    /// With a fixed order, memory is a matter of counting. A microbatch whose backward stands before its
+    /// forward is left to [`Simulator::cycle`].
+    fn check_memory(&mut self, order: &[Vec<TaskId>]) -> Result<(), Lockup> {
+        let mut position = std::mem::take(&mut self.scratch.next_on_node);
+        position.clear();
+        position.resize(self.node.len(), 0);
+        let result = order.iter().enumerate().try_for_each(|(node, tasks)| {
             for (i, task) in tasks.iter().enumerate() {
-                let batch = self.batch[*task as usize];
-                let span = self.spans[batch as usize];
-                let place = task - span.first;
-                if place > span.hops {
-                    held.retain(|b| *b != batch);
-                } else if place < span.hops {
-                    if held.len() >= self.instance.memory[node] as usize {
-                        let frees = tasks[i + 1..].iter().copied().find(|t| {
-                            let other = self.batch[*t as usize];
-                            let span = self.spans[other as usize];
-                            held.contains(&other) && *t - span.first > span.hops
-                        });
-                        return Err(Lockup([Some(*task), frees].into_iter().flatten().collect()));
-                    }
-                    held.push(batch);
+                position[*task as usize] = i as u32;
+            }
+            self.check_memory_of(node, tasks, &position)
+        });
+        self.scratch.next_on_node = position;
+        result
+    }
+
+    fn check_memory_of(&self, node: usize, tasks: &[TaskId], position: &[u32]) -> Result<(), Lockup> {
+        let mut held: SmallVec<[TaskId; 8]> = SmallVec::new(); // the backwards that free it again
+        for (i, task) in tasks.iter().enumerate() {
+            let span = self.spans[self.batch_of(*task)];
+            let place = task - span.first;
+            let backward = span.first + 2 * span.hops - place;
+            if place > span.hops {
+                held.retain(|b| b != task);
+            } else if place < span.hops && position[backward as usize] > i as u32 {
+                if held.len() >= self.instance.memory[node] as usize {
+                    let next = held.iter().copied().min_by_key(|b| position[*b as usize]);
+                    return Err(Lockup([Some(*task), next].into_iter().flatten().collect()));
                 }
+                held.push(backward);
             }
         }
         Ok(())
