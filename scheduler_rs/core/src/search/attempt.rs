@@ -6,6 +6,7 @@ use rand_pcg::Pcg64;
 use super::board::{Board, Targets};
 use super::router::{Request, Router, Way};
 use super::{Context, Objective, draw};
+use crate::error::Error;
 use crate::simulate::{Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Time};
 
@@ -22,6 +23,9 @@ pub struct Candidate<'a> {
     pub cost: (Time, Time),
 }
 
+/// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
+pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
+
 /// Places every route in `order`, each by the best way among those before it; an `essential` attempt is the
 /// only hope for any plan and goes on when the time is over.
 pub fn construct<'a>(
@@ -30,12 +34,12 @@ pub fn construct<'a>(
     order: &[usize],
     targets: &Targets,
     essential: bool,
-) -> Option<Candidate<'a>> {
+) -> Tried<'a> {
     let occupied = context.objective == Objective::Simulated;
     let mut board = Board::new(context.instance, context.tasks, targets, occupied);
     for route in order {
         if !insert(context, router, &mut board, *route, NEVER, essential) {
-            return None;
+            return Err(None);
         }
     }
     finish(context, board, &mut router.work)
@@ -48,14 +52,14 @@ pub fn replace<'a>(
     from: &Candidate<'a>,
     routes: &[usize],
     limit: Time,
-) -> Option<Candidate<'a>> {
+) -> Tried<'a> {
     let mut board = from.board.clone();
     for route in routes {
         board.remove(*route);
     }
     for route in routes {
         if !insert(context, router, &mut board, *route, limit, false) {
-            return None;
+            return Err(None);
         }
     }
     finish(context, board, &mut router.work)
@@ -106,17 +110,17 @@ fn insert(
 
 /// Gives a complete board its times: by the order in which it was made, or by the dispatch rule where that
 /// is faster.
-fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Option<Candidate<'a>> {
+fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Tried<'a> {
     let batches = board.batches();
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&batches);
     *work += simulator.task_count() as u64;
     if context.objective == Objective::Travel {
-        let outcome = simulator.run_dispatch().ok()?;
+        let outcome = simulator.run_dispatch().map_err(|lockup| Some(simulator.error_of(&lockup)))?;
         let values = (0..context.tasks.len()).flat_map(|r| board.ways(r)).map(|way| way.value);
         let cost = values.fold((0, 0), |(most, sum): (Time, Time), value| (most.max(value), sum + value));
         let order = simulator.dispatched_order();
-        return Some(Candidate { board, order, outcome, cost });
+        return Ok(Candidate { board, order, outcome, cost });
     }
     let dispatched = simulator.run_dispatch().ok();
     let mut order = board.order(&simulator);
@@ -126,17 +130,17 @@ fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Op
     let outcome = match (planned, dispatched) {
         (Some(planned), Some(dispatched)) if key(&dispatched) < key(&planned) => {
             order = simulator.dispatched_order();
-            simulator.run_order(&order).ok()?
+            simulator.run_order(&order).map_err(|_| None)?
         }
         (Some(planned), _) => planned,
         (None, Some(_)) => {
             order = simulator.dispatched_order();
-            simulator.run_order(&order).ok()?
+            simulator.run_order(&order).map_err(|_| None)?
         }
-        (None, None) => return None,
+        (None, None) => return Err(None),
     };
     board.retime(&simulator, &order);
-    Some(Candidate { board, order, cost: key(&outcome), outcome })
+    Ok(Candidate { board, order, cost: key(&outcome), outcome })
 }
 
 /// Routes in a random order that begins, on the whole, with those that have least slack.

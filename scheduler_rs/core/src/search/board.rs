@@ -4,7 +4,7 @@ use super::router::Way;
 use super::timeline::{Slot, Timeline};
 use crate::plan::Kind;
 use crate::problem::Instance;
-use crate::route::{RouteTask, Visits, stage_bit};
+use crate::route::{RouteTask, StageSet, Visits, stage_bit};
 use crate::rules::MemoryRule;
 use crate::simulate::{Batch, Simulator, TaskId};
 use crate::time::Time;
@@ -17,6 +17,8 @@ pub struct Targets {
     pub visits: Option<Vec<usize>>,
     /// Visits of each route.
     pub lengths: Vec<usize>,
+    /// The very stages of each route, where that was decided beforehand; only for placing them first.
+    pub sets: Option<Vec<StageSet>>,
 }
 
 /// See the [module](self).
@@ -31,6 +33,7 @@ pub struct Board<'a> {
     need: Vec<usize>,
     quotas: bool,
     lengths: Vec<usize>,
+    sets: Option<Vec<StageSet>>,
     ways: Vec<Vec<Way>>,
     unplaced: usize,
     /// Whether tasks occupy their nodes; without TC2 they do not.
@@ -52,6 +55,7 @@ impl<'a> Board<'a> {
             quotas: targets.visits.is_some(),
             need: targets.visits.clone().unwrap_or_else(|| vec![0; instance.stage_count()]),
             lengths: targets.lengths.clone(),
+            sets: targets.sets.clone(),
             ways: vec![Vec::new(); tasks.len()],
             unplaced: tasks.len(),
             occupied,
@@ -94,6 +98,9 @@ impl<'a> Board<'a> {
     #[must_use]
     pub fn visits(&self, route: usize) -> Visits {
         let length = self.lengths[route];
+        if let Some(sets) = &self.sets {
+            return Visits { required: sets[route], allowed: sets[route], length };
+        }
         let (mut required, mut allowed) = (0, 0);
         for stage in &self.instance.present {
             if !self.quotas || self.need[*stage] > 0 {
@@ -164,8 +171,9 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// Takes a route off the board.
+    /// Takes a route off the board; from then on quotas alone say what a route visits.
     pub fn remove(&mut self, route: usize) {
+        self.sets = None;
         let ways = std::mem::take(&mut self.ways[route]);
         let Some(first) = ways.first() else { return };
         for node in first.nodes.iter().map(|n| *n as usize).chain([self.tasks[route].source]) {

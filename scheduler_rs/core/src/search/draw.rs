@@ -10,6 +10,20 @@ use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
 use crate::rules::MemoryRule;
 
+/// The stage sets of `sets`, dealt to the routes at random.
+#[must_use]
+pub fn dealt(instance: &Instance, sets: &[StageSet], rng: &mut Pcg64) -> Targets {
+    let mut sets = sets.to_vec();
+    sets.shuffle(rng);
+    let count = |stage: usize| sets.iter().filter(|set| **set & stage_bit(stage) != 0).count();
+    let visits = (0..instance.stage_count()).map(count).collect();
+    Targets {
+        visits: Some(visits),
+        lengths: sets.iter().map(|set| set.count_ones() as usize).collect(),
+        sets: Some(sets),
+    }
+}
+
 /// Random quotas and lengths that add up.
 #[must_use]
 pub fn targets(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Targets {
@@ -17,7 +31,7 @@ pub fn targets(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Tar
     let mut lengths: Vec<usize> =
         (0..tasks.len()).map(|r| totals.short() + usize::from(r < totals.long_routes())).collect();
     lengths.shuffle(rng);
-    Targets { visits: instance.rules.cc3.then(|| quotas(instance, &totals, rng)), lengths }
+    Targets { visits: instance.rules.cc3.then(|| quotas(instance, &totals, rng)), lengths, sets: None }
 }
 
 fn quotas(instance: &Instance, totals: &Lengths, rng: &mut Pcg64) -> Vec<usize> {

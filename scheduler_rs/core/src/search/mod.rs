@@ -8,6 +8,7 @@ mod portfolio;
 mod router;
 #[cfg(test)]
 mod router_tests;
+mod shares;
 mod straight;
 mod timeline;
 
@@ -22,12 +23,13 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::plan::{Microbatch, Plan, Predicted};
 use crate::problem::{Instance, Problem, impossible};
-use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
+use crate::route::{Lengths, RouteTask, StageOrder, StageSet, route_tasks};
 use crate::rules::{Constraints, MemoryRule, Strategy};
 use crate::simulate::{Batch, Outcome, Simulator, TaskId};
 use crate::time::{Rounding, Time, seconds};
 
 use outlook::Outlook;
+use shares::{Shares, share_visits};
 
 /// How to search.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,8 @@ struct Context<'a> {
     budget: &'a Budget,
     objective: Objective,
     seed: u64,
+    /// Stage sets that meet all quotas, where `max_stage_jump` makes that a question.
+    sets: Option<&'a [StageSet]>,
 }
 
 impl Context<'_> {
@@ -92,13 +96,14 @@ pub fn plan_for(problem: &Problem, options: Options, budget: &Budget) -> Result<
     let problem = asked_of(problem, options.strategy)?;
     let instance = Instance::new(&problem, Rounding::Up);
     let tasks = route_tasks(&instance);
-    prove_possible(&instance, &tasks)?;
+    let sets = prove_possible(&instance, &tasks)?;
+    let sets = sets.as_deref();
     let below = Instance::new(&problem, Rounding::Down);
     let solution = match options.strategy {
         Strategy::Full => solve_full(&instance, &below, &tasks, options, budget),
-        Strategy::RandomSkip => solve_random(&instance, &below, &tasks, options, budget),
+        Strategy::RandomSkip => solve_random(&instance, &below, &tasks, sets, options, budget),
         Strategy::FullRouted | Strategy::SkippipeNoTc2 | Strategy::Skippipe => {
-            portfolio::solve(&instance, &below, &tasks, options, budget)
+            portfolio::solve(&instance, &below, &tasks, sets, options, budget)
         }
     }?;
     assemble(&problem, &instance, options, budget, solution)
@@ -115,8 +120,9 @@ fn asked_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
     }
 }
 
-/// Refuses what cannot have a plan, with the rule and the figures.
-fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<()> {
+/// Refuses what cannot have a plan, with the rule and the figures. Gives stage sets of the routes where
+/// `max_stage_jump` makes it a question whether there are any.
+fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec<StageSet>>> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let rules = &instance.rules;
     for length in [lengths.short(), lengths.total.div_ceil(lengths.routes)] {
@@ -130,6 +136,26 @@ fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<()> {
             );
         }
     }
+    prove_memory(instance, tasks, &lengths)?;
+    if !rules.cc3 || rules.max_stage_jump.is_none() {
+        return Ok(None);
+    }
+    match share_visits(instance, &lengths) {
+        Shares::Sets(sets) => Ok(Some(sets)),
+        Shares::Unknown => Ok(None),
+        Shares::None => impossible(
+            "CC3",
+            format!(
+                "no choice of {} routes with {} stage visits in all, jumps of at most {:?}, shares the visits out evenly",
+                lengths.routes, lengths.total, rules.max_stage_jump
+            ),
+        ),
+    }
+}
+
+/// TC1 `routes` is a matter of counting.
+fn prove_memory(instance: &Instance, tasks: &[RouteTask], lengths: &Lengths) -> Result<()> {
+    let rules = &instance.rules;
     if rules.tc1 != MemoryRule::Routes {
         return Ok(());
     }
@@ -253,6 +279,7 @@ fn solve_random(
     instance: &Instance,
     below: &Instance,
     tasks: &[RouteTask],
+    sets: Option<&[StageSet]>,
     options: Options,
     budget: &Budget,
 ) -> Result<Solution> {
@@ -260,7 +287,9 @@ fn solve_random(
     for draw in 0..MOST_DRAWS {
         budget.check_cancelled()?;
         let mut rng = Pcg64::seed_from_u64(options.seed.wrapping_mul(MOST_DRAWS).wrapping_add(draw));
-        let Some(batches) = random_routes(instance, tasks, &mut rng) else { continue };
+        // Guided only where free drawing does not get there, so that the draw stays as random as it can be.
+        let guide = sets.filter(|_| draw >= MOST_DRAWS / 2);
+        let Some(batches) = random_routes(instance, tasks, guide, &mut rng) else { continue };
         let mut simulator = Simulator::new(instance);
         simulator.load(&batches);
         budget.add_work(simulator.task_count() as u64);
@@ -284,8 +313,16 @@ fn solve_random(
     Err(locked.unwrap_or_else(|| Error::NotFound("no random routes keep the rules".to_owned())))
 }
 
-fn random_routes(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Option<Vec<Batch>> {
-    let targets = draw::targets(instance, tasks, rng);
+fn random_routes(
+    instance: &Instance,
+    tasks: &[RouteTask],
+    sets: Option<&[StageSet]>,
+    rng: &mut Pcg64,
+) -> Option<Vec<Batch>> {
+    let targets = match sets {
+        Some(sets) => draw::dealt(instance, sets, rng),
+        None => draw::targets(instance, tasks, rng),
+    };
     let mut board = board::Board::new(instance, tasks, &targets, false);
     draw::routes(&mut board, instance, rng).then(|| board.batches())
 }

@@ -7,7 +7,7 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::attempt::{Candidate, construct, finish_random, priority, replace};
+use super::attempt::{Candidate, Tried, construct, finish_random, priority, replace};
 use super::outlook::Outlook;
 use super::router::Router;
 use super::{Context, Objective, Options, Solution, draw};
@@ -15,7 +15,7 @@ use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
-use crate::route::{Lengths, RouteTask};
+use crate::route::{Lengths, RouteTask, StageSet};
 use crate::time::{Time, seconds};
 
 /// Attempts of one round.
@@ -36,13 +36,14 @@ pub(super) fn solve(
     instance: &Instance,
     below: &Instance,
     tasks: &[RouteTask],
+    sets: Option<&[StageSet]>,
     options: Options,
     budget: &Budget,
 ) -> Result<Solution> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let outlook = Outlook::new(instance, lengths.total.div_ceil(lengths.routes));
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
-    let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed };
+    let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed, sets };
     let bound = lower_bound(below, tasks);
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
@@ -67,7 +68,7 @@ struct Found<'a> {
 
 /// What an attempt gives back.
 struct Attempt<'a> {
-    candidate: Option<Candidate<'a>>,
+    tried: Tried<'a>,
     work: u64,
 }
 
@@ -77,6 +78,7 @@ impl<'a> Search<'a> {
         let mut best = self.first_draw();
         let mut work = 0_u64;
         let mut rounds = 0_u64;
+        let mut locked = None;
         let mut events = Vec::new();
         let mut record = |best: &Candidate<'a>, work: u64| {
             let iteration_s = seconds(best.outcome.iteration);
@@ -103,9 +105,14 @@ impl<'a> Search<'a> {
             rounds += 1;
             for attempt in attempts {
                 work += attempt.work;
-                if let Some(candidate) = attempt.candidate
-                    && best.as_ref().is_none_or(|b| candidate.cost < b.cost)
-                {
+                let candidate = match attempt.tried {
+                    Ok(candidate) => candidate,
+                    Err(lockup) => {
+                        locked = locked.or(lockup);
+                        continue;
+                    }
+                };
+                if best.as_ref().is_none_or(|b| candidate.cost < b.cost) {
                     let better = best.as_ref().is_none_or(|b| candidate.outcome.iteration < b.outcome.iteration);
                     if better {
                         record(&candidate, work);
@@ -116,9 +123,8 @@ impl<'a> Search<'a> {
         }
         budget.check_cancelled()?;
         let Some(best) = best else {
-            return Err(Error::NotFound(format!(
-                "{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes"
-            )));
+            let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
+            return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
         };
         let statistics = [("work", json!(work)), ("rounds", json!(rounds)), ("incumbents", json!(events))];
         Ok(Found { best, statistics: statistics.into_iter().map(|(k, v)| (k.to_owned(), v)).collect() })
@@ -145,12 +151,15 @@ impl<'a> Search<'a> {
         let mut router = Router::new(context.instance, context.outlook);
         let mut rng = context.rng(number);
         let first_round = number < ATTEMPTS;
-        let candidate = match incumbent {
+        let tried = match incumbent {
             Some(incumbent) if !first_round && !number.is_multiple_of(ATTEMPTS) => {
-                self.improve(incumbent, &mut router, &mut rng)
+                self.improve(incumbent, &mut router, &mut rng).ok_or(None)
             }
             _ => {
-                let targets = draw::targets(context.instance, context.tasks, &mut rng);
+                let targets = match context.sets {
+                    Some(sets) if rng.random_bool(0.5) => draw::dealt(context.instance, sets, &mut rng),
+                    _ => draw::targets(context.instance, context.tasks, &mut rng),
+                };
                 // The very first goes by hardness alone; the others wander further and further from it.
                 let shuffle = if number == 0 { 0.0 } else { rng.random::<f64>() };
                 let order = priority(context, &targets, &mut rng, shuffle);
@@ -158,7 +167,7 @@ impl<'a> Search<'a> {
             }
         };
         context.budget.add_work(router.work);
-        Attempt { candidate, work: router.work }
+        Attempt { tried, work: router.work }
     }
 
     /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
@@ -174,7 +183,7 @@ impl<'a> Search<'a> {
                 Objective::Simulated => current.cost.0 - context.instance.epilogue,
                 Objective::Travel => current.cost.0,
             };
-            if let Some(next) = replace(context, router, &current, &routes, limit)
+            if let Ok(next) = replace(context, router, &current, &routes, limit)
                 && next.cost <= current.cost
             {
                 current = next;

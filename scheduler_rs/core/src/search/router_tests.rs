@@ -92,7 +92,7 @@ fn case(rng: &mut Pcg64) -> Option<Case> {
 
 impl Case {
     fn board<'a>(&'a self, tasks: &'a [RouteTask]) -> Board<'a> {
-        let targets = Targets { visits: None, lengths: vec![self.visits.length] };
+        let targets = Targets { visits: None, lengths: vec![self.visits.length], sets: None };
         let mut board = Board::new(&self.instance, tasks, &targets, true);
         for node in 0..self.instance.node_count() {
             let line = board.timeline_mut(node);
