@@ -26,19 +26,12 @@ pub struct Candidate<'a> {
 /// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
 pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
 
-/// Places every route in `order`, each by the best way among those before it; an `essential` attempt is the
-/// only hope for any plan and goes on when the time is over.
-pub fn construct<'a>(
-    context: &Context<'a>,
-    router: &mut Router<'_>,
-    order: &[usize],
-    targets: &Targets,
-    essential: bool,
-) -> Tried<'a> {
+/// Places every route in `order`, each by the best way among those before it.
+pub fn construct<'a>(context: &Context<'a>, router: &mut Router<'_>, order: &[usize], targets: &Targets) -> Tried<'a> {
     let occupied = context.objective == Objective::Simulated;
     let mut board = Board::new(context.instance, context.tasks, targets, occupied);
     for route in order {
-        if !insert(context, router, &mut board, *route, NEVER, essential) {
+        if !insert(context, router, &mut board, *route, None, NEVER) {
             return Err(None);
         }
     }
@@ -58,28 +51,40 @@ pub fn replace<'a>(
         board.remove(*route);
     }
     for route in routes {
-        if !insert(context, router, &mut board, *route, limit, false) {
+        if !insert(context, router, &mut board, *route, None, limit) {
             return Err(None);
         }
     }
     finish(context, board, &mut router.work)
 }
 
-/// Random routes with the times that the dispatch rule gives them; none where they lock up.
-pub fn finish_random<'a>(context: &Context<'a>, rng: &mut Pcg64) -> Option<Candidate<'a>> {
+/// Random routes, with the times that the dispatch rule gives them: a plan at once, whatever the size.
+pub fn draw_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
     let instance = context.instance;
-    let targets = draw::targets(instance, context.tasks, rng);
-    let mut board = Board::new(instance, context.tasks, &targets, true);
+    let targets = context.targets(rng);
+    let occupied = context.objective == Objective::Simulated;
+    let mut board = Board::new(instance, context.tasks, &targets, occupied);
     if !draw::routes(&mut board, instance, rng) {
-        return None;
+        return Err(None);
+    }
+    if context.objective == Objective::Travel {
+        // What counts is how long these routes take when nobody is in the way.
+        let mut timed = Board::new(instance, context.tasks, &targets, occupied);
+        for route in 0..context.tasks.len() {
+            let nodes = &board.ways(route)[0].nodes;
+            if !insert(context, router, &mut timed, route, Some(nodes), NEVER) {
+                return Err(None);
+            }
+        }
+        return finish(context, timed, &mut router.work);
     }
     let mut simulator = Simulator::new(instance);
     simulator.load(&board.batches());
-    simulator.run_dispatch().ok()?;
+    simulator.run_dispatch().map_err(|lockup| Some(simulator.error_of(&lockup)))?;
     let order = simulator.dispatched_order();
-    let outcome = simulator.run_order(&order).ok()?;
+    let outcome = simulator.run_order(&order).map_err(|_| None)?;
     board.retime(&simulator, &order);
-    Some(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
 }
 
 /// Finds the ways of one route's waves, each wave after the one before is home, and places them.
@@ -88,12 +93,12 @@ fn insert(
     router: &mut Router<'_>,
     board: &mut Board<'_>,
     route: usize,
+    forced: Option<&[u32]>,
     limit: Time,
-    essential: bool,
 ) -> bool {
     let task = context.tasks[route];
-    let stop = || context.budget.is_cancelled() || (!essential && context.budget.is_over());
-    let mut request = Request { source: task.source, release: 0, visits: board.visits(route), forced: None, limit };
+    let stop = || context.budget.is_over();
+    let mut request = Request { source: task.source, release: 0, visits: board.visits(route), forced, limit };
     let Some(first) = router.find(board, &request, &stop) else { return false };
     let mut ways: Vec<Way> = vec![first];
     let nodes = ways[0].nodes.clone();

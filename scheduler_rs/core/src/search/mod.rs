@@ -64,6 +64,14 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Quotas and lengths of one attempt.
+    fn targets(&self, rng: &mut Pcg64) -> board::Targets {
+        match self.sets {
+            Some(sets) if rand::RngExt::random_bool(rng, 0.5) => draw::dealt(self.instance, sets, rng),
+            _ => draw::targets(self.instance, self.tasks, rng),
+        }
+    }
+
     /// The random numbers of one attempt.
     fn rng(&self, stream: u64) -> Pcg64 {
         let mut rng = Pcg64::seed_from_u64(self.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15));

@@ -7,15 +7,16 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::attempt::{Candidate, Tried, construct, finish_random, priority, replace};
+use super::attempt::{Candidate, Tried, construct, draw_routes, priority, replace};
 use super::outlook::Outlook;
 use super::router::Router;
-use super::{Context, Objective, Options, Solution, draw};
+use super::{Context, Objective, Options, Solution};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageSet};
+use crate::rules::Strategy;
 use crate::time::{Time, seconds};
 
 /// Attempts of one round.
@@ -24,6 +25,8 @@ const ATTEMPTS: u64 = 4;
 const EXCHANGES: usize = 40;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
+/// Labels that the search for one way may take before any good one will do.
+const PATIENCE: usize = 5_000;
 /// Draws for a first plan at once.
 const FIRST_DRAWS: u64 = 20;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
@@ -52,7 +55,8 @@ pub(super) fn solve(
     let search = Search { context, bound };
     let found = pool.install(|| search.run())?;
     let batches = found.best.board.batches();
-    let bound = if objective == Objective::Travel { route_bound(below, &batches) } else { bound };
+    let by_routes = options.strategy == Strategy::SkippipeNoTc2;
+    let bound = if by_routes { route_bound(below, &batches) } else { bound };
     Ok(Solution { batches, order: found.best.order, bound, statistics: found.statistics })
 }
 
@@ -75,8 +79,10 @@ struct Attempt<'a> {
 impl<'a> Search<'a> {
     fn run(&self) -> Result<Found<'a>> {
         let budget = self.context.budget;
-        let mut best = self.first_draw();
-        let mut work = 0_u64;
+        let mut router = Router::new(self.context.instance, self.context.outlook, PATIENCE);
+        let draw = |i| draw_routes(&self.context, &mut router, &mut self.context.rng(u64::MAX - i)).ok();
+        let mut best = (0..FIRST_DRAWS).find_map(draw);
+        let mut work = router.work;
         let mut rounds = 0_u64;
         let mut locked = None;
         let mut events = Vec::new();
@@ -90,18 +96,15 @@ impl<'a> Search<'a> {
         }
         while rounds < MOST_ROUNDS {
             budget.check_cancelled()?;
-            let essential = best.is_none() && rounds == 0;
             let over = budget.is_over() || budget.work_limit.is_some_and(|limit| work >= limit);
-            if (over && !essential)
+            if over
                 || best.as_ref().is_some_and(|b| self.is_proved(b))
                 || (best.is_none() && rounds >= MOST_BARREN_ROUNDS)
             {
                 break;
             }
-            let attempts: Vec<Attempt<'a>> = (0..ATTEMPTS)
-                .into_par_iter()
-                .map(|i| self.attempt(best.as_ref(), rounds * ATTEMPTS + i, essential && i == 0))
-                .collect();
+            let attempts: Vec<Attempt<'a>> =
+                (0..ATTEMPTS).into_par_iter().map(|i| self.attempt(best.as_ref(), rounds * ATTEMPTS + i)).collect();
             rounds += 1;
             for attempt in attempts {
                 work += attempt.work;
@@ -135,20 +138,9 @@ impl<'a> Search<'a> {
         self.context.objective == Objective::Simulated && is_tight(candidate.outcome.iteration, self.bound)
     }
 
-    /// Random routes under the dispatch rule: a plan at once, whatever the size.
-    fn first_draw(&self) -> Option<Candidate<'a>> {
-        if self.context.objective == Objective::Travel {
-            return None;
-        }
-        (0..FIRST_DRAWS).find_map(|i| {
-            let mut rng = self.context.rng(u64::MAX - i);
-            finish_random(&self.context, &mut rng)
-        })
-    }
-
-    fn attempt(&self, incumbent: Option<&Candidate<'a>>, number: u64, essential: bool) -> Attempt<'a> {
+    fn attempt(&self, incumbent: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
-        let mut router = Router::new(context.instance, context.outlook);
+        let mut router = Router::new(context.instance, context.outlook, PATIENCE);
         let mut rng = context.rng(number);
         let first_round = number < ATTEMPTS;
         let tried = match incumbent {
@@ -156,14 +148,11 @@ impl<'a> Search<'a> {
                 self.improve(incumbent, &mut router, &mut rng).ok_or(None)
             }
             _ => {
-                let targets = match context.sets {
-                    Some(sets) if rng.random_bool(0.5) => draw::dealt(context.instance, sets, &mut rng),
-                    _ => draw::targets(context.instance, context.tasks, &mut rng),
-                };
+                let targets = context.targets(&mut rng);
                 // The very first goes by hardness alone; the others wander further and further from it.
                 let shuffle = if number == 0 { 0.0 } else { rng.random::<f64>() };
                 let order = priority(context, &targets, &mut rng, shuffle);
-                construct(context, &mut router, &order, &targets, essential)
+                construct(context, &mut router, &order, &targets)
             }
         };
         context.budget.add_work(router.work);

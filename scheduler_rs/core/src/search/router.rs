@@ -139,33 +139,52 @@ pub struct Router<'a> {
     instance: &'a Instance,
     outlook: &'a Outlook,
     labels: Vec<Label>,
-    queue: BinaryHeap<Reverse<(Time, u8, u32)>>,
+    /// By value, then by depth; when diving by depth, then by value.
+    queue: BinaryHeap<Reverse<(Time, Time, u32)>>,
+    /// Labels of one search after which it dives for any good way rather than prove the best.
+    patience: usize,
+    diving: bool,
     best: FxHashMap<(u32, u8, StageOrder), SmallVec<[u32; 4]>>,
     /// Labels made since the start; the measure of work.
     pub work: u64,
 }
 
-/// Queue rank of a label that has reached its last stage: its priority is exact.
-const COMPLETE: u8 = 0;
+/// Depth rank of a label that has reached its last stage: its value is exact.
+const COMPLETE: Time = 0;
 
 impl<'a> Router<'a> {
-    /// For one instance.
+    /// For one instance. A search that has made `patience` labels goes on depth first: on large instances with
+    /// many nodes alike the proof of the best way takes far longer than the way.
     #[must_use]
-    pub fn new(instance: &'a Instance, outlook: &'a Outlook) -> Self {
-        Self { instance, outlook, labels: Vec::new(), queue: BinaryHeap::new(), best: FxHashMap::default(), work: 0 }
+    pub fn new(instance: &'a Instance, outlook: &'a Outlook, patience: usize) -> Self {
+        Self {
+            instance,
+            outlook,
+            labels: Vec::new(),
+            queue: BinaryHeap::new(),
+            patience,
+            diving: false,
+            best: FxHashMap::default(),
+            work: 0,
+        }
     }
 
-    /// The best way among what `board` has reserved, none where there is none within the limit. `stop` is
+    /// The best way (a good one, where the patience ran out) among what `board` has reserved, none where there is none within the limit. `stop` is
     /// asked now and then whether to give up.
     pub fn find(&mut self, board: &Board<'_>, request: &Request<'_>, stop: &dyn Fn() -> bool) -> Option<Way> {
         self.labels.clear();
         self.queue.clear();
         self.best.clear();
+        self.diving = false;
         self.start(board, request);
         let mut turns = 0_u32;
-        while let Some(Reverse((value, rank, id))) = self.queue.pop() {
+        while let Some(Reverse((first, second, id))) = self.queue.pop() {
+            let (value, rank) = if self.diving { (second, first) } else { (first, second) };
             if rank == COMPLETE {
                 return Some(self.trace(board, request, id, value));
+            }
+            if !self.diving && self.labels.len() > self.patience {
+                self.dive();
             }
             turns += 1;
             if turns.is_multiple_of(64) && stop() {
@@ -174,6 +193,16 @@ impl<'a> Router<'a> {
             self.expand(board, request, id);
         }
         None
+    }
+
+    fn dive(&mut self) {
+        self.diving = true;
+        self.queue = self.queue.drain().map(|Reverse((value, rank, id))| Reverse((rank, value, id))).collect();
+    }
+
+    fn push(&mut self, value: Time, rank: Time, id: u32) {
+        let key = if self.diving { (rank, value, id) } else { (value, rank, id) };
+        self.queue.push(Reverse(key));
     }
 
     fn start(&mut self, board: &Board<'_>, request: &Request<'_>) {
@@ -313,10 +342,10 @@ impl<'a> Router<'a> {
                 && let Some(value) = label.back.at(arrival)
                 && value <= request.limit
             {
-                self.queue.push(Reverse((value, COMPLETE, id)));
+                self.push(value, COMPLETE, id);
             }
         } else {
-            self.queue.push(Reverse((value, u8::MAX - label.hops, id)));
+            self.push(value, Time::from(u8::MAX - label.hops), id);
         }
         self.labels.push(label);
     }

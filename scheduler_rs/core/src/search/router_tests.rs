@@ -214,7 +214,7 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let tasks = [RouteTask { source, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
         let outlook = Outlook::new(&case.instance, case.visits.length);
-        let mut router = Router::new(&case.instance, &outlook);
+        let mut router = Router::new(&case.instance, &outlook, usize::MAX);
         let request = Request { source, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
         let expected = case.best(source);
