@@ -2,6 +2,8 @@
 //!
 //! All of them are computed on the instance with durations rounded down.
 
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
 use crate::search::outlook::Outlook;
@@ -15,12 +17,14 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 }
 
 /// For any routes: round trips of the sources under memory and waves, loads of sources and stages.
-#[must_use]
-pub fn lower_bound(instance: &Instance, tasks: &[RouteTask]) -> Time {
+///
+/// # Errors
+/// [`crate::Error::Cancelled`]
+pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], budget: &Budget) -> Result<Time> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let short = lengths.short();
     let long = short + usize::from(lengths.long_routes() > 0);
-    let outlook = Outlook::new(instance, long);
+    let outlook = Outlook::new(instance, long, budget)?;
     let trip = |source: usize| {
         let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
         if least >= NEVER { 0 } else { least }
@@ -42,7 +46,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask]) -> Time {
             bound = bound.max(stage_bound(instance, tasks, *stage, quota));
         }
     }
-    bound + instance.epilogue
+    Ok(bound + instance.epilogue)
 }
 
 /// A source that starts `count` microbatches, none of them home in less than `trip`.

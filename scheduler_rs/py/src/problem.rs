@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use skippipe_core::bound::lower_bound;
+use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::problem::{Instance, Problem as Core};
 use skippipe_core::route::route_tasks;
@@ -160,9 +161,9 @@ impl Problem {
     }
 
     /// A bound in seconds that no plan of this allocation and these rules can beat.
-    fn lower_bound_s(&self) -> f64 {
+    fn lower_bound_s(&self) -> PyResult<f64> {
         let instance = Instance::new(&self.0, Rounding::Down);
-        seconds(lower_bound(&instance, &route_tasks(&instance)))
+        lower_bound(&instance, &route_tasks(&instance), &Budget::new(None, None)).or_raise().map(seconds)
     }
 }
 

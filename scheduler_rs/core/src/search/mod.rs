@@ -138,8 +138,9 @@ fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec
             return impossible(
                 "CC2",
                 format!(
-                    "no stage order of {length} of the stages {:?} keeps max_stage_jump {:?}",
-                    instance.present, rules.max_stage_jump
+                    "no stage order of {length} of the stages {:?} keeps max_stage_jump = {}",
+                    instance.present,
+                    rules.max_stage_jump.unwrap_or_default()
                 ),
             );
         }
@@ -154,8 +155,10 @@ fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec
         Shares::None => impossible(
             "CC3",
             format!(
-                "no choice of {} routes with {} stage visits in all, jumps of at most {:?}, shares the visits out evenly",
-                lengths.routes, lengths.total, rules.max_stage_jump
+                "no choice of {} routes with {} stage visits in all and jumps of at most {} shares the visits out evenly",
+                lengths.routes,
+                lengths.total,
+                rules.max_stage_jump.unwrap_or_default()
             ),
         ),
     }
@@ -229,7 +232,7 @@ fn solve_full(
 ) -> Result<Solution> {
     let mut simulator = Simulator::new(instance);
     let mut best: Option<(Outcome, Vec<Batch>)> = None;
-    let bound = lower_bound(below, tasks);
+    let bound = lower_bound(below, tasks, budget)?;
     let mut stuck = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;

@@ -2,6 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::budget::Budget;
+use crate::error::Result;
 use crate::problem::Instance;
 use crate::time::{NEVER, Time};
 
@@ -15,45 +17,61 @@ pub enum Position {
     Swapped = 1,
 }
 
+/// Nodes of one stage with the same links: what lies beyond them takes equally long.
+#[derive(Debug)]
+struct Class {
+    stage: usize,
+    /// Any one of its nodes.
+    node: usize,
+    /// The least forward and backward of its nodes.
+    work: Time,
+}
+
 /// For one source: from the end of a node's forward to the arrival of the gradient for its backward, with
 /// a given number of further stages to visit, were no node ever busy. Exact under CC1, CC2 and
 /// `max_stage_jump` but for the number of swaps and repeated visits, so never too long.
 #[derive(Debug)]
 struct Table {
-    /// `[hops left][position][node]`.
+    /// `[hops left][position][class]`.
     least: Vec<[Vec<Time>; 2]>,
 }
 
 /// Tables of all sources; sources with equal links and loss share one.
 #[derive(Debug)]
 pub struct Outlook {
+    class_of: Vec<usize>,
     tables: Vec<Table>,
     table_of: FxHashMap<usize, usize>,
 }
 
 impl Outlook {
     /// For routes of at most `longest` visits.
-    #[must_use]
-    pub fn new(instance: &Instance, longest: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`]
+    pub fn new(instance: &Instance, longest: usize, budget: &Budget) -> Result<Self> {
+        let (classes, class_of) = classes(instance);
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
-        let mut outlook = Self { tables: Vec::new(), table_of: FxHashMap::default() };
+        let mut outlook = Self { class_of, tables: Vec::new(), table_of: FxHashMap::default() };
         for source in &instance.sources {
-            // A node's own link to itself is free, so only the members of a place that has several
-            // nodes are alike; they are alike but for that one link, and the least of both is valid.
             let key = (instance.place(source.node), instance.loss[source.node]);
-            let table = *known.entry(key).or_insert_with(|| {
-                outlook.tables.push(Table::new(instance, source.node, longest));
-                outlook.tables.len() - 1
-            });
+            let table = match known.get(&key) {
+                Some(table) => *table,
+                None => {
+                    outlook.tables.push(Table::new(instance, &classes, source.node, longest, budget)?);
+                    outlook.tables.len() - 1
+                }
+            };
+            known.insert(key, table);
             outlook.table_of.insert(source.node, table);
         }
-        outlook
+        Ok(outlook)
     }
 
     /// Nanoseconds, [`NEVER`] where no route of that length exists.
     #[must_use]
     pub fn least(&self, source: usize, node: usize, position: Position, hops_left: usize) -> Time {
-        self.tables[self.table_of[&source]].least[hops_left][position as usize][node]
+        self.tables[self.table_of[&source]].least[hops_left][position as usize][self.class_of[node]]
     }
 
     /// The least time of a whole iteration of one microbatch with `length` visits (all-reduce left out).
@@ -83,33 +101,53 @@ fn first_stages(instance: &Instance) -> impl Iterator<Item = usize> + '_ {
     instance.present.iter().copied().filter(|s| instance.rules.max_stage_jump.is_none_or(|jump| *s <= jump as usize))
 }
 
+/// The classes of an instance, and the class of each node (0 where it serves no stage).
+fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
+    let mut known: FxHashMap<(usize, usize), usize> = FxHashMap::default();
+    let mut classes: Vec<Class> = Vec::new();
+    let mut class_of = vec![0; instance.node_count()];
+    for (stage, members) in instance.members.iter().enumerate() {
+        for node in members.iter().copied() {
+            let work = instance.forward[node] + instance.backward[node];
+            let class = *known.entry((stage, instance.place(node))).or_insert_with(|| {
+                classes.push(Class { stage, node, work });
+                classes.len() - 1
+            });
+            classes[class].work = classes[class].work.min(work);
+            class_of[node] = class;
+        }
+    }
+    (classes, class_of)
+}
+
 impl Table {
-    fn new(instance: &Instance, source: usize, longest: usize) -> Self {
-        let n = instance.node_count();
-        // Another node of the source's place is as far from `source` as `source` itself is near: take 0.
-        let turn = |node: usize| {
-            if instance.place(node) == instance.place(source) {
+    fn new(instance: &Instance, classes: &[Class], source: usize, longest: usize, budget: &Budget) -> Result<Self> {
+        // To one of the nodes in the source's place, the source itself, the way is none: take that for all.
+        let turn = |class: &Class| {
+            if instance.place(class.node) == instance.place(source) {
                 return instance.loss[source];
             }
-            instance.transfer(node, source) + instance.loss[source] + instance.transfer(source, node)
+            instance.transfer(class.node, source) + instance.loss[source] + instance.transfer(source, class.node)
         };
-        let base: Vec<Time> = (0..n).map(turn).collect();
+        let base: Vec<Time> = classes.iter().map(turn).collect();
+        let mut of_stage: Vec<Vec<usize>> = vec![Vec::new(); instance.stage_count()];
+        for (c, class) in classes.iter().enumerate() {
+            of_stage[class.stage].push(c);
+        }
         let mut least = vec![[base.clone(), base]];
         for hops in 1..longest.max(1) {
             let shorter = &least[hops - 1];
-            let mut level = [vec![NEVER; n], vec![NEVER; n]];
-            for (from, members) in instance.members.iter().enumerate() {
+            let mut level = [vec![NEVER; classes.len()], vec![NEVER; classes.len()]];
+            for from in 0..instance.stage_count() {
+                budget.check_cancelled()?;
                 for position in [Position::Furthest, Position::Swapped] {
                     for (to, next) in successors(instance, from, position) {
-                        for v in members {
+                        for v in &of_stage[from] {
                             let mut best = level[position as usize][*v];
-                            for u in &instance.members[to] {
-                                let beyond = shorter[next as usize][*u];
-                                let around = instance.transfer(*v, *u)
-                                    + instance.transfer(*u, *v)
-                                    + instance.forward[*u]
-                                    + instance.backward[*u];
-                                best = best.min(beyond.saturating_add(around));
+                            for u in &of_stage[to] {
+                                let (a, b) = (classes[*v].node, classes[*u].node);
+                                let around = instance.transfer(a, b) + instance.transfer(b, a) + classes[*u].work;
+                                best = best.min(shorter[next as usize][*u].saturating_add(around));
                             }
                             level[position as usize][*v] = best.min(NEVER);
                         }
@@ -118,7 +156,7 @@ impl Table {
             }
             least.push(level);
         }
-        Self { least }
+        Ok(Self { least })
     }
 }
 

@@ -44,10 +44,10 @@ pub(super) fn solve(
     budget: &Budget,
 ) -> Result<Solution> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
-    let outlook = Outlook::new(instance, lengths.total.div_ceil(lengths.routes));
+    let outlook = Outlook::new(instance, lengths.total.div_ceil(lengths.routes), budget)?;
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
     let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed, sets };
-    let bound = lower_bound(below, tasks);
+    let bound = lower_bound(below, tasks, budget)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()

@@ -152,6 +152,9 @@ pub struct Router<'a> {
 /// Depth rank of a label that has reached its last stage: its value is exact.
 const COMPLETE: Time = 0;
 
+/// How often the search asks whether to give up.
+const LABELS_PER_POLL: u64 = 2048;
+
 impl<'a> Router<'a> {
     /// For one instance. A search that has made `patience` labels goes on depth first: on large instances with
     /// many nodes alike the proof of the best way takes far longer than the way.
@@ -177,7 +180,7 @@ impl<'a> Router<'a> {
         self.best.clear();
         self.diving = false;
         self.start(board, request);
-        let mut turns = 0_u32;
+        let mut polled = self.work;
         while let Some(Reverse((first, second, id))) = self.queue.pop() {
             let (value, rank) = if self.diving { (second, first) } else { (first, second) };
             if rank == COMPLETE {
@@ -186,9 +189,11 @@ impl<'a> Router<'a> {
             if !self.diving && self.labels.len() > self.patience {
                 self.dive();
             }
-            turns += 1;
-            if turns.is_multiple_of(64) && stop() {
-                return None;
+            if self.work - polled >= LABELS_PER_POLL {
+                polled = self.work;
+                if stop() {
+                    return None;
+                }
             }
             self.expand(board, request, id);
         }

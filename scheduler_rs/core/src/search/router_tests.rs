@@ -7,6 +7,7 @@ use super::board::{Board, Targets};
 use super::outlook::Outlook;
 use super::router::{Request, Router};
 use super::timeline::Slot;
+use crate::budget::Budget;
 use crate::cluster::{Cluster, ClusterParts, Links, Node};
 use crate::problem::{Instance, Problem};
 use crate::route::{RouteTask, StageOrder, StageSet, Visits, stage_bit};
@@ -213,7 +214,7 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let source = case.instance.sources[0].node;
         let tasks = [RouteTask { source, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
-        let outlook = Outlook::new(&case.instance, case.visits.length);
+        let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None)).unwrap();
         let mut router = Router::new(&case.instance, &outlook, usize::MAX);
         let request = Request { source, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
