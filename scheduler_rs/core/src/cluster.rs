@@ -149,7 +149,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::Format`] or [`Error::Invalid`], naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        parse::<ClusterFile>(text)?.check("")
+        parse::<ClusterFile>(text, FORMAT)?.check("")
     }
 
     /// Writes `skippipe.cluster/1`.

@@ -1,16 +1,31 @@
 //! Reading and writing of the JSON formats: errors that name the place, text that a person can read.
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, Result, invalid};
 use crate::time::LONGEST_S;
 
-/// Parses `text`, naming the key at which it does not fit. `prefix` stands before the key.
+/// Parses `text`, which states `format`, naming the key at which it does not fit.
 ///
 /// # Errors
-/// [`Error::Format`] with the key, or with line and column where the text is no JSON.
-pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
+/// [`Error::Invalid`] for another format or version, [`Error::Format`] with the key, or with line and column
+/// where the text is no JSON.
+pub fn parse<T: DeserializeOwned>(text: &str, format: &str) -> Result<T> {
+    // Another version may have other keys: that it is another one is then the message, not the keys.
+    if let Ok(Head { format: Some(Value::String(found)) }) = serde_json::from_str(text) {
+        check_format(&found, format, "")?;
+    }
+    read(text)
+}
+
+#[derive(Deserialize)]
+struct Head {
+    format: Option<Value>,
+}
+
+fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
@@ -138,6 +153,6 @@ mod tests {
     #[test]
     fn deep_nesting_is_an_error() {
         let text = "[".repeat(100_000);
-        assert!(parse::<Value>(&text).is_err());
+        assert!(read::<Value>(&text).is_err());
     }
 }

@@ -131,7 +131,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Format`] or [`Error::Invalid`], naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        parse::<PlanFile>(text)?.check()
+        parse::<PlanFile>(text, FORMAT)?.check()
     }
 
     /// Writes `skippipe.plan/1`.

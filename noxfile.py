@@ -1,0 +1,122 @@
+"""Every routine task. `python -m nox -s NAME`; each session sets itself up, with uv.
+
+No session but `tests` and `bench` needs more than the base install; what needs torch will share one environment.
+"""
+
+import filecmp
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint"]
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml("pyproject.toml")
+STUB = ROOT / "skippipe" / "_scheduler.pyi"
+
+
+def install(session: nox.Session, *groups: str, extras: str = "") -> None:
+    """Build the extension from the sources (profile wheel-dev) and install the package with dependency groups."""
+    wanted = [requirement for group in groups for requirement in nox.project.dependency_groups(PROJECT, group)]
+    session.install("--reinstall-package", "skippipe", "--editable", f".{extras}", *wanted)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Plan 20 nodes over 12 cloud regions, and print what skipping and routing gain."""
+    install(session)
+    session.run(
+        "skippipe", "plan", "cluster=geo20", "compare=[full,full-routed,random-skip,skippipe-no-tc2]",
+        "planner.time_limit_s=5", *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests of the Rust core, then those in Python; arguments after `--` go to pytest."""
+    install(session, "tests")
+    if not session.posargs:
+        session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format, rules and types, in Python and Rust, and that the type stub of the extension is up to date."""
+    wanted = nox.project.dependency_groups(PROJECT, "lint", "typing")
+    session.install(*wanted)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+    session.run("cargo", "fmt", "--all", "--check", external=True)
+    session.run(
+        "cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings", external=True
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        if not filecmp.cmp(generate_stub(session, Path(folder)), STUB, shallow=False):
+            session.error(f"{STUB.name} is out of date: run `python -m nox -s stubs`")
+
+
+@nox.session
+def stubs(session: nox.Session) -> None:
+    """Write the type stub of the extension anew, from its Rust sources."""
+    session.install(*nox.project.dependency_groups(PROJECT, "lint"))
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(generate_stub(session, Path(folder)), STUB)
+
+
+def generate_stub(session: nox.Session, folder: Path) -> Path:
+    """Have maturin write the stub into `folder`."""
+    session.run("maturin", "generate-stubs", "--profile", "wheel-dev", "--locked", "--quiet", "--out", str(folder))
+    (stub,) = folder.rglob("_scheduler.pyi")
+    return stub
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure simulator and planner with an optimised build; figures go to benchmarks/out."""
+    wanted = nox.project.dependency_groups(PROJECT, "bench")
+    session.install("--reinstall-package", "skippipe", ".", *wanted)
+    out = ROOT / "benchmarks" / "out"
+    out.mkdir(exist_ok=True)
+    # Run outside the checkout, so that the installed wheel is what is measured.
+    session.chdir(session.create_tmp())
+    for what in ("simulator", "planner"):
+        session.run("skippipe", "bench", what, f"output={out / what}.json", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the sdist, a wheel from it, and use that in a clean environment outside the checkout."""
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("uv", "build", "--python", sys.executable, "--out-dir", str(dist), external=True)
+    (built,) = dist.glob("*.whl")
+    with tempfile.TemporaryDirectory() as folder:
+        session.chdir(folder)
+        session.run("uv", "venv", "--quiet", "--python", sys.executable, "clean", external=True)
+        session.run("uv", "pip", "install", "--quiet", "--python", "clean", str(built), external=True)
+        check_installed(session, Path(folder))
+
+
+def check_installed(session: nox.Session, folder: Path) -> None:
+    """Run the commands of a wheel installed in `folder`/clean, in a folder that holds nothing else."""
+    binaries = folder / "clean" / "bin"
+    work = folder / "work"
+    work.mkdir()
+    session.chdir(work)
+    without_torch = "import importlib.util as u, skippipe.commands; assert u.find_spec('torch') is None"
+    session.run(str(binaries / "python"), "-c", without_torch, external=True)
+    for arguments in (
+        ["--version"], ["--help"], ["plan", "--help"], ["plan", "cluster=local4", "output=plan.json"],
+        ["plan", "cluster=geo20"], ["simulate", "plan=plan.json", "output=simulated.json"],
+    ):  # fmt: skip
+        session.run(str(binaries / "skippipe"), *arguments, external=True, silent="--help" in arguments)
+    left = sorted(path.name for path in work.iterdir())
+    if left != ["plan.json", "simulated.json"]:
+        session.error(f"the commands left {left} behind")

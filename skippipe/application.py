@@ -1,0 +1,212 @@
+"""Run one command under Hydra: configuration composed, checked and handed over as dataclasses, errors made readable.
+
+Everything about Hydra and OmegaConf is in here and in `overrides.py`; the commands know neither.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import filter_overrides
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from skippipe import config
+from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status
+from skippipe.help import command_help
+from skippipe.overrides import explain
+from skippipe.validate import validate
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a job runs."""
+
+    folder: Path
+    """relative output files go here: the current folder, or the job's own in a sweep"""
+    label: str | None
+    """number and overrides of the job in a sweep; None for a single run"""
+
+    def output(self, name: str | None) -> Path | None:
+        """Where an `output` setting points to."""
+        return None if name is None else self.folder / name
+
+    def shown(self, output: Path) -> str:
+        """How to name an output file to somebody in the current folder."""
+        return min(str(output), os.path.relpath(output), key=len)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line such as `skippipe plan`: how it is called, its settings, and what it does."""
+
+    words: str
+    """as typed, e.g. `bench planner`"""
+    run: Callable[[Any, Context], float]
+    """does the work; what it returns is what a Hydra sweeper may minimise"""
+
+    @property
+    def config_name(self) -> str:
+        """Name of the primary configuration in `skippipe/conf`."""
+        return self.words.replace(" ", "_")
+
+    @property
+    def job(self) -> type[Any]:
+        """Dataclass of its settings."""
+        return JOBS[self.config_name]
+
+
+class _JobFailedError(Exception):
+    """A job of a sweep failed and has said why; the argument is its exit status."""
+
+
+class _Task:
+    """What Hydra calls for every job. In a sweep it may be pickled and run in another process."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.error: Exception | None = None
+
+    def __call__(self, composed: DictConfig) -> float | None:
+        context = _context()
+        try:
+            return self.command.run(_settings(composed), context)
+        except Exception as error:  # noqa: BLE001 - reported here, before Hydra can dress it up
+            if context.label is None:
+                self.error = error
+                return None
+            report_error(self.command.words, error, context.label)
+            raise _JobFailedError(exit_status(error)) from None
+
+
+def run_command(command: Command, arguments: Sequence[str]) -> int:
+    """Run `command` with Hydra's command line `arguments`; return the exit status."""
+    task = _Task(command)
+    try:
+        _run_hydra(task, arguments)
+    except _JobFailedError as failed:
+        return int(failed.args[0])
+    except SystemExit as stop:  # Hydra ends so after --help and the like, argparse after a wrong flag
+        return stop.code if isinstance(stop.code, int) else UNUSABLE_INPUT
+    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
+        report_error(command.words, InputError(explain(error, command.job)))
+        return UNUSABLE_INPUT
+    if task.error is not None:
+        report_error(command.words, task.error)
+        return exit_status(task.error)
+    return SUCCESS
+
+
+def report_error(words: str, error: Exception, label: str | None = None) -> None:
+    """Print one message on standard error; a traceback only for what is a defect of ours."""
+    if not isinstance(error, (SchedulerError, OSError)):
+        traceback.print_exception(error)
+    job = "" if label is None else f" {label}"
+    sys.stderr.write(f"skippipe {words}:{job} {str(error) or type(error).__name__}\n")
+
+
+def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:
+    """Call Hydra's main with errors raised instead of printed."""
+    with _replaced(sys, "argv", [f"skippipe {task.command.words}", *arguments]), _full_errors(), _without_job_notice():
+        hydra.main(config_path="pkg://skippipe.conf", config_name=task.command.config_name, version_base="1.3")(task)()
+
+
+def _context() -> Context:
+    """Read from Hydra where this job runs."""
+    running = HydraConfig.get()
+    label = None
+    if running.mode == RunMode.MULTIRUN:
+        overrides = " ".join(filter_overrides(running.overrides.task))
+        label = f"job {running.job.num} ({overrides}):"
+    return Context(Path(running.runtime.output_dir), label)
+
+
+def _settings(composed: DictConfig) -> Any:
+    """Turn what was composed into dataclasses with every value in range."""
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise InputError(explain(error, OmegaConf.get_type(composed))) from None
+    validate(settings)
+    return settings
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def _full_errors() -> Iterator[None]:
+    """Have Hydra raise its errors as they are, for us to explain."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+class _Filtered:
+    """Standard error without the line that Hydra writes about a failed job, which has spoken for itself."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if not text.startswith("Error executing job with overrides:"):
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _without_job_notice() -> Iterator[None]:
+    with _replaced(sys, "stderr", _Filtered(sys.stderr)):
+        yield
+
+
+def _register() -> None:
+    """Tell Hydra the types of all settings, and how to make the text of `--help`."""
+    store = ConfigStore.instance()
+    for name, job in JOBS.items():
+        store.store(name=f"{name}_schema", node=job)
+    for group, name, node in (
+        ("cluster", "sites_schema", config.SitesConfig),
+        ("cluster", "regions_schema", config.RegionsConfig),
+        ("cluster", "synthetic_schema", config.SyntheticConfig),
+        ("schedule", "schedule_schema", config.ScheduleConfig),
+        ("planner", "planner_schema", config.PlannerConfig),
+    ):
+        store.store(group=group, name=name, node=node)
+    OmegaConf.register_new_resolver("skippipe.help", lambda name: command_help(name, JOBS[name]), replace=True)
+
+
+JOBS: dict[str, type[Any]] = {
+    "plan": config.PlanJob,
+    "simulate": config.SimulateJob,
+    "bench_simulator": config.BenchSimulatorJob,
+    "bench_planner": config.BenchPlannerJob,
+}
+
+_register()

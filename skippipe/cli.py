@@ -1,0 +1,64 @@
+"""The command `skippipe`: finds the command that is asked for and gives its exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from skippipe import __version__
+from skippipe.errors import FAILURE, INTERRUPTED, SUCCESS, UNUSABLE_INPUT
+
+USAGE = f"""\
+skippipe {__version__}: pipeline-parallel training in which microbatches skip stages
+
+Commands
+  skippipe plan             routes and order for one iteration; prints what they give, writes the plan
+  skippipe simulate         run a plan through the event simulator
+  skippipe bench simulator  evaluations per second of the simulator
+  skippipe bench planner    what the planner reaches on a fixed set of instances
+
+  skippipe COMMAND --help   every key of a command, with examples
+  skippipe --version        the version
+
+Settings are key=value, e.g. skippipe plan cluster=geo20 schedule.skip_ratio=0.25 output=plan.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: this process's) and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output has gone (`skippipe plan | head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("--help", "-h"):
+        sys.stdout.write(USAGE)
+        return SUCCESS
+    if "--version" in arguments:
+        sys.stdout.write(f"skippipe {__version__}\n")
+        return SUCCESS
+    # Hydra takes half a second to import: not for what is answered above.
+    from skippipe.application import run_command  # noqa: PLC0415
+    from skippipe.commands import COMMANDS  # noqa: PLC0415
+
+    for command in COMMANDS:
+        words = command.words.split()
+        if arguments[: len(words)] == words:
+            return run_command(command, arguments[len(words) :])
+    return _unknown(arguments, [command.words for command in COMMANDS])
+
+
+def _unknown(arguments: list[str], known: list[str]) -> int:
+    asked = " ".join(arguments[:2] if arguments[:1] == ["bench"] else arguments[:1])
+    problem = f"{asked!r} is no command" if asked else "no command is given"
+    sys.stderr.write(f"skippipe: {problem}, one of {', '.join(known)} is expected (see skippipe --help)\n")
+    return UNUSABLE_INPUT

@@ -1,0 +1,72 @@
+"""`skippipe bench simulator` and `skippipe bench planner`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skippipe.application import Context
+from skippipe.benchmark import (
+    Instances,
+    environment,
+    load_instances,
+    measure_planner,
+    measure_simulator,
+    preset_instances,
+)
+from skippipe.config import BenchPlannerJob, BenchSimulatorJob
+from skippipe.files import check_writable, write_text
+from skippipe.report.terminal import make_console, plain_table
+
+
+def bench_simulator(job: BenchSimulatorJob, context: Context) -> float:
+    """Measure the simulator; returns its slowest figure, evaluations per second."""
+    output = _checked(context, job.output)
+    rows = measure_simulator(_instances(job), job.seconds)
+    _report("simulator", rows, output)
+    return min(float(row["evaluations_per_s"]) for row in rows)
+
+
+def bench_planner(job: BenchPlannerJob, context: Context) -> float:
+    """Measure the planner; returns the sum of the iteration times that it reached, in seconds."""
+    output = _checked(context, job.output)
+    rows = list(measure_planner(_instances(job), job.strategies, job.planner))
+    _report("planner", rows, output)
+    return sum(float(row["iteration_s"] or 0.0) for row in rows)
+
+
+def _instances(job: BenchSimulatorJob | BenchPlannerJob) -> Instances:
+    loaded = {} if job.data is None else load_instances(Path(job.data))
+    return preset_instances(job.instances) | loaded
+
+
+def _checked(context: Context, name: str | None) -> Path | None:
+    output = context.output(name)
+    if output is not None:
+        check_writable(output)
+    return output
+
+
+def _report(what: str, rows: Sequence[dict[str, Any]], output: Path | None) -> None:
+    """Print the rows as a table, and write them with date, machine and versions."""
+    table = plain_table()
+    for key, value in rows[0].items():
+        table.add_column(
+            key.removesuffix("_s").replace("_", " "), justify="left" if isinstance(value, str) else "right"
+        )
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    make_console().print(table)
+    if output is not None:
+        content = {"format": "skippipe.bench/1", "bench": what, **environment(), "rows": list(rows)}
+        write_text(output, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+        case _:
+            return str(value)

@@ -1,0 +1,55 @@
+"""`skippipe plan`."""
+
+from rich.console import Console
+
+from skippipe._scheduler import Plan
+from skippipe.application import Context
+from skippipe.config import PlanJob
+from skippipe.files import check_writable
+from skippipe.plan import save_plan
+from skippipe.planning import Instance, Outcome, compared, evaluate, make_plan, outcome, prepare
+from skippipe.report.terminal import make_console, planning_progress, show_gains, show_outcomes, show_plan
+
+
+def plan(job: PlanJob, context: Context) -> float:
+    """Plan, print what it gives, write the plan; returns the iteration time in seconds."""
+    output = context.output(job.output)
+    if output is not None:
+        check_writable(output)
+    instance = prepare(job.cluster, job.allocate, job.schedule)
+    strategy = job.schedule.strategy
+    with planning_progress(strategy) as progress:
+        made = make_plan(instance.problem, strategy, job.planner, progress)
+    if output is not None:
+        save_plan(made, output)
+    others = _evaluate_others(job, instance)
+    console = make_console()
+    if context.label is None:
+        _print(console, made, others)
+    else:
+        console.print(f"{context.label} iteration {made.predicted.iteration_s:.4f} s", markup=False, soft_wrap=True)
+    if output is not None and context.label is None:
+        console.print(f"plan written to {context.shown(output)}", markup=False, soft_wrap=True)
+    return made.predicted.iteration_s
+
+
+def _evaluate_others(job: PlanJob, instance: Instance) -> list[Outcome]:
+    outcomes = []
+    for name in compared(job.compare, job.schedule.strategy):
+        with planning_progress(name) as progress:
+            outcomes.append(evaluate(instance.problem, name, job.planner, progress))
+    return outcomes
+
+
+def _print(console: Console, made: Plan, others: list[Outcome]) -> None:
+    routes = len({microbatch.route for microbatch in made.microbatches})
+    console.print(
+        f"{len(made.cluster)} nodes, {len(made.stages)} stages, {len(made.microbatches)} microbatches "
+        f"on {routes} routes, skip ratio {made.skip_ratio:.4g}\n",
+        markup=False,
+    )
+    outcomes = [*others, outcome(made)]
+    show_outcomes(console, outcomes)
+    show_gains(console, outcomes)
+    console.print()
+    show_plan(console, made)

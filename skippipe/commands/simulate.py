@@ -1,0 +1,35 @@
+"""`skippipe simulate`."""
+
+from skippipe import _scheduler
+from skippipe.application import Context
+from skippipe.config import SimulateJob
+from skippipe.errors import LockupError
+from skippipe.files import check_writable
+from skippipe.plan import load_plan, save_plan
+from skippipe.planning import outcome
+from skippipe.report.terminal import make_console, seconds, show_outcomes, show_plan
+
+
+def simulate(job: SimulateJob, context: Context) -> float:
+    """Simulate a plan, print and write the result; returns the iteration time in seconds."""
+    output = context.output(job.output)
+    if output is not None:
+        check_writable(output)
+    planned = load_plan(job.plan)
+    try:
+        simulated = _scheduler.simulate(planned, order=job.order)
+    except LockupError as error:
+        raise LockupError(f"{job.plan}: {error}") from None
+    if output is not None:
+        save_plan(simulated, output)
+    console = make_console()
+    if context.label is not None:
+        time = seconds(simulated.predicted.iteration_s)
+        console.print(f"{context.label} iteration {time}", markup=False, soft_wrap=True)
+        return simulated.predicted.iteration_s
+    show_outcomes(console, [outcome(simulated)])
+    console.print(f"the plan says {seconds(planned.predicted.iteration_s)}\n", markup=False)
+    show_plan(console, simulated)
+    if output is not None:
+        console.print(f"simulated plan written to {context.shown(output)}", markup=False, soft_wrap=True)
+    return simulated.predicted.iteration_s

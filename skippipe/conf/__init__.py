@@ -1,0 +1,1 @@
+"""Hydra configuration: what `skippipe COMMAND` composes its settings from."""

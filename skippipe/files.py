@@ -1,0 +1,121 @@
+"""Files in and out: text read with errors that name the file, files written whole or not at all."""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from skippipe.errors import InputError
+
+MAX_TEXT_BYTES = 256 * 1024 * 1024
+"""More than this is no cluster or plan of ours: 1,000 nodes and 10,000 microbatches stay well below it."""
+
+
+def read_text(path: str) -> str:
+    """Read the whole of a UTF-8 file; raise `InputError` naming it where that cannot be done."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_TEXT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+    if len(content) > MAX_TEXT_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_TEXT_BYTES} bytes, the most that is read")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no UTF-8 text (byte {error.start}), JSON is expected") from None
+
+
+def read_json_object(path: str) -> dict[str, Any]:
+    """Read a JSON file that holds one object; raise `InputError` naming the file where it does not."""
+    try:
+        value = json.loads(read_text(path), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: is no valid JSON: {error}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: holds a JSON {_json_type(value)}, an object is expected")
+    return value
+
+
+def check_writable(path: Path) -> None:
+    """Raise `InputError` unless a file can be written at `path`: called before the work whose result goes there."""
+    target = _resolved(path)
+    try:
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise InputError(f"output={path} is {kind}, a file name is expected")
+        if mode is not None and not os.access(target, os.W_OK):
+            raise InputError(f"output={path} cannot be written: no permission")
+        if not target.parent.is_dir():
+            raise InputError(f"output={path} cannot be written: the folder {target.parent} does not exist")
+        with _temporary_beside(target):
+            pass
+    except OSError as error:
+        raise InputError(f"output={path} cannot be written: {_reason(error)}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as the whole of `path`: a reader finds the old file or the new one, never a part.
+
+    Raises `OSError` when it cannot be done; the old file then stands as it was.
+    """
+    target = _resolved(path)
+    with _temporary_beside(target) as temporary:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    _sync_folder(target.parent)
+
+
+def _resolved(path: Path) -> Path:
+    """Where the bytes go: through symbolic links, so that a link is not replaced by a file."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"output={path} cannot be written: {_reason(error)}") from None
+
+
+@contextlib.contextmanager
+def _temporary_beside(target: Path) -> Iterator[Path]:
+    """Create an empty file in the folder of `target`, removed at the end if it is still there."""
+    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    # Opened as any new file is, so that the user's umask decides about its mode.
+    temporary.unlink(missing_ok=True)
+    temporary.touch(exist_ok=False)
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut, where the file system lets folders be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number, finite numbers are expected")
+
+
+def _json_type(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")

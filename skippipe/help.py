@@ -1,0 +1,131 @@
+"""The text of `skippipe COMMAND --help`: what it does, every key with its meaning and range, examples."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+EXAMPLES = {
+    "plan": """\
+skippipe plan                                          plan 20 nodes over 12 cloud regions
+skippipe plan cluster=local4 output=plan.json          another preset; write the plan
+skippipe plan cluster.file=my.json allocate.sizes=[4,2,2]
+skippipe plan compare=[full,random-skip]               what does skipping gain, and what routing?
+skippipe plan cluster=synthetic cluster.nodes=40 cluster.seed=3 planner.time_limit_s=5
+skippipe plan schedule=reference schedule.stages=6     the rules of the reference implementation
+skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
+                                                       a sweep; plans go to multirun/DATE/TIME/N""",
+    "simulate": """\
+skippipe simulate plan=plan.json
+skippipe simulate plan=plan.json order=dispatch output=dispatched.json""",
+    "bench_simulator": """\
+skippipe bench simulator
+skippipe bench simulator seconds=5 output=simulator.json""",
+    "bench_planner": """\
+skippipe bench planner planner.time_limit_s=5 output=planner.json
+skippipe bench planner data=FOLDER                     your own instances as well""",
+}
+
+NOTES = {
+    "plan": """\
+Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
+nothing can be gained. Give stage 0 more nodes than the later stages have each.""",
+}
+
+
+def command_help(name: str, job: type[Any]) -> str:
+    """Text for Hydra's help template: `$APP_CONFIG_GROUPS` and the like would be filled in, other `$` are doubled."""
+    summary = inspect.cleandoc(job.__doc__ or "").replace("`", "")
+    parts = [
+        summary,
+        NOTES.get(name, ""),
+        f"Examples\n{textwrap.indent(EXAMPLES[name], '  ')}",
+        "Keys\n" + _key_table(job),
+        FLAGS,
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    return text.replace("$", "$$") + "\n\nAs composed from this command line\n$CONFIG"
+
+
+FLAGS = """\
+Flags
+  -m, --multirun     run once for every combination of comma-separated values: key=a,b or key=range(1,4)
+  --cfg job          print the configuration and stop
+  --config-dir DIR   a folder with configuration files of your own, e.g. DIR/cluster/mine.yaml for cluster=mine
+  --hydra-help       more flags, from Hydra
+
+Exit status: 0 on success, 2 for input that cannot be used, 1 for anything else, 130 after Ctrl-C."""
+
+
+def _key_table(job: type[Any]) -> str:
+    rows = list(_rows(job))
+    width = max(len(key) for key, _ in rows if len(key) < 36)
+    lines = [f"  {key.ljust(width)}  {text}" for key, text in rows]
+    return "\n".join(
+        textwrap.fill(line, 118, subsequent_indent=" " * (width + 4), break_long_words=False) for line in lines
+    )
+
+
+def _rows(job: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a job with its meaning; keys that only some presets have name those."""
+    types, meanings = typing.get_type_hints(job), field_docs(job)
+    for item in dataclasses.fields(job):
+        key, kind = prefix + item.name, types[item.name]
+        if not _is_group(kind):
+            yield key, _meaning(item, meanings)
+            continue
+        yield f"{key}=", meanings[item.name] + (f": {', '.join(GROUPS[key])}" if key in GROUPS else "")
+        yield from _rows(kind, f"{key}.")
+        for variant in kind.__subclasses__():
+            yield from _variant_rows(variant, kind, f"{key}.")
+
+
+def _variant_rows(variant: type[Any], base: type[Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """What a kind of preset has beyond the others; its profiles in one row each."""
+    types, meanings = typing.get_type_hints(variant), field_docs(variant)
+    known = {item.name for item in dataclasses.fields(base)}
+    for item in dataclasses.fields(variant):
+        if item.name in known:
+            continue
+        inner = ", ".join(x.name for x in dataclasses.fields(types[item.name])) if _is_group(types[item.name]) else ""
+        key = f"{prefix}{item.name}" + ("." if inner else "")
+        label = f"[{', '.join(PRESETS[variant.__name__])}] "
+        yield key, label + _meaning(item, meanings) + (f": {inner}" if inner else "")
+
+
+def _meaning(item: dataclasses.Field[Any], meanings: dict[str, str]) -> str:
+    within = item.metadata.get("within")
+    return meanings[item.name] + (f" ({within})" if within and item.name != "skip_ratio" else "")
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+GROUPS = {
+    "cluster": ("geo20", "local4", "five_clusters", "single_cluster", "synthetic"),
+    "schedule": ("skippipe", "reference"),
+    "planner": ("default",),
+}
+PRESETS = {
+    "SitesConfig": ("local4", "five_clusters", "single_cluster"),
+    "RegionsConfig": ("geo20",),
+    "SyntheticConfig": ("synthetic",),
+}
+
+
+def field_docs(job: type[Any]) -> dict[str, str]:
+    """Return the text under each field of a dataclass, those it inherits included."""
+    docs: dict[str, str] = {}
+    for cls in reversed(job.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match following:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[statement.target.id] = " ".join(text.split())
+    return docs

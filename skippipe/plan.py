@@ -1,0 +1,50 @@
+"""Plans: read with every rule checked, written whole or not at all."""
+
+from pathlib import Path
+
+from skippipe._scheduler import Plan
+from skippipe.errors import InputError, SchedulerError, in_file
+from skippipe.files import read_text, write_text
+
+__all__ = ["Plan", "load_plan", "save_plan"]
+
+MAX_SHOWN = 10
+
+
+def load_plan(path: str) -> Plan:
+    """Read a `skippipe.plan/1` file and check it.
+
+    Raises:
+        InputError: the file cannot be read, is no plan, or its plan breaks a rule; the message names the file and
+            what is wrong with it.
+
+    """
+    text = read_text(path)
+    try:
+        plan = Plan.from_json(text)
+    except InputError as error:
+        raise in_file(error, path) from None
+    broken = plan.check()
+    if broken:
+        raise InputError(f"{path}: the plan breaks its own rules: {_listed(broken)}")
+    return plan
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan that holds every rule.
+
+    Raises:
+        SchedulerError: the plan breaks a rule; nothing is written.
+        OSError: the file cannot be written; an older one stands as it was.
+
+    """
+    broken = plan.check()
+    if broken:
+        raise SchedulerError(f"a plan that breaks its own rules is not written: {_listed(broken)}")
+    write_text(path, plan.to_json())
+
+
+def _listed(broken: list[str]) -> str:
+    shown = "\n  ".join(broken[:MAX_SHOWN])
+    more = f"\n  and {len(broken) - MAX_SHOWN} more" if len(broken) > MAX_SHOWN else ""
+    return f"\n  {shown}{more}"

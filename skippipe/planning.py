@@ -1,0 +1,187 @@
+"""From settings to a plan: put the question together, and have the extension answer it."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from skippipe import _scheduler
+from skippipe._scheduler import Cluster, Constraints, Plan, Problem
+from skippipe.allocation import Allocation, allocate
+from skippipe.cluster import load_cluster, preset_parts
+from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
+from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, in_file
+
+Progress = Callable[[float, float, float, int], None]
+"""Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
+
+DEFAULT_TIME_LIMIT_S = 1.0
+RANDOM_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A question for the planner, and the two parts of it that reports need."""
+
+    cluster: Cluster
+    allocation: Allocation
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a strategy reached on an instance; times in seconds, None where there is none."""
+
+    strategy: str
+    iteration_s: float | None = None
+    lower_bound_s: float | None = None
+    gap: float | None = None
+    note: str = ""
+
+
+def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> Instance:
+    """Resolve cluster and allocation and state the problem.
+
+    Raises:
+        InputError: settings or files that cannot be used, or a problem that has no plan.
+
+    """
+    if machines.file is not None:
+        cluster = load_cluster(machines.file)
+        allocation = allocate(allocating, cluster, schedule.stages, None)
+    else:
+        parts = preset_parts(machines)
+        cluster = parts.cluster(machines)
+        allocation = allocate(allocating, cluster, schedule.stages, machines.stage_sizes)
+        if machines.gradient_bytes > 0:
+            cluster = parts.cluster(machines, [machines.gradient_bytes] * len(allocation.stages))
+    try:
+        problem = state_problem(cluster, allocation, schedule)
+    except InputError as error:
+        raise _with_origin(error, machines.file, allocating.stages) from None
+    return Instance(cluster, allocation, problem)
+
+
+def _with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
+    """Say in which file or setting the key stands that a problem's error names."""
+    text = str(error)
+    if stages_file is not None and text.startswith(("stages", "absent_stages")):
+        return in_file(error, stages_file)
+    if cluster_file is not None and text.startswith("cluster"):
+        return in_file(error, cluster_file)
+    return type(error)(f"schedule.{text}") if text.startswith("skip_ratio") else error
+
+
+def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleConfig) -> Problem:
+    """State the problem for a given allocation."""
+    return Problem(
+        cluster,
+        allocation.stages,
+        microbatches(schedule.microbatches_per_source, len(allocation.stages[0]) if allocation.stages else 0),
+        skip_ratio=schedule.skip_ratio,
+        constraints=constraints(schedule),
+        absent_stages=allocation.absent_stages,
+    )
+
+
+def microbatches(setting: object, sources: int) -> list[int]:
+    """Microbatches of each source, from one number for all or a list with one for each."""
+    key = "schedule.microbatches_per_source"
+    if not sources:
+        return []  # an allocation that the problem refuses, with the better message
+    counts: list[Any] = setting if isinstance(setting, list) else [setting] * sources
+    for i, count in enumerate(counts):
+        if type(count) is not int or not 0 <= count < 2**31:
+            name = f"{key}[{i}]" if isinstance(setting, list) else key
+            raise InputError(f"{name} is {count!r}, an integer of at least 0 is expected")
+    if len(counts) != sources:
+        raise InputError(f"{key} is {counts}, one number or a list of {sources}, one for each source, is expected")
+    if not sum(counts):
+        raise InputError(f"{key} is {setting}, at least one microbatch is expected")
+    return counts
+
+
+def constraints(schedule: ScheduleConfig) -> Constraints:
+    """Rules of the problem, as the extension takes them."""
+    return Constraints(
+        cc1=schedule.cc1,
+        cc2=schedule.cc2,
+        cc3=schedule.cc3,
+        tc1=schedule.tc1,
+        tc2=schedule.tc2,
+        max_swaps=schedule.max_swaps,
+        waves=schedule.waves,
+        max_stage_jump=schedule.max_stage_jump,
+    )
+
+
+def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
+    """Plan with one strategy.
+
+    Raises:
+        ImpossibleError: proved that no plan can hold the rules.
+        NoPlanError: none was found within the limit.
+        LockupError: the dispatch rule locks up.
+
+    """
+    return _scheduler.plan(
+        problem,
+        strategy,
+        time_limit_s=time_limit(planner),
+        work_limit=planner.work_limit,
+        threads=planner.threads,
+        seed=planner.seed,
+        progress=progress,
+    )
+
+
+def time_limit(planner: PlannerConfig) -> float | None:
+    """Seconds to search for; none by default where the work is limited, as a clock would make the result vary."""
+    if planner.time_limit_s is None and planner.work_limit is None:
+        return DEFAULT_TIME_LIMIT_S
+    return planner.time_limit_s
+
+
+def outcome(plan: Plan) -> Outcome:
+    """What a plan reached."""
+    predicted = plan.predicted
+    return Outcome(plan.strategy, predicted.iteration_s, predicted.lower_bound_s, predicted.gap)
+
+
+def evaluate(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Outcome:
+    """Plan with `strategy` and say what came of it; to have no plan is an outcome too."""
+    try:
+        if strategy == "random-skip":
+            return _median_of_seeds(problem, planner)
+        return outcome(make_plan(problem, strategy, planner, progress))
+    except ImpossibleError as error:
+        return Outcome(strategy, note=f"impossible: {error}")
+    except (NoPlanError, LockupError) as error:
+        return Outcome(strategy, note=f"none found: {error}")
+
+
+def _median_of_seeds(problem: Problem, planner: PlannerConfig) -> Outcome:
+    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it."""
+    seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
+    plans = [make_plan(problem, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
+    return Outcome(
+        "random-skip",
+        statistics.median(plan.predicted.iteration_s for plan in plans),
+        note=f"median of {RANDOM_SEEDS} seeds",
+    )
+
+
+def compared(asked: Iterable[str], strategy: str) -> list[str]:
+    """Strategies to plan beside `strategy`, weakest first; a saving against one baseline never stands alone."""
+    wanted = set(asked)
+    if wanted & {"full", "full-routed"}:
+        wanted |= {"full", "full-routed"}
+    return [name for name in STRATEGIES if name in wanted - {strategy}]
+
+
+def saving(iteration_s: float | None, baseline_s: float | None) -> float | None:
+    """Share of the baseline's time that is saved; negative where more is needed."""
+    if iteration_s is None or baseline_s is None or baseline_s <= 0:
+        return None
+    return 1.0 - iteration_s / baseline_s

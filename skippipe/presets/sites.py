@@ -1,0 +1,28 @@
+"""Equal nodes at equal sites: one machine, one data centre, or several of them."""
+
+import numpy as np
+
+from skippipe.config import SitesConfig
+from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
+
+
+def sites_cluster(config: SitesConfig) -> ClusterParts:
+    """Build `sites` times `nodes_per_site` nodes; node numbers run through one site after the other."""
+    region_of = [site for site in range(config.sites) for _ in range(config.nodes_per_site)]
+    return equal_nodes(
+        config.node,
+        [_name(config, site, i) for site in range(config.sites) for i in range(config.nodes_per_site)],
+        region_of,
+        _matrix(config.sites, config.inside.latency_s, config.between.latency_s),
+        _matrix(config.sites, config.inside.bandwidth, config.between.bandwidth),
+    )
+
+
+def _name(config: SitesConfig, site: int, i: int) -> str:
+    return f"{config.name}-{i}" if config.sites == 1 else f"{config.name}{site}-{i}"
+
+
+def _matrix(sites: int, inside: float, between: float) -> Floats:
+    matrix = np.full((sites, sites), between, dtype=np.float64)
+    np.fill_diagonal(matrix, inside)
+    return matrix

@@ -1,0 +1,47 @@
+"""Which process serves which node: matched by name, before anything else happens in a job."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from skippipe.errors import InputError
+
+
+def assign_ranks(node_names: Sequence[str], names_by_rank: Sequence[Sequence[str]]) -> list[int]:
+    """Match the nodes of a plan to the ranks of a job by name.
+
+    Args:
+        node_names: the names of the plan's nodes, by node number.
+        names_by_rank: what each rank says it serves, by rank number: one or more node names.
+
+    Returns:
+        The rank that serves node `n`, at index `n`. A rank may serve several nodes.
+
+    Raises:
+        InputError: a node has no rank or two, a rank serves none, or a name is not one of the plan's;
+            the message names them.
+
+    """
+    _refuse("the plan names two nodes alike", _repeated(node_names))
+    rank_of: dict[str, int] = {}
+    for rank, names in enumerate(names_by_rank):
+        if not names:
+            raise InputError(f"rank {rank} serves no node, at least one name is expected")
+        rank_of.update(dict.fromkeys(names, rank))
+    claimed = [name for names in names_by_rank for name in names]
+    _refuse("named more than once", [f"{name} ({_claimants(name, names_by_rank)})" for name in _repeated(claimed)])
+    _refuse("not in the plan", sorted(set(claimed) - set(node_names)))
+    _refuse("no rank serves", [name for name in node_names if name not in rank_of])
+    return [rank_of[name] for name in node_names]
+
+
+def _refuse(what: str, names: Sequence[str]) -> None:
+    if names:
+        raise InputError(f"nodes and ranks do not match: {what}: {', '.join(names)}")
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _claimants(name: str, names_by_rank: Sequence[Sequence[str]]) -> str:
+    return "ranks " + ", ".join(str(rank) for rank, names in enumerate(names_by_rank) for x in names if x == name)

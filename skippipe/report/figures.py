@@ -1,0 +1,69 @@
+"""Figures that a plan implies: visits per stage, busy share per node, what each node does over time. No output here."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skippipe._scheduler import Plan
+
+KINDS = "FLB"
+IDLE = " "
+
+
+def visits_per_stage(plan: Plan) -> list[int]:
+    """How many microbatches visit each stage."""
+    visits = Counter(stage for microbatch in plan.microbatches for stage in microbatch.stages)
+    return [visits[stage] for stage in range(len(plan.stages))]
+
+
+def busy_shares(plan: Plan) -> NDArray[np.float64]:
+    """Share of the iteration in which each node runs a task, shape (N,)."""
+    busy = np.zeros(len(plan.cluster))
+    for task in plan.tasks:
+        busy[task.node] += task.end_s - task.start_s
+    return busy / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else busy
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of a Gantt chart."""
+
+    node: int
+    stage: int
+    cells: str
+    """for each of equally long stretches of time, the kind of task (F, L or B) that fills most of it, or a blank"""
+
+
+def lanes(plan: Plan, width: int, most: int) -> list[Lane]:
+    """Divide the iteration into `width` stretches; at most `most` nodes, the busiest ones, in the order of stages."""
+    shares = busy_shares(plan)
+    serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
+    chosen = {node for _, node in sorted(serving, key=lambda place: (-shares[place[1]], place[1]))[:most]}
+    filled = _filled(plan, width)
+    return [Lane(node, stage, _cells(filled[node])) for stage, node in serving if node in chosen]
+
+
+def _filled(plan: Plan, width: int) -> NDArray[np.float64]:
+    """How much of each stretch a node spends on each kind of task: shape (N, kinds, width), in stretches."""
+    filled = np.zeros((len(plan.cluster), len(KINDS), width))
+    scale = width / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else 0.0
+    for task in plan.tasks:
+        row = filled[task.node, KINDS.index(task.kind)]
+        start, end = task.start_s * scale, task.end_s * scale
+        first, last = min(int(start), width - 1), min(int(end), width - 1)
+        if first == last:
+            row[first] += end - start
+            continue
+        row[first] += first + 1 - start
+        row[first + 1 : last] += 1.0
+        row[last] += end - last
+    return filled
+
+
+def _cells(filled: NDArray[np.float64]) -> str:
+    """Letters for one node, from shape (kinds, width)."""
+    idle = 1.0 - filled.sum(axis=0)
+    most = np.argmax(np.vstack([filled, idle]), axis=0)
+    return "".join((KINDS + IDLE)[kind] for kind in most)

@@ -1,0 +1,40 @@
+"""Check the values of a configuration against the ranges that its dataclasses declare."""
+
+import dataclasses
+from typing import Any
+
+from skippipe.config import Range
+from skippipe.errors import InputError
+
+
+def validate(config: Any, prefix: str = "") -> None:
+    """Raise `InputError` naming key, value and what was expected for the first setting that is out of range."""
+    unknown = sorted(vars(config).keys() - {item.name for item in dataclasses.fields(config)})
+    if unknown:  # only `+key=value` gets so far
+        raise InputError(f"{prefix}{unknown[0]} is no configuration key; --help lists them")
+    for item in dataclasses.fields(config):
+        key, value = prefix + item.name, getattr(config, item.name)
+        for name, entry in _entries(key, value):
+            if dataclasses.is_dataclass(entry):
+                validate(entry, f"{name}.")
+            elif entry is not None:
+                _check(name, entry, item.metadata.get("within"), item.metadata.get("choices"))
+
+
+def _entries(key: str, value: Any) -> list[tuple[str, Any]]:
+    """List what a setting holds, each part with a key of its own."""
+    match value:
+        case list():
+            return [(f"{key}[{i}]", entry) for i, entry in enumerate(value)]
+        case dict():
+            return [(f"{key}.{name}", entry) for name, entry in value.items()]
+        case _:
+            return [(key, value)]
+
+
+def _check(key: str, value: Any, within: Range | None, choices: tuple[str, ...] | None) -> None:
+    if within is not None and not within.holds(value):
+        kind = "an integer of" if isinstance(value, int) else "a finite number of"
+        raise InputError(f"{key} is {value}, {kind} {within} is expected")
+    if choices is not None and value not in choices:
+        raise InputError(f"{key} is {value!r}, one of {', '.join(choices)} is expected")

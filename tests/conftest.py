@@ -1,0 +1,92 @@
+"""What tests of several files share."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skippipe.cli import main
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a command line did."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run `skippipe ARGUMENTS` in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*arguments: object) -> Result:
+        status = main([str(argument) for argument in arguments])
+        return Result(status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(run: Run, tmp_path: Path) -> Callable[..., str]:
+    """Run a command line that has to be refused: status 2, one message, no file left; return the message."""
+
+    def call(*arguments: object) -> str:
+        before = sorted(tmp_path.iterdir())
+        result = run(*arguments)
+        assert result.status == 2, result
+        assert result.out == ""
+        assert "Traceback" not in result.err
+        assert "HYDRA" not in result.err
+        assert result.err.count("skippipe ") >= 1
+        assert sorted(tmp_path.iterdir()) == before
+        return result.err
+
+    return call
+
+
+@pytest.fixture
+def small_cluster() -> dict[str, Any]:
+    """A cluster of four equal nodes, as a file has it; link matrices of any shape can be put in."""
+    node = {"forward_s": 0.04, "backward_s": 0.08, "loss_s": 0.01, "memory": 4}
+    return {
+        "format": "skippipe.cluster/1",
+        "nodes": [{"name": f"n{i}", **node} for i in range(4)],
+        "latency_s": [[0.001 * (i != j) for j in range(4)] for i in range(4)],
+        "bandwidth": [[1e9] * 4 for _ in range(4)],
+        "overhead_s": 0.0,
+        "activation_bytes": 1e6,
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, Any], Path]:
+    """Write a value as JSON, or a text as it is, into the test's folder."""
+
+    def call(name: str, content: Any) -> Path:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return path
+
+    return call
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Folder with published instances, which may lie beside the checkout."""
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the folder ../shared/data beside the checkout, which is not there")
+    return folder

@@ -1,0 +1,248 @@
+"""A slow simulator in integer nanoseconds, written from the problem's definition.
+
+`run_order` gives the earliest times of a fixed order per node, `run_dispatch` those of the dispatch
+rule. Both give an `Outcome`: the times of the tasks that ran and the tasks that never could.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from .instances import Json, TaskKey, task_chain
+
+NEVER = -1
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds rounded up, but to the nearest where that is less than a millionth away."""
+    scaled = seconds * 1e9
+    nearest = round(scaled)
+    return nearest if abs(scaled - nearest) <= 1e-6 else math.ceil(scaled)
+
+
+class Durations:
+    """All lengths of time of one cluster under one allocation, in nanoseconds."""
+
+    def __init__(self, cluster: Json, stages: list[list[int]]) -> None:
+        nodes = cluster["nodes"]
+        self.cluster = cluster
+        self.transfer = cache(self._transfer)
+        self.task = {
+            kind: [nanoseconds(node[name]) for node in nodes]
+            for kind, name in (("F", "forward_s"), ("L", "loss_s"), ("B", "backward_s"))
+        }
+        self.memory = [node["memory"] for node in nodes]
+        self.allreduce = [self._allreduce(s, members) for s, members in enumerate(stages)]
+        steps = cluster.get("step_s") or [0.0]
+        self.after = nanoseconds(cluster.get("norm_s", 0.0)) + max(nanoseconds(x) for x in steps)
+
+    def seconds(self, i: int, j: int, size: float) -> float:
+        """What a message of `size` bytes takes from node i to node j."""
+        if i == j:
+            return 0.0
+        regions = self.cluster.get("region_of")
+        if regions is not None:
+            i, j = regions[i], regions[j]
+        if "transfer_s" in self.cluster:
+            return float(self.cluster["transfer_s"][i][j])
+        link = self.cluster["latency_s"][i][j] + size / self.cluster["bandwidth"][i][j]
+        return float(link + self.cluster.get("overhead_s", 0.0))
+
+    def _transfer(self, i: int, j: int) -> int:
+        """What one activation or gradient takes from node i to node j."""
+        return nanoseconds(self.seconds(i, j, self.cluster.get("activation_bytes", 0.0)))
+
+    def _allreduce(self, stage: int, members: list[int]) -> int:
+        sizes, r = self.cluster.get("gradient_bytes") or [], len(members)
+        if r < 2 or not sizes:
+            return 0
+        ring = [(members[i], members[(i + 1) % r]) for i in range(r)]
+        return nanoseconds(2 * (r - 1) * max(self.seconds(i, j, sizes[stage] / r) for i, j in ring))
+
+
+@dataclass
+class Work:
+    """The tasks of one set of microbatches and what each of them waits for."""
+
+    durations: Durations
+    rules: Json
+    microbatches: dict[int, Json]
+    node: dict[TaskKey, int] = field(default_factory=dict)
+    before: dict[TaskKey, TaskKey | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(instance: Json, microbatches: list[Json]) -> "Work":
+        """The work that these microbatches are on this instance."""
+        durations = Durations(instance["cluster"], instance["stages"])
+        work = Work(durations, instance["constraints"], {b["id"]: b for b in microbatches})
+        for b in microbatches:
+            previous: TaskKey | None = None
+            for key, node in task_chain(b):
+                work.node[key], work.before[key] = node, previous
+                previous = key
+        return work
+
+    def length(self, key: TaskKey) -> int:
+        """How long the task runs on its node."""
+        return self.durations.task[key[1]][self.node[key]]
+
+    def wave_before(self, b: Json) -> Json | None:
+        """The microbatch that must be home before this one starts."""
+        for other in self.microbatches.values():
+            if other["route"] == b["route"] and other["wave"] == b["wave"] - 1:
+                return other
+        return None
+
+    def arrival(self, key: TaskKey, ends: dict[TaskKey, int]) -> int:
+        """When the task's input is at its node; NEVER while that is not known."""
+        transfer = self.durations.transfer
+        previous = self.before[key]
+        if previous is not None:
+            return NEVER if previous not in ends else ends[previous] + transfer(self.node[previous], self.node[key])
+        b = self.microbatches[key[0]]
+        earlier, ready = self.wave_before(b), 0
+        if earlier is not None:
+            last = (earlier["id"], "B", 0)
+            if last not in ends:
+                return NEVER
+            ready = ends[last] + transfer(self.node[last], earlier["source"])
+        return ready + transfer(b["source"], self.node[key])
+
+    def limited(self) -> bool:
+        """Whether memory holds forwards back while the iteration runs."""
+        return bool(self.rules["tc1"] == "held")
+
+
+@dataclass
+class Outcome:
+    """Times in nanoseconds, in the order of the starts; `stuck` are the tasks that never ran."""
+
+    work: Work
+    times: dict[TaskKey, tuple[int, int]]
+    orders: dict[int, list[TaskKey]] | None = None
+
+    @property
+    def stuck(self) -> list[TaskKey]:
+        """The tasks that could never start."""
+        return [key for key in self.work.node if key not in self.times]
+
+    def held(self, node: int, key: TaskKey) -> list[int]:
+        """The microbatches that the node holds at the end, or by its order just before `key`."""
+        if self.orders is not None:
+            order = self.orders[node]
+            ran = order[: order.index(key)]
+        else:
+            ran = [other for other in self.times if self.work.node[other] == node]
+        gone = {other[0] for other in ran if other[1] == "B"}
+        return [other[0] for other in ran if other[1] == "F" and other[0] not in gone]
+
+    def waits_for(self, key: TaskKey) -> Iterator[TaskKey]:
+        """The unfinished tasks that a stuck task cannot run before."""
+        work, node = self.work, self.work.node[key]
+        previous = work.before[key]
+        if previous is not None:
+            yield from [previous] if previous not in self.times else []
+        else:
+            earlier = work.wave_before(work.microbatches[key[0]])
+            if earlier is not None and (earlier["id"], "B", 0) not in self.times:
+                yield (earlier["id"], "B", 0)
+        if self.orders is not None:
+            order = self.orders[node]
+            yield from [other for other in order[: order.index(key)] if other not in self.times]
+        held = self.held(node, key)
+        if key[1] == "F" and work.limited() and len(held) >= work.durations.memory[node]:
+            yield from [k for k in work.node if k[0] in held and k[1] == "B" and work.node[k] == node]
+
+    def pipeline(self) -> int:
+        """When the last microbatch is home."""
+        work = self.work
+        home = [0]
+        for b in work.microbatches.values():
+            back = work.durations.transfer(b["nodes"][0], b["source"])
+            home.append(self.times[(b["id"], "B", 0)][1] + back)
+        return max(home)
+
+    def iteration(self, stages: list[list[int]]) -> int:
+        """When everything is done: pipeline, all-reduces, then norm and step."""
+        work, ends = self.work, [self.pipeline()]
+        for members, reduce in zip(stages, work.durations.allreduce, strict=True):
+            last = [end for key, (_, end) in self.times.items() if key[1] == "B" and work.node[key] in members]
+            ends.append(max(last, default=0) + reduce)
+        return max(ends) + work.durations.after
+
+
+def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Outcome:
+    """Earliest times where every node runs its tasks in the given order."""
+    work = Work.of(instance, microbatches)
+    times: dict[TaskKey, tuple[int, int]] = {}
+    ends: dict[TaskKey, int] = {}
+    place, free = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
+    held = dict.fromkeys(orders, 0)
+    moved = True
+    while moved:
+        moved = False
+        for node in sorted(orders):
+            while place[node] < len(orders[node]):
+                key = orders[node][place[node]]
+                arrival = work.arrival(key, ends)
+                full = work.limited() and held[node] >= work.durations.memory[node]
+                if arrival == NEVER or (key[1] == "F" and full):
+                    break
+                start = max(arrival, free[node])
+                ends[key] = free[node] = start + work.length(key)
+                times[key] = (start, ends[key])
+                held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
+                place[node] += 1
+                moved = True
+    return Outcome(work, times, orders)
+
+
+def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
+    """The dispatch rule: a free node takes a loss or backward first, else what came first."""
+    work = Work.of(instance, microbatches)
+    nodes = range(len(instance["cluster"]["nodes"]))
+    times: dict[TaskKey, tuple[int, int]] = {}
+    ends: dict[TaskKey, int] = {}
+    running: dict[int, TaskKey] = {}
+    coming = {key: work.arrival(key, ends) for key in work.node if work.arrival(key, ends) != NEVER}
+    waiting: dict[TaskKey, int] = {}
+    held = dict.fromkeys(nodes, 0)
+
+    def happen(now: int) -> bool:
+        """Lets every end and arrival of this moment happen; whether there was one."""
+        ended = [node for node, key in running.items() if times[key][1] == now]
+        for node in ended:
+            key = running.pop(node)
+            ends[key] = now
+            held[node] -= key[1] == "B"
+            for other in work.node:
+                if other not in times and other not in coming and other not in waiting:
+                    arrival = work.arrival(other, ends)
+                    if arrival != NEVER:
+                        coming[other] = arrival
+        came = [key for key, arrival in coming.items() if arrival == now]
+        for key in came:
+            waiting[key] = coming.pop(key)
+        return bool(ended or came)
+
+    def rank(key: TaskKey) -> tuple[bool, int, int]:
+        return (key[1] == "F", waiting[key], key[0])
+
+    while running or coming:
+        now = min([times[key][1] for key in running.values()] + list(coming.values()))
+        while happen(now):
+            while happen(now):
+                pass
+            for node in nodes:
+                if node in running:
+                    continue
+                full = work.limited() and held[node] >= work.durations.memory[node]
+                can = [key for key in waiting if work.node[key] == node and not (key[1] == "F" and full)]
+                if can:
+                    key = min(can, key=rank)
+                    del waiting[key]
+                    running[node] = key
+                    times[key] = (now, now + work.length(key))
+                    held[node] += key[1] == "F"
+    return Outcome(work, times)

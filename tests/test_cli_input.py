@@ -1,0 +1,357 @@
+"""Whatever cannot be used is refused: status 2, one message naming file, key and value, no file left behind."""
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from skippipe.cluster import load_cluster
+from skippipe.config import ClusterConfig, PlanJob
+from skippipe.errors import InputError
+from skippipe.validate import validate
+
+Refused = Callable[..., str]
+Write = Callable[[str, Any], Path]
+
+COMMAND_LINES = [
+    (["schedule.skip_ration=0.5"], ["schedule.skip_ration", "did you mean schedule.skip_ratio"]),
+    (["nonsense=1"], ["nonsense is no configuration key"]),
+    (["+nonsense=1"], ["nonsense is no configuration key"]),
+    (["++schedule.nonsense=1"], ["schedule.nonsense is no configuration key"]),
+    (["~schedule.cc1"], ["schedule.cc1"]),
+    (["allocate.objective=surrogate"], ["allocate.objective is no configuration key"]),
+    (["allocate.layers=auto"], ["allocate.layers is no configuration key"]),
+    (["allocate.max_replica_transfer_s=1"], ["allocate.max_replica_transfer_s is no configuration key"]),
+    (["planner.method=cbs"], ["planner.method is no configuration key"]),
+    (["planner.suboptimality=1.0"], ["planner.suboptimality is no configuration key"]),
+    (["cluster=geo20", "cluster.sites=2"], ["cluster.sites", "of what is chosen here"]),
+    (["cluster=mars"], ["cluster=mars", "geo20", "synthetic"]),
+    (["schedule=mars"], ["schedule=mars", "reference, skippipe"]),
+    (["a=["], ["'a=['", "key=value is expected"]),
+    (["word"], ["'word'", "key=value is expected"]),
+    (["planner.time_limit_s=soon"], ["planner.time_limit_s is soon, a number is expected"]),
+    (["planner.time_limit_s=-1"], ["planner.time_limit_s is -1", "at least 0"]),
+    (["planner.work_limit=0"], ["planner.work_limit is 0, an integer of at least 1"]),
+    (["planner.threads=1.5"], ["planner.threads is 1.5, an integer is expected"]),
+    (["schedule.cc1=perhaps"], ["schedule.cc1 is perhaps, true or false"]),
+    (["schedule.strategy=magic"], ["schedule.strategy is 'magic'", "random-skip"]),
+    (["schedule.skip_ratio=nan"], ["schedule.skip_ratio is nan"]),
+    (["schedule.skip_ratio=0.9", "cluster=local4"], ["schedule.skip_ratio is 0.9"]),
+    (["schedule.skip_ratio=null"], ["schedule.skip_ratio is null"]),
+    (["schedule.stages=21"], ["schedule.stages is 21", "20"]),
+    (["schedule.microbatches_per_source=-1"], ["schedule.microbatches_per_source is -1"]),
+    (["schedule.microbatches_per_source=0"], ["schedule.microbatches_per_source is 0"]),
+    (["schedule.microbatches_per_source=many"], ["schedule.microbatches_per_source is 'many'"]),
+    (["schedule.microbatches_per_source=2.5"], ["schedule.microbatches_per_source is 2.5"]),
+    (["schedule.microbatches_per_source=[1,2]"], ["schedule.microbatches_per_source is [1, 2]", "list of 5"]),
+    (["schedule.microbatches_per_source=[1,2,3,4,x]"], ["schedule.microbatches_per_source[4] is 'x'"]),
+    (["schedule.microbatches_per_source={a:1}"], ["schedule.microbatches_per_source is {'a': 1}"]),
+    (["allocate.sizes=3"], ["allocate.sizes is no list"]),
+    (["allocate.sizes=[a]"], ["allocate.sizes[0] is a, an integer is expected"]),
+    (["allocate.sizes=[1,2]"], ["allocate.sizes is [1, 2]", "20 nodes"]),
+    (["allocate.sizes=[10,10]", "schedule.stages=3"], ["allocate.sizes lists 2 stages", "schedule.stages is 3"]),
+    (["allocate.sizes=[10,10]", "allocate.stages=x.json"], ["allocate.stages and allocate.sizes are both set"]),
+    (["allocate.stages=missing.json"], ["missing.json", "No such file"]),
+    (["compare=[full,magic]"], ["compare[1] is 'magic'"]),
+    (["compare=full"], ["compare is no list"]),
+    (["cluster.file=missing.json"], ["missing.json", "No such file"]),
+    (["cluster.file=."], [".: cannot be read", "directory"]),
+    (["cluster.node.memory=0"], ["cluster.node.memory is 0, an integer of at least 1"]),
+    (["cluster.node.forward_s=-1"], ["cluster.node.forward_s is -1"]),
+    (["cluster.overhead_s=nan"], ["cluster.overhead_s is nan"]),
+    (["cluster.regions=[Atlantis]"], ["cluster.regions[0] is 'Atlantis'", "Singapore"]),
+    (["cluster.regions=[]"], ["cluster.regions is empty"]),
+    (["cluster=synthetic", "cluster.nodes=0"], ["cluster.nodes is 0"]),
+    (["cluster=synthetic", "cluster.asymmetry=0.5"], ["cluster.asymmetry is 0.5"]),
+    (["cluster=synthetic", "cluster.inside.bandwidth=0"], ["cluster.inside.bandwidth is 0.0", "more than 0"]),
+    (["output=missing/plan.json"], ["output=", "missing does not exist"]),
+    (["output=."], ["is a folder"]),
+    (["output=/dev/null"], ["no regular file"]),
+    (["output=/proc/plan.json"], ["output=/proc/plan.json cannot be written"]),
+    (["output=${nothing}"], ["nothing"]),
+    (["--run", "-m"], ["Only one of"]),
+    (["--config-dir=missing"], ["missing"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), COMMAND_LINES, ids=lambda x: " ".join(x) if len(x) < 3 else None)
+def test_command_line(arguments: list[str], said: list[str], refused: Refused) -> None:
+    message = refused("plan", *arguments)
+    assert message.startswith("skippipe plan: ")
+    assert message.count("\n") == 1, message
+    for part in said:
+        assert part in message
+
+
+RANGES: list[tuple[str, str, Any, str]] = [
+    ("planner", "time_limit_s", float("nan"), "planner.time_limit_s is nan"),
+    ("planner", "time_limit_s", float("inf"), "planner.time_limit_s is inf, a finite number"),
+    ("planner", "threads", 0, "planner.threads is 0"),
+    ("planner", "seed", -1, "planner.seed is -1"),
+    ("planner", "seed", 10**23, "planner.seed is 1000000"),
+    ("schedule", "tc1", "some", "schedule.tc1 is 'some', one of held, routes, off"),
+    ("schedule", "waves", 0, "schedule.waves is 0"),
+    ("schedule", "max_swaps", -1, "schedule.max_swaps is -1"),
+    ("schedule", "max_stage_jump", 0, "schedule.max_stage_jump is 0"),
+    ("schedule", "skip_ratio", -0.1, "schedule.skip_ratio is -0.1"),
+    ("schedule", "skip_ratio", 1.5, "schedule.skip_ratio is 1.5"),
+    ("schedule", "stages", 0, "schedule.stages is 0"),
+    ("allocate", "sizes", [20, 0], "allocate.sizes[1] is 0"),
+]
+
+
+@pytest.mark.parametrize(("group", "key", "value", "said"), RANGES)
+def test_ranges(group: str, key: str, value: Any, said: str) -> None:
+    job = PlanJob(cluster=ClusterConfig())
+    validate(job)
+    setattr(getattr(job, group), key, value)
+    with pytest.raises(InputError) as caught:
+        validate(job)
+    assert said in str(caught.value)
+
+
+def broken(cluster: dict[str, Any], *path: Any, value: Any) -> dict[str, Any]:
+    """A copy of the cluster with one entry replaced."""
+    changed = copy.deepcopy(cluster)
+    place: Any = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return changed
+
+
+CLUSTER_FAULTS: list[tuple[tuple[Any, ...], Any, list[str]]] = [
+    (("nodes", 3, "memory"), 0, ["nodes[3].memory", "0"]),
+    (("nodes", 1, "memory"), 1.5, ["nodes[1].memory", "1.5"]),
+    (("nodes", 1, "forward_s"), -0.1, ["nodes[1].forward_s", "-0.1"]),
+    (("nodes", 1, "backward_s"), "fast", ["nodes[1].backward_s"]),
+    (("nodes", 1, "loss_s"), None, ["nodes[1].loss_s"]),
+    (("nodes", 1, "name"), "n0", ["n0"]),
+    (("nodes", 1), 7, ["nodes[1]"]),
+    (("nodes",), [], ["nodes"]),
+    (("format",), "skippipe.cluster/2", ["format", "skippipe.cluster/2", "skippipe.cluster/1"]),
+    (("latency_s", 0, 1), -1.0, ["latency_s[0][1]", "-1"]),
+    (("latency_s",), [[0.0] * 4] * 3, ["latency_s"]),
+    (("bandwidth", 2), [1e9] * 5, ["bandwidth"]),
+    (("bandwidth", 2, 1), 0, ["bandwidth[2][1]", "0"]),
+    (("overhead_s",), -1, ["overhead_s", "-1"]),
+    (("activation_bytes",), -5, ["activation_bytes", "-5"]),
+    (("gradient_bytes",), [1.0, -2.0], ["gradient_bytes[1]"]),
+    (("step_s",), [1.0], ["step_s"]),
+    (("norm_s",), "x", ["norm_s"]),
+    (("region_of",), [0, 0, 0, 9], ["region_of"]),
+    (("region_of",), [0, 0], ["region_of"]),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), CLUSTER_FAULTS, ids=lambda x: str(x)[:40])
+def test_cluster_file(
+    path: tuple[Any, ...], value: Any, said: list[str], write: Write, small_cluster: dict[str, Any]
+) -> None:
+    file = write("mine.json", broken(small_cluster, *path, value=value))
+    with pytest.raises(InputError) as caught:
+        load_cluster(str(file))
+    assert str(caught.value).startswith(f"{file}: ")
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_cluster_file_on_the_command_line(refused: Refused, write: Write, small_cluster: dict[str, Any]) -> None:
+    write("mine.json", broken(small_cluster, "nodes", 3, "memory", value=0))
+    message = refused("plan", "cluster.file=mine.json", "output=plan.json")
+    assert message.startswith("skippipe plan: mine.json: nodes[3].memory is 0, ")
+
+
+@pytest.mark.parametrize("key", ["format", "nodes", "latency_s", "bandwidth", "activation_bytes"])
+def test_cluster_file_with_a_missing_key(
+    key: str, refused: Refused, write: Write, small_cluster: dict[str, Any]
+) -> None:
+    del small_cluster[key]
+    write("mine.json", small_cluster)
+    message = refused("plan", "cluster.file=mine.json")
+    assert "mine.json" in message
+    assert key in message
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none(number: str, refused: Refused, write: Write, small_cluster: dict[str, Any]) -> None:
+    text = json.dumps(small_cluster).replace("1000000000.0", number, 1)
+    assert number in text
+    write("mine.json", text)
+    assert "mine.json" in refused("plan", "cluster.file=mine.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '"x"', "[" * 200_000, '{"nodes": ' * 50_000, "\x00", '{"format": "skippipe.cluster/1"}'],
+    ids=["empty", "open", "array", "null", "string", "deep-array", "deep-object", "zero", "bare"],
+)
+def test_files_that_are_no_cluster(text: str, refused: Refused, write: Write) -> None:
+    write("mine.json", text)
+    message = refused("plan", "cluster.file=mine.json", "output=plan.json")
+    assert "mine.json" in message
+    assert len(message) < 1000
+
+
+def test_a_file_that_is_no_text(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_bytes(b'{"format": "\xff"}')
+    assert "mine.json: is no UTF-8 text (byte 12)" in refused("plan", "cluster.file=mine.json")
+
+
+def test_a_file_without_end(refused: Refused) -> None:
+    assert "/dev/zero: is larger than" in refused("plan", "cluster.file=/dev/zero")
+
+
+def test_no_permission(refused: Refused, write: Write, small_cluster: dict[str, Any], tmp_path: Path) -> None:
+    locked = write("mine.json", small_cluster)
+    locked.chmod(0)
+    if os.access(locked, os.R_OK):
+        pytest.skip("this user may read and write everything")
+    assert "mine.json: cannot be read: Permission denied" in refused("plan", "cluster.file=mine.json")
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    assert "locked/plan.json cannot be written" in refused("plan", "cluster=local4", "output=locked/plan.json")
+    write("old.json", "{}").chmod(0o400)
+    assert "old.json cannot be written" in refused("plan", "cluster=local4", "output=old.json")
+
+
+ALLOCATION_FAULTS: list[tuple[Any, list[str]]] = [
+    ({"stages": [[0, 1], [2]]}, []),
+    ({"stages": [[0, 1], [2], [3, 3]]}, ["3"]),
+    ({"stages": [[0, 1], [2], [4]]}, ["4"]),
+    ({"stages": [[0, 1], [2, 3], []]}, []),
+    ({"stages": []}, ["stages"]),
+    ({"stages": [[], [0, 1, 2, 3]]}, ["stages[0]"]),
+    ({"stages": [[0, 1], [2], [3]], "absent_stages": [2]}, []),
+    ({"stages": [[0, 1], [2, 3], []], "absent_stages": [7]}, ["7"]),
+    ({"stages": [[0, 1], "x"]}, ["stages[1]"]),
+    ({}, ["stages is missing"]),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), ALLOCATION_FAULTS, ids=lambda x: str(x)[:50])
+def test_allocation_file(content: Any, said: list[str], refused: Refused, write: Write) -> None:
+    write("groups.json", content)
+    message = refused("plan", "cluster=local4", "allocate.stages=groups.json")
+    assert "groups.json" in message
+    for part in said:
+        assert part in message
+
+
+def test_impossible_problems_name_the_rule(refused: Refused) -> None:
+    message = refused("plan", "cluster=local4", "schedule.tc1=routes", "schedule.microbatches_per_source=9")
+    assert "TC1" in message
+
+
+@pytest.fixture
+def plan_file(run: Run, tmp_path: Path) -> dict[str, Any]:
+    """A small valid plan, also in the file plan.json."""
+    assert run("plan", "cluster=local4", "planner.time_limit_s=0.2", "output=plan.json").status == 0
+    content: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
+    return content
+
+
+def test_plans_that_cannot_be_used(plan_file: dict[str, Any], refused: Refused, write: Write, tmp_path: Path) -> None:
+    text = (tmp_path / "plan.json").read_text()
+    faults: list[tuple[Any, list[str]]] = [
+        (text[: len(text) // 2], []),
+        ("[" * 100_000, []),
+        (broken(plan_file, "format", value="skippipe.plan/2"), ["format", "skippipe.plan/2"]),
+        (broken(plan_file, "tasks", 0, "start_s", value=-1.0), ["tasks[0].start_s"]),
+        (broken(plan_file, "tasks", 0, "kind", value="X"), ["tasks[0].kind"]),
+        (broken(plan_file, "skip_ratio", value=2.0), ["skip_ratio"]),
+        (broken(plan_file, "constraints", "waves", value=0), ["waves"]),
+        (broken(plan_file, "cluster", "nodes", 0, "memory", value=0), ["nodes[0].memory"]),
+        (broken(plan_file, "stages", value=[[0], [1], [2]]), []),
+        (broken(plan_file, "microbatches", value=[]), ["microbatches"]),
+    ]
+    for key in ("cluster", "tasks", "predicted", "constraints"):
+        faults.append(({k: v for k, v in plan_file.items() if k != key}, [key]))
+    for content, said in faults:
+        write("bad.json", content)
+        message = refused("simulate", "plan=bad.json", "output=out.json")
+        assert message.startswith("skippipe simulate: bad.json: ")
+        for part in said:
+            assert part in message
+
+
+def test_the_version_is_looked_at_before_anything_else(
+    plan_file: dict[str, Any], refused: Refused, write: Write
+) -> None:
+    """Another format has other keys: what is missing from it is of no interest."""
+    write("cluster.json", plan_file["cluster"])
+    message = refused("simulate", "plan=cluster.json")
+    assert "cluster.json: format is" in message
+    assert "skippipe.plan/1" in message
+    write("later.json", {"format": "skippipe.cluster/2", "machines": []})
+    assert "later.json: format is" in refused("plan", "cluster.file=later.json")
+
+
+def test_plans_edited_into_a_breach(plan_file: dict[str, Any], refused: Refused, write: Write) -> None:
+    early = copy.deepcopy(plan_file)
+    task = early["tasks"][-1]
+    task["start_s"] -= 0.001
+    task["end_s"] -= 0.001
+    breaches = [
+        early,
+        broken(plan_file, "predicted", "iteration_s", value=0.001),
+        broken(plan_file, "tasks", value=plan_file["tasks"][1:]),
+        broken(plan_file, "microbatches", 0, "nodes", value=[0, 2, 3]),
+        broken(plan_file, "cluster", "nodes", 2, "memory", value=1),
+        broken(plan_file, "cluster", "nodes", 0, "forward_s", value=1.0),
+        broken(plan_file, "skip_ratio", value=0.0),
+        broken(plan_file, "constraints", "max_swaps", value=0) if uses_swap(plan_file) else early,
+    ]
+    for content in breaches:
+        write("bad.json", content)
+        message = refused("simulate", "plan=bad.json", "output=out.json")
+        assert "bad.json" in message
+        assert "Traceback" not in message
+
+
+def uses_swap(plan: dict[str, Any]) -> bool:
+    return any(x["stages"] != sorted(x["stages"]) for x in plan["microbatches"])
+
+
+def test_simulate_needs_a_plan(refused: Refused) -> None:
+    assert "plan is not set" in refused("simulate")
+    assert "order is 'x', one of plan, dispatch" in refused("simulate", "plan=p.json", "order=x")
+    assert "p.json: cannot be read" in refused("simulate", "plan=p.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [([], "no command"), (["train"], "'train'"), (["bench"], "'bench'"), (["bench", "all"], "'bench all'")],
+)
+def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) -> None:
+    message = refused(*arguments)
+    assert asked in message
+    assert "plan, simulate, bench simulator, bench planner" in message
+
+
+def test_wrong_flags(run: Run) -> None:
+    result = run("plan", "--bogus")
+    assert result.status == 2
+    assert "skippipe plan: error: unrecognized arguments: --bogus" in result.err
+
+
+@pytest.mark.parametrize("what", ["simulator", "planner"])
+def test_bench_data(what: str, refused: Refused, tmp_path: Path) -> None:
+    assert "data=missing is no folder" in refused("bench", what, "data=missing")
+    (tmp_path / "empty").mkdir()
+    assert "data=empty holds no instance" in refused("bench", what, "data=empty")
+    (tmp_path / "empty" / "a.cluster.json").write_text("{}")
+    assert "empty/a.json: cannot be read" in refused("bench", what, "data=empty")
+
+
+def test_sizes_for_stages_do_not_fit_the_stages_of_the_file(
+    refused: Refused, write: Write, small_cluster: dict[str, Any]
+) -> None:
+    write("mine.json", small_cluster | {"gradient_bytes": [1e6, 1e6]})
+    message = refused("plan", "cluster.file=mine.json", "allocate.sizes=[2,1,1]")
+    assert "mine.json: cluster.gradient_bytes is a list of 2" in message

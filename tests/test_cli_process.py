@@ -1,0 +1,119 @@
+"""The command as a process: entry points, Ctrl-C, a reader that goes away, no torch."""
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PYTHON_M = [sys.executable, "-m", "skippipe"]
+
+
+def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PYTHON_M, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_python_m_and_the_command_are_one(tmp_path: Path) -> None:
+    for command in (PYTHON_M, [str(Path(sys.executable).with_name("skippipe"))]):
+        done = subprocess.run(
+            [*command, "plan", "cluster=local4", "planner.time_limit_s=0.1"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "local-3" in done.stdout
+        refused = subprocess.run([*command, "plan", "cluster=mars"], cwd=tmp_path, capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("skippipe plan: cluster=mars is not known")
+
+
+def test_interrupt(tmp_path: Path) -> None:
+    process = start(
+        "plan", "cluster=synthetic", "cluster.nodes=60", "planner.time_limit_s=60",
+        "output=plan.json", folder=tmp_path,
+    )  # fmt: skip
+    time.sleep(2.0)
+    assert process.poll() is None, process.communicate()
+    begin = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert time.perf_counter() - begin < 2.0
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    process = start("plan", "cluster=local4", "planner.time_limit_s=0.1", folder=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.wait(timeout=30)
+    process.stderr.close()
+    assert process.returncode == 1
+    assert err == ""
+
+
+def test_a_full_disk_is_no_success(tmp_path: Path) -> None:
+    """Standard output that takes nothing: the command must not end as if all had been said."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [*PYTHON_M, "plan", "cluster=local4", "planner.time_limit_s=0.1"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_output_without_unicode(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(
+        [*PYTHON_M, "plan", "cluster=local4", "planner.time_limit_s=0.1", "compare=[full]"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"\x1b" not in done.stdout
+
+
+def test_terminal_shows_progress_and_colours(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "90"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [*PYTHON_M, "plan", "planner.time_limit_s=0.5"], cwd=tmp_path, env=environment, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(controller, 65536):
+            shown += part
+    os.close(controller)
+    assert process.wait(timeout=30) == 0
+    text = shown.decode()
+    assert re.search(r"planning skippipe: 0\.\d s, best [\d.]+ s, lower bound [\d.]+ s, work [\d,]+", text)
+    assert "\x1b[32m>" in text
+    assert "\x1b[36m<" in text
+    assert text.rstrip().rpartition("\n")[2].startswith("busy share")
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys, skippipe.commands; sys.exit(any(x in sys.modules for x in ('torch', 'transformers', 'datasets')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

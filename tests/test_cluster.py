@@ -1,0 +1,159 @@
+"""Clusters from files and presets, allocations, and the settings that they are built from."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skippipe.allocation import choose_sizes, default_stages, even_sizes, read_allocation
+from skippipe.cluster import load_cluster
+from skippipe.config import LinkProfile, NodeProfile, RegionsConfig, SyntheticConfig
+from skippipe.errors import InputError
+from skippipe.presets import regions_cluster, synthetic_cluster
+from skippipe.presets.regions import region_table
+
+NODE = NodeProfile(forward_s=0.44, backward_s=0.66, loss_s=0.11, memory=2)
+
+
+def synthetic(**changes: Any) -> SyntheticConfig:
+    inside, farthest = LinkProfile(latency_s=0.001, bandwidth=1e9), LinkProfile(latency_s=0.15, bandwidth=1e7)
+    config = SyntheticConfig(node=NODE, inside=inside, farthest=farthest)
+    return dataclasses.replace(config, **changes)
+
+
+def test_synthetic_is_the_same_for_a_seed_and_differs_between_seeds() -> None:
+    first, again, other = (synthetic_cluster(synthetic(seed=seed)) for seed in (3, 3, 4))
+    for name in ("forward_s", "memory", "latency_s", "bandwidth", "region_of"):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+    assert not np.array_equal(first.latency_s, other.latency_s)
+    assert not np.array_equal(first.forward_s, other.forward_s)
+
+
+def test_synthetic_figures_are_pinned() -> None:
+    """A seed must mean the same cluster in every version of NumPy."""
+    parts = synthetic_cluster(synthetic(seed=0, nodes=3, regions=2))
+    assert parts.latency_s[0, 1] == pytest.approx(PINNED_LATENCY_S, rel=1e-12)
+    assert parts.forward_s.tolist() == pytest.approx(PINNED_FORWARD_S, rel=1e-12)
+    assert parts.memory.tolist() == PINNED_MEMORY
+
+
+PINNED_LATENCY_S = 0.10023121730583999
+PINNED_FORWARD_S = [0.5636922764956698, 0.31845490628403045, 0.5159241466737935]
+PINNED_MEMORY = [2, 4, 3]
+
+
+@settings(derandomize=True, database=None, max_examples=60)
+@given(
+    st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 9), st.floats(1, 8), st.floats(1, 4), st.integers(0, 3)
+)
+def test_synthetic_stays_within_its_settings(
+    seed: int, nodes: int, regions: int, spread: float, asymmetry: float, more: int
+) -> None:
+    config = synthetic(
+        seed=seed, nodes=nodes, regions=regions, speed_spread=spread, asymmetry=asymmetry, memory_spread=more
+    )
+    parts = synthetic_cluster(config)
+    assert len(set(parts.names)) == nodes
+    assert parts.latency_s.shape == parts.bandwidth.shape == (regions, regions)
+    assert parts.forward_s.max() / parts.forward_s.min() <= spread * (1 + 1e-9)
+    assert parts.memory.min() >= 2
+    assert parts.memory.max() <= 2 + more
+    assert parts.latency_s.min() >= 0.001 * (1 - 1e-9)
+    assert parts.latency_s.max() <= 0.15 * asymmetry * (1 + 1e-9)
+    assert parts.bandwidth.min() >= 1e7 / asymmetry * (1 - 1e-9)
+    ratio = parts.latency_s / parts.latency_s.T
+    assert ratio.max() <= asymmetry * (1 + 1e-9)
+    assert set(parts.region_of.tolist()) <= set(range(regions))
+
+
+def test_asymmetry_of_one_means_symmetric_links() -> None:
+    parts = synthetic_cluster(synthetic(regions=5, asymmetry=1.0, speed_spread=1.0, memory_spread=0))
+    assert np.allclose(parts.latency_s, parts.latency_s.T)
+    assert np.allclose(parts.bandwidth, parts.bandwidth.T)
+    assert np.unique(parts.forward_s).size == np.unique(parts.memory).size == 1
+
+
+def test_region_table_is_the_published_one_but_for_the_slip(shared_data: Path) -> None:
+    published = json.loads((shared_data / "regions12.json").read_text())
+    table = region_table()
+    for pair in published["pairs"]:
+        a, b = table.names.index(pair["a"]), table.names.index(pair["b"])
+        slip = {pair["a"], pair["b"]} == {"NL", "London"}
+        assert table.latency_s[a, b] == table.latency_s[b, a] == pair["latency_s"]
+        assert table.bandwidth[a, b] == table.bandwidth[b, a] == (260382392 if slip else pair["bandwidth"])
+    assert np.all(np.diag(table.latency_s) == published["within_region"]["latency_s"])
+    assert np.all(np.diag(table.bandwidth) == published["within_region"]["bandwidth"])
+
+
+def test_regions_number_the_nodes_of_a_region() -> None:
+    parts = regions_cluster(RegionsConfig(regions=["NL", "Iowa", "NL"], node=NODE))
+    assert parts.names == ["NL-0", "Iowa-0", "NL-1"]
+    assert parts.region_of.tolist() == [0, 1, 0]
+    assert parts.latency_s[0, 1] == 0.051
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+@settings(derandomize=True, database=None)
+def test_even_sizes(nodes: int, stages: int) -> None:
+    if stages > nodes:
+        with pytest.raises(InputError, match=f"schedule.stages is {stages}"):
+            even_sizes(nodes, stages)
+        return
+    sizes = even_sizes(nodes, stages)
+    assert len(sizes) == stages
+    assert sum(sizes) == nodes
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+def test_sizes_come_from_the_first_that_says_something() -> None:
+    assert choose_sizes([1, 3], 4, None, [2, 1, 1]) == [1, 3]
+    assert choose_sizes(None, 4, None, [2, 1, 1]) == [2, 1, 1]
+    assert choose_sizes(None, 4, 3, [2, 1, 1]) == [2, 1, 1]
+    assert choose_sizes(None, 4, 2, [2, 1, 1]) == [2, 2]
+    assert choose_sizes(None, 5, None, [2, 1, 1]) == [2, 2, 1]
+    assert [default_stages(n) for n in (1, 2, 3, 4, 5, 6, 10, 99)] == [1, 2, 2, 3, 3, 4, 6, 6]
+
+
+def test_cluster_files_are_read(small_cluster: dict[str, Any], write: Callable[[str, Any], Path]) -> None:
+    cluster = load_cluster(str(write("c.json", small_cluster | {"a_key_of_later": 1})))
+    assert cluster.names == ["n0", "n1", "n2", "n3"]
+    assert cluster.forward_s.dtype == np.float64
+    assert cluster.memory.tolist() == [4, 4, 4, 4]
+    expected = np.full((4, 4), 0.001 + 1e6 / 1e9)
+    np.fill_diagonal(expected, 0.0)
+    assert np.allclose(cluster.transfer_matrix(), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"stages": [[0, 1]', "no valid JSON"),
+        ("[]", "array, an object is expected"),
+        ("{}", "the key stages is missing"),
+        ('{"stages": 3}', "stages is 3, a list is expected"),
+        ('{"stages": [0, 1]}', "stages[0] is 0, a list is expected"),
+        ('{"stages": [[0], [1.5]]}', "stages[1][0] is 1.5, an integer of at least 0 is expected"),
+        ('{"stages": [[true]]}', "stages[0][0] is True"),
+        ('{"stages": [[-1]]}', "stages[0][0] is -1"),
+        ('{"stages": [[NaN]]}', "NaN is no number"),
+        ('{"stages": [[0]], "absent_stages": 2}', "absent_stages is 2, a list is expected"),
+        ('{"stages": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"stages": [[' + "9" * 5000 + "]]}", "digits"),
+    ],
+)
+def test_allocation_files_are_refused_with_file_and_key(
+    content: str, said: str, write: Callable[[str, Any], Path]
+) -> None:
+    path = write("stages.json", content)
+    with pytest.raises(InputError) as caught:
+        read_allocation(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 500

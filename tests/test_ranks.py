@@ -1,0 +1,42 @@
+"""Nodes are matched to ranks by name, and by nothing else."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skippipe.errors import InputError
+from skippipe.ranks import assign_ranks
+
+
+def test_ranks_serve_what_they_name() -> None:
+    assert assign_ranks(["a", "b", "c"], [["b"], ["c", "a"]]) == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "by_rank", "said"),
+    [
+        (["a", "b"], [["a"]], "no rank serves: b"),
+        (["a"], [["a"], ["x"]], "not in the plan: x"),
+        (["a", "b"], [["a"], ["a", "b"]], "named more than once: a (ranks 0, 1)"),
+        (["a", "b"], [["a", "a"], ["b"]], "named more than once: a (ranks 0, 0)"),
+        (["a", "a"], [["a"]], "the plan names two nodes alike: a"),
+        (["a"], [["a"], []], "rank 1 serves no node"),
+        (["a", "b", "c"], [], "no rank serves: a, b, c"),
+        (["a"], [["A"]], "not in the plan: A"),
+    ],
+)
+def test_mismatches_are_refused_by_name(names: list[str], by_rank: list[list[str]], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        assign_ranks(names, by_rank)
+    assert said in str(caught.value)
+
+
+@settings(derandomize=True, database=None)
+@given(st.data())
+def test_every_partition_is_matched(data: st.DataObject) -> None:
+    ranks = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+    used = sorted(set(ranks))
+    wanted = [used.index(rank) for rank in ranks]
+    names = [f"node-{i}" for i in range(len(ranks))]
+    by_rank = [[names[i] for i in range(len(names)) if wanted[i] == rank] for rank in range(len(used))]
+    assert assign_ranks(names, by_rank) == wanted
