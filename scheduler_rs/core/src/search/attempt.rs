@@ -5,7 +5,7 @@ use rand_pcg::Pcg64;
 
 use super::board::{Board, Targets};
 use super::router::{Request, Router, Way};
-use super::{Context, Objective, draw};
+use super::{Context, Objective, draw, straight};
 use crate::error::Error;
 use crate::simulate::{Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Time};
@@ -26,9 +26,15 @@ pub struct Candidate<'a> {
 /// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
 pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
 
-/// Places every route in `order`, each by the best way among those before it.
-pub fn construct<'a>(context: &Context<'a>, router: &mut Router<'_>, order: &[usize], targets: &Targets) -> Tried<'a> {
-    let occupied = context.objective == Objective::Simulated;
+/// Places every route in `order`, each by the best way among those before it, or, where tasks do not occupy
+/// their nodes, by the best way as if it were alone.
+pub fn construct<'a>(
+    context: &Context<'a>,
+    router: &mut Router<'_>,
+    order: &[usize],
+    targets: &Targets,
+    occupied: bool,
+) -> Tried<'a> {
     let mut board = Board::new(context.instance, context.tasks, targets, occupied);
     for route in order {
         if !insert(context, router, &mut board, *route, None, NEVER) {
@@ -62,14 +68,13 @@ pub fn replace<'a>(
 pub fn draw_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
     let instance = context.instance;
     let targets = context.targets(rng);
-    let occupied = context.objective == Objective::Simulated;
-    let mut board = Board::new(instance, context.tasks, &targets, occupied);
+    let mut board = Board::new(instance, context.tasks, &targets, false);
     if !draw::routes(&mut board, instance, rng) {
         return Err(None);
     }
     if context.objective == Objective::Travel {
         // What counts is how long these routes take when nobody is in the way.
-        let mut timed = Board::new(instance, context.tasks, &targets, occupied);
+        let mut timed = Board::new(instance, context.tasks, &targets, false);
         for route in 0..context.tasks.len() {
             let nodes = &board.ways(route)[0].nodes;
             if !insert(context, router, &mut timed, route, Some(nodes), NEVER) {
@@ -78,13 +83,16 @@ pub fn draw_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut
         }
         return finish(context, timed, &mut router.work);
     }
-    let mut simulator = Simulator::new(instance);
-    simulator.load(&board.batches());
-    simulator.run_dispatch().map_err(|lockup| Some(simulator.error_of(&lockup)))?;
-    let order = simulator.dispatched_order();
-    let outcome = simulator.run_order(&order).map_err(|_| None)?;
-    board.retime(&simulator, &order);
-    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+    finish(context, board, &mut router.work)
+}
+
+/// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.
+pub fn straight_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
+    let mut board = Board::new(context.instance, context.tasks, &context.targets(rng), false);
+    for (route, batch) in straight::pipelines(context.instance, rng).into_iter().enumerate() {
+        board.place(route, vec![Way { nodes: batch.nodes, starts: Vec::new(), home: 0, value: 0 }]);
+    }
+    finish(context, board, &mut router.work)
 }
 
 /// Finds the ways of one route's waves, each wave after the one before is home, and places them.
@@ -127,22 +135,19 @@ fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Tr
         let order = simulator.dispatched_order();
         return Ok(Candidate { board, order, outcome, cost });
     }
-    let dispatched = simulator.run_dispatch().ok();
+    let dispatched = simulator.run_dispatch();
     let mut order = board.order(&simulator);
     // Memory and order were kept while placing, so this cannot lock up but for tasks of no length.
-    let planned = simulator.run_order(&order).ok();
+    let planned = if board.is_occupied() { simulator.run_order(&order).ok() } else { None };
     let key = |outcome: &Outcome| (outcome.iteration, outcome.finish_sum);
     let outcome = match (planned, dispatched) {
-        (Some(planned), Some(dispatched)) if key(&dispatched) < key(&planned) => {
+        (Some(planned), Ok(dispatched)) if key(&planned) <= key(&dispatched) => planned,
+        (Some(planned), Err(_)) => planned,
+        (_, Ok(_)) => {
             order = simulator.dispatched_order();
             simulator.run_order(&order).map_err(|_| None)?
         }
-        (Some(planned), _) => planned,
-        (None, Some(_)) => {
-            order = simulator.dispatched_order();
-            simulator.run_order(&order).map_err(|_| None)?
-        }
-        (None, None) => return Err(None),
+        (None, Err(lockup)) => return Err(Some(simulator.error_of(&lockup))),
     };
     board.retime(&simulator, &order);
     Ok(Candidate { board, order, cost: key(&outcome), outcome })

@@ -86,6 +86,12 @@ impl<'a> Board<'a> {
         self.tasks
     }
 
+    /// Whether placed tasks keep others from their nodes.
+    #[must_use]
+    pub fn is_occupied(&self) -> bool {
+        self.occupied
+    }
+
     /// The ways of a route's waves; empty where it is not placed.
     #[must_use]
     pub fn ways(&self, route: usize) -> &[Way] {
@@ -125,7 +131,7 @@ impl<'a> Board<'a> {
                 self.room[node] -= 1;
             }
         }
-        if self.occupied && !first.starts.is_empty() {
+        if self.occupied {
             for (wave, way) in ways.iter().enumerate() {
                 self.reserve(route, wave, way);
             }
@@ -216,8 +222,10 @@ impl<'a> Board<'a> {
         self.timelines.iter().map(|line| line.slots().iter().map(id).collect()).collect()
     }
 
-    /// Moves every task to the time that `simulator` found for it under `order`.
+    /// Moves every task to the time that `simulator` found for it under `order`; from then on it occupies its
+    /// node.
     pub fn retime(&mut self, simulator: &Simulator<'_>, order: &[Vec<TaskId>]) {
+        self.occupied = true;
         for line in &mut self.timelines {
             line.clear();
         }

@@ -7,7 +7,7 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::attempt::{Candidate, Tried, construct, draw_routes, priority, replace};
+use super::attempt::{Candidate, Tried, construct, draw_routes, priority, replace, straight_routes};
 use super::outlook::Outlook;
 use super::router::Router;
 use super::{Context, Objective, Options, Solution};
@@ -16,7 +16,7 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageSet};
-use crate::rules::Strategy;
+use crate::rules::{MemoryRule, Strategy};
 use crate::time::{Time, seconds};
 
 /// Attempts of one round.
@@ -28,7 +28,7 @@ const MOST_REMOVED: usize = 6;
 /// Labels that the search for one way may take before any good one will do.
 const PATIENCE: usize = 5_000;
 /// Draws for a first plan at once.
-const FIRST_DRAWS: u64 = 20;
+const FIRST_DRAWS: u64 = 500;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
 const MOST_ROUNDS: u64 = 1_000_000;
 /// Rounds without any plan after which the search says so.
@@ -80,8 +80,7 @@ impl<'a> Search<'a> {
     fn run(&self) -> Result<Found<'a>> {
         let budget = self.context.budget;
         let mut router = Router::new(self.context.instance, self.context.outlook, PATIENCE);
-        let draw = |i| draw_routes(&self.context, &mut router, &mut self.context.rng(u64::MAX - i)).ok();
-        let mut best = (0..FIRST_DRAWS).find_map(draw);
+        let mut best = self.first(&mut router);
         let mut work = router.work;
         let mut rounds = 0_u64;
         let mut locked = None;
@@ -138,6 +137,21 @@ impl<'a> Search<'a> {
         self.context.objective == Objective::Simulated && is_tight(candidate.outcome.iteration, self.bound)
     }
 
+    /// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size.
+    fn first(&self, router: &mut Router<'_>) -> Option<Candidate<'a>> {
+        let context = &self.context;
+        let mut rng = context.rng(u64::MAX);
+        let draws = (0..FIRST_DRAWS).take_while(|i| *i == 0 || !context.budget.is_over());
+        let drawn = draws.into_iter().find_map(|_| draw_routes(context, router, &mut rng).ok());
+        let rules = &context.instance.rules;
+        let comparable = rules.waves == 1 && rules.max_stage_jump.is_none() && rules.tc1 != MemoryRule::Routes;
+        if context.objective == Objective::Travel || context.instance.skip_ratio > 0.0 || !comparable {
+            return drawn;
+        }
+        let straight = straight_routes(context, router, &mut rng).ok();
+        drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost)
+    }
+
     fn attempt(&self, incumbent: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
         let mut router = Router::new(context.instance, context.outlook, PATIENCE);
@@ -152,7 +166,10 @@ impl<'a> Search<'a> {
                 // The very first goes by hardness alone; the others wander further and further from it.
                 let shuffle = if number == 0 { 0.0 } else { rng.random::<f64>() };
                 let order = priority(context, &targets, &mut rng, shuffle);
-                construct(context, &mut router, &order, &targets)
+                // Now and then by travel time alone: where nodes are idle most of the time that is hard to beat.
+                let alone = number == 1 || (number > ATTEMPTS && rng.random_bool(0.5));
+                let occupied = context.objective == Objective::Simulated && !alone;
+                construct(context, &mut router, &order, &targets, occupied)
             }
         };
         context.budget.add_work(router.work);
