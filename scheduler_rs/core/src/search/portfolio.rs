@@ -95,7 +95,9 @@ impl<'a> Search<'a> {
         }
         while rounds < MOST_ROUNDS {
             budget.check_cancelled()?;
-            let over = budget.is_over() || budget.work_limit.is_some_and(|limit| work >= limit);
+            // The first draws may use up the work and find nothing; one round is always worth it.
+            let worked = budget.work_limit.is_some_and(|limit| work >= limit) && (rounds > 0 || best.is_some());
+            let over = budget.is_over() || worked;
             if over
                 || best.as_ref().is_some_and(|b| self.is_proved(b))
                 || (best.is_none() && rounds >= MOST_BARREN_ROUNDS)
