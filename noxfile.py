@@ -79,7 +79,8 @@ def generate_stub(session: nox.Session, folder: Path) -> Path:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure simulator and planner with an optimised build; figures go to benchmarks/out."""
+    """Measure the inner loops (criterion), then simulator and planner as installed; figures go to benchmarks/out."""
+    session.run("cargo", "bench", "--locked", "--package", "skippipe-core", external=True)
     wanted = nox.project.dependency_groups(PROJECT, "bench")
     session.install("--reinstall-package", "skippipe", ".", *wanted)
     out = ROOT / "benchmarks" / "out"
