@@ -26,15 +26,10 @@ pub struct Candidate<'a> {
 /// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
 pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
 
-/// Places every route in `order`, each by the best way among those before it, or, where tasks do not occupy
-/// their nodes, by the best way as if it were alone.
-pub fn construct<'a>(
-    context: &Context<'a>,
-    router: &mut Router<'_>,
-    order: &[usize],
-    targets: &Targets,
-    occupied: bool,
-) -> Tried<'a> {
+/// Places every route in `order`, each by the best way among those before it, or, where travel alone counts, by
+/// the best way as if it were alone.
+pub fn construct<'a>(context: &Context<'a>, router: &mut Router<'_>, order: &[usize], targets: &Targets) -> Tried<'a> {
+    let occupied = context.objective == Objective::Simulated;
     let mut board = Board::new(context.instance, context.tasks, targets, occupied);
     for route in order {
         if !insert(context, router, &mut board, *route, None, NEVER) {
@@ -123,7 +118,7 @@ fn insert(
 
 /// Gives a complete board its times: by the order in which it was made, or by the dispatch rule where that
 /// is faster.
-fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Tried<'a> {
+pub fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Tried<'a> {
     let batches = board.batches();
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&batches);

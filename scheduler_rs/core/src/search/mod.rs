@@ -52,6 +52,7 @@ enum Objective {
 }
 
 /// What all attempts of one search share.
+#[derive(Clone, Copy)]
 struct Context<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
