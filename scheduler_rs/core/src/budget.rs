@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Budget {
     started: Instant,
+    time_limit: Option<Duration>,
     deadline: Option<Instant>,
     /// Search steps (labels made and tasks simulated) after which no new round begins.
     pub work_limit: Option<u64>,
@@ -38,6 +39,7 @@ impl Budget {
         let started = Instant::now();
         Self {
             started,
+            time_limit,
             deadline: time_limit.and_then(|limit| started.checked_add(limit)),
             work_limit,
             cancelled: AtomicBool::new(false),
@@ -55,6 +57,12 @@ impl Budget {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_cancelled() || self.deadline.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Whether more than this share of the time is gone.
+    #[must_use]
+    pub fn is_past(&self, share: f64) -> bool {
+        self.time_limit.is_some_and(|limit| self.started.elapsed() > limit.mul_f64(share))
     }
 
     /// Whether somebody has cancelled.

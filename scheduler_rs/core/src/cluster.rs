@@ -1,6 +1,7 @@
 //! The machines and the links between them: `skippipe.cluster/1`.
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::error::{Error, Result, invalid};
 use crate::format::{check_duration, check_format, check_number, parse, pretty};
@@ -45,6 +46,21 @@ impl Links {
         match self {
             Self::Transfer(transfer_s) => transfer_s[i][j],
             Self::Rated { latency_s, bandwidth, overhead_s } => latency_s[i][j] + bytes / bandwidth[i][j] + overhead_s,
+        }
+    }
+
+    /// Over nodes, the diagonal is ignored; what JSON cannot write must not stand there all the same.
+    fn write_diagonal(&mut self) {
+        let matrices = match self {
+            Self::Transfer(rows) => vec![rows],
+            Self::Rated { latency_s, bandwidth, .. } => vec![latency_s, bandwidth],
+        };
+        for rows in matrices {
+            for (i, row) in rows.iter_mut().enumerate() {
+                if !row[i].is_finite() {
+                    row[i] = 0.0;
+                }
+            }
         }
     }
 
@@ -140,7 +156,11 @@ impl Cluster {
             check_duration(|| format!("{prefix}step_s[{i}]"), *s)?;
         }
         check_duration(|| format!("{prefix}norm_s"), parts.norm_s)?;
-        let ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } = parts;
+        let ClusterParts { nodes, mut links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } =
+            parts;
+        if region_of.is_none() {
+            links.write_diagonal();
+        }
         Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source })
     }
 
@@ -320,8 +340,8 @@ fn check_links(parts: &ClusterParts, prefix: &str) -> Result<()> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClusterFile {
     format: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    source: Option<String>,
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    source: Value,
     nodes: Vec<Node>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     region_of: Option<Vec<usize>>,
@@ -386,7 +406,8 @@ impl ClusterFile {
             gradient_bytes: self.gradient_bytes,
             step_s: self.step_s,
             norm_s: self.norm_s,
-            source: self.source,
+            // Not a key of the format: what is no text is passed over like any other unknown key.
+            source: self.source.as_str().map(str::to_owned),
         };
         Cluster::new(parts, prefix)
     }
@@ -396,7 +417,7 @@ impl From<&Cluster> for ClusterFile {
     fn from(cluster: &Cluster) -> Self {
         let mut file = Self {
             format: FORMAT.to_owned(),
-            source: cluster.source.clone(),
+            source: cluster.source.clone().into(),
             nodes: cluster.nodes.clone(),
             region_of: cluster.region_of.clone(),
             transfer_s: None,

@@ -1,6 +1,5 @@
 //! Reading and writing of the JSON formats: errors that name the place, text that a person can read.
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -13,16 +12,38 @@ use crate::time::LONGEST_S;
 /// [`Error::Invalid`] for another format or version, [`Error::Format`] with the key, or with line and column
 /// where the text is no JSON.
 pub fn parse<T: DeserializeOwned>(text: &str, format: &str) -> Result<T> {
-    // Another version may have other keys: that it is another one is then the message, not the keys.
-    if let Ok(Head { format: Some(Value::String(found)) }) = serde_json::from_str(text) {
-        check_format(&found, format, "")?;
+    // What is no JSON at all is told by `read`, with its place.
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        // Another version may have other keys: that it is another one is then the message, not the keys.
+        if let Some(Value::String(found)) = value.get("format") {
+            check_format(found, format, "")?;
+        }
+        check_objects(&value)?;
     }
     read(text)
 }
 
-#[derive(Deserialize)]
-struct Head {
-    format: Option<Value>,
+/// Keys that hold an object, or a list of objects, wherever they stand in the formats.
+const OBJECTS: [&str; 4] = ["cluster", "constraints", "predicted", "solver"];
+const LISTS_OF_OBJECTS: [&str; 3] = ["nodes", "microbatches", "tasks"];
+
+/// Serde would also take a list for an object, its fields in order.
+fn check_objects(file: &Value) -> Result<()> {
+    let no_list = |key: &str, value: &Value| {
+        if value.is_array() { invalid(key, "a list", "an object") } else { Ok(()) }
+    };
+    no_list("the file", file)?;
+    for key in OBJECTS {
+        no_list(key, &file[key])?;
+    }
+    for (prefix, parent) in [("", file), ("cluster.", &file["cluster"])] {
+        for key in LISTS_OF_OBJECTS {
+            for (i, item) in parent[key].as_array().into_iter().flatten().enumerate() {
+                no_list(&format!("{prefix}{key}[{i}]"), item)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn read<T: DeserializeOwned>(text: &str) -> Result<T> {

@@ -51,7 +51,7 @@ impl Problem {
                 format!("one count for each of the {} nodes of stage 0", stages[0].len()),
             );
         }
-        let total: usize = microbatches.iter().sum();
+        let total = microbatches.iter().copied().fold(0, usize::saturating_add);
         if total == 0 || total > MOST_MICROBATCHES {
             return invalid(
                 "microbatches",
@@ -148,7 +148,8 @@ impl Problem {
                 longest = longest.max(self.cluster.transfer_s(i, j, self.cluster.activation_bytes()));
             }
         }
-        let serial = total as f64 * self.stages.len() as f64 * (slowest + 4.0 * longest);
+        let reduce = self.stages.iter().enumerate().map(|(s, m)| self.cluster.allreduce_s(s, m)).fold(0.0, f64::max);
+        let serial = total as f64 * self.stages.len() as f64 * (slowest + 4.0 * longest) + reduce;
         let most = NEVER as f64 / 8e9;
         if serial < most && longest <= LONGEST_S {
             return Ok(());
@@ -162,7 +163,7 @@ impl Problem {
 }
 
 /// The most microbatches of one iteration; far above what the search can use.
-pub const MOST_MICROBATCHES: usize = 100_000;
+pub const MOST_MICROBATCHES: usize = 20_000;
 
 fn check_partition(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
     let n = cluster.nodes().len();

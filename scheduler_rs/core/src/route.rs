@@ -65,6 +65,12 @@ impl Lengths {
         self.total / self.routes
     }
 
+    /// Visits of the longest routes.
+    #[must_use]
+    pub fn long(&self) -> usize {
+        self.total.div_ceil(self.routes)
+    }
+
     /// Number of routes with one visit more than [`Lengths::short`].
     #[must_use]
     pub fn long_routes(&self) -> usize {

@@ -189,7 +189,7 @@ fn nodes(names: Vec<String>, forward: &[f64], backward: &[f64], loss: &[f64], me
         .enumerate()
         .map(|(i, name)| {
             let Ok(room) = u32::try_from(memory[i]) else {
-                return invalid(format!("nodes[{i}].memory"), memory[i], "an integer of at least 1");
+                return invalid(format!("nodes[{i}].memory"), memory[i], "an integer from 1 to 4294967295");
             };
             Ok(Node { name, forward_s: forward[i], backward_s: backward[i], loss_s: loss[i], memory: room })
         })

@@ -101,6 +101,9 @@ fn insert(
 ) -> bool {
     let task = context.tasks[route];
     let stop = || context.budget.is_over();
+    if stop() {
+        return false;
+    }
     let mut request = Request { source: task.source, release: 0, visits: board.visits(route), forced, limit };
     let Some(first) = router.find(board, &request, &stop) else { return false };
     let mut ways: Vec<Way> = vec![first];

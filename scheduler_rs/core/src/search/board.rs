@@ -157,7 +157,8 @@ impl<'a> Board<'a> {
             for (hop, node) in way.nodes.iter().enumerate() {
                 let node = *node as usize;
                 let end = way.starts[2 * hops - hop] + self.instance.backward[node];
-                self.timelines[node].hold(way.starts[hop], end, route as u32, self.instance.memory[node]);
+                self.timelines[node].hold(way.starts[hop], end, route as u32);
+                self.timelines[node].find_windows(self.instance.memory[node]);
             }
         }
     }
@@ -254,13 +255,11 @@ impl<'a> Board<'a> {
                     let (forward, backward) =
                         (simulator.task(batch, Kind::F, hop), simulator.task(batch, Kind::B, hop));
                     let node = simulator.node_of(forward);
-                    self.timelines[node].hold(
-                        simulator.start_of(forward),
-                        simulator.end_of(backward),
-                        route,
-                        self.instance.memory[node],
-                    );
+                    self.timelines[node].hold(simulator.start_of(forward), simulator.end_of(backward), route);
                 }
+            }
+            for (line, memory) in self.timelines.iter_mut().zip(&self.instance.memory) {
+                line.find_windows(*memory);
             }
         }
     }

@@ -75,10 +75,13 @@ impl Context<'_> {
 
     /// The random numbers of one attempt.
     fn rng(&self, stream: u64) -> Pcg64 {
-        let mut rng = Pcg64::seed_from_u64(self.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let _: u64 = rand::RngExt::random(&mut rng);
-        rng
+        stream_of(self.seed, stream)
     }
+}
+
+/// One of many independent streams of random numbers for a seed.
+fn stream_of(seed: u64, stream: u64) -> Pcg64 {
+    Pcg64::seed_from_u64(seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
 /// The end of a search: an execution and what is known of it.
@@ -134,10 +137,10 @@ fn asked_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
 fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec<StageSet>>> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let rules = &instance.rules;
-    for length in [lengths.short(), lengths.total.div_ceil(lengths.routes)] {
+    for length in [lengths.short(), lengths.long()] {
         if !some_order(instance, StageOrder::start(rules), 0, length) {
             return impossible(
-                "CC2",
+                "max_stage_jump",
                 format!(
                     "no stage order of {length} of the stages {:?} keeps max_stage_jump = {}",
                     instance.present,
@@ -240,7 +243,7 @@ fn solve_full(
     while draws == 0
         || !(budget.is_over() || draws >= MOST_DRAWS || budget.work_limit.is_some_and(|limit| work >= limit))
     {
-        let mut rng = Pcg64::seed_from_u64(options.seed ^ draws.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut rng = stream_of(options.seed, draws);
         draws += 1;
         let batches = straight::pipelines(instance, &mut rng);
         if let Some(batch) = batches.iter().find(|b| !keeps_order(instance, &b.nodes)) {
@@ -298,7 +301,7 @@ fn solve_random(
     let mut locked = None;
     for draw in 0..MOST_DRAWS {
         budget.check_cancelled()?;
-        let mut rng = Pcg64::seed_from_u64(options.seed.wrapping_mul(MOST_DRAWS).wrapping_add(draw));
+        let mut rng = stream_of(options.seed, draw);
         // Guided only where free drawing does not get there, so that the draw stays as random as it can be.
         let guide = sets.filter(|_| draw >= MOST_DRAWS / 2);
         let Some(batches) = random_routes(instance, tasks, guide, &mut rng) else { continue };
@@ -352,6 +355,7 @@ fn assemble(
     simulator.load(&batches);
     let outcome = simulator.run_order(&order).map_err(|lockup| simulator.error_of(&lockup))?;
     let iteration_s = seconds(outcome.iteration);
+    debug_assert!(bound <= outcome.iteration + 2 * simulator.task_count() as Time, "a bound above a plan");
     // Two roundings apart, a proof can miss by some nanoseconds; the plan's own time is a bound no lower.
     let lower_bound_s = seconds(bound).min(iteration_s);
     let optimal = is_tight(outcome.iteration, bound)

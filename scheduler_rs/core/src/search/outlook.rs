@@ -45,11 +45,12 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// For routes of at most `longest` visits.
+    /// For routes of at most `longest` visits. Where `share` of the time goes by before all tables are made
+    /// (thousands of nodes, none alike), the rest say no more than that head and loss take their time.
     ///
     /// # Errors
     /// [`crate::Error::Cancelled`]
-    pub fn new(instance: &Instance, longest: usize, budget: &Budget) -> Result<Self> {
+    pub fn new(instance: &Instance, longest: usize, budget: &Budget, share: f64) -> Result<Self> {
         let (classes, class_of) = classes(instance);
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let mut outlook = Self { class_of, tables: Vec::new(), table_of: FxHashMap::default() };
@@ -58,7 +59,7 @@ impl Outlook {
             let table = match known.get(&key) {
                 Some(table) => *table,
                 None => {
-                    outlook.tables.push(Table::new(instance, &classes, source.node, longest, budget)?);
+                    outlook.tables.push(Table::new(instance, &classes, source.node, longest, budget, share)?);
                     outlook.tables.len() - 1
                 }
             };
@@ -121,7 +122,14 @@ fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
 }
 
 impl Table {
-    fn new(instance: &Instance, classes: &[Class], source: usize, longest: usize, budget: &Budget) -> Result<Self> {
+    fn new(
+        instance: &Instance,
+        classes: &[Class],
+        source: usize,
+        longest: usize,
+        budget: &Budget,
+        share: f64,
+    ) -> Result<Self> {
         // To one of the nodes in the source's place, the source itself, the way is none: take that for all.
         let turn = |class: &Class| {
             if instance.place(class.node) == instance.place(source) {
@@ -140,6 +148,10 @@ impl Table {
             let mut level = [vec![NEVER; classes.len()], vec![NEVER; classes.len()]];
             for from in 0..instance.stage_count() {
                 budget.check_cancelled()?;
+                if budget.is_past(share) {
+                    let nothing = vec![instance.loss[source]; classes.len()];
+                    return Ok(Self { least: vec![[nothing.clone(), nothing]; longest.max(1)] });
+                }
                 for position in [Position::Furthest, Position::Swapped] {
                     for (to, next) in successors(instance, from, position) {
                         for v in &of_stage[from] {

@@ -19,6 +19,8 @@ use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
 use crate::time::{Time, seconds};
 
+/// How much of the time the look-ahead may take.
+const SHARE_OF_TIME: f64 = 0.2;
 /// Attempts of one round.
 const ATTEMPTS: u64 = 4;
 /// Exchanges that an improving attempt makes one after the other.
@@ -44,7 +46,7 @@ pub(super) fn solve(
     budget: &Budget,
 ) -> Result<Solution> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
-    let outlook = Outlook::new(instance, lengths.total.div_ceil(lengths.routes), budget)?;
+    let outlook = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME)?;
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
     let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed, sets };
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });

@@ -102,8 +102,9 @@ impl Case {
             }
             if self.instance.memory_is_held() {
                 for (start, end) in &self.holds[node] {
-                    line.hold(start * SECOND, end * SECOND, 9, self.instance.memory[node]);
+                    line.hold(start * SECOND, end * SECOND, 9);
                 }
+                line.find_windows(self.instance.memory[node]);
             }
         }
         board
@@ -214,7 +215,7 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let source = case.instance.sources[0].node;
         let tasks = [RouteTask { source, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
-        let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None)).unwrap();
+        let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
         let mut router = Router::new(&case.instance, &outlook, usize::MAX);
         let request = Request { source, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);

@@ -23,13 +23,18 @@ pub enum Shares {
 /// Search steps before the answer is [`Shares::Unknown`].
 const MOST_STEPS: usize = 100_000;
 const MOST_SETS: usize = 2_000;
+/// The search goes one level deeper for each route.
+const MOST_ROUTES: usize = 300;
 
 /// Looks for stage sets of all routes.
 #[must_use]
 pub fn share_visits(instance: &Instance, lengths: &Lengths) -> Shares {
     let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
-    let (Some(short), Some(long)) = (legal_sets(instance, lengths.short()), legal_sets(instance, lengths.short() + 1))
-    else {
+    if lengths.routes > MOST_ROUTES {
+        return Shares::Unknown;
+    }
+    let long_length = if lengths.long_routes() > 0 { lengths.short() + 1 } else { lengths.short() };
+    let (Some(short), Some(long)) = (legal_sets(instance, lengths.short()), legal_sets(instance, long_length)) else {
         return Shares::Unknown;
     };
     // Stage 0 is on every route, or without CC1 on any number of them.
@@ -69,16 +74,19 @@ fn legal_sets(instance: &Instance, length: usize) -> Option<Vec<StageSet>> {
     let rules = &instance.rules;
     let jump = rules.max_stage_jump.map_or(usize::MAX, |jump| jump as usize);
     let mut stack: Vec<(StageSet, usize, usize, usize)> = vec![(0, 0, 0, 0)]; // set, size, furthest, next place in `present`
+    let mut steps = 0;
     while let Some((set, size, furthest, from)) = stack.pop() {
+        steps += 1;
+        if steps > MOST_STEPS || sets.len() > MOST_SETS {
+            return None;
+        }
         if size == length {
             sets.push(set);
-            if sets.len() > MOST_SETS {
-                return None;
-            }
             continue;
         }
         for (place, stage) in instance.present.iter().enumerate().skip(from) {
-            if stage - furthest > jump || (rules.cc1 && size == 0 && *stage != 0) {
+            let too_few = instance.present.len() - place < length - size;
+            if too_few || stage - furthest > jump || (rules.cc1 && size == 0 && *stage != 0) {
                 break;
             }
             stack.push((set | stage_bit(*stage), size + 1, *stage, place + 1));

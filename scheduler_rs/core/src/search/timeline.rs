@@ -77,10 +77,9 @@ impl Timeline {
         self.slots.insert(place, slot);
     }
 
-    /// Reserves memory for a microbatch of `route`.
-    pub fn hold(&mut self, start: Time, end: Time, route: u32, memory: u32) {
+    /// Reserves memory for a microbatch of `route`; [`Timeline::find_windows`] is to follow.
+    pub fn hold(&mut self, start: Time, end: Time, route: u32) {
         self.holds.push((start, end, route));
-        self.find_windows(memory);
     }
 
     /// Frees everything that `route` has reserved.
@@ -106,14 +105,15 @@ impl Timeline {
         self.slots.push(slot);
     }
 
-    fn find_windows(&mut self, memory: u32) {
-        let mut events: Vec<(Time, i32)> = self.holds.iter().flat_map(|h| [(h.0, 1), (h.1, -1)]).collect();
+    /// Finds the windows anew after holdings were added.
+    pub fn find_windows(&mut self, memory: u32) {
+        let mut events: Vec<(Time, i64)> = self.holds.iter().flat_map(|h| [(h.0, 1), (h.1, -1)]).collect();
         events.sort_unstable(); // an end comes before a start at the same time: holdings are half-open
         self.windows.clear();
         let (mut held, mut from) = (0, Some(0));
         for (time, change) in events {
             held += change;
-            let full = held >= memory as i32;
+            let full = held >= i64::from(memory);
             match from {
                 Some(start) if full => {
                     self.windows.push((start, time));
@@ -157,9 +157,10 @@ mod tests {
     #[test]
     fn windows_are_where_memory_is_left() {
         let mut line = Timeline::new();
-        line.hold(1, 6, 0, 2);
-        line.hold(3, 8, 1, 2);
-        line.hold(8, 9, 2, 2);
+        for (route, (start, end)) in [(1, 6), (3, 8), (8, 9)].into_iter().enumerate() {
+            line.hold(start, end, route as u32);
+        }
+        line.find_windows(2);
         assert_eq!(line.windows(), [(0, 3), (6, NEVER)]);
         line.remove(0, 2);
         assert_eq!(line.windows(), [(0, NEVER)]);

@@ -21,8 +21,8 @@ struct NodeState {
     /// Microbatches that the node holds.
     held: u32,
     /// Backwards and losses, and forwards, whose input has arrived: arrival, microbatch's id, task.
-    urgent: Vec<(Time, u32, TaskId)>,
-    forwards: Vec<(Time, u32, TaskId)>,
+    urgent: Vec<(Time, usize, TaskId)>,
+    forwards: Vec<(Time, usize, TaskId)>,
     /// What it ran, in order.
     ran: Vec<TaskId>,
 }
@@ -170,7 +170,7 @@ impl Simulator<'_> {
 }
 
 /// The earliest arrival, then the lower microbatch. Queues are short, so a scan beats a heap.
-fn take_first(queue: &mut Vec<(Time, u32, TaskId)>) -> Option<TaskId> {
+fn take_first(queue: &mut Vec<(Time, usize, TaskId)>) -> Option<TaskId> {
     let (place, _) = queue.iter().enumerate().min_by_key(|(_, entry)| **entry)?;
     Some(queue.swap_remove(place).2)
 }

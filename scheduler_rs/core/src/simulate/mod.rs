@@ -9,7 +9,7 @@ mod dispatch;
 mod order;
 mod replay;
 
-pub use replay::{Dispatch, evaluations_per_second, resimulate};
+pub use replay::{Dispatch, count_evaluations, resimulate};
 
 use crate::error::{Error, TaskName};
 use crate::plan::{Kind, Task};
@@ -56,7 +56,7 @@ const NO_TASK: TaskId = TaskId::MAX;
 struct Span {
     first: TaskId,
     hops: u32,
-    id: u32,
+    id: usize,
     /// Microbatch whose homecoming lets this one start, `NO_TASK` for wave 0.
     before: u32,
     /// The next wave, `NO_TASK` for the last.
@@ -140,7 +140,7 @@ impl<'a> Simulator<'a> {
             self.spans.push(Span {
                 first,
                 hops: batch.nodes.len() as u32,
-                id: batch.id as u32,
+                id: batch.id,
                 before: if follows { b as u32 - 1 } else { NO_TASK },
                 after: NO_TASK,
                 out,
@@ -230,12 +230,7 @@ impl<'a> Simulator<'a> {
     #[must_use]
     pub fn name_of(&self, task: TaskId) -> TaskName {
         let (kind, hop) = self.kind_of(task);
-        TaskName {
-            microbatch: self.spans[self.batch_of(task)].id as usize,
-            kind: kind.letter(),
-            hop,
-            node: self.node_of(task),
-        }
+        TaskName { microbatch: self.spans[self.batch_of(task)].id, kind: kind.letter(), hop, node: self.node_of(task) }
     }
 
     /// A lock-up with its tasks by name.

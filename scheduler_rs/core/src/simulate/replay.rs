@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{Batch, Lockup, Outcome, Simulator, TaskId};
 use crate::error::{Result, invalid};
 use crate::plan::{Kind, Plan, Predicted};
-use crate::problem::Instance;
+use crate::problem::{Instance, NO_STAGE};
 use crate::time::{Rounding, seconds};
 
 /// Which order the nodes follow.
@@ -38,26 +38,31 @@ pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
         lower_bound_s,
         gap: Predicted::gap_of(iteration_s, lower_bound_s),
     };
-    Ok(Plan { tasks: simulator.plan_tasks(&order), predicted, ..plan.clone() })
+    let mut solver = plan.solver.clone();
+    if iteration_s > lower_bound_s * (1.0 + 1e-9) && solver.contains_key("optimal") {
+        solver.insert("optimal".to_owned(), false.into());
+    }
+    Ok(Plan { tasks: simulator.plan_tasks(&order), predicted, solver, ..plan.clone() })
 }
 
-/// Full evaluations (routes and order anew each time) that one thread makes in a second.
+/// Full evaluations (routes and order anew each time) that one thread makes in `limit`: their number, and the
+/// seconds that they took.
 ///
 /// # Errors
 /// As [`resimulate`].
-pub fn evaluations_per_second(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Result<f64> {
+pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Result<(u64, f64)> {
     let instance = Instance::new(&plan.problem()?, Rounding::Up);
     let replay = Replay::new(plan, &instance)?;
     let mut simulator = Simulator::new(&instance);
     let started = Instant::now();
-    let mut count = 0_u32;
+    let mut count = 0;
     while count == 0 || started.elapsed() < limit {
         for _ in 0..100 {
             replay.run(&mut simulator, dispatch).map_err(|lockup| simulator.error_of(&lockup))?;
         }
         count += 100;
     }
-    Ok(f64::from(count) / started.elapsed().as_secs_f64())
+    Ok((count, started.elapsed().as_secs_f64()))
 }
 
 /// A plan in the terms of the simulator. Microbatches may have any numbers and stand in any order in a plan;
@@ -69,6 +74,11 @@ struct Replay {
 
 impl Replay {
     fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
+        for (i, batch) in plan.microbatches.iter().enumerate() {
+            if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| instance.stage_of[**n] == NO_STAGE) {
+                return invalid(format!("microbatches[{i}]"), format!("over node {node}"), "nodes that serve a stage");
+            }
+        }
         let mut sorted: Vec<usize> = (0..plan.microbatches.len()).collect();
         sorted.sort_by_key(|i| (plan.microbatches[*i].route, plan.microbatches[*i].wave, plan.microbatches[*i].id));
         let batches = sorted
