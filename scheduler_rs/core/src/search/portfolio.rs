@@ -23,6 +23,10 @@ use crate::time::{Time, seconds};
 const SHARE_OF_TIME: f64 = 0.2;
 /// Attempts of one round.
 const ATTEMPTS: u64 = 4;
+/// The attempt of a round that goes by travel time: the first, since on one thread it is done first.
+const BY_TRAVEL: u64 = 0;
+/// The attempt of a round that begins anew.
+const AFRESH: u64 = 1;
 /// Exchanges that an improving attempt makes one after the other.
 const EXCHANGES: usize = 40;
 /// The most routes that one exchange takes off.
@@ -111,16 +115,19 @@ impl<'a> Search<'a> {
             {
                 break;
             }
-            let attempt = |i| match &self.travel {
-                Some(travel) if i == ATTEMPTS - 1 => self.attempt(travel, fastest.as_ref(), rounds * ATTEMPTS + i),
-                _ => self.attempt(&self.context, best.as_ref(), rounds * ATTEMPTS + i),
+            let attempt = |i| {
+                let number = rounds * ATTEMPTS + i;
+                match &self.travel {
+                    Some(travel) if i == BY_TRAVEL => self.attempt(travel, fastest.as_ref(), number, false),
+                    _ => self.attempt(&self.context, best.as_ref(), number, rounds == 0 || i == AFRESH),
+                }
             };
             let attempts: Vec<Attempt<'a>> = (0..ATTEMPTS).into_par_iter().map(attempt).collect();
             rounds += 1;
             for (i, attempt) in (0..).zip(attempts) {
                 work += attempt.work;
                 let candidate = match attempt.tried {
-                    Ok(candidate) if self.travel.is_some() && i == ATTEMPTS - 1 => {
+                    Ok(candidate) if self.travel.is_some() && i == BY_TRAVEL => {
                         if fastest.as_ref().is_some_and(|f| candidate.cost >= f.cost) {
                             continue;
                         }
@@ -175,18 +182,21 @@ impl<'a> Search<'a> {
         drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost)
     }
 
-    fn attempt(&self, context: &Context<'a>, incumbent: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    fn attempt(
+        &self,
+        context: &Context<'a>,
+        incumbent: Option<&Candidate<'a>>,
+        number: u64,
+        afresh: bool,
+    ) -> Attempt<'a> {
         let mut router = Router::new(context.instance, context.outlook, PATIENCE);
         let mut rng = context.rng(number);
-        let first_round = number < ATTEMPTS;
         let tried = match incumbent {
-            Some(incumbent) if !first_round && !number.is_multiple_of(ATTEMPTS) => {
-                self.improve(context, incumbent, &mut router, &mut rng).ok_or(None)
-            }
+            Some(incumbent) if !afresh => self.improve(context, incumbent, &mut router, &mut rng).ok_or(None),
             _ => {
                 let targets = context.targets(&mut rng);
-                // The very first goes by hardness alone; the others wander further and further from it.
-                let shuffle = if number == 0 { 0.0 } else { rng.random::<f64>() };
+                // The very first go by hardness alone; the others wander further and further from it.
+                let shuffle = if number < 2 { 0.0 } else { rng.random::<f64>() };
                 let order = priority(context, &targets, &mut rng, shuffle);
                 construct(context, &mut router, &order, &targets)
             }
