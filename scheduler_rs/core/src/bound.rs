@@ -32,7 +32,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], budget: &Budget) ->
         let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
         if least >= NEVER { 0 } else { least }
     };
-    let mut bound = 0;
+    let mut bound = instance.allreduce.iter().copied().max().unwrap_or(0);
     for source in &instance.sources {
         let own = tasks.iter().filter(|t| t.source == source.node);
         bound = bound.max(source_bound(

@@ -240,8 +240,13 @@ fn solve_full(
     let mut stuck = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;
+    let is_proved =
+        |best: &Option<(Outcome, Vec<Batch>)>| best.as_ref().is_some_and(|(o, _)| is_tight(o.iteration, bound));
     while draws == 0
-        || !(budget.is_over() || draws >= MOST_DRAWS || budget.work_limit.is_some_and(|limit| work >= limit))
+        || !(budget.is_over()
+            || draws >= MOST_DRAWS
+            || is_proved(&best)
+            || budget.work_limit.is_some_and(|limit| work >= limit))
     {
         let mut rng = stream_of(options.seed, draws);
         draws += 1;
