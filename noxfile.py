@@ -1,6 +1,6 @@
 """Every routine task. `python -m nox -s NAME`; each session sets itself up, with uv.
 
-No session but `tests` and `bench` needs more than the base install; what needs torch will share one environment.
+`demo`, `tests` and `lint` need torch: uv keeps one copy of it, which their environments share by hard links.
 """
 
 import filecmp
@@ -28,6 +28,13 @@ def install(session: nox.Session, *groups: str, extras: str = "") -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
+    """Train a small Llama on four processes of this machine, by a plan that skips a third of the stages."""
+    install(session, extras="[train]")
+    session.run("skippipe", "train", *session.posargs)
+
+
+@nox.session
+def demo_plan(session: nox.Session) -> None:
     """Plan 20 nodes over 12 cloud regions, and print what skipping and routing gain."""
     install(session)
     session.run(
@@ -39,7 +46,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the Rust core, then those in Python; arguments after `--` go to pytest."""
-    install(session, "tests")
+    install(session, "tests", extras="[train]")
     if not session.posargs:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
     session.run("pytest", *session.posargs)
@@ -49,7 +56,7 @@ def tests(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Check format, rules and types, in Python and Rust, and that the type stub of the extension is up to date."""
     wanted = nox.project.dependency_groups(PROJECT, "lint", "typing")
-    session.install(*wanted)
+    session.install(*wanted, *PROJECT["project"]["optional-dependencies"]["train"])
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("mypy")

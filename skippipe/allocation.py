@@ -14,10 +14,11 @@ DEFAULT_STAGES = 6
 
 @dataclass(frozen=True)
 class Allocation:
-    """The node numbers of every stage, and the stages that no node serves."""
+    """The node numbers of every stage, the stages that no node serves, and the decoder layers of each if known."""
 
     stages: list[list[int]]
     absent_stages: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 def allocate(config: AllocateConfig, cluster: Cluster, wanted: int | None, preset: list[int] | None) -> Allocation:
@@ -69,7 +70,7 @@ def even_sizes(nodes: int, stages: int) -> list[int]:
 
 
 def read_allocation(path: str) -> Allocation:
-    """Read a JSON file with the key "stages" and, if some stages are lost, "absent_stages"."""
+    """Read a JSON file with the key "stages", "absent_stages" if some are lost, and "layers" if they are known."""
     content = read_json_object(path)
     if "stages" not in content:
         raise InputError(f"{path}: the key stages is missing, a list of lists of node numbers is expected")
@@ -77,6 +78,7 @@ def read_allocation(path: str) -> Allocation:
     return Allocation(
         stages=[_integers(path, f"stages[{i}]", stage) for i, stage in enumerate(stages)],
         absent_stages=tuple(_integers(path, "absent_stages", content.get("absent_stages", []))),
+        layers=tuple(_integers(path, "layers", content.get("layers", []))),
     )
 
 

@@ -22,9 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from skippipe import config
+from skippipe.data.config import DataConfig
 from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status
 from skippipe.help import command_help
 from skippipe.overrides import explain
+from skippipe.train import config as training
 from skippipe.validate import validate
 
 
@@ -54,6 +56,8 @@ class Command:
     """as typed, e.g. `bench planner`"""
     run: Callable[[Any, Context], float]
     """does the work; what it returns is what a Hydra sweeper may minimise"""
+    rewrite: Callable[[str], str] = str
+    """makes of an argument what Hydra takes"""
 
     @property
     def config_name(self) -> str:
@@ -81,6 +85,8 @@ class _Task:
         context = _context()
         try:
             return self.command.run(_settings(composed), context)
+        except BrokenPipeError:  # who reads our output has gone: for the command line to settle
+            raise
         except Exception as error:  # noqa: BLE001 - reported here, before Hydra can dress it up
             if context.label is None:
                 self.error = error
@@ -93,11 +99,13 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     """Run `command` with Hydra's command line `arguments`; return the exit status."""
     task = _Task(command)
     try:
-        _run_hydra(task, arguments)
+        _run_hydra(task, [command.rewrite(argument) for argument in arguments])
     except _JobFailedError as failed:
         return int(failed.args[0])
     except SystemExit as stop:  # Hydra ends so after --help and the like, argparse after a wrong flag
         return stop.code if isinstance(stop.code, int) else UNUSABLE_INPUT
+    except BrokenPipeError:
+        raise
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         report_error(command.words, InputError(explain(error, command.job)))
         return UNUSABLE_INPUT
@@ -197,6 +205,9 @@ def _register() -> None:
         ("cluster", "synthetic_schema", config.SyntheticConfig),
         ("schedule", "schedule_schema", config.ScheduleConfig),
         ("planner", "planner_schema", config.PlannerConfig),
+        ("data", "data_schema", DataConfig),
+        ("runtime", "runtime_schema", training.RuntimeConfig),
+        ("train", "train_schema", training.TrainConfig),
     ):
         store.store(group=group, name=name, node=node)
     OmegaConf.register_new_resolver("skippipe.help", lambda name: command_help(name, JOBS[name]), replace=True)
@@ -207,6 +218,7 @@ JOBS: dict[str, type[Any]] = {
     "simulate": config.SimulateJob,
     "bench_simulator": config.BenchSimulatorJob,
     "bench_planner": config.BenchPlannerJob,
+    "train": training.TrainJob,
 }
 
 _register()

@@ -13,6 +13,7 @@ skippipe {__version__}: pipeline-parallel training in which microbatches skip st
 Commands
   skippipe plan             routes and order for one iteration; prints what they give, writes the plan
   skippipe simulate         run a plan through the event simulator
+  skippipe train            train a model by a plan, on this machine or, under torchrun, on many
   skippipe bench simulator  evaluations per second of the simulator
   skippipe bench planner    what the planner reaches on a fixed set of instances
 
@@ -34,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Who read our output has gone (`skippipe plan | head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except OSError as error:
+        sys.stderr.write(f"skippipe: standard output: {error.strerror or error}\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     return status

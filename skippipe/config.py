@@ -144,7 +144,7 @@ class AllocateConfig:
     """Which node serves which stage."""
 
     stages: str | None = None
-    """a JSON file whose key "stages" lists the node numbers of each stage (and "absent_stages" those left empty)"""
+    """a JSON file: nodes of each stage ("stages"), those left empty ("absent_stages"), their "layers" if known"""
     sizes: list[int] | None = setting(None, within=AT_LEAST_1)
     """nodes per stage, e.g. [5,3,3,3,3,3]; null: what the preset brings, else as even as can be, larger ones first"""
 
@@ -183,6 +183,8 @@ class ScheduleConfig:
 class PlannerConfig:
     """How long and how hard to search."""
 
+    method: str = setting("auto", choices=("auto",))
+    """auto: everything there is, side by side"""
     time_limit_s: float | None = setting(None, within=AT_LEAST_0)
     """seconds; null: 1 second, or no limit where work_limit is set"""
     work_limit: int | None = setting(None, within=AT_LEAST_1)
@@ -230,8 +232,8 @@ class BenchSimulatorJob:
 
     instances: dict[str, ClusterConfig] = field(default_factory=dict)
     """presets to measure, by name; +cluster@instances.mine=mine adds one"""
-    data: str | None = None
-    """a folder with NAME.cluster.json and NAME.json: those instances are measured as well"""
+    folder: str | None = None
+    """a folder with NAME.cluster.json and NAME.json: those instances are measured as well; data= is the same"""
     seconds: float = setting(1.0, within=Range(0, 3600, open_low=True))
     """how long each figure is measured"""
     output: str | None = None
@@ -246,8 +248,8 @@ class BenchPlannerJob:
     """presets to plan, by name; +cluster@instances.mine=mine adds one"""
     strategies: list[str] = setting(list(STRATEGIES), choices=STRATEGIES)
     """strategies to plan each instance with"""
-    data: str | None = None
-    """a folder with NAME.cluster.json and NAME.json: those instances are planned as well"""
+    folder: str | None = None
+    """a folder with NAME.cluster.json and NAME.json: those instances are planned as well; data= is the same"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """how long and how hard to search, for each instance and strategy"""
     output: str | None = None

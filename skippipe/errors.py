@@ -27,6 +27,14 @@ class LockupError(SchedulerError, RuntimeError):
     """Tasks wait for each other in a circle, which the message names."""
 
 
+class DeadlockError(SchedulerError, RuntimeError):
+    """Programs of several ranks would wait for each other in a circle, or for what never comes; the message says so."""
+
+
+class ActionError(SchedulerError, RuntimeError):
+    """An action of a running iteration failed or took too long; the message names node, action and peer."""
+
+
 def exit_status(error: BaseException) -> int:
     """Exit status of a command that ended with `error`: 2 for unusable input, 130 for Ctrl-C, 1 for the rest."""
     if isinstance(error, InputError):

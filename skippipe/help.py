@@ -27,12 +27,26 @@ skippipe bench simulator seconds=5 output=simulator.json""",
     "bench_planner": """\
 skippipe bench planner planner.time_limit_s=5 output=planner.json
 skippipe bench planner data=FOLDER                     your own instances as well""",
+    "train": """\
+skippipe train                                         a small Llama on four processes of this machine
+skippipe train schedule.skip_ratio=0                   the same with the full pipeline
+skippipe train model=mixtral_tiny train.iterations=200
+skippipe train data.training=[my/*.txt] data.validation=[held-out.txt]
+skippipe plan cluster=local4 output=plan.json && skippipe train plan=plan.json
+skippipe train --dry-run plan=plan.json                is everything in order, and does it fit into memory?
+torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    -m skippipe.train plan=plan.json runtime.node=NAME on every machine, with its own name
+torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}'""",
 }
 
 NOTES = {
     "plan": """\
 Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
 nothing can be gained. Give stage 0 more nodes than the later stages have each.""",
+    "train": """\
+Alone, it starts one process for each node of the plan on this machine, and ends them all when one fails. Under
+torchrun each process is one rank of the job; it serves the nodes that runtime.node names. Needs the extra of the
+package that brings torch: pip install 'skippipe[train]'.""",
 }
 
 
@@ -75,7 +89,7 @@ def _rows(job: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for item in dataclasses.fields(job):
         key, kind = prefix + item.name, types[item.name]
         if not _is_group(kind):
-            yield key, _meaning(item, meanings)
+            yield key, _meaning(item, meanings) + (f"; presets: {', '.join(GROUPS[key])}" if key in GROUPS else "")
             continue
         yield f"{key}=", meanings[item.name] + (f": {', '.join(GROUPS[key])}" if key in GROUPS else "")
         yield from _rows(kind, f"{key}.")
@@ -109,6 +123,10 @@ GROUPS = {
     "cluster": ("geo20", "local4", "five_clusters", "single_cluster", "synthetic"),
     "schedule": ("skippipe", "reference"),
     "planner": ("default",),
+    "model": ("llama_tiny", "qwen3_tiny", "gpt_neox_tiny", "mixtral_tiny"),
+    "data": ("sotu",),
+    "runtime": ("gloo",),
+    "train": ("default",),
 }
 PRESETS = {
     "SitesConfig": ("local4", "five_clusters", "single_cluster"),

@@ -66,7 +66,7 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
 def _with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
     """Say in which file or setting the key stands that a problem's error names."""
     text = str(error)
-    if stages_file is not None and text.startswith(("stages", "absent_stages")):
+    if stages_file is not None and text.startswith(("stages", "absent_stages", "layers")):
         return in_file(error, stages_file)
     if cluster_file is not None and text.startswith("cluster"):
         return in_file(error, cluster_file)
@@ -82,6 +82,7 @@ def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleCo
         skip_ratio=schedule.skip_ratio,
         constraints=constraints(schedule),
         absent_stages=allocation.absent_stages,
+        layers=allocation.layers,
     )
 
 

@@ -326,7 +326,7 @@ def test_simulate_needs_a_plan(refused: Refused) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "asked"),
-    [([], "no command"), (["train"], "'train'"), (["bench"], "'bench'"), (["bench", "all"], "'bench all'")],
+    [([], "no command"), (["tarin"], "'tarin'"), (["bench"], "'bench'"), (["bench", "all"], "'bench all'")],
 )
 def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) -> None:
     message = refused(*arguments)

@@ -18,6 +18,14 @@ NEEDED = [
     "conf/cluster/local4.yaml",
     "conf/schedule/reference.yaml",
     "conf/planner/default.yaml",
+    "conf/train.yaml",
+    "conf/model/llama_tiny.yaml",
+    "conf/data/sotu.yaml",
+    "conf/runtime/gloo.yaml",
+    "conf/train/default.yaml",
+    "data/tokenizer.json",
+    "data/text/README.md",
+    "data/text/validation/1950-Truman-1.txt",
     "conf/hydra/output/in_place.yaml",
 ]
 

@@ -1,13 +1,33 @@
 """The commands of the command line: thin shells that read, call, print and write."""
 
+import re
+
 from skippipe.application import Command
 from skippipe.commands.bench import bench_planner, bench_simulator
 from skippipe.commands.plan import plan
 from skippipe.commands.simulate import simulate
+from skippipe.commands.train import train
+
+
+def _bench_argument(argument: str) -> str:
+    """Call a folder of instances `folder`: `data` is a group of the configuration, which Hydra takes first."""
+    return re.sub(r"^data=", "folder=", argument)
+
+
+def _train_argument(argument: str) -> str:
+    """Take the flag `--dry-run`, and `runtime.node=a,b` as the names it is: to Hydra it would be a sweep."""
+    if argument == "--dry-run":
+        return "dry_run=true"
+    key, sign, value = argument.partition("=")
+    if key == "runtime.node" and sign and "," in value and value[0] not in "[\"'":
+        return f"{key}='{value}'"
+    return argument
+
 
 COMMANDS = (
     Command("plan", plan),
     Command("simulate", simulate),
-    Command("bench simulator", bench_simulator),
-    Command("bench planner", bench_planner),
+    Command("bench simulator", bench_simulator, _bench_argument),
+    Command("bench planner", bench_planner, _bench_argument),
+    Command("train", train, _train_argument),
 )

@@ -1,6 +1,7 @@
 """`skippipe bench simulator` and `skippipe bench planner`."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from skippipe.benchmark import (
     preset_instances,
 )
 from skippipe.config import BenchPlannerJob, BenchSimulatorJob
+from skippipe.errors import InputError
 from skippipe.files import check_writable, write_text
 from skippipe.report.terminal import make_console, plain_table
 
@@ -28,16 +30,22 @@ def bench_simulator(job: BenchSimulatorJob, context: Context) -> float:
 
 
 def bench_planner(job: BenchPlannerJob, context: Context) -> float:
-    """Measure the planner; returns the sum of the iteration times that it reached, in seconds."""
+    """Measure the planner; returns the sum of the iteration times, in seconds (infinite where one has no plan)."""
     output = _checked(context, job.output)
+    if not job.strategies:
+        raise InputError("strategies is [], at least one strategy is expected")
     rows = list(measure_planner(_instances(job), job.strategies, job.planner))
     _report("planner", rows, output)
-    return sum(float(row["iteration_s"] or 0.0) for row in rows)
+    times = [row["iteration_s"] for row in rows]
+    return math.inf if None in times else math.fsum(times)
 
 
 def _instances(job: BenchSimulatorJob | BenchPlannerJob) -> Instances:
-    loaded = {} if job.data is None else load_instances(Path(job.data))
-    return preset_instances(job.instances) | loaded
+    loaded = {} if job.folder is None else load_instances(Path(job.folder))
+    instances = preset_instances(job.instances) | loaded
+    if not instances:
+        raise InputError("instances is empty, at least one preset or data=FOLDER is expected")
+    return instances
 
 
 def _checked(context: Context, name: str | None) -> Path | None:

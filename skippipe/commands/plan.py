@@ -7,8 +7,8 @@ from skippipe.application import Context
 from skippipe.config import PlanJob
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
-from skippipe.planning import Instance, Outcome, compared, evaluate, make_plan, outcome, prepare
-from skippipe.report.terminal import make_console, planning_progress, show_gains, show_outcomes, show_plan
+from skippipe.planning import Instance, Outcome, compared, evaluate, make_plan, outcome, prepare, saving
+from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes, show_plan
 
 
 def plan(job: PlanJob, context: Context) -> float:
@@ -27,7 +27,12 @@ def plan(job: PlanJob, context: Context) -> float:
     if context.label is None:
         _print(console, made, others)
     else:
-        console.print(f"{context.label} iteration {made.predicted.iteration_s:.4f} s", markup=False, soft_wrap=True)
+        gains = "".join(
+            f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
+            for other in others
+        )
+        line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{gains}"
+        console.print(line, markup=False, soft_wrap=True)
     if output is not None and context.label is None:
         console.print(f"plan written to {context.shown(output)}", markup=False, soft_wrap=True)
     return made.predicted.iteration_s

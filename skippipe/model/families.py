@@ -1,0 +1,72 @@
+"""What differs between the architectures that can be cut into stages.
+
+All of them are decoder-only models of transformers: an embedding, a list of decoder layers that pass on one hidden
+state, a final norm and a head. Masks, positions and rotary embeddings are left to the model class itself, which is
+run on one stage's layers alone; so an architecture needs no more than a few names here.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from skippipe.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture, under its `model_type` in transformers."""
+
+    model_type: str
+    """the name that a configuration gives it"""
+    prefix: str
+    """what the names of its classes begin with"""
+    body: str
+    """the part of the model that holds embedding, layers and final norm; parameter names begin with it"""
+    embedding: str
+    """the embedding's name within the body"""
+    norm: str
+    """the final norm's name within the body"""
+    head: str = "lm_head"
+    """the head's name beside the body"""
+    embedding_dropout: str | None = None
+    """dropout between the embedding and the first layer, where there is one"""
+    router: str | None = None
+    """what routes tokens to experts within a layer, where something does: such layers have a loss of their own"""
+
+    def config_class(self) -> "type[PretrainedConfig]":
+        """The class of its configurations."""
+        module = importlib.import_module(f"transformers.models.{self.model_type}.configuration_{self.model_type}")
+        return cast("type[PretrainedConfig]", getattr(module, f"{self.prefix}Config"))
+
+    def model_class(self) -> "type[PreTrainedModel]":
+        """The class of the whole model with a language-modelling head."""
+        module = importlib.import_module(f"transformers.models.{self.model_type}.modeling_{self.model_type}")
+        return cast("type[PreTrainedModel]", getattr(module, f"{self.prefix}ForCausalLM"))
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("llama", "Llama", "model", "embed_tokens", "norm"),
+        Family("qwen2", "Qwen2", "model", "embed_tokens", "norm"),
+        Family("qwen3", "Qwen3", "model", "embed_tokens", "norm"),
+        Family("gpt_neox", "GPTNeoX", "gpt_neox", "embed_in", "final_layer_norm", embedding_dropout="emb_dropout"),
+        Family("mixtral", "Mixtral", "model", "embed_tokens", "norm", router="mlp.gate"),
+    )
+}
+
+
+def family_of(model_type: object) -> Family:
+    """Look up an architecture.
+
+    Raises:
+        InputError: it is none of those that can be cut into stages; the message lists them.
+
+    """
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise InputError(f"model.model_type is {model_type!r}, one of {', '.join(FAMILIES)} is expected")
+    return family

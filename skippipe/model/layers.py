@@ -1,0 +1,86 @@
+"""Run a stage's layers with the masks and positions that the model class of transformers would make for them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+REMEMBERED_SHAPES = 4
+"""training and validation batches, whole and cut short"""
+
+
+class Shape(NamedTuple):
+    """All that masks and positions depend on: every sequence begins at position 0, and none is padded."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class NotingLayer(nn.Module):
+    """Stands in the place of a layer, keeps what it is given beside the hidden state, and passes that on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[str, Any] = {}
+
+    def forward(self, hidden: Tensor, **given: Any) -> Tensor:
+        """Note `given`."""
+        self.given = given
+        return hidden
+
+
+class LayerRunner:
+    """Calls layers one after the other, with the arguments that the model class has for each.
+
+    The model class itself holds layers that only note their arguments (mask, position embeddings). It is run once for
+    each shape: the arguments are the same for every microbatch, and making them takes as long as a small layer does.
+
+    Args:
+        body: the model class with `len(layers)` layers, which are taken from it; without embedding and final norm.
+        layers: at least one.
+
+    """
+
+    def __init__(self, body: nn.Module, layers: Sequence[nn.Module]) -> None:
+        self.body = body
+        self._layers = tuple(layers)
+        self._noting = [NotingLayer() for _ in layers]
+        self._arguments: dict[Shape, list[dict[str, Any]]] = {}
+        body.layers = nn.ModuleList(self._noting)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Run all layers on (b, s, hidden)."""
+        for layer, given in zip(self._layers, self._arguments_for(hidden), strict=True):
+            hidden = cast("Tensor", layer(hidden, **given))
+        return hidden
+
+    def _arguments_for(self, hidden: Tensor) -> list[dict[str, Any]]:
+        shape = Shape(hidden.shape, hidden.dtype, hidden.device)
+        known = self._arguments.get(shape)
+        if known is None:
+            while len(self._arguments) >= REMEMBERED_SHAPES:
+                self._arguments.pop(next(iter(self._arguments)))
+            known = self._arguments[shape] = self._noted(hidden)
+        return known
+
+    def _noted(self, hidden: Tensor) -> list[dict[str, Any]]:
+        device = torch.device("cpu") if hidden.is_meta else hidden.device  # masks depend on values of positions
+        with torch.inference_mode(mode=False), torch.no_grad():  # what is noted is also used where gradients are taken
+            nothing = torch.zeros((), dtype=hidden.dtype, device=device).expand(hidden.shape)
+            self.body(inputs_embeds=nothing, use_cache=False)
+        given = _moved([layer.given for layer in self._noting], hidden.device)
+        for layer in self._noting:
+            layer.given = {}
+        return given
+
+
+def _moved(given: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
+    """Move all tensors to a device, and what layers share once."""
+    moved: dict[int, Tensor] = {}
+    result: list[dict[str, Any]] = tree_map_only(
+        Tensor, lambda tensor: moved.setdefault(id(tensor), tensor.to(device)), given
+    )
+    return result

@@ -1,0 +1,180 @@
+"""What one stage of a model takes of memory, found without building it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from skippipe.model.build import empty_part, rebuild_buffers
+from skippipe.model.part import StageModule
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+ADAMW_STATES = 2
+"""first and second moment"""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes that one stage takes on one rank, but for what torch itself and the temporaries of single layers take."""
+
+    parameters: int
+    """number of parameters, tied weights once"""
+    weight_bytes: int
+    """weights"""
+    gradient_bytes: int
+    """gradients, of the weights' type; what replicas of the stage exchange"""
+    optimizer_bytes: int
+    """what AdamW keeps, of the weights' type"""
+    activation_bytes: int
+    """what one microbatch holds from its forward to its backward, input and output of the stage included"""
+    loss_bytes: int
+    """what one microbatch's loss holds until its backward, which follows at once; 0 but on stage 0"""
+
+    def total_bytes(self, held: int) -> int:
+        """Sum with `held` microbatches held at a time."""
+        fixed = self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.loss_bytes
+        return fixed + held * self.activation_bytes
+
+
+def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
+    config: "PretrainedConfig",
+    *,
+    stage: int,
+    layers: range,
+    first: bool,
+    batch: int,
+    sequence: int,
+    dtype: torch.dtype = torch.float32,
+) -> StageMemory:
+    """Estimate what one stage takes, by a forward pass on tensors that have a shape and no memory.
+
+    Args:
+        config: the model's.
+        stage: number of the stage.
+        layers: the numbers of its layers in the whole model.
+        first: whether it is stage 0.
+        batch: sequences in a microbatch.
+        sequence: tokens in a sequence.
+        dtype: of weights and activations.
+
+    """
+    part = empty_part(config, stage=stage, layers=layers, first=first).to(dtype)
+    weights = sum(_bytes(parameter) for parameter in part.parameters())
+    return StageMemory(
+        parameters=parameter_count(part),
+        weight_bytes=weights,
+        gradient_bytes=weights,
+        optimizer_bytes=ADAMW_STATES * weights,
+        activation_bytes=_activation_bytes(part, batch, sequence, dtype),
+        loss_bytes=_loss_bytes(part, batch, sequence, dtype) if first else 0,
+    )
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Count parameters, tied weights once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def saved_bytes(run: Callable[[], Any], without: Iterable[Tensor]) -> int:
+    """Bytes that autograd keeps of what `run` computes: each storage once, those of `without` not at all."""
+    known = {_storage(tensor) for tensor in without}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # a storage that is freed could be given out, and counted, a second time
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in known:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    del result
+    return sum(kept.values())
+
+
+def _activation_bytes(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+    rebuild_buffers(part, torch.device("cpu"))  # positions are computed, not only shaped
+    hidden = _shaped(part, batch, sequence, dtype)
+
+    def run() -> tuple[Tensor, Tensor | None]:
+        output, local_loss = part(hidden)
+        return output, local_loss
+
+    with ShapesOnly():
+        saved = saved_bytes(run, [*part.parameters(), hidden])
+    return saved + 2 * _bytes(hidden)  # the output may be saved nowhere, but is held; counted twice at worst
+
+
+def _loss_bytes(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+    hidden = _shaped(part, batch, sequence, dtype)
+    labels = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+    saved = saved_bytes(lambda: part.loss(hidden, labels), [*part.parameters(), hidden])
+    logits = batch * sequence * int(part.config.vocab_size)
+    return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
+
+
+def _shaped(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(batch, sequence, part.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class ShapesOnly(TorchFunctionMode):
+    """Within: tensors without memory keep what tensors with memory would.
+
+    Left to itself, torch takes the plain way of attention for them, which keeps the weights of all pairs of positions,
+    and refuses to count each expert's tokens and, depending on their type, to multiply them with its weights.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func`, or what stands in for it."""
+        return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _bincount(values: Tensor, *, minlength: int) -> Tensor:
+    return values.new_empty(minlength, dtype=torch.int64)
+
+
+def _flash_attention(  # noqa: PLR0913, PLR0917 - torch's signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: ARG001, FBT001, FBT002 - the kernel sees it from the shapes
+) -> Tensor:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the one that has shapes
+    mask = None if attn_mask is None else torch.empty_like(attn_mask, dtype=query.dtype)
+    output: Tensor = kernel(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    return output
+
+
+def _grouped_product(rows: Tensor, weights: Tensor, **_groups: Any) -> Tensor:
+    """Multiply every row with the weights of its group, (n, k) by (groups, k, m): all take the first group's here."""
+    return rows @ weights[0]
+
+
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    functional.scaled_dot_product_attention: _flash_attention,
+    torch._grouped_mm: _grouped_product,  # noqa: SLF001 - what torch.nn.functional.grouped_mm calls
+    torch.bincount: _bincount,
+}
+
+
+def _storage(tensor: Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - tensors without memory have no address to tell them apart
+    return number

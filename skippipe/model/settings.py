@@ -1,0 +1,188 @@
+"""A model's settings: from what a user gave to a configuration of transformers, and back to plain values."""
+
+import copy
+import hashlib
+import inspect
+import json
+from typing import TYPE_CHECKING, Any
+
+from skippipe.errors import InputError
+from skippipe.model.families import Family, family_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PretrainedConfig
+
+_AT_LEAST_1 = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+    "num_local_experts",
+    "num_experts_per_tok",
+)
+_SHARES = ("attention_dropout", "hidden_dropout", "router_jitter_noise")
+_AT_LEAST_0 = ("initializer_range", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder")
+"""what configurations of transformers have beside, and training has no use for"""
+
+
+def model_config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
+    """Make a model's configuration.
+
+    Args:
+        settings: `model_type`, one of `FAMILIES`, and any of the settings that transformers has for it by the same
+            names, such as `hidden_size`; what is not given has the default of transformers. Plain values.
+
+    Raises:
+        InputError: an architecture or setting is unknown, or a value cannot be used; the message names the key.
+
+    """
+    family = family_of(settings.get("model_type"))
+    given = {key: copy.deepcopy(value) for key, value in settings.items() if key != "model_type"}
+    _check_names(given, family)
+    for key, value in given.items():
+        _check(key, value)
+    make: Any = family.config_class()
+    try:
+        config: PretrainedConfig = make(**given, use_cache=False)
+    except Exception as error:  # whatever transformers raises, it is about these settings
+        raise InputError(f"model: {_one_line(error)}") from error
+    _check_heads(config)
+    _check_parts(config)
+    _check_buildable(config, family)
+    return config
+
+
+def plain_settings(config: "PretrainedConfig") -> dict[str, Any]:
+    """Every setting of a configuration, defaults included: `model_config` of the result is the same configuration."""
+    family = family_of(config.model_type)
+    return {"model_type": family.model_type} | {key: getattr(config, key) for key in _setting_names(family)}
+
+
+def config_sha256(config: "PretrainedConfig") -> str:
+    """Hash of every setting, in hexadecimal: equal where two ranks build the same model."""
+    text = json.dumps(plain_settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _setting_names(family: Family) -> list[str]:
+    """What an architecture can be set to, in the order in which transformers declares it."""
+    own = inspect.get_annotations(family.config_class())
+    return [name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in _NO_SETTINGS]
+
+
+def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
+    known = _setting_names(family)
+    for key in given:
+        if key not in known:
+            raise InputError(f"model.{key} is no setting of {family.model_type}, which has {', '.join(known)}")
+
+
+def _check(key: str, value: Any) -> None:
+    """Check one value by itself; its type, where nothing is said here, is checked by transformers."""
+    if value is None:
+        return
+    if key in _AT_LEAST_1 and (not _is_int(value) or value < 1):
+        raise _refusal(key, value, "an integer of at least 1")
+    if key in _SHARES and not (_is_number(value) and 0 <= value < 1):
+        raise _refusal(key, value, "a number of at least 0 and below 1")
+    if key in _AT_LEAST_0 and not (_is_number(value) and 0 <= value < float("inf")):
+        raise _refusal(key, value, "a finite number of at least 0")
+    if key == "layer_types" and not (isinstance(value, list) and all(kind in _LAYER_TYPES for kind in value)):
+        raise _refusal(key, value, f"a list of {' and '.join(_LAYER_TYPES)}")
+    if key == "hidden_act":
+        _check_activation(value)
+    if key == "rope_parameters":
+        _check_rotary(value)
+
+
+def _check_activation(value: Any) -> None:
+    from transformers.activations import ACT2FN  # noqa: PLC0415 - imports torch
+
+    if not isinstance(value, str) or value not in ACT2FN:
+        raise _refusal("hidden_act", value, f"one of {', '.join(sorted(ACT2FN))}")
+
+
+def _check_rotary(value: Any) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - imports torch
+
+    if not isinstance(value, dict):
+        raise _refusal("rope_parameters", value, "a mapping")
+    kind, theta = value.get("rope_type", "default"), value.get("rope_theta", 1.0)
+    kinds = sorted({"default", *ROPE_INIT_FUNCTIONS})
+    if kind not in kinds:
+        raise _refusal("rope_parameters.rope_type", kind, f"one of {', '.join(kinds)}")
+    if not (_is_number(theta) and 0 < theta < float("inf")):
+        raise _refusal("rope_parameters.rope_theta", theta, "a finite number of more than 0")
+    share = value.get("partial_rotary_factor", 1.0)
+    if not (_is_number(share) and 0 < share <= 1):
+        raise _refusal("rope_parameters.partial_rotary_factor", share, "a number of more than 0 and at most 1")
+
+
+def _check_heads(config: Any) -> None:
+    """Check what attention heads must fit; transformers would fail later, in the middle of a forward pass."""
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or 1
+    if heads % groups:
+        raise _refusal("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+    width = getattr(config, "head_dim", None)
+    if width is None:
+        if config.hidden_size % heads:
+            raise _refusal("num_attention_heads", heads, f"a divisor of hidden_size ({config.hidden_size})")
+        width = config.hidden_size // heads
+    turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
+    if turned < 2 or turned % 2:
+        raise InputError(
+            f"model: rotary embeddings turn {turned} numbers of a head, which is {width} wide (head_dim, or hidden_size"
+            f" / num_attention_heads), an even number of at least 2 is expected"
+        )
+
+
+def _check_parts(config: Any) -> None:
+    """Check what other settings must fit."""
+    chosen, experts = getattr(config, "num_experts_per_tok", 1), getattr(config, "num_local_experts", 1)
+    if chosen > experts:
+        raise _refusal("num_experts_per_tok", chosen, f"at most num_local_experts ({experts})")
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if kinds is not None and len(kinds) != config.num_hidden_layers:
+        raise _refusal("layer_types", kinds, f"one for each of {config.num_hidden_layers} layers")
+    if kinds is not None and window is None and "sliding_attention" in kinds:
+        raise _refusal("sliding_window", window, "use_sliding_window=true and a number for layers of sliding attention")
+    pad = config.pad_token_id
+    if pad is not None and not 0 <= pad < config.vocab_size:
+        raise _refusal("pad_token_id", pad, f"a token below vocab_size ({config.vocab_size})")
+
+
+def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
+    """Build one layer without memory, so that a value that no check above knows is refused here."""
+    from skippipe.model.build import empty_part  # noqa: PLC0415 - torch is imported only where a model is built
+
+    try:
+        empty_part(config, stage=0, layers=range(1), first=True)
+    except Exception as error:
+        raise InputError(
+            f"model: transformers cannot build a {family.model_type} of these settings: {_one_line(error)}"
+        ) from error
+
+
+def _refusal(key: str, value: Any, expected: str) -> InputError:
+    return InputError(f"model.{key} is {value!r}, {expected} is expected")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,325 @@
+"""Runs one rank's program; knows no strategy, model or planner.
+
+One thread issues everything. Receives are posted ahead, per sending rank in the order in which it sends, at most
+`recv_buffers` that are not consumed yet; a tensor counts as consumed when the task that needs it begins. At most
+`sends_in_flight` sends are under way; beyond that the oldest is waited for. `skippipe.runtime.check` proves for these
+rules that programs cannot hang.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from skippipe.errors import ActionError
+from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
+from skippipe.runtime.links import Link, Work
+from skippipe.runtime.links.collectives import ring_sum, tree_sum
+
+LOGGED_ACTIONS = 24
+"""So many of a rank's last actions stand in the message when one fails."""
+
+
+class StageWork(Protocol):
+    """What the executor needs of one stage; hidden states and their gradients have shape (b, s, hidden)."""
+
+    def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
+        """Embed tokens (b, s) int64; stage 0 only."""
+
+    def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
+        """Run the stage's layers and keep what backward needs."""
+
+    def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Run head and loss, labels (b, s) int64, and return the gradient of `hidden`; stage 0 only."""
+
+    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+        """Take the gradient of `forward`'s result and return that of its input."""
+
+    def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
+        """Take the gradient of `embed`'s result; stage 0 only."""
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of every parameter in a fixed order, to be changed in place; zeros where there is none."""
+
+
+class Batches(Protocol):
+    """Where an iteration's text comes from."""
+
+    def __call__(self, microbatch: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels, each (b, s) int64; called once per microbatch, on the rank of its source."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What every message looks like."""
+
+    microbatch_size: int
+    """sequences in a microbatch, b"""
+    sequence: int
+    """tokens in each, s"""
+    hidden: int
+    """width of the model"""
+    dtype: torch.dtype = torch.float32
+    """type on the wire"""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """where what arrives lies"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, s, hidden)."""
+        return (self.microbatch_size, self.sequence, self.hidden)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """When each action of a program began and ended, in seconds from the start of the rank's iteration."""
+
+    actions: tuple[Action, ...]
+    starts: Sequence[float]
+    ends: Sequence[float]
+    began_at: float
+    """reading of the clock at the start of the iteration"""
+
+
+class Executor:
+    """One rank's part of an iteration, again and again."""
+
+    def __init__(  # noqa: PLR0913 - by keyword
+        self,
+        program: Program,
+        stages: Mapping[int, StageWork],
+        link: Link,
+        *,
+        boundary: Boundary,
+        recv_buffers: int = 2,
+        sends_in_flight: int = 4,
+        timeout_s: float = 300.0,
+        clock: Callable[[], float] = time.perf_counter,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        """Prepare a program.
+
+        Args:
+            program: this rank's.
+            stages: what this rank serves, by stage.
+            link: transfers to the other ranks.
+            boundary: what every message looks like.
+            recv_buffers: the most receives posted and not consumed, per sending rank.
+            sends_in_flight: the most sends under way.
+            timeout_s: the most that any transfer may be waited for, in seconds.
+            clock: seconds, from any origin.
+            names: the nodes that each rank serves, as messages should call them.
+
+        """
+        self._program = program
+        self._stages = stages
+        self._link = link
+        self._boundary = boundary
+        self._recv_buffers = recv_buffers
+        self._sends_in_flight = sends_in_flight
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._names = names or {}
+        self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
+        self._steps = [self._step_of(action) for action in program.actions]
+        self._log: deque[tuple[float, Action]] = deque(maxlen=LOGGED_ACTIONS)
+        self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._posted: dict[Task, tuple[Tensor, Work]] = {}
+        self._next_receive = dict.fromkeys(self._program.incoming, 0)
+        self._waiting: dict[int, Tensor] = {}
+        self._arrived_over: dict[int, int] = {}
+        self._labels: dict[int, Tensor] = {}
+        self._under_way: deque[tuple[Tensor, Work]] = deque()
+        self._norm = math.nan
+
+    def run(self, batches: Batches, step: Callable[[float], None]) -> Timings:
+        """Run one iteration.
+
+        Args:
+            batches: tokens and labels of the iteration's microbatches.
+            step: the optimizer step; takes the norm of the whole model's gradient.
+
+        Raises:
+            ActionError: an action failed or took too long; the executor is of no more use then.
+
+        """
+        self._batches, self._step = batches, step
+        self._reset()
+        clock, actions = self._clock, self._program.actions
+        began_at = clock()
+        starts, ends = [0.0] * len(actions), [0.0] * len(actions)
+        action: Action | None = None
+        try:
+            for sender in self._next_receive:
+                for _ in range(self._recv_buffers):
+                    self._post(sender)
+            for place, (action, run) in enumerate(zip(actions, self._steps, strict=True)):
+                start = clock()
+                starts[place] = start - began_at
+                self._log.append((start - began_at, action))
+                run()
+                ends[place] = clock() - began_at
+            action = None
+            while self._under_way:
+                self._await_oldest_send()
+        except Exception as error:
+            raise ActionError(self._failure(action, error, clock() - began_at)) from error
+        return Timings(actions, starts, ends, began_at)
+
+    def _step_of(self, action: Action) -> Callable[[], None]:
+        match action:
+            case Task():
+                return partial(self._TASKS[action.kind], self, action, self._stages[action.stage])
+            case Send():
+                return partial(self._send, action.task.microbatch, action.to_rank, message_tag(action.task))
+            case Recv():
+                return partial(self._receive, action.task)
+            case Reduce():
+                return partial(self._reduce, action)
+            case Norm():
+                return partial(self._agree_on_norm, action)
+            case Step():
+                return self._run_step
+
+    # --- tasks
+
+    def _input(self, microbatch: int) -> Tensor:
+        """Take what waits for this microbatch's next task, and post the next receive of the link that it came over."""
+        tensor = self._waiting.pop(microbatch)
+        sender = self._arrived_over.pop(microbatch, None)
+        if sender is not None:
+            self._post(sender)
+        return tensor
+
+    def _embed(self, task: Task, stage: StageWork) -> None:
+        b = task.microbatch
+        tokens, self._labels[b] = self._batches(b)
+        self._waiting[b] = stage.embed(b, tokens)
+
+    def _forward(self, task: Task, stage: StageWork) -> None:
+        b = task.microbatch
+        if task.hop == 0 and b in self._embedded_here:
+            self._embed(task, stage)
+        self._waiting[b] = stage.forward(b, self._input(b))
+
+    def _loss(self, task: Task, stage: StageWork) -> None:
+        b = task.microbatch
+        self._waiting[b] = stage.loss(b, self._input(b), self._labels.pop(b))
+        if task in self._unneeded:
+            del self._waiting[b]
+
+    def _backward(self, task: Task, stage: StageWork) -> None:
+        b = task.microbatch
+        self._waiting[b] = stage.backward(b, self._input(b))
+        if task.hop == 0 and b in self._embedded_here:
+            self._embed_backward(task, stage)
+
+    def _embed_backward(self, task: Task, stage: StageWork) -> None:
+        stage.embed_backward(task.microbatch, self._input(task.microbatch))
+
+    _TASKS: Mapping[str, Callable[["Executor", Task, StageWork], None]] = {
+        "E": _embed,
+        "F": _forward,
+        "L": _loss,
+        "B": _backward,
+        "e": _embed_backward,
+    }
+
+    # --- transfers
+
+    def _post(self, sender: int) -> None:
+        place = self._next_receive[sender]
+        tasks = self._program.incoming[sender]
+        if place == len(tasks):
+            return
+        self._next_receive[sender] = place + 1
+        tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._boundary.device)
+        self._posted[tasks[place]] = (tensor, self._link.irecv(tensor, sender, message_tag(tasks[place])))
+
+    def _receive(self, task: Task) -> None:
+        if task not in self._posted:
+            raise RuntimeError(f"{self._recv_buffers} buffers for messages of that rank are all taken")
+        tensor, work = self._posted.pop(task)
+        work.wait(self._timeout_s)
+        self._waiting[task.microbatch] = tensor
+        self._arrived_over[task.microbatch] = self._link_of[task]
+
+    def _send(self, microbatch: int, to_rank: int, tag: int) -> None:
+        tensor = self._waiting.pop(microbatch).detach().to(self._boundary.dtype).contiguous()
+        if tensor.shape != self._boundary.shape:
+            raise ValueError(f"the result has shape {tuple(tensor.shape)}, {self._boundary.shape} is expected")
+        while len(self._under_way) >= self._sends_in_flight:
+            self._await_oldest_send()
+        self._under_way.append((tensor, self._link.isend(tensor, to_rank, tag)))
+
+    def _await_oldest_send(self) -> None:
+        self._under_way[0][1].wait(self._timeout_s)
+        self._under_way.popleft()
+
+    # --- the end of an iteration
+
+    def _reduce(self, action: Reduce) -> None:
+        gradients = self._stages[action.stage].gradients()
+        ring_sum(self._link, gradients, self._program.rank, action.ranks, self._timeout_s)
+
+    def _agree_on_norm(self, action: Norm) -> None:
+        squares = torch.zeros(len(action.owners), dtype=torch.float64)
+        for stage, owner in enumerate(action.owners):
+            if owner == self._program.rank:
+                squares[stage] = sum(
+                    (
+                        torch.linalg.vector_norm(g, dtype=torch.float64).square()
+                        for g in self._stages[stage].gradients()
+                    ),
+                    start=torch.zeros((), dtype=torch.float64, device=self._boundary.device),
+                )
+        tree_sum(self._link, squares, self._program.rank, action.ranks, self._timeout_s)
+        self._norm = math.sqrt(sum(squares.tolist()))
+
+    def _run_step(self) -> None:
+        self._step(self._norm)
+
+    # --- when something goes wrong
+
+    def _name(self, rank: int) -> str:
+        return f"{self._names[rank]} (rank {rank})" if rank in self._names else f"rank {rank}"
+
+    def _failure(self, action: Action | None, error: Exception, now_s: float) -> str:
+        what = str(action) if action is not None else "the last sends"
+        match action:
+            case Send(_, peer) | Recv(_, peer):
+                what += f", peer {self._name(peer)}"
+            case Reduce(_, ranks) | Norm(ranks, _):
+                what += ", with " + ", ".join(self._name(rank) for rank in ranks if rank != self._program.rank)
+            case _:
+                pass
+        said = f"{error}" if isinstance(error, (OSError, RuntimeError)) else f"{type(error).__name__}: {error}"
+        log = "".join(f"\n  {start:10.4f} s  {logged}" for start, logged in self._log)
+        return (
+            f"{self._name(self._program.rank)}: {what}: {said}, {now_s:.4f} s into the iteration; "
+            f"the last actions of this rank:{log}"
+        )
+
+
+def _ends_of_routes(actions: Sequence[Action]) -> tuple[frozenset[int], frozenset[Task]]:
+    """Microbatches whose first forward embeds them, and losses that nothing follows (in evaluation)."""
+    met: set[int] = set()
+    embedded: set[int] = set()
+    last: dict[int, Action] = {}
+    for action in actions:
+        if isinstance(action, Task | Send | Recv):
+            b = action.microbatch if isinstance(action, Task) else action.task.microbatch
+            if b not in met and isinstance(action, Task) and action.kind == "F":
+                embedded.add(b)
+            met.add(b)
+            last[b] = action
+    return frozenset(embedded), frozenset(a for a in last.values() if isinstance(a, Task) and a.kind == "L")

@@ -1,0 +1,224 @@
+"""From a plan to what every rank does: one list of actions each. Pure, and without torch.
+
+A rank runs the tasks of its nodes in order of their start; the order that the plan gives a node is never changed. A
+result goes out right after the task that made it, and is waited for right before the task that needs it. Gradients
+are summed after a rank's last transfer, stage by stage in the same order everywhere.
+"""
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from skippipe._scheduler import Microbatch, Plan
+from skippipe.errors import InputError
+from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
+
+Chain = tuple[Task, ...]
+"""The tasks of one microbatch, each needing what the one before it produced."""
+Moment = tuple[float, int, int]
+"""Where a task stands in the order of all: seconds; at one time, first embeddings; then place in the plan."""
+
+
+def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
+    """Turn a plan into the program of every rank.
+
+    Args:
+        plan: routes, and the order of every node's tasks.
+        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`).
+
+    Returns:
+        The program of rank `r` at index `r`. Whether they can wait for each other in a circle is
+        `skippipe.runtime.check.prove`'s to say.
+
+    Raises:
+        InputError: tasks that do not belong to the routes, numbers too large for a tag, or a list of ranks that does
+            not fit the plan.
+
+    """
+    world = _world_size(rank_of, len(plan.cluster))
+    stages = plan.stages
+    chains = [_chain(microbatch) for microbatch in plan.microbatches]
+    order = _merged(_queues(plan, chains), chains)
+    return _programs(order, chains, rank_of, [_tail(rank, stages, rank_of, world) for rank in range(world)])
+
+
+def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> tuple[Program, ...]:
+    """Make programs that take microbatches through the whole model, forward and loss only.
+
+    Args:
+        plan: says which node serves which stage; its routes play no part.
+        rank_of: as in `lower`.
+        microbatches: how many; number `m` visits node `m` modulo the replicas at every stage, in order.
+
+    Returns:
+        The program of rank `r` at index `r`; no gradients, no collectives.
+
+    Raises:
+        InputError: as in `lower`.
+
+    """
+    world = _world_size(rank_of, len(plan.cluster))
+    stages = [(s, nodes) for s, nodes in enumerate(plan.stages) if nodes]
+    chains, moments = [], {}
+    for m in range(microbatches):
+        source = stages[0][1][m % len(stages[0][1])]
+        chain = [Task("F", m, hop, nodes[m % len(nodes)], s) for hop, (s, nodes) in enumerate(stages)]
+        chain.append(Task("L", m, 0, source, 0))
+        _check_tags(chain)
+        chains.append(tuple(chain))
+        # As if every task took one unit of time and every source started one microbatch per unit.
+        moments.update({task: (m // len(stages[0][1]) + place, m) for place, task in enumerate(chain)})
+    order = sorted(moments, key=lambda task: moments[task])
+    return _programs(order, chains, rank_of, [()] * world)
+
+
+def _world_size(rank_of: Sequence[int], nodes: int) -> int:
+    if len(rank_of) != nodes:
+        raise InputError(f"rank_of has {len(rank_of)} entries, one for each of the plan's {nodes} nodes is expected")
+    world = max(rank_of) + 1
+    idle = sorted(set(range(world)) - set(rank_of))
+    if idle or min(rank_of) < 0:
+        raise InputError(f"rank_of is {list(rank_of)}, ranks from 0 that each serve a node are expected")
+    return world
+
+
+def _chain(microbatch: Microbatch) -> Chain:
+    """All tasks of a microbatch in the order in which they follow each other."""
+    b, source = microbatch.id, microbatch.source
+    visits = list(enumerate(zip(microbatch.nodes, microbatch.stages, strict=True)))
+    away = microbatch.nodes[0] != source
+    chain = [
+        *([Task("E", b, 0, source, 0)] if away else []),
+        *(Task("F", b, hop, node, stage) for hop, (node, stage) in visits),
+        Task("L", b, 0, source, 0),
+        *(Task("B", b, hop, node, stage) for hop, (node, stage) in reversed(visits)),
+        *([Task("e", b, 0, source, 0)] if away else []),
+    ]
+    _check_tags(chain)
+    return tuple(chain)
+
+
+def _check_tags(chain: Iterable[Task]) -> None:
+    for task in chain:
+        if task.kind != "e":
+            message_tag(task)
+
+
+def _queues(plan: Plan, chains: Iterable[Chain]) -> list[list[tuple[Moment, Task]]]:
+    """Tasks with their moments in lists whose order is fixed: one per node, one for each task without a place."""
+    known: dict[tuple[int, str, int], Task] = {(t.microbatch, t.kind, t.hop): t for chain in chains for t in chain}
+    by_node: dict[int, list[tuple[Moment, Task]]] = defaultdict(list)
+    planned = plan.tasks
+    for place, entry in enumerate(planned):
+        task = known.pop((entry.microbatch, entry.kind, entry.hop), None)
+        if task is None or task.node != entry.node:
+            raise InputError(
+                f"tasks[{place}]: {entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on that "
+                "microbatch's route, or there twice"
+            )
+        by_node[task.node].append(((entry.start_s, 1, place), task))
+    missing = sorted(str(task) for task in known.values() if task.kind not in "Ee")
+    if missing:
+        raise InputError(f"tasks: {', '.join(missing)} of the routes are missing")
+    return [*by_node.values(), *_embeddings(plan, known.values(), by_node)]
+
+
+def _embeddings(
+    plan: Plan, tasks: Iterable[Task], by_node: Mapping[int, list[tuple[Moment, Task]]]
+) -> list[list[tuple[Moment, Task]]]:
+    """Moments of the embeddings that a plan does not list: in time for the first forward, after the last backward."""
+    wanted = {task.microbatch: task.node for task in tasks}
+    if not wanted:
+        return []
+    travel = plan.cluster.transfer_matrix()
+    found: list[list[tuple[Moment, Task]]] = []
+    for entry in plan.tasks:
+        source = wanted.get(entry.microbatch)
+        if source is None or entry.hop or entry.kind == "L":
+            continue
+        place = len(found)
+        if entry.kind == "B":
+            home = entry.end_s + float(travel[entry.node, source])
+            found.append([((home, 2, place), Task("e", entry.microbatch, 0, source, 0))])
+        else:
+            due = entry.start_s - float(travel[source, entry.node])
+            # A source that is busy then embeds before that task, not after it.
+            due = max((start for (start, _, _), _ in by_node.get(source, []) if start <= due), default=due)
+            found.append([((due, 0, place), Task("E", entry.microbatch, 0, source, 0))])
+    return found
+
+
+def _merged(queues: list[list[tuple[Moment, Task]]], chains: Iterable[Chain]) -> list[Task]:
+    """One order of all tasks: by moment, but each after its predecessor, and every queue as it is.
+
+    Where queues contradict the chains, the earliest of those that cannot be reached comes next: the proof, not this
+    order, says that the plan would hang.
+    """
+    waits_for = {task: before for chain in chains for before, task in itertools.pairwise(chain)}
+    followers = {before: task for task, before in waits_for.items()}
+    queue_of = {task: number for number, queue in enumerate(queues) for _, task in queue}
+    head = [0] * len(queues)
+    done: set[Task] = set()
+    ready: list[tuple[Moment, int]] = []
+
+    def offer(number: int) -> None:
+        if head[number] < len(queues[number]):
+            moment, task = queues[number][head[number]]
+            if task not in waits_for or waits_for[task] in done:
+                heapq.heappush(ready, (moment, number))
+
+    for number in range(len(queues)):
+        offer(number)
+    order: list[Task] = []
+    while len(order) < len(queue_of):
+        if not ready:
+            ready.append(min((queue[head[i]][0], i) for i, queue in enumerate(queues) if head[i] < len(queue)))
+        _, number = heapq.heappop(ready)
+        task = queues[number][head[number]][1]
+        head[number] += 1
+        done.add(task)
+        order.append(task)
+        offer(number)
+        follower = followers.get(task)
+        if follower is not None and follower not in done and queue_of[follower] != number:
+            other = queue_of[follower]
+            if queues[other][head[other]][1] == follower:
+                offer(other)
+    return order
+
+
+def _programs(
+    order: Iterable[Task], chains: Iterable[Chain], rank_of: Sequence[int], tails: Sequence[Sequence[Action]]
+) -> tuple[Program, ...]:
+    """Deal the tasks to the ranks and put the transfers between them."""
+    links = [
+        (before, task)
+        for chain in chains
+        for before, task in itertools.pairwise(chain)
+        if rank_of[before.node] != rank_of[task.node]
+    ]
+    producer = {task: before for before, task in links}
+    receiver = {before: rank_of[task.node] for before, task in links}
+    actions: list[list[Action]] = [[] for _ in tails]
+    sent: list[dict[int, list[Task]]] = [defaultdict(list) for _ in tails]
+    for task in order:
+        rank = rank_of[task.node]
+        if task in producer:
+            actions[rank].append(Recv(producer[task], rank_of[producer[task].node]))
+        actions[rank].append(task)
+        if task in receiver:
+            actions[rank].append(Send(task, receiver[task]))
+            sent[receiver[task]][rank].append(task)
+    return tuple(
+        Program(rank, (*actions[rank], *tail), {sender: tuple(sent[rank][sender]) for sender in sorted(sent[rank])})
+        for rank, tail in enumerate(tails)
+    )
+
+
+def _tail(rank: int, stages: Sequence[Sequence[int]], rank_of: Sequence[int], world: int) -> tuple[Action, ...]:
+    """What follows a rank's last transfer: sums over replicas in order of the stages, norm, step."""
+    serving = [tuple(dict.fromkeys(rank_of[node] for node in nodes)) for nodes in stages]
+    reduces = [Reduce(s, ranks) for s, ranks in enumerate(serving) if rank in ranks and len(ranks) > 1]
+    owners = tuple(min(ranks, default=None) for ranks in serving)
+    return (*reduces, Norm(tuple(range(world)), owners), Step())

@@ -1,0 +1,198 @@
+"""Times this machine's stages and messages, so that the plan's prediction is one: a cluster out of measurements.
+
+All ranks run their stages at the same time, since that is what they will do; transfers are timed one at a time.
+"""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skippipe._scheduler import Cluster
+from skippipe.runtime.executor import Boundary
+from skippipe.runtime.links import Link
+from skippipe.runtime.links.collectives import tree_sum
+from skippipe.runtime.stage import Stage
+from skippipe.train.layout import Layout
+from skippipe.train.loop import Engine, Station
+from skippipe.train.optimizer import take_step
+from skippipe.train.team import Team
+from skippipe.train.times import TaskTimes, merged
+
+Floats = NDArray[np.float64]
+
+STAGE_S = 0.6
+"""How long each stage is timed."""
+LEAST_RUNS = 3
+REHEARSALS = 2
+"""Iterations of a first plan, to time tasks while others run."""
+MESSAGES = 4
+"""Messages of each size over each link; the fastest counts for latency and bandwidth alike."""
+HANDED_OVER = 1e12
+"""Bytes per second between two nodes of one rank, where nothing is sent."""
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds that a stage takes on one rank for one microbatch, and for its step."""
+
+    forward_s: float
+    backward_s: float
+    loss_s: float
+    """0 where the stage is not the first"""
+    step_s: float
+    gradient_bytes: int
+
+
+def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
+    """Run random microbatches through a stage; weights and random state stay as they are.
+
+    Args:
+        stage: one that this rank serves.
+        boundary: what messages look like.
+        vocabulary: tokens are drawn below it.
+
+    """
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
+    hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
+    taken: dict[str, list[float]] = {"F": [], "L": [], "B": []}
+
+    def timed(what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        begin = time.perf_counter()
+        result = run()
+        taken[what].append(time.perf_counter() - begin)
+        return result
+
+    def home() -> torch.Tensor:
+        gradient = stage.backward(0, hidden)
+        if stage.module.first:
+            stage.embed_backward(0, gradient)
+        return gradient
+
+    end = time.perf_counter() + STAGE_S
+    with torch.random.fork_rng(devices=[]):
+        stage.begin(tokens.numel())
+        while len(taken["F"]) <= LEAST_RUNS or time.perf_counter() < end:
+            if stage.module.first:
+                timed("F", lambda: stage.forward(0, stage.embed(0, tokens)))
+                timed("L", lambda: stage.loss(0, hidden, tokens))
+            else:
+                timed("F", lambda: stage.forward(0, hidden))
+            timed("B", home)
+    gradients = stage.gradients()
+    step_s = _time_step(stage)
+    stage.begin(1)
+    # The first run of each is the slow one.
+    medians = {what: statistics.median(times[1:]) if times else 0.0 for what, times in taken.items()}
+    return StageTimes(medians["F"], medians["B"], medians["L"], step_s, sum(g.nbytes for g in gradients))
+
+
+def _time_step(stage: Stage) -> float:
+    """Seconds of a step of an optimizer that changes nothing: without rate and decay."""
+    optimizer = torch.optim.AdamW(stage.parameters, lr=0.0, weight_decay=0.0, foreach=False)
+    for gradient in stage.gradients():
+        gradient.zero_()
+    begin = time.perf_counter()
+    take_step(optimizer, 0.0)
+    return time.perf_counter() - begin
+
+
+def time_links(team: Team, link: Link, boundary: Boundary) -> tuple[Floats, Floats]:
+    """Time messages between any two ranks, one pair after the other.
+
+    Returns:
+        Latency in seconds and bandwidth in bytes per second, each (ranks, ranks), row = sender, the same everywhere.
+
+    """
+    world = team.world
+    small = torch.zeros(1, dtype=boundary.dtype)
+    large = torch.zeros(boundary.shape, dtype=boundary.dtype)
+    mine: dict[str, tuple[float, float]] = {}
+    for a in range(world):
+        for b in range(a + 1, world):
+            if team.rank in (a, b):
+                short = _round_trip(link, small, a, b, team)
+                long = _round_trip(link, large, a, b, team)
+                if team.rank == a:
+                    mine[f"{a} {b}"] = (short / 2, large.nbytes / max(long / 2 - short / 2, 1e-9))
+            team.exchange(f"timed {a} {b}", "")
+    latency, bandwidth = np.zeros((world, world)), np.full((world, world), HANDED_OVER)
+    for text in team.exchange("links", json.dumps(mine)):
+        for pair, (seconds, rate) in json.loads(text).items():
+            a, b = map(int, pair.split())
+            latency[a, b] = latency[b, a] = seconds
+            bandwidth[a, b] = bandwidth[b, a] = rate
+    return latency, bandwidth
+
+
+def _round_trip(link: Link, tensor: torch.Tensor, a: int, b: int, team: Team) -> float:
+    """Seconds of the fastest trip from `a` to `b` and back."""
+    peer = b if team.rank == a else a
+    arrived = torch.empty_like(tensor)
+    times = []
+    for _ in range(MESSAGES):
+        begin = time.perf_counter()
+        receive = link.irecv(arrived, peer, 0)
+        if team.rank == a:
+            link.isend(tensor, peer, 0).wait(team.timeout_s)
+        receive.wait(team.timeout_s)
+        if team.rank == b:
+            link.isend(tensor, peer, 0).wait(team.timeout_s)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def calibrated(station: Station, layout: Layout) -> Cluster:
+    """Measure: the cluster of `layout` with the times of this job's stages, messages and steps. All ranks call it."""
+    team, link, boundary, rank_of = station.team, station.link, station.boundary, station.rank_of
+    latency, bandwidth = time_links(team, link, boundary)
+    norm_s = _time_norm(team, link, len(layout.stages))
+    own = {number: asdict(time_stage(stage, boundary, station.vocabulary)) for number, stage in station.stages.items()}
+    by_rank: list[dict[str, dict[str, Any]]] = [json.loads(x) for x in team.exchange("stage times", json.dumps(own))]
+    stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
+    nodes = [StageTimes(**by_rank[rank][str(stage_of[node])]) for node, rank in enumerate(rank_of)]
+    pairs = np.ix_(rank_of, rank_of)
+    return Cluster(
+        layout.cluster.names,
+        [node.forward_s for node in nodes],
+        [node.backward_s for node in nodes],
+        [node.loss_s for node in nodes],
+        [int(memory) for memory in layout.cluster.memory],
+        latency_s=latency[pairs],
+        bandwidth=bandwidth[pairs],
+        activation_bytes=math.prod(boundary.shape) * boundary.dtype.itemsize,
+        gradient_bytes=[max((nodes[n].gradient_bytes for n in served), default=0) for served in layout.stages],
+        step_s=[node.step_s for node in nodes],
+        norm_s=norm_s,
+        source="measured by skippipe train before training",
+    )
+
+
+def rehearsed(station: Station, engine: Engine) -> dict[int, dict[str, float]]:
+    """Seconds of each kind of task on each node in iterations that change nothing. All ranks call it."""
+    boundary = station.boundary
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(station.vocabulary, boundary.shape[:2], generator=random)
+    times = TaskTimes()
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(REHEARSALS):
+            times.add(engine.iterate(lambda _: (tokens, tokens), "exact", lambda _: None).timings)
+    return merged(station.team.exchange("rehearsed times", times.to_json()))
+
+
+def _time_norm(team: Team, link: Link, stages: int) -> float:
+    """Seconds of an exchange of the norm; the same on all ranks matters not, rank 0 plans."""
+    times = []
+    for _ in range(MESSAGES):
+        begin = time.perf_counter()
+        tree_sum(link, torch.zeros(stages, dtype=torch.float64), team.rank, range(team.world), team.timeout_s)
+        times.append(time.perf_counter() - begin)
+    return min(times)

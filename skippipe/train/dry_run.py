@@ -1,0 +1,148 @@
+"""`skippipe train --dry-run`: plan, model, text and memory, checked in one process for any number of ranks."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from skippipe._scheduler import Plan
+from skippipe.errors import InputError
+from skippipe.model.build import config_sha256, model_config, stage_layers
+from skippipe.model.memory import StageMemory, stage_memory
+from skippipe.report.terminal import plain_table
+from skippipe.runtime.check import live_receives
+from skippipe.runtime.lower import lower, lower_evaluation
+from skippipe.train.config import TrainJob
+from skippipe.train.display import plan_lines
+from skippipe.train.layout import layout_of
+from skippipe.train.loop import Limits, safe_limits
+from skippipe.train.place import deal
+from skippipe.train.plans import check_model, full_pipelines, layers_of, model_note, plan_event, plan_for
+from skippipe.train.rank import DTYPES
+from skippipe.train.texts import load_texts
+
+MEBIBYTE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMemory:
+    """Bytes that one rank takes at most, but for what torch itself takes."""
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+    parameters: int
+    weights: int
+    """weights, gradients and what the optimizer keeps"""
+    activations: int
+    """what the microbatches hold that the plan lets its nodes hold at one time, and the loss of one"""
+    messages: int
+    """receive buffers and sends under way"""
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.weights + self.activations + self.messages
+
+
+def dry_run(job: TrainJob, console: Console) -> None:
+    """Check everything that can be checked before a training, and print what it will take.
+
+    Raises:
+        InputError: something does not fit; the message names it.
+        SchedulerError: there is no plan, or it would hang.
+
+    """
+    config: Any = model_config(job.model)
+    layout = layout_of(job)
+    note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
+    if layout.plan is not None:
+        check_model(layout.plan, dataclasses.asdict(note), layout.origin)
+    layers = layers_of(layout.stated_layers, job.train.layers, len(layout.stages), note.layers, layout.origin)
+    texts = load_texts(job, config.vocab_size, config.max_position_embeddings)
+    plan = layout.plan or plan_for(job, layout.cluster, layout.allocation, layers, note)
+    served = deal(layout.cluster.names, job.runtime.processes)
+    rank_of = [next(rank for rank, names in enumerate(served) if name in names) for name in layout.cluster.names]
+    programs = lower(plan, rank_of)
+    limits = safe_limits([programs, lower_evaluation(plan, rank_of, texts.validation_microbatches)], job.runtime)
+    estimates = [
+        stage_memory(
+            config, stage=s, layers=numbers, first=s == 0, batch=note.microbatch_size, sequence=note.sequence,
+            dtype=DTYPES[job.train.dtype],
+        )
+        for s, numbers in enumerate(stage_layers(layers, config))
+    ]  # fmt: skip
+    receives = live_receives(programs, limits.recv_buffers)
+    ranks = [
+        rank_memory(plan, names, estimates, (receives[rank] + limits.sends_in_flight) * note.message_bytes)
+        for rank, names in enumerate(served)
+    ]
+    about = {
+        "model": config.model_type,
+        "parameters": sum(estimate.parameters for estimate in estimates),
+        "layers": layers,
+        "processes": len(served),
+        "training_tokens": texts.training.tokens.size,
+        "full": full_pipelines(plan, job.planner),
+    }
+    for line in plan_lines(plan_event(plan, note) | about):
+        console.print(line, markup=False, soft_wrap=True)
+    _show(console, ranks, limits)
+    check_memory(ranks, job.runtime.memory_bytes)
+
+
+def rank_memory(plan: Plan, names: Sequence[str], estimates: Sequence[StageMemory], messages: int) -> RankMemory:
+    """Add up what a rank takes that serves the nodes `names`: weights of a stage once, activations for every node."""
+    stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+    held = most_held(plan)
+    nodes = [plan.cluster.names.index(name) for name in names]
+    stages = sorted({stage_of[node] for node in nodes})
+    return RankMemory(
+        names=tuple(names),
+        stages=tuple(stages),
+        parameters=sum(estimates[s].parameters for s in stages),
+        weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
+        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
+        + sum(estimates[s].loss_bytes for s in stages),
+        messages=messages,
+    )
+
+
+def most_held(plan: Plan) -> Counter[int]:
+    """Count the most microbatches that each node holds at one time, from the start of F to the end of B."""
+    now: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for task in plan.tasks:  # those of one node stand in the order in which it runs them
+        if task.kind == "F":
+            now[task.node] += 1
+            most[task.node] = max(most[task.node], now[task.node])
+        elif task.kind == "B":
+            now[task.node] -= 1
+    return most
+
+
+def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
+    """Raise `InputError` naming the node where a rank takes more than there is."""
+    for number, rank in enumerate(ranks):
+        if limit is not None and rank.total > limit:
+            raise InputError(
+                f"node {', '.join(rank.names)} (rank {number}) needs {rank.total:,} bytes, runtime.memory_bytes is "
+                f"{limit:,.0f}; fewer layers, smaller microbatches or less cluster memory would take less"
+            )
+
+
+def _show(console: Console, ranks: Sequence[RankMemory], limits: Limits) -> None:
+    table = plain_table()
+    for heading in ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "all"):
+        table.add_column(heading, justify="left" if heading == "nodes" else "right")
+    for number, rank in enumerate(ranks):
+        sizes = (f"{size / MEBIBYTE:,.1f} MiB" for size in (rank.weights, rank.activations, rank.messages, rank.total))
+        stages = ",".join(map(str, rank.stages))
+        table.add_row(str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes)
+    console.print(table)
+    console.print(
+        f"weights with gradients and AdamW; torch itself takes some hundred MiB beside\nproved not to hang with "
+        f"recv_buffers={limits.recv_buffers}, sends_in_flight={limits.sends_in_flight}",
+        markup=False,
+    )

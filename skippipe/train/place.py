@@ -1,0 +1,67 @@
+"""Where a process stands in its job: its rank, the nodes that it serves, and how it meets the others."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skippipe.errors import InputError
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets for each rank."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a job."""
+
+    rank: int
+    world: int
+    names: tuple[str, ...]
+    """names of the nodes that it serves"""
+    host: str
+    """where the rendezvous is"""
+    port: int
+    listening: int | None = None
+    """file descriptor of a socket that listens there already, on the first rank of a local run"""
+    local: bool = False
+    """whether the process belongs to our own supervisor on this machine"""
+
+
+def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one rank of a job that torchrun, or something alike, has started."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def torchrun_place(node: str | None, environment: Mapping[str, str] = os.environ) -> Place:
+    """Read the place from the variables of torchrun; `node` is `runtime.node`."""
+    missing = [name for name in TORCHRUN if name not in environment]
+    if missing:
+        raise InputError(f"{', '.join(missing)} is not set in the environment: torchrun sets {', '.join(TORCHRUN)}")
+    numbers = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    for name, value in numbers.items():
+        if not value.isdecimal():
+            raise InputError(f"{name} is {value!r} in the environment, a number is expected")
+    return Place(
+        rank=int(numbers["RANK"]),
+        world=int(numbers["WORLD_SIZE"]),
+        names=node_names(node),
+        host=environment["MASTER_ADDR"],
+        port=int(numbers["MASTER_PORT"]),
+    )
+
+
+def node_names(node: str | None) -> tuple[str, ...]:
+    """Names that `runtime.node` lists; the host's where it is not set."""
+    names = tuple(name.strip() for name in (socket.gethostname() if node is None else node).split(","))
+    if not all(names):
+        raise InputError(f"runtime.node is {node!r}, NAME or NAME,NAME is expected")
+    return names
+
+
+def deal(names: list[str], processes: int | None) -> list[tuple[str, ...]]:
+    """Deal the nodes of a plan to the processes of a local run, in turn; one for each where nobody says."""
+    count = len(names) if processes is None else processes
+    if count > len(names):
+        raise InputError(f"runtime.processes is {count}, at most the number of nodes, {len(names)}, is expected")
+    return [tuple(names[first::count]) for first in range(count)]

@@ -1,0 +1,156 @@
+"""The plan of a training run: made for a model, or read from a file and held against the model that is trained.
+
+The part of `skippipe.plan/1` that speaks of the model is written and compared here; the planner knows nothing of it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skippipe._scheduler import Cluster, Plan, Problem
+from skippipe.allocation import Allocation
+from skippipe.config import PlannerConfig
+from skippipe.errors import InputError
+from skippipe.planning import evaluate, make_plan, state_problem
+from skippipe.train.config import TrainJob
+from skippipe.train.events import Event
+
+KEY_OF_KIND = {"F": "forward_s", "L": "loss_s", "B": "backward_s"}
+BYTES_PER_NUMBER = {"float32": 4, "float64": 8, "bfloat16": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelNote:
+    """What a plan says about the model that it was made for."""
+
+    config_sha256: str
+    hidden: int
+    layers: int
+    microbatch_size: int
+    sequence: int
+    wire_dtype: str
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one message, activations or gradients of a microbatch."""
+        return self.microbatch_size * self.sequence * self.hidden * BYTES_PER_NUMBER[self.wire_dtype]
+
+
+_KEYS = {
+    "hidden": "model.hidden_size",
+    "layers": "model.num_hidden_layers",
+    "microbatch_size": "train.microbatch_size",
+    "sequence": "data.sequence",
+    "wire_dtype": "train.dtype",
+    "config_sha256": "model",
+}
+"""Settings that the parts of a note come from; the plainest first."""
+
+
+def model_note(job: TrainJob, config_sha256: str, hidden: int, layers: int) -> ModelNote:
+    """Describe the model of a job."""
+    return ModelNote(config_sha256, hidden, layers, job.train.microbatch_size, job.data.sequence, job.train.dtype)
+
+
+def plan_for(job: TrainJob, cluster: Cluster, allocation: Allocation, layers: Sequence[int], note: ModelNote) -> Plan:
+    """Plan with the strategy of the job, and write the model into the plan."""
+    problem = state_problem(cluster, dataclasses.replace(allocation, layers=tuple(layers)), job.schedule)
+    return with_note(make_plan(problem, job.schedule.strategy, job.planner), note)
+
+
+def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
+    """Predicted iteration time of the full pipeline with the same allocation, straight and routed, in seconds."""
+    counts = plan.microbatches_per_source
+    problem = Problem(
+        plan.cluster,
+        plan.stages,
+        [counts.get(source, 0) for source in plan.stages[0]],
+        skip_ratio=0.0,
+        constraints=plan.constraints,
+        absent_stages=plan.absent_stages,
+    )
+    return {name: evaluate(problem, name, planner).iteration_s for name in ("full", "full-routed")}
+
+
+def with_note(plan: Plan, note: ModelNote) -> Plan:
+    """The same plan, said to be for this model."""
+    return Plan.from_json(json.dumps(json.loads(plan.to_json()) | {"model": dataclasses.asdict(note)}))
+
+
+def with_times(plan: Plan, seconds: Mapping[int, Mapping[str, float]]) -> Plan:
+    """The same plan for a cluster whose nodes take other times, by node and kind of task (F, L, B), in seconds.
+
+    The times of its tasks are those of the old cluster; `simulate` gives the new ones.
+    """
+    content = json.loads(plan.to_json())
+    for number, node in enumerate(content["cluster"]["nodes"]):
+        node.update({KEY_OF_KIND[kind]: time for kind, time in seconds.get(number, {}).items()})
+    return Plan.from_json(json.dumps(content))
+
+
+def plan_event(plan: Plan, note: ModelNote) -> Event:
+    """Say what a plan is, and what it predicts."""
+    return {
+        "event": "plan",
+        "strategy": plan.strategy,
+        "skip_ratio": plan.skip_ratio,
+        "stages": len(plan.stages),
+        "nodes": len(plan.cluster),
+        "microbatches": len(plan.microbatches),
+        "microbatch_size": note.microbatch_size,
+        "sequence": note.sequence,
+        "predicted_s": plan.predicted.iteration_s,
+        "lower_bound_s": plan.predicted.lower_bound_s,
+    }
+
+
+def stated_note(job: TrainJob) -> dict[str, Any]:
+    """Say as much of a job's model as its settings do: all but the hash, which takes torch to find."""
+    note = dataclasses.asdict(
+        model_note(job, "", job.model.get("hidden_size", 0), job.model.get("num_hidden_layers", 0))
+    )
+    return {part: value for part, value in note.items() if value}
+
+
+def check_model(plan: Plan, note: Mapping[str, Any], origin: str) -> None:
+    """Raise `InputError` naming what differs if a plan was made for another model; a plan may say nothing of it."""
+    if plan.model is None:
+        return
+    stated: Mapping[str, Any] = json.loads(plan.model)
+    for part, key in _KEYS.items():
+        ours = note.get(part)
+        if part in stated and ours is not None and stated[part] != ours:
+            raise InputError(
+                f"{origin}: the plan is for another model: its {part} is {stated[part]}, here it is {ours} ({key})"
+            )
+
+
+def layers_of(
+    plan_layers: Sequence[int], asked: Sequence[int] | None, stages: int, layers: int, origin: str
+) -> list[int]:
+    """Decoder layers of each stage: those asked for, else those of the plan, else as even as can be.
+
+    Raises:
+        InputError: they do not fit the model or the plan; `origin` is the file that the plan is from.
+
+    """
+    if asked is not None:
+        if plan_layers and list(asked) != list(plan_layers):
+            raise InputError(f"train.layers is {list(asked)}, {origin} has {list(plan_layers)}")
+        if len(asked) != stages or sum(asked) != layers or min(asked) < 1:
+            raise InputError(
+                f"train.layers is {list(asked)}, {stages} numbers of at least 1 that add up to the model's {layers} "
+                "layers are expected"
+            )
+        return list(asked)
+    if plan_layers:
+        if sum(plan_layers) != layers:
+            raise InputError(
+                f"{origin}: the plan is for another model: its stages have {sum(plan_layers)} layers, "
+                f"the model has {layers} (model.num_hidden_layers)"
+            )
+        return list(plan_layers)
+    if stages > layers:
+        raise InputError(f"model.num_hidden_layers is {layers}, at least the number of stages, {stages}, is expected")
+    return [layers // stages + (stage < layers % stages) for stage in range(stages)]

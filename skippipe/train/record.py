@@ -1,0 +1,50 @@
+"""What a run leaves in its folder: every event as a line of `metrics.jsonl`, figures for TensorBoard, plan, cluster."""
+
+import json
+from pathlib import Path
+
+from skippipe._scheduler import Plan
+from skippipe.files import write_text
+from skippipe.plan import save_plan
+from skippipe.train.events import Event, Report
+
+SCALARS = {
+    "iteration": ("loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate"),
+    "validation": ("loss",),
+}
+"""What goes to TensorBoard, by event."""
+FOLDERS = {"iteration": "train", "validation": "validation"}
+
+
+class Recorder:
+    """Writes down the events of rank 0 and passes them on; to be closed at the end."""
+
+    def __init__(self, folder: Path, report: Report) -> None:
+        # Imported here: it takes a second, and only rank 0 writes.
+        from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415
+
+        self._report = report
+        self._folder = folder
+        # Lines go out one by one, each whole: a run that is killed leaves what it had.
+        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
+        self._board = SummaryWriter(str(folder / "tensorboard"))
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        self._metrics.write(json.dumps(event) + "\n")
+        kind = event["event"]
+        for name in SCALARS.get(kind, ()):
+            self._board.add_scalar(f"{FOLDERS[kind]}/{name}", event[name], event["iteration"])
+        if kind != "iteration":
+            self._board.flush()
+        self._report(event)
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Write plan and cluster."""
+        save_plan(plan, self._folder / "plan.json")
+        write_text(self._folder / "cluster.json", plan.cluster.to_json())
+
+    def close(self) -> None:
+        """Write what is left to write."""
+        self._metrics.close()
+        self._board.close()

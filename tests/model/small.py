@@ -1,0 +1,102 @@
+"""Small models of every architecture, and the whole models of transformers that their parts are held against."""
+
+import copy
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from skippipe.model.build import StageModule, build_part, model_config, stage_layers
+from skippipe.model.families import family_of
+
+VOCABULARY, LAYERS = 97, 4
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2, "num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "num_key_value_heads": 2},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "attention_bias": True, "pad_token_id": 3},
+    "llama-linear-rotary": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    "qwen2": {"model_type": "qwen2", **WINDOW},
+    "qwen3": {"model_type": "qwen3", **WINDOW, "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3-mixed": {
+        "model_type": "qwen3",
+        **WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    },
+    "gpt_neox": {"model_type": "gpt_neox"},
+    "gpt_neox-serial": {"model_type": "gpt_neox", "use_parallel_residual": False, "tie_word_embeddings": True},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "sliding_window": 6,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.5,
+    },
+}
+"""at least one of every architecture"""
+
+CUTS = [
+    [end - begin for begin, end in zip((0, *places), (*places, LAYERS), strict=True)]
+    for count in range(LAYERS)
+    for places in combinations(range(1, LAYERS), count)
+]
+"""layers per stage, in every way"""
+
+
+def config_of(name: str, **more: Any) -> PretrainedConfig:
+    """Configuration of one of `MODELS`, changed by `more`."""
+    return model_config({**SIZES, **MODELS[name], **more})
+
+
+def parts_of(
+    config: PretrainedConfig, sizes: Sequence[int], *, seed: int = 5, dtype: torch.dtype = torch.float32
+) -> list[StageModule]:
+    """All parts of a model."""
+    return [
+        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=seed, dtype=dtype)
+        for stage, layers in enumerate(stage_layers(sizes, config))
+    ]
+
+
+def state_of(parts: Sequence[StageModule]) -> dict[str, Tensor]:
+    """What the parts hold together, by name."""
+    state: dict[str, Tensor] = {}
+    for part in parts:
+        own = part.state_dict()
+        assert not state.keys() & own.keys()
+        state.update(own)
+    return state
+
+
+def whole_of(config: PretrainedConfig, parts: Sequence[StageModule], dtype: torch.dtype = torch.float32) -> Any:
+    """The whole model, as transformers builds it, with the parts' weights."""
+    make: Any = family_of(config.model_type).model_class()
+    model = make(copy.deepcopy(config)).to(dtype)
+    if dtype == torch.float64:
+        model.set_experts_implementation("eager")  # the other one has no float64
+    model.load_state_dict(state_of(parts), strict=True)
+    return model.train()
+
+
+def tokens(batch: int, sequence: int, seed: int = 1) -> Tensor:
+    """Random tokens, (b, s)."""
+    return torch.randint(0, VOCABULARY, (batch, sequence), generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(parts: Sequence[StageModule], given: Tensor, way: Sequence[int] | None = None) -> Tensor:
+    """Logits of the parts run one after the other, or along a way."""
+    hidden = parts[0].embed(given)
+    for stage in range(len(parts)) if way is None else way:
+        hidden, _ = parts[stage](hidden)
+    return parts[0].logits(hidden)

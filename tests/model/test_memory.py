@@ -1,0 +1,99 @@
+"""Predicted memory against what real passes keep."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from model.small import MODELS, config_of, parts_of, whole_of
+
+from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.memory import parameter_count, saved_bytes, stage_memory
+
+BATCH, SEQUENCE = 2, 24
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype) -> None:
+    config = config_of(name)
+    for stage, layers in enumerate(stage_layers([1, 3], config)):
+        predicted = stage_memory(
+            config, stage=stage, layers=layers, first=stage == 0, batch=BATCH, sequence=SEQUENCE, dtype=dtype
+        )
+        part = build_part(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype)
+        hidden = torch.randn(BATCH, SEQUENCE, 32, dtype=dtype, requires_grad=True)
+        weights = sum(parameter.nbytes for parameter in part.parameters())
+        assert predicted.parameters == parameter_count(part)
+        assert (predicted.weight_bytes, predicted.gradient_bytes) == (weights, weights)
+        assert predicted.optimizer_bytes == 2 * weights
+        kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
+        assert predicted.activation_bytes == pytest.approx(kept + 2 * hidden.nbytes, rel=0.02)
+        if stage == 0:
+            logits = 4 * BATCH * SEQUENCE * config.vocab_size
+            assert 2 * logits <= predicted.loss_bytes <= 4 * logits
+        else:
+            assert predicted.loss_bytes == 0
+        assert predicted.total_bytes(3) - predicted.total_bytes(1) == 2 * predicted.activation_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_together_are_the_whole_model(name: str) -> None:
+    config = config_of(name)
+    whole = whole_of(config, parts_of(config, [4]))
+    for cut in ([4], [1, 3], [2, 1, 1]):
+        counts = [
+            stage_memory(config, stage=stage, layers=layers, first=stage == 0, batch=1, sequence=4).parameters
+            for stage, layers in enumerate(stage_layers(cut, config))
+        ]
+        assert sum(counts) == sum(parameter.numel() for parameter in whole.parameters())
+
+
+def test_saved_bytes_count_what_is_kept_and_nothing_else() -> None:
+    weight, given = torch.randn(8, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+
+    def run() -> Any:
+        return (given @ weight.T).exp().sum()
+
+    assert saved_bytes(run, [weight, given]) == 2 * 8 * 4, "the result of exp"
+    assert saved_bytes(run, [weight]) == 2 * 8 * 4 + 2 * 4 * 4
+
+
+def test_double_precision_experts() -> None:
+    config = config_of("mixtral")
+    single, double = (
+        stage_memory(config, stage=0, layers=range(4), first=True, batch=1, sequence=8, dtype=dtype)
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert double.activation_bytes == pytest.approx(2 * single.activation_bytes, rel=0.1)
+    assert double.weight_bytes == 2 * single.weight_bytes
+
+
+@pytest.mark.timeout(60)
+def test_a_model_far_larger_than_this_machine() -> None:
+    config = model_config(
+        {
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "hidden_size": 8192,
+            "intermediate_size": 28_672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+        }
+    )
+    stages = [
+        stage_memory(
+            config,
+            stage=stage,
+            layers=layers,
+            first=stage == 0,
+            batch=1,
+            sequence=2048,
+            dtype=torch.bfloat16,
+        )
+        for stage, layers in enumerate(stage_layers([20, 60], config))
+    ]
+    assert sum(stage.parameters for stage in stages) == pytest.approx(70.55e9, rel=0.001)
+    assert stages[1].activation_bytes == pytest.approx(3 * stages[0].activation_bytes, rel=0.01)

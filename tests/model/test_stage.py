@@ -1,0 +1,339 @@
+"""Stages at work, in one process, against the plain model of transformers."""
+
+import gc
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from model.small import MODELS, config_of, parts_of, tokens, whole_of
+from torch import Tensor, nn
+
+from skippipe.runtime.stage import Stage, gradient_scale
+
+BATCH, SEQUENCE = 2, 12
+Way = Sequence[int]
+
+
+def microbatch(number: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels; some labels do not count, other ones in each."""
+    labels = tokens(BATCH, SEQUENCE, seed=100 + number)
+    labels[0, : number + 1] = -100
+    return tokens(BATCH, SEQUENCE, seed=number), labels
+
+
+def valid_tokens(microbatches: int) -> int:
+    return sum(int((microbatch(number)[1] != -100).sum()) for number in range(microbatches))
+
+
+def forward(stages: Sequence[Stage], number: int, way: Way) -> Tensor:
+    hidden = stages[0].embed(number, microbatch(number)[0])
+    for stage in way:
+        hidden = stages[stage].forward(number, hidden)
+    return hidden
+
+
+def backward(stages: Sequence[Stage], number: int, way: Way, gradient: Tensor) -> None:
+    for stage in reversed(way):
+        gradient = stages[stage].backward(number, gradient)
+    stages[0].embed_backward(number, gradient)
+
+
+def run(stages: Sequence[Stage], ways: Sequence[Way]) -> None:
+    """One iteration, one microbatch after the other."""
+    for stage in stages:
+        stage.begin(valid_tokens(len(ways)))
+    for number, way in enumerate(ways):
+        hidden = forward(stages, number, way)
+        backward(stages, number, way, stages[0].loss(number, hidden, microbatch(number)[1]))
+
+
+def gradients_of(stages: Sequence[Stage]) -> dict[str, Tensor]:
+    """All gradients by name."""
+    named: dict[str, Tensor] = {}
+    for stage in stages:
+        names = [name for name, _ in stage.module.named_parameters()]
+        named.update(zip(names, stage.gradients(), strict=True))
+    return named
+
+
+def along(model: Any, layers: Sequence[nn.Module], given: Tensor) -> Tensor:
+    """Logits of a model of transformers that has these layers, in this order."""
+    body = model.base_model
+    before = body.layers, body.config.num_hidden_layers
+    body.layers, body.config.num_hidden_layers = nn.ModuleList(layers), len(layers)
+    try:
+        logits: Tensor = model(given, use_cache=False).logits
+    finally:
+        body.layers, body.config.num_hidden_layers = before
+    return logits
+
+
+def plain_gradients(model: Any, cut: Sequence[int], ways: Sequence[Way]) -> dict[str, Tensor]:
+    """Gradients of the mean token loss, by a plain loop over the microbatches."""
+    model.zero_grad(set_to_none=True)
+    ends = list(itertools.accumulate(cut, initial=0))
+    layers = list(model.base_model.layers)
+    for number, way in enumerate(ways):
+        given, labels = microbatch(number)
+        logits = along(model, [layer for s in way for layer in layers[ends[s] : ends[s + 1]]], given)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        torch.autograd.backward(loss / valid_tokens(len(ways)))
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+
+
+def built(name: str, cut: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[list[Stage], Any]:
+    """Stages of a model and the whole of it; without router losses."""
+    config = config_of(name, **({"output_router_logits": False} if name == "mixtral" else {}))
+    parts = parts_of(config, cut, dtype=dtype)
+    return [Stage(part) for part in parts], whole_of(config, parts, dtype)
+
+
+UNTIED = [name for name in MODELS if not MODELS[name].get("tie_word_embeddings")]
+TIED = [name for name in MODELS if MODELS[name].get("tie_word_embeddings")]
+
+
+@pytest.mark.parametrize("cut", [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("name", UNTIED)
+def test_gradients_of_the_full_pipeline_are_bit_equal(name: str, cut: list[int]) -> None:
+    stages, whole = built(name, cut)
+    ways = [range(len(cut))] * 3
+    run(stages, ways)
+    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    assert staged.keys() == plain.keys()
+    different = [name for name in plain if not torch.equal(staged[name], plain[name])]
+    assert not different
+
+
+@pytest.mark.parametrize("cut", [[4], [1, 3], [1, 2, 1]], ids=str)
+@pytest.mark.parametrize("name", TIED)
+def test_gradients_of_tied_embeddings(name: str, cut: list[int]) -> None:
+    """The shared weights get head and embedding in two steps, where the plain loop adds both up first."""
+    stages, whole = built(name, cut, torch.float64)
+    ways = [range(len(cut))] * 3
+    run(stages, ways)
+    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    assert staged.keys() == plain.keys()
+    shared = next(name for name, parameter in whole.named_parameters() if parameter is whole.lm_head.weight)
+    assert shared in staged
+    for key, expected in plain.items():
+        if key == shared:
+            torch.testing.assert_close(staged[key], expected, rtol=1e-12, atol=1e-15)
+        else:
+            assert torch.equal(staged[key], expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-linear-rotary", "gpt_neox", "mixtral"])
+def test_skips_and_swaps_are_bit_equal_to_the_layers_run_in_that_order(name: str) -> None:
+    cut = [1, 2, 1]
+    stages, whole = built(name, cut)
+    ways = [[0, 2], [0, 2, 1], [0, 1], [0], [0, 1, 2], [1, 2], [1]]
+    run(stages, ways)
+    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    assert all(torch.equal(staged[key], plain[key]) for key in plain)
+
+
+def test_microbatches_may_overlap_in_any_order() -> None:
+    cut = [2, 2]
+    stages, whole = built("llama", cut, torch.float64)
+    for stage in stages:
+        stage.begin(valid_tokens(3))
+    hidden = [forward(stages, number, [0, 1]) for number in range(3)]
+    assert [stage.held for stage in stages] == [3, 3]
+    for number in (1, 0, 2):
+        backward(stages, number, [0, 1], stages[0].loss(number, hidden[number], microbatch(number)[1]))
+    assert [stage.held for stage in stages] == [0, 0]
+    plain = plain_gradients(whole, cut, [[0, 1]] * 3)
+    for key, gradient in gradients_of(stages).items():
+        torch.testing.assert_close(gradient, plain[key], rtol=1e-10, atol=1e-15)
+
+
+def test_replicas_add_up_to_the_gradient_of_one() -> None:
+    cut = [1, 2, 1]
+    alone, _ = built("llama", cut, torch.float64)
+    ways = [[0, 1, 2], [0, 2], [0, 2, 1], [0, 1]]
+    run(alone, ways)
+    replicas = [built("llama", cut, torch.float64)[0] for _ in range(2)]
+    for stages in replicas:
+        for stage in stages:
+            stage.begin(valid_tokens(len(ways)))
+    for number, way in enumerate(ways):
+        mixed = [replicas[(number + stage) % 2 if stage else 0][stage] for stage in range(3)]
+        hidden = forward(mixed, number, way)
+        backward(mixed, number, way, mixed[0].loss(number, hidden, microbatch(number)[1]))
+    for one, *two in zip(alone, *replicas, strict=True):
+        gradients = zip(one.gradients(), *(stage.gradients() for stage in two), strict=True)
+        for expected, first, second in gradients:
+            torch.testing.assert_close(first + second, expected, rtol=1e-10, atol=1e-15)
+
+
+def test_five_steps_of_adamw_are_bit_equal() -> None:
+    cut = [1, 2, 1]
+    stages, whole = built("qwen2", cut)
+    ways = [range(3)] * 3
+    optimizers = [torch.optim.AdamW(stage.parameters, lr=0.01) for stage in stages]
+    plain = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for _ in range(5):
+        run(stages, ways)
+        gradients_of(stages)
+        plain_gradients(whole, cut, ways)
+        for optimizer in [*optimizers, plain]:
+            optimizer.step()
+    weights = {name: value for stage in stages for name, value in stage.module.state_dict().items()}
+    assert all(torch.equal(weights[name], value) for name, value in whole.state_dict().items())
+
+
+def test_a_stage_without_visits_has_zeros() -> None:
+    stages, _ = built("llama", [1, 2, 1])
+    run(stages, [[0, 2], [0, 2]])
+    assert len(stages[1].gradients()) == len(stages[1].parameters)
+    assert all(not gradient.any() for gradient in stages[1].gradients())
+    assert all(gradient.any() for gradient in stages[2].gradients())
+
+
+def test_per_visit_gradients() -> None:
+    assert gradient_scale("exact", visits=1, microbatches=4) == 1
+    assert gradient_scale("per_visit", visits=0, microbatches=4) == 1
+    assert gradient_scale("per_visit", visits=1, microbatches=4) == 4
+    ways = [[0, 1], [0], [0], [0]]
+    exact, _ = built("llama", [1, 3])
+    run(exact, ways)
+    scaled, _ = built("llama", [1, 3])
+    for stage, visits in zip(scaled, (4, 1), strict=True):
+        stage.begin(valid_tokens(4), scale=gradient_scale("per_visit", visits=visits, microbatches=4))
+    for number, way in enumerate(ways):
+        hidden = forward(scaled, number, way)
+        backward(scaled, number, way, scaled[0].loss(number, hidden, microbatch(number)[1]))
+    for seen, plain, factor in zip(scaled, exact, (1, 4), strict=True):
+        for _ in range(2):  # asked for twice (REDUCE, NORM), scaled once
+            pairs = zip(seen.gradients(), plain.gradients(), strict=True)
+            assert all(torch.equal(first, factor * second) for first, second in pairs)
+
+
+def test_gradients_are_the_parameters_own() -> None:
+    stages, _ = built("llama", [1, 3])
+    run(stages, [[0, 1]])
+    for parameter, gradient in zip(stages[1].parameters, stages[1].gradients(), strict=True):
+        gradient.zero_()
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
+
+
+def test_losses_are_kept_by_microbatch() -> None:
+    stages, whole = built("llama", [1, 3])
+    run(stages, [[0, 1]] * 3)
+    losses = stages[0].take_losses()
+    assert list(losses) == [0, 1, 2]
+    assert stages[0].take_losses() == {}
+    for number, loss in losses.items():
+        given, labels = microbatch(number)
+        logits = whole(given, use_cache=False).logits
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        assert loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_evaluation_holds_nothing_and_leaves_gradients_alone() -> None:
+    config = config_of("gpt_neox", hidden_dropout=0.5)
+    stages = [Stage(part) for part in parts_of(config, [1, 3])]
+    run(stages, [[0, 1]])
+    before = {name: gradient.clone() for name, gradient in gradients_of(stages).items()}
+    trained = stages[0].take_losses()
+    given, labels = microbatch(0)
+    with stages[0].evaluating(), stages[1].evaluating():
+        for number in (0, 1):
+            hidden = stages[1].forward(number, stages[0].forward(number, stages[0].embed(number, given)))
+            assert not hidden.requires_grad
+            assert stages[0].loss(number, hidden, labels).numel() == 0
+        assert [stage.held for stage in stages] == [0, 0]
+        losses = stages[0].take_losses()
+    expected = whole_of(config, [stage.module for stage in stages]).eval()(given, use_cache=False).logits
+    summed = nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten(), reduction="sum").item()
+    assert losses == {0: pytest.approx(summed, rel=1e-6), 1: losses[0]}
+    assert losses[0] != trained[0], "no dropout in evaluation"
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients_of(stages).items())
+    assert stages[0].module.training
+
+
+def test_backward_frees_what_a_microbatch_held() -> None:
+    stages, _ = built("llama", [1, 3])
+    for stage in stages:
+        stage.begin(valid_tokens(2))
+    hidden = [forward(stages, number, [0, 1]) for number in (0, 1)]
+    outputs = [weakref.ref(stages[1]._held[number].output) for number in (0, 1)]
+    gradient = stages[0].loss(0, hidden[0], microbatch(0)[1])
+    backward(stages, 0, [0, 1], gradient)
+    gc.collect()
+    assert outputs[0]() is None
+    assert outputs[1]() is not None
+    assert [stage.held for stage in stages] == [1, 1]
+
+
+def test_what_is_handed_on_carries_no_graph() -> None:
+    stages, _ = built("llama", [1, 3])
+    for stage in stages:
+        stage.begin(valid_tokens(1))
+    given, labels = microbatch(0)
+    embedded = stages[0].embed(0, given)
+    hidden = stages[1].forward(0, stages[0].forward(0, embedded))
+    gradient = stages[0].loss(0, hidden, labels)
+    assert not any(tensor.requires_grad for tensor in (embedded, hidden, gradient))
+    assert gradient.shape == hidden.shape == embedded.shape == (BATCH, SEQUENCE, 32)
+
+
+def test_an_iteration_starts_clean_after_a_failed_one() -> None:
+    stages, _ = built("llama", [1, 3])
+    run(stages, [[0, 1]])
+    expected = {name: gradient.clone() for name, gradient in gradients_of(stages).items()}
+    for stage in stages:
+        stage.begin(7)
+    stages[0].loss(0, forward(stages, 0, [0, 1]), microbatch(0)[1])
+    with pytest.raises(AssertionError, match=r"stage 1 still holds microbatches \[0\]"):
+        stages[1].gradients()
+    run(stages, [[0, 1]])
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients_of(stages).items())
+
+
+def test_misuse_is_told() -> None:
+    stages, _ = built("llama", [1, 3])
+    with pytest.raises(ValueError, match="0 valid tokens"):
+        stages[0].begin(0)
+    stages[1].begin(1)
+    stages[1].forward(4, torch.zeros(1, 4, 32))
+    with pytest.raises(AssertionError, match="microbatch 4 visits stage 1 twice"):
+        stages[1].forward(4, torch.zeros(1, 4, 32))
+    with pytest.raises(AssertionError, match="stage 1 has no embed_tokens"):
+        stages[1].embed(0, tokens(1, 4))
+
+
+@pytest.mark.parametrize("cut", [[4], [1, 2, 1]], ids=str)
+def test_router_losses_take_their_share_by_tokens(cut: list[int]) -> None:
+    config = config_of("mixtral")
+    parts = parts_of(config, cut, dtype=torch.float64)
+    stages, whole = [Stage(part) for part in parts], whole_of(config, parts, torch.float64)
+    ways = [range(len(cut))] * 2
+    run(stages, ways)
+    total, valid = 0.0, valid_tokens(2)
+    shares: list[float] = []
+    for number in range(2):
+        given, labels = microbatch(number)
+        outputs = whole(given, use_cache=False, output_router_logits=True)
+        tokens_loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        balance = torch.zeros((), dtype=torch.float64)
+        for logits in outputs.router_logits:
+            probabilities = logits.softmax(-1)
+            chosen = torch.zeros_like(logits).scatter(1, logits.topk(2, -1).indices, 1.0)
+            balance = balance + 4 * (chosen.mean(0) * probabilities.mean(0)).sum() / 4
+        share = 0.5 * balance * BATCH * SEQUENCE
+        shares.append(share.item())
+        torch.autograd.backward((tokens_loss + share) / valid)
+        total += (tokens_loss + share).item()
+    for name, gradient in gradients_of(stages).items():
+        torch.testing.assert_close(gradient, whole.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
+    local = [stage.take_local_losses() for stage in stages]
+    assert [sum(own[number] for own in local) for number in range(2)] == pytest.approx(shares, rel=1e-6)
+    assert sum(stages[0].take_losses().values()) + sum(shares) == pytest.approx(total, rel=1e-6)

@@ -1,0 +1,153 @@
+"""Stages without layers, whose tensors say where they have been, and what runs programs with them in a worker."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skippipe.runtime.actions import Program, Task
+from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.links.gloo import GlooLink
+
+BOUNDARY = Boundary(1, 2, 2)
+START = 1000
+
+
+class CountingStage:
+    """Adds one per task; a microbatch's tensor begins at 1000 times its number. Gradients are whole numbers."""
+
+    def __init__(self, stage: int, rank: int) -> None:
+        self.stage = stage
+        self.ended: dict[int, float] = {}
+        self.held: set[int] = set()
+        self.parameters = [torch.full((3, 2), 10.0 * stage + rank), torch.full((5,), 1.0 + rank)]
+
+    def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
+        assert self.stage == 0
+        assert tokens.tolist() == [[microbatch, microbatch]]
+        return torch.full(BOUNDARY.shape, START * float(microbatch))
+
+    def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
+        self.held.add(microbatch)
+        return hidden + 1
+
+    def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
+        assert self.stage == 0
+        assert labels.tolist() == [[-microbatch, -microbatch]]
+        return hidden + 1
+
+    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+        self.held.remove(microbatch)
+        return gradient + 1
+
+    def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
+        assert self.stage == 0
+        (value,) = set(gradient.flatten().tolist())
+        self.ended[microbatch] = value - START * microbatch
+
+    def gradients(self) -> list[Tensor]:
+        return self.parameters
+
+
+class EvaluatingStage(CountingStage):
+    """Holds nothing, and notes what reaches the loss."""
+
+    def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
+        return hidden + 1
+
+    def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
+        (self.ended[microbatch],) = set(hidden.flatten().tolist())
+        return hidden.new_empty(0)
+
+
+def numbered(microbatch: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels that name their microbatch."""
+    tokens = torch.full((1, 2), microbatch, dtype=torch.int64)
+    return tokens, -tokens
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of one program on one rank."""
+
+    ended: dict[int, float]
+    """how many tasks the tensor of each microbatch of this rank's sources has been through"""
+    gradients: dict[int, list[list[float]]]
+    norms: list[float]
+    seconds: float
+    starts: list[float]
+    ends: list[float]
+
+
+def stages_of(program: Program, stages: Sequence[int]) -> dict[int, CountingStage]:
+    return {stage: CountingStage(stage, program.rank) for stage in stages}
+
+
+def run_programs(
+    rank: int, programs: Sequence[tuple[Program, Sequence[int], tuple[int, int]]], timeout_s: float
+) -> list[Ran]:
+    """Run programs of this rank one after the other, each with its stages and limits."""
+    link = GlooLink()
+    found = []
+    for program, serving, (buffers, sends) in programs:
+        stages = stages_of(program, serving)
+        norms: list[float] = []
+        executor = Executor(
+            program, stages, link, boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=sends, timeout_s=timeout_s
+        )
+        began = time.perf_counter()
+        timings = executor.run(numbered, norms.append)
+        seconds = time.perf_counter() - began
+        assert not any(stage.held for stage in stages.values())
+        found.append(
+            Ran(
+                {b: n for stage in stages.values() for b, n in stage.ended.items()},
+                {s: [g.flatten().tolist() for g in stage.gradients()] for s, stage in stages.items()},
+                norms,
+                seconds,
+                list(timings.starts),
+                list(timings.ends),
+            )
+        )
+    return found
+
+
+def evaluate(rank: int, program: Program, serving: Sequence[int], limits: tuple[int, int]) -> dict[int, float]:
+    """Run an evaluation twice: what reached the loss of each microbatch here."""
+    stages = {stage: EvaluatingStage(stage, rank) for stage in serving}
+    executor = Executor(
+        program,
+        stages,
+        GlooLink(),
+        boundary=BOUNDARY,
+        recv_buffers=limits[0],
+        sends_in_flight=limits[1],
+        timeout_s=20.0,
+    )
+    for _ in range(2):
+        executor.run(numbered, lambda _: None)
+        assert not executor._waiting
+    return {b: value for stage in stages.values() for b, value in stage.ended.items()}
+
+
+def expected_ends(programs: Sequence[Program]) -> Mapping[int, int]:
+    """Tasks that add one, of every microbatch that comes home."""
+    counts: dict[int, int] = {}
+    for program in programs:
+        for action in program.actions:
+            if isinstance(action, Task) and action.kind in "FLB":
+                counts[action.microbatch] = counts.get(action.microbatch, 0) + 1
+    return counts
+
+
+def serving(ranks: Sequence[int], stages: Sequence[Sequence[int]], rank: int) -> list[int]:
+    """The stages that a rank serves."""
+    return [s for s, nodes in enumerate(stages) if rank in {ranks[n] for n in nodes}]
+
+
+def failing(rank: int, *_: Any) -> None:
+    """Raise on one rank."""
+    raise ValueError(f"on purpose on rank {rank}")

@@ -1,0 +1,313 @@
+"""Tiny models trained by a program in workers, and by a plain loop in one process."""
+
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from reference.instances import Json, legal_routes, random_cluster, random_orders
+from reference.plans import plan_of
+from reference.simulator import run_order
+from torch import Tensor, nn
+
+from skippipe._scheduler import Plan
+from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.families import family_of
+from skippipe.runtime.actions import Program, Task
+from skippipe.runtime.check import least_limits
+from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.lower import lower
+from skippipe.runtime.stage import Stage
+
+Arrays = dict[str, NDArray[Any]]
+
+BATCH, SEQUENCE, HIDDEN, VOCABULARY = 2, 8, 16, 64
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+}
+MAX_NORM = 0.5
+
+
+Backwards = Mapping[str | int, Sequence[tuple[int, str]]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What to train, and how."""
+
+    settings: Mapping[str, Any]
+    """of the model"""
+    layers: tuple[int, ...]
+    """decoder layers of each stage"""
+    plan: str
+    """a skippipe.plan/1 object"""
+    ranks: tuple[int, ...]
+    """rank of each node"""
+    dtype: str = "float32"
+    iterations: int = 1
+    seed: int = 3
+
+    def stage_of_node(self) -> list[int]:
+        """The stage of every node, by number."""
+        stages = Plan.from_json(self.plan).stages
+        return [next(s for s, nodes in enumerate(stages) if n in nodes) for n in range(sum(map(len, stages)))]
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return lower(Plan.from_json(self.plan), self.ranks)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it; in a worker for the rank's stages, in the plain loop for the whole model."""
+
+    gradients: list[Arrays]
+    """of each iteration, by name, before clipping"""
+    norms: list[float]
+    weights: Arrays
+    losses: list[dict[int, float]]
+    """sums of token losses by microbatch, for each iteration"""
+
+
+def make_plan(rng: Random, sizes: Sequence[int], skip_ratio: float, count: int, **rules: Any) -> str:
+    """A random plan with so many nodes per stage and microbatches per source, and with swaps if it can have some."""
+    nodes = list(range(sum(sizes)))
+    rng.shuffle(nodes)
+    stages = [[nodes.pop() for _ in range(size)] for size in sizes]
+    constraints = {
+        "cc1": True, "cc2": True, "cc3": True, "tc1": "held", "tc2": True,
+        "max_swaps": 2, "waves": 1, "max_stage_jump": None, **rules,
+    }  # fmt: skip
+    instance: Json = {
+        "cluster": random_cluster(rng, sum(sizes), len(sizes)),
+        "stages": stages,
+        "absent_stages": [],
+        "constraints": constraints,
+        "skip_ratio": skip_ratio,
+        "counts": [count] * sizes[0],
+    }
+    while True:
+        microbatches = legal_routes(rng, instance)
+        if microbatches is None:
+            continue
+        outcome = run_order(instance, microbatches, random_orders(rng, instance, microbatches))
+        plan = json.dumps(plan_of(instance, outcome)) if not outcome.stuck else ""
+        if plan and (len(sizes) < 4 or swaps(plan)):
+            return plan
+
+
+def swaps(plan: str) -> int:
+    """Steps of the plan's routes that go back to an earlier stage."""
+    stages = [b["stages"] for b in json.loads(plan)["microbatches"]]
+    return sum(a > b for way in stages for a, b in itertools.pairwise(way))
+
+
+def batch(seed: int, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
+    """Tokens and labels of a microbatch; some labels do not count."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + iteration * 1009 + microbatch)
+    text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
+    labels = text[:, 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = -100
+    return text[:, :-1].clone(), labels
+
+
+def valid_tokens(training: Training, iteration: int) -> int:
+    return sum(
+        int((batch(training.seed, iteration, b["id"])[1] != -100).sum())
+        for b in json.loads(training.plan)["microbatches"]
+    )
+
+
+def config_of(training: Training) -> Any:
+    return model_config({**training.settings, "num_hidden_layers": sum(training.layers)})
+
+
+def arrays(named: Mapping[str, Tensor]) -> Arrays:
+    return {name: tensor.detach().clone().numpy() for name, tensor in named.items()}
+
+
+def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+def clip(parameters: Sequence[nn.Parameter], norm: float) -> None:
+    if norm > MAX_NORM:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(MAX_NORM / norm)
+
+
+def train(rank: int, training: Training) -> Trained:
+    """Train this rank's stages by its program."""
+    plan, config = Plan.from_json(training.plan), config_of(training)
+    dtype = getattr(torch, training.dtype)
+    layers = stage_layers(training.layers, config)
+    own = [s for s, nodes in enumerate(plan.stages) if rank in {training.ranks[n] for n in nodes}]
+    stages = {
+        s: Stage(build_part(config, stage=s, layers=layers[s], first=s == 0, seed=training.seed, dtype=dtype))
+        for s in own
+    }
+    parameters = [p for stage in stages.values() for p in stage.parameters]
+    steps = optimizer(parameters)
+    programs = training.programs
+    limits = least_limits(programs, 1, 1)
+    assert limits is not None
+    executor = Executor(
+        programs[rank],
+        stages,
+        GlooLink(),
+        boundary=Boundary(BATCH, SEQUENCE, HIDDEN, dtype),
+        recv_buffers=limits[0],
+        sends_in_flight=limits[1],
+        timeout_s=30.0,
+    )
+    named = {name: p for stage in stages.values() for name, p in stage.module.named_parameters()}
+    result = Trained([], [], {}, [])
+
+    def step(norm: float) -> None:
+        result.norms.append(norm)
+        result.gradients.append(arrays({name: p.grad for name, p in named.items() if p.grad is not None}))
+        clip(parameters, norm)
+        steps.step()
+
+    for iteration in range(training.iterations):
+        for stage in stages.values():
+            stage.begin(valid_tokens(training, iteration))
+        executor.run(lambda b, i=iteration: batch(training.seed, i, b), step)
+        result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
+        assert not any(stage.held for stage in stages.values())
+    result.weights.update(arrays(named))
+    return result
+
+
+class Plain:
+    """The whole model of transformers, run layer by layer as the routes say."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.config = config_of(training)
+        self.dtype = getattr(torch, training.dtype)
+        total = sum(training.layers)
+        whole = build_part(self.config, stage=0, layers=range(total), first=True, seed=training.seed, dtype=self.dtype)
+        family = family_of(self.config.model_type)
+        model: Any = family.model_class()
+        self.model = model(self.config).to(self.dtype)
+        self.model.load_state_dict(whole.state_dict(), strict=False)
+        self.named = dict(self.model.named_parameters())
+        self.body = getattr(self.model, family.body)
+        self.embedding = getattr(self.body, family.embedding)
+        self.head = getattr(self.model, family.head)
+        self.names = {"embedding": f"{family.body}.{family.embedding}.weight", "head": f"{family.head}.weight"}
+        self.tied = self.head.weight is self.embedding.weight
+        if self.tied:  # two leaves, so that what each adds is known on its own
+            self.head.weight = nn.Parameter(self.head.weight.detach().clone())
+        self.leaves = dict(self.model.named_parameters())
+        self.layers = list(self.body.layers)
+        self.stage_layers = stage_layers(training.layers, self.config)
+        self.routes = {b["id"]: b["stages"] for b in json.loads(training.plan)["microbatches"]}
+
+    def stage_of(self, name: str) -> int:
+        """The stage that holds a parameter; embedding, final norm and head are on stage 0."""
+        parts = name.split(".")
+        number = int(parts[parts.index("layers") + 1]) if "layers" in parts else None
+        return next((s for s, layers in enumerate(self.stage_layers) if number in layers), 0)
+
+    def loss(self, iteration: int, microbatch: int) -> Tensor:
+        """Sum of token losses over the layers of the microbatch's route."""
+        tokens, labels = batch(self.training.seed, iteration, microbatch)
+        order = [self.layers[i] for s in self.routes[microbatch] for i in self.stage_layers[s]]
+        self.body.layers = nn.ModuleList(order)
+        self.model.config.num_hidden_layers = len(order)
+        logits = self.model(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return nn.functional.cross_entropy(logits.to(wide), labels.flatten(), ignore_index=-100, reduction="sum")
+
+    def iterate(self, iteration: int, backwards: Backwards) -> dict[int, float]:
+        """Set the gradients of an iteration: microbatch by microbatch, added up for each parameter in its order."""
+        if self.tied:
+            with torch.no_grad():
+                self.head.weight.copy_(self.embedding.weight)
+        tokens = valid_tokens(self.training, iteration)
+        losses, parts = {}, {}
+        for b in self.routes:
+            loss = self.loss(iteration, b)
+            losses[b] = loss.item()
+            found = torch.autograd.grad(loss / tokens, list(self.leaves.values()), allow_unused=True)
+            parts[b] = dict(zip(self.leaves, found, strict=True))
+        for name, parameter in self.named.items():
+            parameter.grad = None
+            for b, leaf in self.additions(name, backwards):
+                part = parts[b][leaf]
+                if part is not None:
+                    parameter.grad = part.clone() if parameter.grad is None else parameter.grad + part
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return losses
+
+    def additions(self, name: str, backwards: Backwards) -> Iterator[tuple[int, str]]:
+        """Which microbatches add to the gradient of a parameter, and as which leaf, in order."""
+        if "layers" in name:
+            yield from ((b, name) for b, _ in backwards.get(self.stage_of(name), []))
+            return
+        own = "embedding" if name == self.names["embedding"] else "head"
+        for b, part in backwards["ends"]:
+            if part == own:
+                yield b, name
+            elif self.tied and own == "embedding":
+                yield b, self.names["head"]
+
+    def norm(self) -> float:
+        """Norm of the gradient, added up stage by stage."""
+        squares: dict[int, float] = defaultdict(float)
+        for name, parameter in self.named.items():
+            assert parameter.grad is not None
+            norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            squares[self.stage_of(name)] += norm.square().item()
+        return math.sqrt(sum(squares[s] for s in sorted(squares)))
+
+
+def backward_orders(training: Training) -> dict[str | int, list[tuple[int, str]]]:
+    """Microbatches with the part of the model that they come back through, in order: by stage, and in `ends`."""
+    tasks = [action for program in training.programs for action in program.actions if isinstance(action, Task)]
+    away = {task.microbatch for task in tasks if task.kind == "e"}
+    found: dict[str | int, list[tuple[int, str]]] = {"ends": []}
+    for task in tasks:
+        b = task.microbatch
+        if task.kind == "B":
+            found.setdefault(task.stage, []).append((b, "layers"))
+        if task.kind == "e" or (task.kind == "B" and task.hop == 0 and b not in away):
+            found["ends"].append((b, "embedding"))
+        if task.kind == "L":
+            found["ends"].append((b, "head"))
+    return found
+
+
+def train_plain(training: Training) -> Trained:
+    """The same training in one process, without stages, links or plan: one microbatch after the other."""
+    torch.set_num_threads(1)  # as in the workers: sums over threads take another order
+    plain = Plain(training)
+    backwards = backward_orders(training)
+    parameters = list(plain.named.values())
+    steps = optimizer(parameters)
+    result = Trained([], [], {}, [])
+    for iteration in range(training.iterations):
+        result.losses.append(plain.iterate(iteration, backwards))
+        result.gradients.append(arrays({name: p.grad for name, p in plain.named.items() if p.grad is not None}))
+        result.norms.append(plain.norm())
+        clip(parameters, result.norms[-1])
+        steps.step()
+    result.weights.update(arrays(plain.named))
+    return result

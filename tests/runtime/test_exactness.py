@@ -1,0 +1,137 @@
+"""Gradients across processes are those of a plain loop over the whole model, to the last bit wherever that can be.
+
+The plain loop runs transformers' own model, its layers put in the order of each microbatch's route, one microbatch
+after the other. Where one rank serves each stage, gradients, norm, losses and the weights after five steps are
+bit-equal; sums over replicas take another order, so there float64 agrees to 1e-10.
+"""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from pool import Pool
+from runtime.machine import random_ranks
+from runtime.models import LLAMA, Trained, Training, make_plan, swaps, train, train_plain
+
+TIED = {**LLAMA, "tie_word_embeddings": True}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 8}
+QWEN2 = {**LLAMA, "model_type": "qwen2"}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+NEOX = {**{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}, "model_type": "gpt_neox"}
+
+
+def run(pool: Pool, training: Training) -> tuple[list[Trained], Trained]:
+    world = max(training.ranks) + 1
+    return pool.run(train, [(training,)] * world), train_plain(training)
+
+
+def equal(ranks: list[Trained], plain: Trained) -> None:
+    """Assert that every bit is the same, and that nothing is missing."""
+    for iteration, wanted in enumerate(plain.gradients):
+        seen = set()
+        for rank in ranks:
+            for name, gradient in rank.gradients[iteration].items():
+                seen.add(name)
+                np.testing.assert_array_equal(gradient, wanted[name], err_msg=f"{name}, iteration {iteration}")
+        assert seen == set(wanted)
+        losses = {b: loss for rank in ranks for b, loss in rank.losses[iteration].items()}
+        assert losses == plain.losses[iteration]
+    for rank in ranks:
+        assert rank.norms == plain.norms
+        for name, weight in rank.weights.items():
+            np.testing.assert_array_equal(weight, plain.weights[name], err_msg=name)
+    assert any(np.abs(gradient).max() > 1e-4 for gradient in plain.gradients[0].values())
+
+
+def close(ranks: list[Trained], plain: Trained) -> None:
+    """Assert that gradients agree to 1e-10 and that replicas hold the same bits."""
+    seen: dict[str, Any] = {}
+    for rank in ranks:
+        for name, gradient in rank.gradients[0].items():
+            wanted = plain.gradients[0][name]
+            scale = np.abs(wanted).max()
+            np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-10 * scale, err_msg=name)
+            np.testing.assert_array_equal(seen.setdefault(name, gradient), gradient)
+        assert rank.norms == ranks[0].norms
+        np.testing.assert_allclose(rank.norms, plain.norms, rtol=1e-10)
+    assert set(seen) == set(plain.gradients[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "skip_ratio", "rules"),
+    [
+        (LLAMA, (1, 2), 0.0, {}),
+        (LLAMA, (1, 2), 0.25, {}),
+        (LLAMA, (2, 1, 1), 0.0, {}),
+        (TIED, (1, 1, 2), 1 / 3, {}),
+        (LLAMA, (1, 2, 1, 1), 0.25, {"cc2": False}),
+        (QWEN3, (1, 1, 1, 2, 1), 0.2, {}),
+        (TIED, (1, 1, 2, 1, 1), 0.0, {"cc1": False}),
+        (LLAMA, (1, 1, 1, 1, 1, 2), 0.0, {}),
+        (LLAMA, (1, 2, 1, 1, 1, 1), 1 / 3, {}),
+        (QWEN2, (2, 1, 1), 0.3, {}),
+        (MIXTRAL, (1, 1, 2), 0.3, {}),
+        (NEOX, (1, 2, 1), 0.3, {}),
+        (LLAMA, (1, 1, 1, 1), 0.4, {"cc1": False, "cc2": False, "cc3": False}),
+    ],
+)
+def test_one_rank_per_stage_is_bit_equal(
+    pool: Pool, settings: dict[str, Any], layers: tuple[int, ...], skip_ratio: float, rules: dict[str, Any]
+) -> None:
+    plan = make_plan(Random(len(layers)), [1] * len(layers), skip_ratio, 5, **rules)
+    assert len(layers) < 4 or swaps(plan)
+    training = Training(settings, layers, plan, tuple(range(len(layers))), iterations=5)
+    equal(*run(pool, training))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "skip_ratio"),
+    [
+        # Several nodes of one stage on one rank share its weights, and nodes of several stages can be one rank.
+        ("stages", [2, 1, 2], 1 / 3),
+        ("stages", [3, 2], 0.0),
+        ("pairs", [1, 1, 1, 1], 0.25),
+        ("pairs", [2, 2, 1, 1], 0.0),
+        ("one", [2, 1, 1], 1 / 3),
+    ],
+)
+def test_several_nodes_per_rank_are_bit_equal(pool: Pool, ranks: str, stages: list[int], skip_ratio: float) -> None:
+    plan = make_plan(Random(7), stages, skip_ratio, 3)
+    layers = (1, 2, 1, 1)[: len(stages)]
+    stage_of = Training(LLAMA, layers, plan, ()).stage_of_node()
+    stages_per_rank = {"stages": 1, "pairs": 2, "one": len(stages)}[ranks]
+    training = Training(LLAMA, layers, plan, tuple(s // stages_per_rank for s in stage_of), iterations=5)
+    equal(*run(pool, training))
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "skip_ratio"),
+    [
+        ([2, 1, 1], (1, 2, 1), 1 / 3),
+        ([2, 2], (2, 1), 0.0),
+        ([3, 3], (1, 2), 0.25),
+        ([2, 3, 1], (1, 1, 2), 0.3),
+        ([1, 4], (1, 1), 0.5),
+    ],
+)
+def test_replicas_add_up_to_the_exact_gradient(
+    pool: Pool, stages: list[int], layers: tuple[int, ...], skip_ratio: float
+) -> None:
+    """Whatever each replica saw; with one node per rank, and with nodes dealt to ranks at random."""
+    rng = Random(sum(stages))
+    plan = make_plan(rng, stages, skip_ratio, 2)
+    for ranks in (list(range(sum(stages))), random_ranks(rng, sum(stages), 4)):
+        training = Training(TIED, layers, plan, tuple(ranks), dtype="float64")
+        close(*run(pool, training))
+
+
+def test_a_replica_and_a_stage_that_saw_nothing_add_zeros(pool: Pool) -> None:
+    """One microbatch, so that replicas stay idle; and every stage but the first is left out."""
+    plan = make_plan(Random(2), [2, 2], 0.5, 1)
+    training = Training(LLAMA, (1, 1), plan, (0, 1, 2, 3), dtype="float64")
+    ranks, plain = run(pool, training)
+    close(ranks, plain)
+    left_out = [name for name in plain.gradients[0] if "layers.1." in name]
+    assert left_out
+    assert all(not plain.gradients[0][name].any() for name in left_out)

@@ -1,0 +1,88 @@
+"""A real `skippipe train` with processes of its own, watched line by line."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from train.jobs import TINY
+
+
+class Running:
+    """One command line at work; knows the processes that it has said it started, and their parent."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.workers: dict[int, int] = {}
+        """process by rank"""
+        self.parent: int | None = None
+        self.lines: list[str] = []
+
+    def until(self, sign: Callable[[str], bool]) -> None:
+        """Read lines until one fits."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"rank (\d+), process (\d+)", line)
+            if found:
+                self.workers[int(found[1])] = int(found[2])
+                self.parent = self.parent or parent_of(int(found[2]))
+            if sign(line):
+                return
+        raise AssertionError(f"never came: {''.join(self.lines)} {self.process.communicate()[1]}")
+
+    def started(self, ranks: int = 4) -> None:
+        """Read until all workers have been started."""
+        self.until(lambda _: len(self.workers) == ranks)
+
+    def end(self, within_s: float) -> tuple[int, str]:
+        """Exit status and standard error; fails where it takes longer or a process is left."""
+        begin = time.monotonic()
+        out, err = self.process.communicate(timeout=within_s)
+        self.lines += out.splitlines(keepends=True)
+        self.none_left(begin + within_s)
+        return self.process.returncode, err
+
+    def none_left(self, deadline: float) -> None:
+        """Wait until workers and parent are gone."""
+        left = [*self.workers.values(), self.parent or 0]
+        while left and time.monotonic() < deadline:
+            left = [process for process in left if process and is_alive(process)]
+            time.sleep(0.05)
+        assert not left, f"still there: {left}"
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def parent_of(process: int) -> int | None:
+    """Number of a process's parent."""
+    try:
+        return int(re.search(r"PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1])  # type: ignore[index]
+    except FileNotFoundError:
+        return None
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def signal_to(process: int, number: int) -> None:
+    """Send a signal to a process of this test's own."""
+    os.kill(process, number)

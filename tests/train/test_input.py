@@ -1,0 +1,164 @@
+"""What a user can get wrong on the command line of `skippipe train`: exit status 2, one message, no file left."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train.alone import free_port
+from train.jobs import TINY
+
+Refused = Callable[..., str]
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def plan_file(run: Run, tmp_path: Path) -> Path:
+    """A plan of `local4` that was made for the tiny model."""
+    result = run(
+        "plan", "cluster=local4", "planner.work_limit=100", "schedule.microbatches_per_source=3", "output=p.json"
+    )
+    assert result.status == 0, result.err
+    content = json.loads((tmp_path / "p.json").read_text())
+    content["layers"] = [2, 1, 1]
+    content["model"] = {"hidden": 32, "layers": 4, "microbatch_size": 2, "sequence": 32, "wire_dtype": "float32"}
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    return tmp_path / "p.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.learning_rate=nan"], "train.learning_rate is nan, a finite number of at least 0 is expected"),
+        (["train.iterations=0"], "train.iterations is 0, an integer of at least 1 is expected"),
+        (["train.stage_gradient=mean"], "train.stage_gradient is 'mean', one of exact, per_visit is expected"),
+        (["runtime.backend=mpi"], "runtime.backend is 'mpi', one of gloo is expected"),
+        (["runtime.timeout=3"], "runtime.timeout is no configuration key; did you mean runtime.timeout_s?"),
+        (["model=gpt9"], "model=gpt9 is not known, one of gpt_neox_tiny, llama_tiny"),
+        (["data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
+        (["data.validation=[a/*.txt]"], "data.validation[0] is a/*.txt: there is no such file"),
+        (["data.tokenizer=missing.json"], "data.tokenizer is missing.json: there is no such file"),
+        (["plan=missing.json"], "missing.json: cannot be read"),
+        (["cluster.file=missing.json"], "missing.json: cannot be read"),
+        (["runtime.processes=5"], "runtime.processes is 5, at most the number of nodes, 4, is expected"),
+        (["folder=/proc/none"], "folder=/proc/none cannot be written"),
+    ],
+)  # fmt: skip
+def test_refused_at_once(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused("train", *arguments)
+
+
+def test_a_folder_that_is_not_empty(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    result = run("train", "folder=run")
+    assert result.status == 2
+    assert "folder=run is not empty, a new one is expected" in result.err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+def test_a_port_in_use(refused: Refused) -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        port = door.getsockname()[1]
+        message = refused("train", f"runtime.port={port}")
+    assert f"runtime.port is {port}: 127.0.0.1:{port} cannot be used: Address already in use" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.hidden_size=64", "its hidden is 32, here it is 64 (model.hidden_size)"),
+        ("model.num_hidden_layers=6", "its layers is 4, here it is 6 (model.num_hidden_layers)"),
+        ("train.microbatch_size=4", "its microbatch_size is 2, here it is 4 (train.microbatch_size)"),
+        ("data.sequence=16", "its sequence is 32, here it is 16 (data.sequence)"),
+        ("train.dtype=float64", "its wire_dtype is float32, here it is float64 (train.dtype)"),
+    ],
+)
+def test_a_plan_for_another_model(change: str, message: str, plan_file: Path, refused: Refused) -> None:
+    assert f"{plan_file}: the plan is for another model: {message}" in refused(
+        "train", *TINY, f"plan={plan_file}", change
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.hidden_sise=3", "model.hidden_sise is no configuration key"),
+        ("+model.hidden_sise=3", "model.hidden_sise is no setting of llama"),
+        ("model.model_type=bert", "bert"),
+        ("model.vocab_size=1000", "model.vocab_size is 1000, at least the 1024 entries of the tokenizer are expected"),
+        ("data.sequence=65", "data.sequence is 65, at most model.max_position_embeddings (64) is expected"),
+        ("data.validation_blocks=1", "data.validation holds 1 sequences of 32 tokens, at least one microbatch of 2"),
+        (
+            "train.layers=[1,1,1]",
+            "train.layers is [1, 1, 1], 3 numbers of at least 1 that add up to the model's 4",
+        ),
+        ("model.num_hidden_layers=2", "model.num_hidden_layers is 2, at least the number of stages, 3, is expected"),
+        ("runtime.memory_bytes=1000", "node local-0 (rank 0) needs "),
+    ],
+)
+def test_refused_by_a_dry_run(change: str, message: str, run: Run, tmp_path: Path) -> None:
+    result = run("train", "--dry-run", *TINY, change)
+    assert result.status == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run(run: Run, plan_file: Path, tmp_path: Path) -> None:
+    for arguments in ([f"plan={plan_file}"], ["runtime.processes=2"], ["cluster=geo20", "model.num_hidden_layers=6"]):
+        result = run("train", "--dry-run", *TINY, *arguments)
+        assert result.status == 0, result.err
+        assert "proved not to hang" in result.out
+        assert "MiB" in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make this process rank 0 of a job of one, as torchrun would."""
+
+    def call(**changes: str) -> None:
+        values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | changes
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return call
+
+
+def test_one_rank_of_a_job(torchrun: Callable[..., None], run: Run, plan_file: Path, tmp_path: Path) -> None:
+    torchrun()
+    names = ",".join(f"local-{i}" for i in range(4))
+    result = run("train", *TINY, f"plan={plan_file}", f"runtime.node={names}", "train.iterations=2", "folder=run")
+    assert result.status == 0, result.err
+    assert "iteration    2  loss" in result.out
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ("local-0,local-1,local-2", "nodes and ranks do not match: no rank serves: local-3"),
+        ("local-0,local-1,local-2,local-4", "nodes and ranks do not match: not in the plan: local-4"),
+        ("local-0,local-0", "nodes and ranks do not match: named more than once: local-0"),
+    ],
+)
+def test_names_that_do_not_match(
+    node: str, message: str, torchrun: Callable[..., None], plan_file: Path, refused: Refused
+) -> None:
+    torchrun()
+    told = refused("train", *TINY, f"plan={plan_file}", f"runtime.node={node}")
+    assert f"node {node.replace(',', ', ')} (rank 0): {message}" in told
+
+
+def test_a_rendezvous_that_nobody_serves(torchrun: Callable[..., None], run: Run, tmp_path: Path) -> None:
+    torchrun(RANK="1", WORLD_SIZE="2")
+    result = run("train", *TINY, "runtime.node=b", "runtime.start_timeout_s=1")
+    assert result.status == 1
+    assert "node b (rank 1): the rendezvous at 127.0.0.1:" in result.err
+    assert "cannot be reached within 1 s" in result.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,95 @@
+"""Ranks that meet, and those that do not."""
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+from train.alone import free_port
+
+from skippipe.errors import InputError
+from skippipe.train.config import RuntimeConfig
+from skippipe.train.place import Place
+from skippipe.train.team import MeetingError, Team, meet
+
+QUICK = RuntimeConfig(start_timeout_s=1.0, timeout_s=5.0)
+
+
+@pytest.fixture
+def teams() -> list[Team]:
+    """Three ranks with a store between them, and no process group."""
+    names: list[tuple[str, ...]] = [("a",), ("b", "c"), ("d",)]
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    group: Any = None
+    return [Team(Place(rank, 3, names[rank], "host", 1), names, store, group, 5.0) for rank in range(3)]
+
+
+def together(teams: list[Team], key: str, facts: list[dict[str, str]]) -> list[Any]:
+    """Have all ranks state their facts at the same time; what each gets, errors too."""
+    got: list[Any] = [None] * len(teams)
+
+    def one(rank: int) -> None:
+        try:
+            got[rank] = teams[rank].agree(key, facts[rank])
+        except InputError as error:
+            got[rank] = str(error)
+
+    threads = [threading.Thread(target=one, args=[rank]) for rank in range(len(teams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return got
+
+
+def test_all_state_the_same(teams: list[Team]) -> None:
+    got = together(teams, "facts", [{"plan": "x"}, {"plan": "x", "text": "y"}, {"plan": "x"}])
+    assert got == [{"plan": "x", "text": "y"}] * 3
+
+
+def test_the_node_that_differs_is_named_on_every_rank(teams: list[Team]) -> None:
+    got = together(teams, "facts", [{"plan": "x"}, {"plan": "y"}, {"plan": "x"}])
+    assert (
+        got == ["node b, c (rank 1) has another plan (y) than node a (rank 0) (x), the same is expected everywhere"] * 3
+    )
+
+
+def test_a_rank_that_says_nothing(teams: list[Team]) -> None:
+    slow = Team(teams[0].place, teams[0].names_by_rank, teams[0].store, teams[0].group, 0.2)
+    with pytest.raises(MeetingError, match=r"node b, c \(rank 1\) did not come within 0.2 s"):
+        slow.hear("facts", 1)
+
+
+def test_what_rank_0_makes_all_get(teams: list[Team]) -> None:
+    assert teams[0].share("plan", lambda: "made") == "made"
+    assert teams[2].share("plan", lambda: pytest.fail("only rank 0 makes")) == "made"
+
+
+def test_nobody_at_the_rendezvous() -> None:
+    port = free_port()
+    with (
+        pytest.raises(MeetingError, match=rf"the rendezvous at 127.0.0.1:{port} cannot be reached within 1 s"),
+        meet(Place(1, 2, ("b",), "127.0.0.1", port, local=True), QUICK),
+    ):
+        pass
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as door:
+        door.bind(("", 0))
+        door.listen()
+        port = door.getsockname()[1]
+        with (
+            pytest.raises(MeetingError, match=rf"127.0.0.1:{port}: the port is in use"),
+            meet(Place(0, 2, ("a",), "127.0.0.1", port, local=True), QUICK),
+        ):
+            pass
+
+
+def test_a_rank_that_does_not_come() -> None:
+    with (
+        pytest.raises(MeetingError, match="rank 1 did not come within 1 s"),
+        meet(Place(0, 2, ("a",), "127.0.0.1", free_port(), local=True), QUICK),
+    ):
+        pass
