@@ -203,24 +203,29 @@ def _missing(these: list[Task], those: list[Task]) -> Iterator[Task]:
 
 
 def _check_inputs(program: Program) -> None:
-    """Every task and SEND finds on its rank what it needs, and a microbatch never two results at a time."""
+    """Every task and SEND finds on its rank what it needs, and every message its task."""
     held: dict[int, Task] = {}
+    arrived: set[int] = set()
     for action in program.actions:
         match action:
             case Send(task, _):
-                if held.pop(task.microbatch, None) != task:
-                    _refuse(f"{action} on rank {program.rank} comes when {task} is not there")
+                if task.microbatch in arrived or held.pop(task.microbatch, None) != task:
+                    _refuse(f"{action} on rank {program.rank} comes when {task} has not just run there")
             case Recv(task, _):
                 if task.microbatch in held:
                     _refuse(f"{action} on rank {program.rank} comes when {held[task.microbatch]} still waits there")
                 held[task.microbatch] = task
+                arrived.add(task.microbatch)
             case Task():
                 given = held.pop(action.microbatch, None)
                 if not _follows(given, action):
                     _refuse(f"{action} on rank {program.rank} finds {given or 'nothing'} instead of its input")
                 held[action.microbatch] = action
+                arrived.discard(action.microbatch)
             case _:
                 pass
+    for microbatch in sorted(arrived):
+        _refuse(f"no task of rank {program.rank} needs {held[microbatch]}, which it receives")
 
 
 def _follows(given: Task | None, task: Task) -> bool:

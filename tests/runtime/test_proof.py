@@ -152,9 +152,11 @@ F0, F1 = Task("F", 0, 0, 0, 0), Task("F", 0, 1, 1, 1)
     [
         ([[F0, Send(F0, 1)], []], "SEND 0F0 -> 1 on rank 0 has no RECV"),
         ([[F0], [Recv(F0, 0), F1]], "RECV 0F0 <- 0 on rank 1 has no SEND"),
-        ([[Send(F0, 1), F0], [Recv(F0, 0), F1]], "SEND 0F0 -> 1 on rank 0 comes when 0F0 is not there"),
+        ([[Send(F0, 1), F0], [Recv(F0, 0), F1]], "SEND 0F0 -> 1 on rank 0 comes when 0F0 has not just run"),
         ([[F0, Send(F0, 1)], [F1, Recv(F0, 0)]], "0F1 on rank 1 finds nothing"),
         ([[F0, Task("B", 0, 0, 0, 0)], []], "0B0 on rank 0 finds 0F0"),
+        ([[F0, Send(F0, 1)], [Recv(F0, 0)]], "no task of rank 1 needs 0F0"),
+        ([[F0, Send(F0, 1)], [Recv(F0, 0), Send(F0, 2)], [Recv(F0, 1), F1]], "SEND 0F0 -> 2 on rank 1 comes when 0F0"),
         ([[Reduce(0, (0, 1))], []], r"REDUCE s0 of ranks 0, 1 stands in the lists of ranks 0"),
     ],
 )
