@@ -35,3 +35,9 @@ def test_bench_planner_reads_a_folder(run: Run, shared_data: Path, tmp_path: Pat
     times = [line.split() for line in result.out.splitlines() if line.startswith("published20")]
     assert [row[1] for row in times] == ["full", "skippipe"]
     assert float(times[0][2]) == pytest.approx(80, abs=10)
+
+
+def test_bench_with_nothing_to_measure_is_refused(run: Run) -> None:
+    result = run("bench", "planner", "strategies=[]")
+    assert result.status == 2
+    assert "strategies is []" in result.err

@@ -27,7 +27,7 @@ COMMAND_LINES = [
     (["allocate.objective=surrogate"], ["allocate.objective is no configuration key"]),
     (["allocate.layers=auto"], ["allocate.layers is no configuration key"]),
     (["allocate.max_replica_transfer_s=1"], ["allocate.max_replica_transfer_s is no configuration key"]),
-    (["planner.method=cbs"], ["planner.method is no configuration key"]),
+    (["planner.method=cbs"], ["planner.method is 'cbs', one of auto is expected"]),
     (["planner.suboptimality=1.0"], ["planner.suboptimality is no configuration key"]),
     (["cluster=geo20", "cluster.sites=2"], ["cluster.sites", "of what is chosen here"]),
     (["cluster=mars"], ["cluster=mars", "geo20", "synthetic"]),

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 PYTHON_M = [sys.executable, "-m", "skippipe"]
 
 
@@ -117,3 +119,16 @@ def test_planning_imports_no_torch() -> None:
         "import sys, skippipe.commands; sys.exit(any(x in sys.modules for x in ('torch', 'transformers', 'datasets')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["plan", "cluster=local4"]])
+def test_a_reader_that_goes_away_is_no_failure_to_tell_of(arguments: list[str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PYTHON_M, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(timeout=60) in (0, 1)
