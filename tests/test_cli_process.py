@@ -53,8 +53,9 @@ def test_interrupt(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_goes_away(tmp_path: Path) -> None:
-    process = start("plan", "cluster=local4", "planner.time_limit_s=0.1", folder=tmp_path)
+@pytest.mark.parametrize("arguments", [["plan", "cluster=local4", "planner.time_limit_s=0.1"], ["plan", "--help"]])
+def test_a_reader_that_goes_away(arguments: list[str], tmp_path: Path) -> None:
+    process = start(*arguments, folder=tmp_path)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
@@ -119,16 +120,3 @@ def test_planning_imports_no_torch() -> None:
         "import sys, skippipe.commands; sys.exit(any(x in sys.modules for x in ('torch', 'transformers', 'datasets')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["plan", "cluster=local4"]])
-def test_a_reader_that_goes_away_is_no_failure_to_tell_of(arguments: list[str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*PYTHON_M, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    with process.stderr:
-        assert process.stderr.read() == ""
-    assert process.wait(timeout=60) in (0, 1)

@@ -14,8 +14,8 @@ from skippipe.errors import InputError, SchedulerError
 
 def cluster(nodes: int = 4, memory: int = 3, **links: Any) -> Cluster:
     links = links or {"transfer_s": np.full((nodes, nodes), 0.01)}
-    times = [np.full(nodes, x) for x in (0.04, 0.08, 0.01)]
-    return Cluster([f"n{i}" for i in range(nodes)], *times, [memory] * nodes, **links)
+    forward_s, backward_s, loss_s = (np.full(nodes, x) for x in (0.04, 0.08, 0.01))
+    return Cluster([f"n{i}" for i in range(nodes)], forward_s, backward_s, loss_s, [memory] * nodes, **links)
 
 
 def problem(counts: list[int], memory: int = 3, **rules: Any) -> Problem:

@@ -56,9 +56,9 @@ class RuntimeConfig:
 class TrainConfig:
     """How the model learns."""
 
-    iterations: int = setting(60, within=AT_LEAST_1)
+    iterations: int = setting(120, within=AT_LEAST_1)
     """iterations, each one step of the optimizer over all microbatches"""
-    microbatch_size: int = setting(8, within=AT_LEAST_1)
+    microbatch_size: int = setting(4, within=AT_LEAST_1)
     """sequences of a microbatch"""
     layers: list[int] | None = setting(None, within=AT_LEAST_0)
     """decoder layers of each stage, e.g. [1,2,3]; null: as the plan says, else as even as can be"""

@@ -86,7 +86,7 @@ class Display:
     def _view(self) -> Group:
         """The live part: how far, how fast, how well."""
         table = plain_table()
-        for heading in ("loss", "tokens/s", "measured", "predicted", "full pipeline, predicted", "validation loss"):
+        for heading in ("loss", "tokens/s", "measured", "predicted", "full pipeline", "validation loss"):
             table.add_column(heading, justify="right")
         iteration, plan = self.latest.get("iteration"), self.latest.get("plan")
         row: list[Any] = ["-"] * 6

@@ -121,7 +121,11 @@ def _listening(port: int) -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def _parent(inherited: Sequence[int], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the parent of the workers; at the end neither it nor any of them is left."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OPENBLAS_NUM_THREADS": "1",  # else importing NumPy starts threads, and the workers are forked
+    }
     with (folder / "log" / "parent.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "skippipe.train.workers"],
