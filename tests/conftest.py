@@ -4,9 +4,11 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from reference.independent import load_checker
 
 from skippipe.cli import main
 
@@ -90,3 +92,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the folder ../shared/data beside the checkout, which is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def independent() -> ModuleType:
+    """The independent checker, where the folder of shared checks lies beside the repository."""
+    checker = load_checker()
+    if checker is None:
+        pytest.skip("no ../shared/anchors/check_plan.py")
+    return checker

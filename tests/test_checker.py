@@ -11,21 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import mutations
-from reference.independent import load_checker, verdict
+from reference.independent import verdict
 from reference.instances import Json
 from reference.plans import random_plan
 
 from skippipe._scheduler import Plan
 from skippipe.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def independent() -> ModuleType:
-    """The independent checker, where the folder of shared checks lies beside the repository."""
-    checker = load_checker()
-    if checker is None:
-        pytest.skip("no ../shared/anchors/check_plan.py")
-    return checker
 
 
 def ours(text: str) -> list[str]:

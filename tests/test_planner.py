@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from reference.independent import SHARED, load_checker, verdict
+from reference.independent import SHARED, verdict
 from reference.instances import (
     Json,
     legal_routes,
@@ -37,15 +37,6 @@ STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe
 DISPATCHED = ("full", "random-skip", "skippipe-no-tc2")
 WORK = 20_000
 CYCLE = re.compile(r"\d+[FLB]\d+@\d+ waits for \d+[FLB]\d+@\d+")
-
-
-@pytest.fixture(scope="module")
-def independent() -> ModuleType:
-    """The independent checker, where the folder of shared checks lies beside the repository."""
-    checker = load_checker()
-    if checker is None:
-        pytest.skip("no ../shared/anchors/check_plan.py")
-    return checker
 
 
 def problem_of(instance: Json) -> Problem:

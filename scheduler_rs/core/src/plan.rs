@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cluster::{Cluster, ClusterFile};
-use crate::error::{Error, Result, invalid};
+use crate::error::{Result, invalid};
 use crate::format::{check_format, check_number, parse, pretty};
 use crate::problem::Problem;
 use crate::rules::{Constraints, Strategy};
@@ -129,7 +129,7 @@ impl Plan {
     /// Reads `skippipe.plan/1`: types, ranges and shapes, not the rules.
     ///
     /// # Errors
-    /// [`Error::Format`] or [`Error::Invalid`], naming the key.
+    /// [`crate::Error::Format`] or [`crate::Error::Invalid`], naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
         parse::<PlanFile>(text, FORMAT)?.check()
     }
@@ -372,10 +372,4 @@ pub(crate) fn check_skip_ratio(k: f64, s_count: usize) -> Result<()> {
 
 fn check_index(key: impl FnOnce() -> String, found: usize, count: usize) -> Result<()> {
     if found < count { Ok(()) } else { invalid(key(), found, format!("a number in 0..{}", count - 1)) }
-}
-
-impl From<serde_json::Error> for Error {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Format(error.to_string())
-    }
 }

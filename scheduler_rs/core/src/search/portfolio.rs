@@ -171,8 +171,9 @@ impl<'a> Search<'a> {
     fn first(&self, router: &mut Router<'_>) -> Option<Candidate<'a>> {
         let context = &self.context;
         let mut rng = context.rng(u64::MAX);
-        let draws = (0..FIRST_DRAWS).take_while(|i| *i == 0 || !context.budget.is_over());
-        let drawn = draws.into_iter().find_map(|_| draw_routes(context, router, &mut rng).ok());
+        let drawn = (0..FIRST_DRAWS)
+            .take_while(|i| *i == 0 || !context.budget.is_over())
+            .find_map(|_| draw_routes(context, router, &mut rng).ok());
         let rules = &context.instance.rules;
         let comparable = rules.waves == 1 && rules.max_stage_jump.is_none() && rules.tc1 != MemoryRule::Routes;
         if context.objective == Objective::Travel || context.instance.skip_ratio > 0.0 || !comparable {

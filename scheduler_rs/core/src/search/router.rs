@@ -172,8 +172,8 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// The best way (a good one, where the patience ran out) among what `board` has reserved, none where there is none within the limit. `stop` is
-    /// asked now and then whether to give up.
+    /// The best way (a good one, where the patience ran out) among what `board` has reserved, none where there is
+    /// none within the limit. `stop` is asked now and then whether to give up.
     pub fn find(&mut self, board: &Board<'_>, request: &Request<'_>, stop: &dyn Fn() -> bool) -> Option<Way> {
         self.labels.clear();
         self.queue.clear();
