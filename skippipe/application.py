@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from skippipe import config
-from skippipe.data.config import DataConfig
+from skippipe.data.config import DataConfig, FetchJob, PrepareJob
 from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status
 from skippipe.help import command_help
+from skippipe.model.config import ExportJob
 from skippipe.overrides import explain
 from skippipe.train import config as training
 from skippipe.validate import validate
@@ -219,6 +220,9 @@ JOBS: dict[str, type[Any]] = {
     "bench_simulator": config.BenchSimulatorJob,
     "bench_planner": config.BenchPlannerJob,
     "train": training.TrainJob,
+    "export": ExportJob,
+    "data_prepare": PrepareJob,
+    "data_fetch": FetchJob,
 }
 
 _register()

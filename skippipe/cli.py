@@ -14,6 +14,9 @@ Commands
   skippipe plan             routes and order for one iteration; prints what they give, writes the plan
   skippipe simulate         run a plan through the event simulator
   skippipe train            train a model by a plan, on this machine or, under torchrun, on many
+  skippipe data prepare     tokenise a text once, into a folder that trainings read
+  skippipe data fetch       bring a corpus of free texts
+  skippipe export           write a trained model as a folder that transformers reads
   skippipe bench simulator  evaluations per second of the simulator
   skippipe bench planner    what the planner reaches on a fixed set of instances
 
@@ -63,7 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _unknown(arguments: list[str], known: list[str]) -> int:
-    asked = " ".join(arguments[:2] if arguments[:1] == ["bench"] else arguments[:1])
+    asked = " ".join(arguments[:2] if arguments[:1] in (["bench"], ["data"]) else arguments[:1])
     problem = f"{asked!r} is no command" if asked else "no command is given"
     sys.stderr.write(f"skippipe: {problem}, one of {', '.join(known)} is expected (see skippipe --help)\n")
     return UNUSABLE_INPUT

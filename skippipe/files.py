@@ -69,12 +69,17 @@ def write_text(path: Path, text: str) -> None:
     """
     target = _resolved(path)
     with _temporary_beside(target) as temporary:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(temporary, text)
         temporary.replace(target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file that nobody looks at yet, and see that it has reached the disk; raises `OSError`."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _resolved(path: Path) -> Path:
@@ -98,7 +103,7 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name last through a power cut, where the file system lets folders be synced."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

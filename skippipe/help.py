@@ -27,10 +27,26 @@ skippipe bench simulator seconds=5 output=simulator.json""",
     "bench_planner": """\
 skippipe bench planner planner.time_limit_s=5 output=planner.json
 skippipe bench planner data=FOLDER                     your own instances as well""",
+    "data_prepare": """\
+skippipe data prepare data.training=[my/*.txt] data.vocabulary=8192 output=mine
+skippipe data prepare data.training=[a.jsonl.gz] data.validation=[b.parquet] data.field=body \\
+    data.tokenizer=folder/tokenizer.json output=mine
+skippipe data prepare data=sotu output=sotu            a corpus that `skippipe data fetch` has brought
+skippipe data prepare data.hub=NAME data.training=[train] data.validation=[test] output=mine
+skippipe train data.prepared=mine model.vocab_size=8192""",
+    "data_fetch": """\
+skippipe data fetch corpus=sotu
+skippipe data fetch corpus=debian_docs folder=texts    needs apt-get and dpkg""",
+    "export": """\
+skippipe export checkpoint=runs/mine output=my-model   the newest checkpoint of a run
+skippipe export checkpoint=runs/mine/checkpoints/iteration-000100 output=my-model dtype=bfloat16
+skippipe train model=pretrained model.folder=my-model  and train it further""",
     "train": """\
 skippipe train                                         a small Llama on four processes of this machine
 skippipe train schedule.skip_ratio=0                   the same with the full pipeline
 skippipe train model=mixtral_tiny train.iterations=200
+skippipe train model=pretrained model.folder=FOLDER data.tokenizer=FOLDER/tokenizer.json
+                                                       start from a model that transformers has written
 skippipe train data.training=[my/*.txt] data.validation=[held-out.txt]
 skippipe plan cluster=local4 output=plan.json && skippipe train plan=plan.json
 skippipe train --dry-run plan=plan.json                is everything in order, and does it fit into memory?
@@ -123,8 +139,8 @@ GROUPS = {
     "cluster": ("geo20", "local4", "five_clusters", "single_cluster", "synthetic"),
     "schedule": ("skippipe", "reference"),
     "planner": ("default",),
-    "model": ("llama_tiny", "qwen3_tiny", "gpt_neox_tiny", "mixtral_tiny"),
-    "data": ("sotu",),
+    "model": ("llama_tiny", "qwen3_tiny", "gpt_neox_tiny", "mixtral_tiny", "pretrained"),
+    "data": ("shipped", "sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code"),
     "runtime": ("gloo",),
     "train": ("default",),
 }

@@ -1,4 +1,4 @@
-"""Which process serves which node: matched by name, before anything else happens in a job."""
+"""Which process serves which node, matched by name before anything else happens in a job; and what ranks are called."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,6 +32,11 @@ def assign_ranks(node_names: Sequence[str], names_by_rank: Sequence[Sequence[str
     _refuse("not in the plan", sorted(set(claimed) - set(node_names)))
     _refuse("no rank serves", [name for name in node_names if name not in rank_of])
     return [rank_of[name] for name in node_names]
+
+
+def node_title(names: Sequence[str], rank: int) -> str:
+    """How messages call a rank: by the nodes that it serves, where they are known."""
+    return f"node {', '.join(names)} (rank {rank})" if names else f"rank {rank}"
 
 
 def _refuse(what: str, names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skippipe.errors import InputError
-from skippipe.ranks import assign_ranks
+from skippipe.ranks import assign_ranks, node_title
 
 
 def test_ranks_serve_what_they_name() -> None:
@@ -40,3 +40,8 @@ def test_every_partition_is_matched(data: st.DataObject) -> None:
     names = [f"node-{i}" for i in range(len(ranks))]
     by_rank = [[names[i] for i in range(len(names)) if wanted[i] == rank] for rank in range(len(used))]
     assert assign_ranks(names, by_rank) == wanted
+
+
+def test_ranks_are_called_by_their_nodes() -> None:
+    assert node_title(("london-0", "paris-1"), 3) == "node london-0, paris-1 (rank 3)"
+    assert node_title((), 3) == "rank 3"

@@ -4,6 +4,8 @@ import re
 
 from skippipe.application import Command
 from skippipe.commands.bench import bench_planner, bench_simulator
+from skippipe.commands.data import data_fetch, data_prepare
+from skippipe.commands.export import export
 from skippipe.commands.plan import plan
 from skippipe.commands.simulate import simulate
 from skippipe.commands.train import train
@@ -30,4 +32,7 @@ COMMANDS = (
     Command("bench simulator", bench_simulator, _bench_argument),
     Command("bench planner", bench_planner, _bench_argument),
     Command("train", train, _train_argument),
+    Command("export", export),
+    Command("data prepare", data_prepare),
+    Command("data fetch", data_fetch),
 )

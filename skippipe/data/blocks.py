@@ -1,15 +1,13 @@
-"""Blocks of tokens, and which of them each microbatch gets. No torch: arrays in, arrays out."""
+"""Blocks of tokens, and the order in which they are used. No torch: arrays in, arrays out."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skippipe.errors import InputError
-
-Tokens = NDArray[np.int32]
+Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Blocks:
     """Packed text: every block is a run of `sequence` inputs and their next tokens, no token in two blocks."""
 
     tokens: Tokens
-    """shape (blocks, sequence + 1)"""
+    """shape (blocks, sequence + 1), mapped into memory where it comes from a file"""
 
     @property
     def sequence(self) -> int:
@@ -27,49 +25,43 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def save(self, path: Path) -> None:
-        """Write the blocks to a `.npy` file."""
-        np.save(path, self.tokens, allow_pickle=False)
-
-    @staticmethod
-    def load(path: Path) -> "Blocks":
-        """Map what `save` wrote into memory."""
-        return Blocks(np.load(path, mmap_mode="r", allow_pickle=False))
+    def first(self, count: int) -> "Blocks":
+        """At most `count` blocks from the beginning."""
+        return Blocks(self.tokens[:count])
 
 
-def pack(documents: Sequence[Sequence[int]], sequence: int, end_of_text: int, what: str) -> Blocks:
-    """Join documents, each ended by `end_of_text`, and cut them into blocks of `sequence` + 1 tokens.
+def cut(stream: Tokens, sequence: int) -> Blocks:
+    """Cut a stream of tokens into blocks of `sequence` + 1, without copying; what is left over at the end is dropped.
 
-    What is left over at the end is dropped. `what` names the documents where they do not fill a single block.
+    There may be no block at all.
     """
-    joined = np.concatenate([np.array([*document, end_of_text], dtype=np.int32) for document in documents])
-    blocks = len(joined) // (sequence + 1)
-    if not blocks:
-        raise InputError(f"{what} holds {len(joined)} tokens, at least {sequence + 1} (data.sequence + 1) are expected")
-    return Blocks(joined[: blocks * (sequence + 1)].reshape(blocks, sequence + 1))
+    blocks = len(stream) // (sequence + 1)
+    return Blocks(stream[: blocks * (sequence + 1)].reshape(blocks, sequence + 1))
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which blocks each microbatch trains on: in every epoch each block once, in an order drawn from the seed."""
+    """The endless sequence of blocks that a training uses: in every epoch each once, in an order drawn from the seed.
+
+    Places in it count from 0. How many of them a training has used is its whole position in the text, whatever the
+    number of its sources and the size of its microbatches.
+    """
 
     blocks: int
-    """blocks of the text"""
-    microbatches: int
-    """microbatches of an iteration"""
-    size: int
-    """blocks of a microbatch"""
+    """blocks of the text, at least 1"""
     seed: int
 
-    def of(self, iteration: int, microbatch: int) -> NDArray[np.int64]:
-        """Block numbers of a microbatch, shape (size,); `microbatch` counts from 0 within the iteration."""
-        first = (iteration * self.microbatches + microbatch) * self.size
-        places = np.arange(first, first + self.size)
-        chosen = np.empty(self.size, dtype=np.int64)
-        for epoch in np.unique(places // self.blocks):
-            here = places // self.blocks == epoch
-            chosen[here] = self._permutation(int(epoch))[places[here] % self.blocks]
+    def at(self, first: int, count: int) -> NDArray[np.int64]:
+        """Block numbers at the places `first` to `first + count - 1`, shape (count,)."""
+        places = np.arange(first, first + count)
+        epochs = places // self.blocks
+        chosen = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            chosen[here] = _permutation(self.blocks, self.seed, int(epoch))[places[here] % self.blocks]
         return chosen
 
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        return np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(self.blocks)
+
+@lru_cache(maxsize=2)  # a microbatch may lie across the end of an epoch
+def _permutation(blocks: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(blocks)

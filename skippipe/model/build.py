@@ -1,9 +1,9 @@
 """Build one stage's part of a model, never the whole, with weights that do not depend on how the model is cut."""
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 from skippipe.errors import InputError
 from skippipe.model.families import family_of
 from skippipe.model.part import IGNORED_LABEL, StageModule
-from skippipe.model.settings import config_sha256, model_config, plain_settings
+from skippipe.model.settings import config_sha256, model_config, part_config, plain_settings
+from skippipe.model.weights import stage_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -63,32 +64,40 @@ def build_part(  # noqa: PLR0913 - what a part is
     seed: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    weights: Path | None = None,
 ) -> StageModule:
     """Build one stage's part of a model.
 
-    Every module's weights are drawn as transformers draws them, from a generator seeded by `seed` and the module's
-    name in the whole model: whatever the cut, the same weights. One module at a time is held in float32 on the CPU.
+    Without `weights`, every module's are drawn as transformers draws them, from a generator seeded by `seed` and the
+    module's name in the whole model: whatever the cut, the same weights. One module at a time is held in float32 on
+    the CPU.
 
     Args:
         config: the model's, by `model_config`.
         stage: number of the stage, for messages.
         layers: the numbers of its layers in the whole model.
         first: whether it is stage 0, with embedding, final norm and head.
-        seed: of the weights.
+        seed: of the weights, where they are drawn.
         dtype: of the weights.
         device: where they go.
+        weights: a folder whose safetensors files hold them; of these, the tensors of this part alone are read.
 
     Returns:
         The part, in training mode.
 
+    Raises:
+        InputError: the weights in the folder cannot be used, or do not fit the configuration.
+
     """
     part = empty_part(config, stage=stage, layers=layers, first=first)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for name, module in part.named_modules():
-            if not (config.tie_word_embeddings and name == part.family.head):
-                _draw(part, name, module, seed)
-                _convert(module, dtype, torch.device(device))
+    if weights is None:
+        _draw_all(part, config, seed, dtype, torch.device(device))
+    else:
+        read = stage_weights(config, weights, layers=layers, first=first, dtype=dtype)
+        part.load_state_dict(read, strict=True, assign=True)
     _tie(part, config)
+    for parameter in part.parameters():
+        parameter.data = parameter.data.to(device)
     rebuild_buffers(part, torch.device(device))
     _check_complete(part)
     if dtype == torch.float64:
@@ -102,21 +111,22 @@ def empty_part(config: "PretrainedConfig", *, stage: int, layers: range, first: 
     assert layers.step == 1, "a stage is a run of layers"
     assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
     with torch.device("meta"):
-        model: PreTrainedModel = family.model_class()(_part_config(config, layers))
+        model: PreTrainedModel = family.model_class()(part_config(config, layers))
     part = StageModule(model, family, stage=stage, layers=layers, first=first)
     part.watch_routers(config)
     _tie(part, config)
     return part
 
 
-def _part_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
-    """Describe a model that has these layers and no others."""
-    part = copy.deepcopy(config)
-    part.num_hidden_layers = len(layers)
-    part.use_cache = False
-    if getattr(part, "layer_types", None) is not None:
-        part.layer_types = list(part.layer_types[layers.start : layers.stop])
-    return part
+def _draw_all(
+    part: StageModule, config: "PretrainedConfig", seed: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give all parameters of a part memory and first values; a tied head has none of its own."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for name, module in part.named_modules():
+            if not (config.tie_word_embeddings and name == part.family.head):
+                _draw(part, name, module, seed)
+                _convert(module, dtype, device)
 
 
 def _draw(part: StageModule, name: str, module: nn.Module, seed: int) -> None:

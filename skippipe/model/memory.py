@@ -37,11 +37,6 @@ class StageMemory:
     loss_bytes: int
     """what one microbatch's loss holds until its backward, which follows at once; 0 but on stage 0"""
 
-    def total_bytes(self, held: int) -> int:
-        """Sum with `held` microbatches held at a time."""
-        fixed = self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.loss_bytes
-        return fixed + held * self.activation_bytes
-
 
 def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     config: "PretrainedConfig",

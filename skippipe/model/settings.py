@@ -4,10 +4,12 @@ import copy
 import hashlib
 import inspect
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, in_file
 from skippipe.model.families import Family, family_of
+from skippipe.model.folder import CONFIG, find_folder, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,17 +36,74 @@ _NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder
 """what configurations of transformers have beside, and training has no use for"""
 
 
-def model_config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
+def weights_folder(model: "Mapping[str, Any]") -> Path | None:
+    """Find the folder that a model's weights are from, if `folder` is set; `InputError` where it is no such folder."""
+    return find_folder(model["folder"]) if "folder" in model else None
+
+
+def resolved_settings(model: "Mapping[str, Any]") -> dict[str, Any]:
+    """Resolve what a user gave to plain settings, without torch.
+
+    Args:
+        model: the settings themselves; or `folder` and settings that are to come on top of its `config.json`.
+
+    Returns:
+        The settings, without `folder`. Where they are from a file, all its keys are among them, also those that are no
+        setting of a model; and a setting may have the name that an older transformers had for it.
+
+    Raises:
+        InputError: the folder or its file cannot be used.
+
+    """
+    folder = weights_folder(model)
+    return (read_config(folder) if folder else {}) | _own(model)
+
+
+def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
     """Make a model's configuration.
 
     Args:
-        settings: `model_type`, one of `FAMILIES`, and any of the settings that transformers has for it by the same
-            names, such as `hidden_size`; what is not given has the default of transformers. Plain values.
+        model: `model_type`, one of `FAMILIES`, and any of the settings that transformers has for it by the same names,
+            such as `hidden_size`; what is not given has the default of transformers. Plain values. Or `folder`, whose
+            `config.json` has all that, and settings that come on top.
 
     Raises:
-        InputError: an architecture or setting is unknown, or a value cannot be used; the message names the key.
+        InputError: an architecture or setting is unknown, or a value cannot be used; the message names the key, and
+            the file where the value is from one.
 
     """
+    folder, own = weights_folder(model), _own(model)
+    if folder is None:
+        return _config(own)
+    config = _config_in(folder)
+    if not own:
+        return config
+    kind = own.setdefault("model_type", config.model_type)
+    if kind != config.model_type:
+        raise InputError(f"model.model_type is {kind!r}, {folder / CONFIG} has {config.model_type!r}")
+    return _config(plain_settings(config) | own)
+
+
+def _own(model: "Mapping[str, Any]") -> dict[str, Any]:
+    """What stands beside `folder`."""
+    return {key: value for key, value in model.items() if key != "folder"}
+
+
+def _config_in(folder: Path) -> "PretrainedConfig":
+    """Make the configuration that a folder has; transformers knows what settings were called in its older versions."""
+    content, path = read_config(folder), str(folder / CONFIG)
+    make: Any = family_of(content["model_type"]).config_class()
+    try:
+        config: PretrainedConfig = make.from_dict(content)
+    except Exception as error:  # whatever transformers raises, it is about this file
+        raise InputError(f"{path}: {one_line(error)}") from error
+    try:
+        return _config(plain_settings(config))
+    except InputError as error:
+        raise in_file(error, path) from error
+
+
+def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     family = family_of(settings.get("model_type"))
     given = {key: copy.deepcopy(value) for key, value in settings.items() if key != "model_type"}
     _check_names(given, family)
@@ -54,11 +113,21 @@ def model_config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     try:
         config: PretrainedConfig = make(**given, use_cache=False)
     except Exception as error:  # whatever transformers raises, it is about these settings
-        raise InputError(f"model: {_one_line(error)}") from error
+        raise InputError(f"model: {one_line(error)}") from error
     _check_heads(config)
     _check_parts(config)
     _check_buildable(config, family)
     return config
+
+
+def part_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
+    """Describe a model that has these layers of the whole one and no others."""
+    part = copy.deepcopy(config)
+    part.num_hidden_layers = len(layers)
+    part.use_cache = False
+    if getattr(part, "layer_types", None) is not None:
+        part.layer_types = list(part.layer_types[layers.start : layers.stop])
+    return part
 
 
 def plain_settings(config: "PretrainedConfig") -> dict[str, Any]:
@@ -168,7 +237,7 @@ def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
         empty_part(config, stage=0, layers=range(1), first=True)
     except Exception as error:
         raise InputError(
-            f"model: transformers cannot build a {family.model_type} of these settings: {_one_line(error)}"
+            f"model: transformers cannot build a {family.model_type} of these settings: {one_line(error)}"
         ) from error
 
 
@@ -184,5 +253,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Say an error of another package in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -43,35 +43,33 @@ def prove(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) 
     )
 
 
-def least_limits(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> tuple[int, int] | None:
-    """Least limits, from those given upwards, with which the programs cannot hang.
+def least_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> int | None:
+    """Least number of receive buffers, from `recv_buffers` upwards, with which the programs cannot hang.
+
+    Where all receives are posted no send ever waits, so that more sends in flight would not help where that does not.
 
     Returns:
-        `(recv_buffers, sends_in_flight)`, buffers raised first and as little as can be; None where no limits help.
+        `recv_buffers` where it is enough; None where no number is.
 
     Raises:
         DeadlockError: an action waits for what never comes.
         InputError: a limit below 1.
 
     """
-    most_buffers = max((len(tasks) for program in programs for tasks in program.incoming.values()), default=1)
-    most_sends = max((sum(isinstance(a, Send) for a in program.actions) for program in programs), default=1)
 
-    def fits(buffers: int, sends: int) -> bool:
-        return not _circle(_events(programs, buffers, sends))
+    def fits(buffers: int) -> bool:
+        return not _circle(_events(programs, buffers, sends_in_flight))
 
-    if fits(recv_buffers, sends_in_flight):
-        return recv_buffers, sends_in_flight
-    sends = sends_in_flight
-    while not fits(max(most_buffers, recv_buffers), sends):
-        if sends >= most_sends:
-            return None
-        sends = min(2 * sends, most_sends)
-    low, high = recv_buffers, max(most_buffers, recv_buffers)
+    if fits(recv_buffers):
+        return recv_buffers
+    all_posted = max((len(tasks) for program in programs for tasks in program.incoming.values()), default=1)
+    low, high = recv_buffers + 1, max(all_posted, recv_buffers + 1)
+    if not fits(high):
+        return None
     while low < high:  # more buffers never take an order away, so the least can be halved down to
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle, sends) else (middle + 1, high)
-    return low, sends
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
 
 
 def live_receives(programs: Sequence[Program], recv_buffers: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from skippipe.errors import ActionError
+from skippipe.ranks import node_title
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
@@ -99,9 +100,8 @@ class Executor:
         boundary: Boundary,
         recv_buffers: int = 2,
         sends_in_flight: int = 4,
-        timeout_s: float = 300.0,
         clock: Callable[[], float] = time.perf_counter,
-        names: Mapping[int, str] | None = None,
+        title: Callable[[int], str] | None = None,
     ) -> None:
         """Prepare a program.
 
@@ -112,9 +112,8 @@ class Executor:
             boundary: what every message looks like.
             recv_buffers: the most receives posted and not consumed, per sending rank.
             sends_in_flight: the most sends under way.
-            timeout_s: the most that any transfer may be waited for, in seconds.
             clock: seconds, from any origin.
-            names: the nodes that each rank serves, as messages should call them.
+            title: how messages should call a rank; None: by its number.
 
         """
         self._program = program
@@ -123,9 +122,8 @@ class Executor:
         self._boundary = boundary
         self._recv_buffers = recv_buffers
         self._sends_in_flight = sends_in_flight
-        self._timeout_s = timeout_s
         self._clock = clock
-        self._names = names or {}
+        self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
         self._steps = [self._step_of(action) for action in program.actions]
         self._log: deque[tuple[float, Action]] = deque(maxlen=LOGGED_ACTIONS)
@@ -138,26 +136,28 @@ class Executor:
         self._waiting: dict[int, Tensor] = {}
         self._arrived_over: dict[int, int] = {}
         self._labels: dict[int, Tensor] = {}
-        self._under_way: deque[tuple[Tensor, Work]] = deque()
+        self._under_way: deque[tuple[Send, Tensor, Work]] = deque()
         self._norm = math.nan
+        self._log.clear()
+        self._doing: Action | None = None
 
-    def run(self, batches: Batches, step: Callable[[float], None]) -> Timings:
+    def run(self, batches: Batches, step: Callable[[float], None], timeout_s: float) -> Timings:
         """Run one iteration.
 
         Args:
             batches: tokens and labels of the iteration's microbatches.
             step: the optimizer step; takes the norm of the whole model's gradient.
+            timeout_s: the most that any transfer may be waited for, in seconds.
 
         Raises:
             ActionError: an action failed or took too long; the executor is of no more use then.
 
         """
-        self._batches, self._step = batches, step
+        self._batches, self._step, self._timeout_s = batches, step, timeout_s
         self._reset()
         clock, actions = self._clock, self._program.actions
         began_at = clock()
         starts, ends = [0.0] * len(actions), [0.0] * len(actions)
-        action: Action | None = None
         try:
             for sender in self._next_receive:
                 for _ in range(self._recv_buffers):
@@ -166,13 +166,13 @@ class Executor:
                 start = clock()
                 starts[place] = start - began_at
                 self._log.append((start - began_at, action))
+                self._doing = action
                 run()
                 ends[place] = clock() - began_at
-            action = None
             while self._under_way:
                 self._await_oldest_send()
         except Exception as error:
-            raise ActionError(self._failure(action, error, clock() - began_at)) from error
+            raise ActionError(self._failure(error, clock() - began_at)) from error
         return Timings(actions, starts, ends, began_at)
 
     def _step_of(self, action: Action) -> Callable[[], None]:
@@ -180,7 +180,7 @@ class Executor:
             case Task():
                 return partial(self._TASKS[action.kind], self, action, self._stages[action.stage])
             case Send():
-                return partial(self._send, action.task.microbatch, action.to_rank, message_tag(action.task))
+                return partial(self._send, action, message_tag(action.task))
             case Recv():
                 return partial(self._receive, action.task)
             case Reduce():
@@ -242,8 +242,11 @@ class Executor:
         if place == len(tasks):
             return
         self._next_receive[sender] = place + 1
+        task, doing = tasks[place], self._doing
+        self._doing = Recv(task, sender)
         tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._boundary.device)
-        self._posted[tasks[place]] = (tensor, self._link.irecv(tensor, sender, message_tag(tasks[place])))
+        self._posted[task] = (tensor, self._link.irecv(tensor, sender, message_tag(task)))
+        self._doing = doing
 
     def _receive(self, task: Task) -> None:
         if task not in self._posted:
@@ -253,16 +256,19 @@ class Executor:
         self._waiting[task.microbatch] = tensor
         self._arrived_over[task.microbatch] = self._link_of[task]
 
-    def _send(self, microbatch: int, to_rank: int, tag: int) -> None:
-        tensor = self._waiting.pop(microbatch).detach().to(self._boundary.dtype).contiguous()
+    def _send(self, action: Send, tag: int) -> None:
+        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._boundary.dtype).contiguous()
         if tensor.shape != self._boundary.shape:
             raise ValueError(f"the result has shape {tuple(tensor.shape)}, {self._boundary.shape} is expected")
         while len(self._under_way) >= self._sends_in_flight:
             self._await_oldest_send()
-        self._under_way.append((tensor, self._link.isend(tensor, to_rank, tag)))
+        self._under_way.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
 
     def _await_oldest_send(self) -> None:
-        self._under_way[0][1].wait(self._timeout_s)
+        (send, _, work), doing = self._under_way[0], self._doing
+        self._doing = send
+        work.wait(self._timeout_s)
+        self._doing = doing
         self._under_way.popleft()
 
     # --- the end of an iteration
@@ -290,24 +296,19 @@ class Executor:
 
     # --- when something goes wrong
 
-    def _name(self, rank: int) -> str:
-        return f"{self._names[rank]} (rank {rank})" if rank in self._names else f"rank {rank}"
-
-    def _failure(self, action: Action | None, error: Exception, now_s: float) -> str:
-        what = str(action) if action is not None else "the last sends"
-        match action:
+    def _failure(self, error: Exception, now_s: float) -> str:
+        """Say what failed; whoever reports it adds which node this is."""
+        what = str(self._doing)
+        match self._doing:
             case Send(_, peer) | Recv(_, peer):
-                what += f", peer {self._name(peer)}"
+                what += f", peer {self._title(peer)}"
             case Reduce(_, ranks) | Norm(ranks, _):
-                what += ", with " + ", ".join(self._name(rank) for rank in ranks if rank != self._program.rank)
+                what += ", with " + ", ".join(self._title(rank) for rank in ranks if rank != self._program.rank)
             case _:
                 pass
         said = f"{error}" if isinstance(error, (OSError, RuntimeError)) else f"{type(error).__name__}: {error}"
         log = "".join(f"\n  {start:10.4f} s  {logged}" for start, logged in self._log)
-        return (
-            f"{self._name(self._program.rank)}: {what}: {said}, {now_s:.4f} s into the iteration; "
-            f"the last actions of this rank:{log}"
-        )
+        return f"{what}: {said}, {now_s:.4f} s into the iteration; the last actions of this rank:{log or ' none'}"
 
 
 def _ends_of_routes(actions: Sequence[Action]) -> tuple[frozenset[int], frozenset[Task]]:

@@ -146,7 +146,10 @@ class Stage:
         return {microbatch: loss.item() for microbatch, loss in losses.items()}
 
     def take_local_losses(self) -> dict[int, float]:
-        """Sums of this stage's own loss over tokens, by microbatch, coefficient included; handed out once."""
+        """Sums of the losses of this stage's routers over tokens, by microbatch that came back; handed out once.
+
+        The coefficient is in them. They count for the gradient as token losses do: divided by the valid tokens.
+        """
         losses, self._local_losses = self._local_losses, {}
         return {microbatch: loss.item() for microbatch, loss in losses.items()}
 
@@ -164,11 +167,6 @@ class Stage:
         finally:
             self.module.train()
             self._evaluating = False
-
-    @property
-    def held(self) -> int:
-        """Number of microbatches whose activations are held now."""
-        return len(self._held)
 
     def _drop(self) -> None:
         for kept in (self._held, self._embedded, self._losses, self._local_losses):

@@ -1,6 +1,7 @@
 """Times this machine's stages and messages, so that the plan's prediction is one: a cluster out of measurements.
 
-All ranks run their stages at the same time, since that is what they will do; transfers are timed one at a time.
+All ranks run their stages at the same time, since that is what they will do; of the transfers, each rank times one at a
+time.
 """
 
 import json
@@ -106,7 +107,7 @@ def _time_step(stage: Stage) -> float:
 
 
 def time_links(team: Team, link: Link, boundary: Boundary) -> tuple[Floats, Floats]:
-    """Time messages between any two ranks, one pair after the other.
+    """Time messages between any two ranks: in rounds, in each of which a rank is of one pair at most.
 
     Returns:
         Latency in seconds and bandwidth in bytes per second, each (ranks, ranks), row = sender, the same everywhere.
@@ -116,14 +117,14 @@ def time_links(team: Team, link: Link, boundary: Boundary) -> tuple[Floats, Floa
     small = torch.zeros(1, dtype=boundary.dtype)
     large = torch.zeros(boundary.shape, dtype=boundary.dtype)
     mine: dict[str, tuple[float, float]] = {}
-    for a in range(world):
-        for b in range(a + 1, world):
+    for number, pairs in enumerate(rounds(world)):
+        for a, b in pairs:
             if team.rank in (a, b):
                 short = _round_trip(link, small, a, b, team)
                 long = _round_trip(link, large, a, b, team)
                 if team.rank == a:
                     mine[f"{a} {b}"] = (short / 2, large.nbytes / max(long / 2 - short / 2, 1e-9))
-            team.exchange(f"timed {a} {b}", "")
+        team.exchange(f"timed {number}", "")
     latency, bandwidth = np.zeros((world, world)), np.full((world, world), HANDED_OVER)
     for text in team.exchange("links", json.dumps(mine)):
         for pair, (seconds, rate) in json.loads(text).items():
@@ -133,20 +134,33 @@ def time_links(team: Team, link: Link, boundary: Boundary) -> tuple[Floats, Floa
     return latency, bandwidth
 
 
+def rounds(world: int) -> list[list[tuple[int, int]]]:
+    """Deal all pairs `(a, b)`, a < b, of ranks to as few rounds as can be, each rank once in a round at most."""
+    # As in a tournament: one seat stays, the others move on by one; with an odd number one seat is empty.
+    seats = list(range(world + world % 2))
+    found = []
+    for _ in range(len(seats) - 1):
+        pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+        found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return found
+
+
 def _round_trip(link: Link, tensor: torch.Tensor, a: int, b: int, team: Team) -> float:
     """Seconds of the fastest trip from `a` to `b` and back."""
     peer = b if team.rank == a else a
     arrived = torch.empty_like(tensor)
     times = []
-    for _ in range(MESSAGES):
-        begin = time.perf_counter()
-        receive = link.irecv(arrived, peer, 0)
-        if team.rank == a:
-            link.isend(tensor, peer, 0).wait(team.timeout_s)
-        receive.wait(team.timeout_s)
-        if team.rank == b:
-            link.isend(tensor, peer, 0).wait(team.timeout_s)
-        times.append(time.perf_counter() - begin)
+    with team.transferring("messages to be timed", (a, b)):
+        for _ in range(MESSAGES):
+            begin = time.perf_counter()
+            receive = link.irecv(arrived, peer, 0)
+            if team.rank == a:
+                link.isend(tensor, peer, 0).wait(team.timeout_s)
+            receive.wait(team.timeout_s)
+            if team.rank == b:
+                link.isend(tensor, peer, 0).wait(team.timeout_s)
+            times.append(time.perf_counter() - begin)
     return min(times)
 
 
@@ -190,9 +204,10 @@ def rehearsed(station: Station, engine: Engine) -> dict[int, dict[str, float]]:
 
 def _time_norm(team: Team, link: Link, stages: int) -> float:
     """Seconds of an exchange of the norm; the same on all ranks matters not, rank 0 plans."""
-    times = []
-    for _ in range(MESSAGES):
-        begin = time.perf_counter()
-        tree_sum(link, torch.zeros(stages, dtype=torch.float64), team.rank, range(team.world), team.timeout_s)
-        times.append(time.perf_counter() - begin)
+    times, ranks = [], range(team.world)
+    with team.transferring("an exchange of the norm to be timed", ranks):
+        for _ in range(MESSAGES):
+            begin = time.perf_counter()
+            tree_sum(link, torch.zeros(stages, dtype=torch.float64), team.rank, ranks, team.timeout_s)
+            times.append(time.perf_counter() - begin)
     return min(times)

@@ -20,7 +20,8 @@ from skippipe.data.config import DataConfig
 
 BACKENDS = ("gloo",)
 STAGE_GRADIENTS = ("exact", "per_visit")
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
+"""Types of numbers, as torch names them, and the bytes of each."""
 BELOW_1 = Range(0, 0.999999)
 
 
@@ -43,7 +44,8 @@ class RuntimeConfig:
     sends_in_flight: int = setting(2, within=AT_LEAST_1)
     """messages that a process may have under way"""
     timeout_s: float = setting(60.0, within=ABOVE_0)
-    """seconds without a message after which training fails"""
+    """seconds after which training fails where a message stays out; beside three times the longer of the predicted and
+    the latest iteration, for which a healthy process may wait for the busiest"""
     start_timeout_s: float = setting(120.0, within=ABOVE_0)
     """seconds within which all processes must have met"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
@@ -80,12 +82,28 @@ class TrainConfig:
     """gradients of a greater norm, over all stages, are scaled down to it; null: never"""
     stage_gradient: str = setting("exact", choices=STAGE_GRADIENTS)
     """exact: the derivative of the mean loss; per_visit: a stage's gradient times microbatches / visits"""
-    dtype: str = setting("float32", choices=DTYPES)
+    dtype: str = setting("float32", choices=tuple(DTYPES))
     """numbers of weights, messages and gradients"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
     """seed of the weights and of the order of the text"""
     validate_every: int | None = setting(20, within=AT_LEAST_1)
     """iterations between validations of the whole model; null: only before and after"""
+
+
+@dataclass
+class CheckpointConfig:
+    """What is kept of a run, so that it can go on; in `folder`, which all nodes have to see."""
+
+    enabled: bool = True
+    """save checkpoints; after the last iteration, and where the run is asked to stop, in any case"""
+    every: int | None = setting(50, within=AT_LEAST_1)
+    """iterations between checkpoints; null: only at the end"""
+    keep: int = setting(2, within=AT_LEAST_1)
+    """so many stay, the newest"""
+    resume: str | None = None
+    """a checkpoint or a run's folder to go on from in a new folder; a folder that has checkpoints goes on by itself"""
+    key: str | None = None
+    """a file with the secret that checkpoints are signed with; null: the user's own (~/.config/skippipe)"""
 
 
 @dataclass
@@ -110,7 +128,9 @@ class TrainJob:
     """the processes"""
     train: TrainConfig = field(default_factory=TrainConfig)
     """how the model learns"""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """what is kept, so that the run can go on"""
     folder: str | None = None
-    """what the run writes goes here: plan, metrics, logs; null: runs/DATE_TIME"""
+    """what the run writes goes here; a run that is there goes on from its newest checkpoint; null: runs/DATE_TIME"""
     dry_run: bool = False
     """check plan, model, data and memory in this one process, and stop (the same as --dry-run)"""

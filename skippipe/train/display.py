@@ -1,5 +1,6 @@
 """What a training run shows while it runs: a live view on a terminal, one line for each event elsewhere."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,9 +53,9 @@ class Display:
             return
         if kind == "plan":
             self.progress.update(self.task, total=event["iterations"])
-        if kind == "iteration":
+        if kind in ("iteration", "resumed"):
             self.progress.update(self.task, completed=event["iteration"])
-        if kind in ("starting", "started", "plan", "validation", "summary"):
+        if kind != "iteration":
             self._print(self._lines(event))
         self.live.update(self._view())
 
@@ -68,20 +69,10 @@ class Display:
             self.console.print(line, markup=False, soft_wrap=True)
 
     def _lines(self, event: Event) -> list[str]:
-        match event["event"]:
-            case "starting":
-                return [f"{event['processes']} processes start; what they write goes to {self.folder}"]
-            case "started":
-                return [f"node {', '.join(event['names'])}: rank {event['rank']}, process {event['process']}"]
-            case "plan":
-                return plan_lines(event)
-            case "iteration":
-                return [iteration_line(event)]
-            case "validation":
-                return [validation_line(event)]
-            case "summary":
-                return summary_lines(event)
-        return []
+        if event["event"] == "starting":
+            return [f"{event['processes']} processes start; what they write goes to {self.folder}"]
+        lines = LINES.get(event["event"])
+        return [] if lines is None else lines(event)
 
     def _view(self) -> Group:
         """The live part: how far, how fast, how well."""
@@ -120,21 +111,53 @@ def plan_lines(event: Event) -> list[str]:
     return [model, work, f"predicted iteration time {seconds(event['predicted_s'])} (full pipelines: {beside})"]
 
 
-def validation_line(event: Event) -> str:
-    """One validation in one line."""
-    return (
-        f"validation loss {event['loss']:.4f} after {event['iteration']} iterations "
-        f"(whole model, {event['tokens']:,} tokens)"
-    )
+def started_lines(event: Event) -> list[str]:
+    """Which process serves which nodes."""
+    return [f"node {', '.join(event['names'])}: rank {event['rank']}, process {event['process']}"]
 
 
-def iteration_line(event: Event) -> str:
-    """One iteration in one line."""
-    return (
-        f"iteration {event['iteration']:>4}  loss {event['loss']:.4f}  {event['tokens_per_s']:>8,.0f} tokens/s  "
+def validation_lines(event: Event) -> list[str]:
+    """One validation."""
+    over = f"(whole model, {event['tokens']:,} tokens)"
+    return [f"validation loss {event['loss']:.4f} after {event['iteration']} iterations {over}"]
+
+
+def iteration_lines(event: Event) -> list[str]:
+    """One iteration."""
+    routers = f"routers {event['router_loss']:.4f}  " if "router_loss" in event else ""
+    line = (
+        f"iteration {event['iteration']:>4}  loss {event['loss']:.4f}  {routers}"
+        f"{event['tokens_per_s']:>8,.0f} tokens/s  "
         f"measured {seconds(event['iteration_s'])}  predicted {seconds(event['predicted_s'])}  "
         f"norm {event['norm']:.3g}  rate {event['learning_rate']:.3g}"
     )
+    return [line]
+
+
+def resumed_lines(event: Event) -> list[str]:
+    """Where a run goes on, and what was passed over."""
+    plan = "the same plan" if event["plan_kept"] else "another plan"
+    passed_over = [f"passed over: {reason}" for reason in event["damaged"]]
+    return [*passed_over, f"goes on after iteration {event['iteration']} from {event['path']}, by {plan}"]
+
+
+def checkpoint_lines(event: Event) -> list[str]:
+    """One checkpoint that stands."""
+    size, took, stood = event["bytes"] / 1e6, seconds(event["seconds"]), seconds(event["blocked_s"])
+    return [
+        f"checkpoint after iteration {event['iteration']}: {size:,.1f} MB in {took}, training stood still for {stood}"
+    ]
+
+
+def failed_checkpoint_lines(event: Event) -> list[str]:
+    """One checkpoint that could not be saved."""
+    return [f"no checkpoint after iteration {event['iteration']}: {event['message']}"]
+
+
+def stopped_lines(event: Event) -> list[str]:
+    """The end of a run that was asked to stop."""
+    saved = "the same command goes on from there" if event["saved"] else "nothing was saved (checkpoint.enabled=false)"
+    return [f"asked to stop, ended after iteration {event['iteration']}; {saved}"]
 
 
 def summary_lines(event: Event) -> list[str]:
@@ -144,9 +167,25 @@ def summary_lines(event: Event) -> list[str]:
         f"{event['iterations']} iterations"
     )
     predicted_s, measured_s = event["predicted_s"], event["measured_s"]
+    if measured_s is None:
+        return [loss, *event["reasons"]]
     off = percent(measured_s / predicted_s - 1.0) if predicted_s else "-"
     times = f"iteration time: predicted {seconds(predicted_s)}, measured {seconds(measured_s)} (median; off by {off})"
     return [loss, times, *(f"  {reason}" for reason in event["reasons"])]
+
+
+LINES: dict[str, Callable[[Event], list[str]]] = {
+    "started": started_lines,
+    "plan": plan_lines,
+    "resumed": resumed_lines,
+    "iteration": iteration_lines,
+    "validation": validation_lines,
+    "checkpoint": checkpoint_lines,
+    "checkpoint_failed": failed_checkpoint_lines,
+    "stopped": stopped_lines,
+    "summary": summary_lines,
+}
+"""What an event is in words, by its kind."""
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -8,19 +8,20 @@ from typing import Any
 from rich.console import Console
 
 from skippipe._scheduler import Plan
+from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
 from skippipe.model.build import config_sha256, model_config, stage_layers
 from skippipe.model.memory import StageMemory, stage_memory
+from skippipe.ranks import assign_ranks, node_title
 from skippipe.report.terminal import plain_table
 from skippipe.runtime.check import live_receives
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.config import TrainJob
 from skippipe.train.display import plan_lines
 from skippipe.train.layout import layout_of
-from skippipe.train.loop import Limits, safe_limits
+from skippipe.train.loop import number_type, safe_buffers
 from skippipe.train.place import deal
-from skippipe.train.plans import check_model, full_pipelines, layers_of, model_note, plan_event, plan_for
-from skippipe.train.rank import DTYPES
+from skippipe.train.plans import full_pipelines, model_note, plan_event, plan_for, stage_sizes
 from skippipe.train.texts import load_texts
 
 MEBIBYTE = 2**20
@@ -57,25 +58,25 @@ def dry_run(job: TrainJob, console: Console) -> None:
     config: Any = model_config(job.model)
     layout = layout_of(job)
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
-    if layout.plan is not None:
-        check_model(layout.plan, dataclasses.asdict(note), layout.origin)
-    layers = layers_of(layout.stated_layers, job.train.layers, len(layout.stages), note.layers, layout.origin)
-    texts = load_texts(job, config.vocab_size, config.max_position_embeddings)
+    layers = stage_sizes(job, layout, note)
+    with corpus_folder(job.data) as folder:
+        texts = load_texts(job, config.vocab_size, config.max_position_embeddings, folder)
     plan = layout.plan or plan_for(job, layout.cluster, layout.allocation, layers, note)
     served = deal(layout.cluster.names, job.runtime.processes)
-    rank_of = [next(rank for rank, names in enumerate(served) if name in names) for name in layout.cluster.names]
+    rank_of = assign_ranks(layout.cluster.names, served)
     programs = lower(plan, rank_of)
-    limits = safe_limits([programs, lower_evaluation(plan, rank_of, texts.validation_microbatches)], job.runtime)
+    evaluation = lower_evaluation(plan, rank_of, texts.validation_microbatches)
+    recv_buffers, sends = safe_buffers([programs, evaluation], job.runtime), job.runtime.sends_in_flight
     estimates = [
         stage_memory(
             config, stage=s, layers=numbers, first=s == 0, batch=note.microbatch_size, sequence=note.sequence,
-            dtype=DTYPES[job.train.dtype],
+            dtype=number_type(job),
         )
         for s, numbers in enumerate(stage_layers(layers, config))
     ]  # fmt: skip
-    receives = live_receives(programs, limits.recv_buffers)
+    receives = live_receives(programs, recv_buffers)
     ranks = [
-        rank_memory(plan, names, estimates, (receives[rank] + limits.sends_in_flight) * note.message_bytes)
+        rank_memory(plan, names, estimates, (receives[rank] + sends) * note.message_bytes)
         for rank, names in enumerate(served)
     ]
     about = {
@@ -88,7 +89,8 @@ def dry_run(job: TrainJob, console: Console) -> None:
     }
     for line in plan_lines(plan_event(plan, note) | about):
         console.print(line, markup=False, soft_wrap=True)
-    _show(console, ranks, limits)
+    _show(console, ranks)
+    console.print(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}", markup=False)
     check_memory(ranks, job.runtime.memory_bytes)
 
 
@@ -127,12 +129,12 @@ def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
     for number, rank in enumerate(ranks):
         if limit is not None and rank.total > limit:
             raise InputError(
-                f"node {', '.join(rank.names)} (rank {number}) needs {rank.total:,} bytes, runtime.memory_bytes is "
-                f"{limit:,.0f}; fewer layers, smaller microbatches or less cluster memory would take less"
+                f"{node_title(rank.names, number)} needs {rank.total:,} bytes, runtime.memory_bytes is {limit:,.0f}; "
+                "fewer layers, smaller microbatches or less cluster memory would take less"
             )
 
 
-def _show(console: Console, ranks: Sequence[RankMemory], limits: Limits) -> None:
+def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
     table = plain_table()
     for heading in ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "all"):
         table.add_column(heading, justify="left" if heading == "nodes" else "right")
@@ -141,8 +143,4 @@ def _show(console: Console, ranks: Sequence[RankMemory], limits: Limits) -> None
         stages = ",".join(map(str, rank.stages))
         table.add_row(str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes)
     console.print(table)
-    console.print(
-        f"weights with gradients and AdamW; torch itself takes some hundred MiB beside\nproved not to hang with "
-        f"recv_buffers={limits.recv_buffers}, sends_in_flight={limits.sends_in_flight}",
-        markup=False,
-    )
+    console.print("weights with gradients and AdamW; torch itself takes some hundred MiB beside")

@@ -17,14 +17,14 @@ class LineWriter:
     """Writes events to a file descriptor, each in one piece."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def __call__(self, event: Event) -> None:
         """Write one event; a reader that has gone is no error here, the process is told in another way."""
         line = memoryview((json.dumps(event) + "\n").encode())
         try:
             while line:
-                line = line[os.write(self._descriptor, line) :]
+                line = line[os.write(self.descriptor, line) :]
         except BrokenPipeError:
             pass
 

@@ -1,24 +1,30 @@
-"""`skippipe train` from its settings to a finished run: alone, under torchrun, or only checked."""
+"""`skippipe train` from its settings to a finished run: alone, under torchrun, or only checked.
+
+A run that has been asked to stop, by SIGTERM or Ctrl-C, ends after its iteration with a checkpoint: by
+`KeyboardInterrupt` after Ctrl-C, by `SystemExit` without an error after SIGTERM.
+"""
 
 import contextlib
-import dataclasses
 import datetime as dt
+import fcntl
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from skippipe.application import Context
-from skippipe.data.text import text_files
-from skippipe.errors import InputError, SchedulerError
+from skippipe.data.prepare import check_input
+from skippipe.errors import SUCCESS, InputError, SchedulerError
 from skippipe.files import write_text
+from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
 from skippipe.train.layout import layout_of
 from skippipe.train.place import deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, stated_note
+from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.supervisor import train_locally
 
 
@@ -35,7 +41,7 @@ def launch(job: TrainJob, context: Context) -> float:
 
         dry_run(job, make_console())
         return 0.0
-    _check_files(job)
+    check_input(job.data)
     return _one_rank(job, context) if under_torchrun() else _alone(job, context)
 
 
@@ -46,8 +52,10 @@ def _alone(job: TrainJob, context: Context) -> float:
         check_model(layout.plan, stated_note(job), layout.origin)
     served = deal(layout.cluster.names, job.runtime.processes)
     with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-        train_locally(job, served, folder, display)
-        return display.final_loss
+        asked = train_locally(job, served, folder, display)
+        if asked is None:
+            return display.final_loss
+    raise _left(asked)
 
 
 def _one_rank(job: TrainJob, context: Context) -> float:
@@ -55,56 +63,80 @@ def _one_rank(job: TrainJob, context: Context) -> float:
     from skippipe.train.rank import train_rank  # noqa: PLC0415 - imports torch, which the supervisor does without
 
     place = torchrun_place(job.runtime.node)
-    title = f"node {', '.join(place.names)} (rank {place.rank})"
     try:
         if place.rank:
-            train_rank(job, place, Path(), lambda _: None)
-            return 0.0
-        with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-            train_rank(job, place, folder, display)
-            return display.final_loss
+            asked, loss = train_rank(job, place, Path(), lambda _: None), 0.0
+        else:
+            with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
+                asked = train_rank(job, place, folder, display)
+                loss = 0.0 if asked else display.final_loss
     except SchedulerError as error:
-        raise type(error)(f"{title}: {error}") from error
+        raise type(error)(f"{node_title(place.names, place.rank)}: {error}") from error
+    if asked is not None:
+        raise _left(asked)
+    return loss
 
 
-def _check_files(job: TrainJob) -> None:
-    """Find at once, before any process starts, that a file of the text is missing."""
-    for key, patterns in (("data.training", job.data.training), ("data.validation", job.data.validation)):
-        if patterns is not None:
-            text_files(key, patterns)
-    if job.data.tokenizer is not None and not Path(job.data.tokenizer).is_file():
-        raise InputError(f"data.tokenizer is {job.data.tokenizer}: there is no such file")
+def _left(asked: signal.Signals) -> BaseException:
+    """What a run ends with that was asked to stop and has done so in order."""
+    return KeyboardInterrupt() if asked == signal.SIGINT else SystemExit(SUCCESS)
 
 
 @contextlib.contextmanager
 def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
-    """Make the folder of a run with the settings in it; a run that fails before it has told anything leaves none."""
+    """Make the folder of a run, or take up one in which a run lies; for one process at a time.
+
+    A run that fails before it has told anything leaves nothing of itself.
+    """
     name = job.folder or f"runs/{dt.datetime.now():%Y-%m-%d_%H-%M-%S}"  # noqa: DTZ005 - for people: local time
     folder = context.folder / name
+    settings = folder / SETTINGS
     made = next((p for p in [*reversed(folder.parents), folder] if not p.exists()), None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise InputError(f"folder={name} is not empty, a new one is expected")
-        write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job))))
+        taken_up = settings.exists()
+        if not taken_up and any(folder.iterdir()):
+            raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
+        if not taken_up or not os.access(folder, os.W_OK):
+            write_text(settings, settings_yaml(job))
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
+    with _taken(folder, name):
+        try:
+            yield folder
+        except BaseException:
+            metrics = folder / METRICS
+            if not taken_up and not (metrics.exists() and metrics.stat().st_size):
+                _forget(folder, made)
+            raise
+
+
+@contextlib.contextmanager
+def _taken(folder: Path, name: str) -> Iterator[None]:
+    """Keep other processes from working in the same folder."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield folder
-    except BaseException:
-        metrics = folder / "metrics.jsonl"
-        if not metrics.exists() or not metrics.stat().st_size:
-            _forget(folder, made)
-        raise
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"folder={name} is in use: another process trains there") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _forget(folder: Path, made: Path | None) -> None:
-    """Remove what a run has written, and the folders that were made for it."""
-    if made is not None:
-        shutil.rmtree(made, ignore_errors=True)
-        return
+    """Remove what a run has written, and the folders that were made for it as far as nobody else uses them by now."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    for path in [folder, *folder.parents] if made is not None else []:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        if path == made:
+            break

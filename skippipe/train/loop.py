@@ -8,25 +8,37 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
-from skippipe.runtime.check import least_limits, prove
+from skippipe.runtime.check import least_buffers, prove
 from skippipe.runtime.executor import Batches, Boundary, Executor, Timings
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import Stage, StageGradient, gradient_scale
-from skippipe.train.config import RuntimeConfig, TrainConfig
-from skippipe.train.optimizer import clip, learning_rate, make_optimizer, take_step
+from skippipe.train.config import RuntimeConfig, TrainConfig, TrainJob
+from skippipe.train.optimizer import clip, learning_rate, make_optimizer, moments, take_step
 from skippipe.train.team import Team
 
 
 class DivergedError(SchedulerError, ArithmeticError):
     """The norm of the gradient is no finite number any more."""
+
+
+class Says(NamedTuple):
+    """What a rank says to all others at the end of an iteration, so that all decide alike; of all: whether any does."""
+
+    stop: bool = False
+    """it was asked to stop"""
+    saving: bool = False
+    """it is still busy with a checkpoint"""
 
 
 @dataclass(frozen=True)
@@ -35,20 +47,29 @@ class Iteration:
 
     loss: float
     """mean over the iteration's tokens in nats, without the losses of routers"""
+    router_loss: float | None
+    """mean of those over the iteration's tokens, their coefficient included; None where no layer has one"""
     norm: float
     """of the whole model's gradient, before clipping"""
     seconds: float
     """from the start to the end of the last rank's step"""
+    says: Says
+    """what any rank has said"""
     timings: Timings
     """of this rank's actions"""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What an executor may have under way."""
+class Gathered(NamedTuple):
+    """What all ranks know together at the end of an iteration or validation."""
 
-    recv_buffers: int
-    sends_in_flight: int
+    loss: float
+    """sum over tokens, added up in the order of the microbatches"""
+    router_loss: float | None
+    """the same of the losses of routers; None where there were none"""
+    seconds: float
+    """the longest of the ranks' times"""
+    says: Says
+    """what any rank has said"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,10 @@ class Station:
     vocabulary: int
     """tokens are below it"""
 
+    def owner(self, stage: int, nodes: Sequence[Sequence[int]]) -> int:
+        """The lowest rank that serves a stage, which speaks for all its replicas; `nodes` are those of each stage."""
+        return min(self.rank_of[node] for node in nodes[stage])
+
 
 class Engine:
     """One rank's stages under a plan: runs iterations and validations."""
@@ -79,17 +104,17 @@ class Engine:
         """Lower the plan, and prove that it cannot hang.
 
         Raises:
-            DeadlockError: no limits make the plan safe.
+            DeadlockError: no number of receive buffers makes the plan safe.
 
         """
         team, config = station.team, station.runtime
         self.plan, self.stages, self.rank_of = plan, station.stages, station.rank_of
-        self._rank, self._ranks, self._link = team.rank, range(team.world), station.link
-        self._timeout_s = config.timeout_s
+        self._team, self._link, self._timeout_s = team, station.link, config.timeout_s
+        self._measured_s = 0.0
         training = lower(plan, station.rank_of)
         validation = lower_evaluation(plan, station.rank_of, station.validation_microbatches)
-        self.limits = safe_limits([training, validation], config)
-        names = {rank: ", ".join(served) for rank, served in enumerate(team.names_by_rank)}
+        self.recv_buffers = safe_buffers([training, validation], config)
+        """receives posted and not consumed, per sending rank"""
 
         def executor(programs: Sequence[Program]) -> Executor:
             return Executor(
@@ -97,10 +122,9 @@ class Engine:
                 station.stages,
                 station.link,
                 boundary=station.boundary,
-                recv_buffers=self.limits.recv_buffers,
-                sends_in_flight=self.limits.sends_in_flight,
-                timeout_s=config.timeout_s,
-                names=names,
+                recv_buffers=self.recv_buffers,
+                sends_in_flight=config.sends_in_flight,
+                title=team.title,
             )
 
         self._training, self._validation = executor(training), executor(validation)
@@ -110,15 +134,24 @@ class Engine:
         tokens = station.boundary.microbatch_size * station.boundary.sequence
         self.tokens = len(self._places) * tokens
         """of an iteration"""
+        self.blocks = len(self._places) * station.boundary.microbatch_size
+        """sequences of an iteration"""
         self.validation_tokens = station.validation_microbatches * tokens
 
-    def iterate(self, batches: Batches, mode: StageGradient, step: Callable[[float], None]) -> Iteration:
+    def iterate(
+        self,
+        batches: Batches,
+        mode: StageGradient,
+        step: Callable[[float], None],
+        say: Callable[[], Says] = Says,
+    ) -> Iteration:
         """Run one iteration.
 
         Args:
             batches: tokens and labels by a microbatch's place in the iteration, from 0.
             mode: how the gradients of stages are scaled.
             step: the optimizer step, given the norm of the whole model's gradient.
+            say: asked at the end for what this rank has to say to all.
 
         Raises:
             ActionError: a message did not come, or another rank is gone.
@@ -134,56 +167,112 @@ class Engine:
             norm = agreed
             step(agreed)
 
-        timings = self._training.run(lambda microbatch: batches(self._places[microbatch]), finish)
-        loss, seconds = self._gather(self._places, timings.ends[-1])
-        return Iteration(loss / self.tokens, norm, seconds, timings)
+        wait_s = self._patience_s()
+        timings = self._training.run(lambda microbatch: batches(self._places[microbatch]), finish, wait_s)
+        loss, router_loss, seconds, says = self._gather(self._places, wait_s, timings.ends[-1], say())
+        self._measured_s = seconds
+        if router_loss is not None:
+            router_loss /= self.tokens
+        return Iteration(loss / self.tokens, router_loss, norm, seconds, says, timings)
 
     def validate(self, batches: Batches) -> float:
         """Mean loss of the whole model over the validation's tokens, in nats; raises as `iterate` does."""
+        # A microbatch of a validation goes forward alone, but through all stages.
+        wait_s = self._patience_s(max(1.0, len(self._validated) / len(self._places)))
         with ExitStack() as stack:
             for stage in self.stages.values():
                 stack.enter_context(stage.evaluating())
-            self._validation.run(batches, lambda _: None)
-            loss, _ = self._gather(self._validated, 0.0)
-        return loss / self.validation_tokens
+            self._validation.run(batches, lambda _: None, wait_s)
+            return self._gather(self._validated, wait_s, 0.0, Says()).loss / self.validation_tokens
 
-    def _gather(self, places: Mapping[int, int], seconds: float) -> tuple[float, float]:
-        """Sum of the losses of all ranks, in the order of the microbatches, and the longest of their times."""
-        world = len(self._ranks)
-        values = torch.zeros(world + len(places), dtype=torch.float64)
-        values[self._rank] = seconds
+    def _patience_s(self, iterations: float = 1.0) -> float:
+        """The most that may be waited for in something that takes as long as so many iterations."""
+        return patience_s(self._timeout_s, self.plan.predicted.iteration_s, self._measured_s, iterations)
+
+    def _gather(self, places: Mapping[int, int], timeout_s: float, seconds: float, says: Says) -> Gathered:
+        """Tell the others this rank's losses, time and what it has to say; `places` are those of the microbatches."""
+        world, rank = self._team.world, self._team.rank
+        losses = torch.zeros(len(places), dtype=torch.float64)
+        routed: list[float] = []
         for stage in self.stages.values():
+            routed += stage.take_local_losses().values()
             for microbatch, loss in stage.take_losses().items():
-                values[world + places[microbatch]] = loss
-        tree_sum(self._link, values, self._rank, self._ranks, self._timeout_s)
-        return sum(values[world:].tolist()), float(values[:world].max())
+                losses[places[microbatch]] = loss
+        by_rank = torch.zeros(2, world, dtype=torch.float64)
+        by_rank[:, rank] = torch.tensor([seconds, sum(routed)], dtype=torch.float64)
+        flags = torch.tensor([bool(routed), *says], dtype=torch.float64)
+        values = torch.cat([losses, *by_rank, flags])
+        with self._team.transferring("the sum of the losses", range(world)):
+            tree_sum(self._link, values, rank, range(world), timeout_s)
+        summed = iter(values.tolist())
+        losses_, times, routers = (list(islice(summed, count)) for count in (len(places), world, world))
+        any_routed, *said = map(bool, summed)
+        return Gathered(sum(losses_), sum(routers) if any_routed else None, max(times), Says(*said))
 
 
-def safe_limits(groups: Sequence[Sequence[Program]], config: RuntimeConfig) -> Limits:
-    """Raise the limits of the settings as far as the proof needs it, for all groups of programs.
+PATIENCE = 3.0
+"""So many times as long as expected may an iteration take and still be a healthy one."""
 
-    Raises:
-        DeadlockError: no limits help; the message names the circle.
+
+def patience_s(timeout_s: float, predicted_s: float, measured_s: float, iterations: float = 1.0) -> float:
+    """Give the most that a message may be waited for, in seconds.
+
+    A rank that has little to do waits for the busiest one: for up to a whole iteration, in which nothing need be wrong.
+
+    Args:
+        timeout_s: what is waited beyond that, `runtime.timeout_s`.
+        predicted_s: an iteration, as the plan predicts it.
+        measured_s: the latest iteration; 0 before the first.
+        iterations: as how many iterations that takes in which the message is waited for.
 
     """
-    found = config.recv_buffers, config.sends_in_flight
+    return timeout_s + PATIENCE * iterations * max(predicted_s, measured_s)
+
+
+def safe_buffers(groups: Sequence[Sequence[Program]], config: RuntimeConfig) -> int:
+    """Give the receive buffers of the settings, or as many more as the proof needs, for all groups of programs.
+
+    Raises:
+        DeadlockError: no number helps; the message names the circle.
+
+    """
+    buffers = config.recv_buffers
     for programs in groups:
-        enough = least_limits(programs, *found)
+        enough = least_buffers(programs, buffers, config.sends_in_flight)
         if enough is None:
-            prove(programs, *found)
+            prove(programs, buffers, config.sends_in_flight)
         else:
-            found = enough
-    return Limits(*found)
+            buffers = enough
+    return buffers
+
+
+def number_type(job: TrainJob) -> torch.dtype:
+    """Type of weights, messages and gradients."""
+    found: torch.dtype = getattr(torch, job.train.dtype)
+    return found
 
 
 class Optimization:
     """The optimizer of one rank over a run: its step is a function of the norm and of the tokens so far."""
 
-    def __init__(self, stages: Mapping[int, Stage], config: TrainConfig, tokens: int) -> None:
-        """Make the optimizer; `tokens` are those of one iteration."""
+    def __init__(
+        self, stages: Mapping[int, Stage], config: TrainConfig, tokens: int, *, done: int = 0, seen: int = 0
+    ) -> None:
+        """Make the optimizer.
+
+        Args:
+            stages: those of this rank.
+            config: the settings.
+            tokens: of one iteration.
+            done: iterations done before, by a run that this one goes on with.
+            seen: tokens of those.
+
+        """
         self._stages, self._config, self._tokens = stages, config, tokens
         self._optimizer = make_optimizer(config, [stage.module for stage in stages.values()])
-        self._seen = 0
+        self._total = seen + (config.iterations - done) * tokens
+        self.seen = seen
+        """tokens trained on so far"""
         self.rate = 0.0
         """learning rate of the latest step"""
 
@@ -191,10 +280,18 @@ class Optimization:
         """Clip by the norm of the whole model's gradient, and step; a norm that is no number changes nothing."""
         if not math.isfinite(norm):
             return
-        self._seen += self._tokens
-        self.rate = learning_rate(self._config, self._seen, self._tokens * self._config.iterations)
+        self.seen += self._tokens
+        self.rate = learning_rate(self._config, self.seen, self._total)
         clip((g for stage in self._stages.values() for g in stage.gradients()), norm, self._config.clip_norm)
         take_step(self._optimizer, self.rate)
+
+    def tensors(self, number: int) -> dict[str, Tensor]:
+        """What the optimizer keeps of a stage's parameters, by `parameter/kind`; they may be filled in place."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._stages[number].module.named_parameters():
+            for kind, tensor in moments(self._optimizer, parameter).items():
+                found[f"{name}/{kind}"] = tensor
+        return found
 
 
 def check_finite(iteration: Iteration, number: int) -> None:

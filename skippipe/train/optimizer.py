@@ -47,6 +47,16 @@ def parameter_groups(modules: Iterable[nn.Module]) -> tuple[list[Tensor], list[T
     return decay, keep
 
 
+def moments(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:
+    """What the optimizer keeps of a parameter: its steps and the means; before the first step, what it begins with."""
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return state
+
+
 def clip(gradients: Iterable[Tensor], norm: float, limit: float | None) -> None:
     """Scale gradients in place so that a global norm of `norm` becomes at most `limit`."""
     if limit is None or not norm > limit:

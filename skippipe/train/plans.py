@@ -4,6 +4,7 @@ The part of `skippipe.plan/1` that speaks of the model is written and compared h
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +14,11 @@ from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.planning import evaluate, make_plan, state_problem
-from skippipe.train.config import TrainJob
+from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
+from skippipe.train.layout import Layout
 
 KEY_OF_KIND = {"F": "forward_s", "L": "loss_s", "B": "backward_s"}
-BYTES_PER_NUMBER = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ModelNote:
     @property
     def message_bytes(self) -> int:
         """Bytes of one message, activations or gradients of a microbatch."""
-        return self.microbatch_size * self.sequence * self.hidden * BYTES_PER_NUMBER[self.wire_dtype]
+        return self.microbatch_size * self.sequence * self.hidden * DTYPES[self.wire_dtype]
 
 
 _KEYS = {
@@ -57,6 +58,16 @@ def plan_for(job: TrainJob, cluster: Cluster, allocation: Allocation, layers: Se
     """Plan with the strategy of the job, and write the model into the plan."""
     problem = state_problem(cluster, dataclasses.replace(allocation, layers=tuple(layers)), job.schedule)
     return with_note(make_plan(problem, job.schedule.strategy, job.planner), note)
+
+
+def planning_sha256(job: TrainJob, layout: Layout, layers: Sequence[int], note: ModelNote) -> str:
+    """Hash of everything that a plan is asked for: where it is the same, a run can go on by the plan that it has."""
+    allocation = layout.allocation
+    asked = [
+        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, list(layers), job.runtime.calibrate,
+        *(dataclasses.asdict(part) for part in (job.schedule, job.planner, note)),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
@@ -124,6 +135,18 @@ def check_model(plan: Plan, note: Mapping[str, Any], origin: str) -> None:
             raise InputError(
                 f"{origin}: the plan is for another model: its {part} is {stated[part]}, here it is {ours} ({key})"
             )
+
+
+def stage_sizes(job: TrainJob, layout: Layout, note: ModelNote) -> list[int]:
+    """Decoder layers of each stage of a job.
+
+    Raises:
+        InputError: the layers do not fit model or plan, or the plan is for another model.
+
+    """
+    if layout.plan is not None:
+        check_model(layout.plan, dataclasses.asdict(note), layout.origin)
+    return layers_of(layout.stated_layers, job.train.layers, len(layout.stages), note.layers, layout.origin)
 
 
 def layers_of(

@@ -7,52 +7,60 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import statistics
+import signal
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 import skippipe
 from skippipe._scheduler import Cluster, Plan
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.saving import Saver
 from skippipe.config import PlannerConfig
-from skippipe.data.blocks import Order
-from skippipe.model.build import build_part, config_sha256, model_config, stage_layers
+from skippipe.data.prepare import corpus_folder
+from skippipe.model.build import build_part, config_sha256, model_config, plain_settings, stage_layers
+from skippipe.model.folder import find_folder, weights_sha256
 from skippipe.plan import load_plan
 from skippipe.planning import time_limit
 from skippipe.ranks import assign_ranks
-from skippipe.runtime.executor import Batches, Boundary
+from skippipe.runtime.executor import Boundary
 from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.stage import Stage, StageGradient
+from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import calibrated, rehearsed
-from skippipe.train.config import TrainConfig, TrainJob
+from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, Report
 from skippipe.train.layout import Layout, layout_of
-from skippipe.train.loop import Engine, Optimization, Station, check_finite
+from skippipe.train.loop import Engine, Station, number_type
 from skippipe.train.place import Place
 from skippipe.train.plans import (
     ModelNote,
-    check_model,
     full_pipelines,
-    layers_of,
     model_note,
     plan_event,
     plan_for,
+    planning_sha256,
+    stage_sizes,
     with_times,
 )
 from skippipe.train.record import Recorder
+from skippipe.train.run import Facts, Run
+from skippipe.train.start import Start, find_start
 from skippipe.train.team import Team, meet
 from skippipe.train.texts import Texts, load_texts
-from skippipe.train.times import TaskTimes, merged, reasons
 
+SAVING_TIMEOUT_S = 3600.0
+"""What a rank waits for the others while they write a checkpoint together."""
 UNLIMITED_S = 24 * 3600.0
 """What is waited for a planner that only work limits."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-def train_rank(job: TrainJob, place: Place, folder: Path, report: Report, ready: Path | None = None) -> None:
+def train_rank(
+    job: TrainJob, place: Place, folder: Path, report: Report, text: Path | None = None
+) -> signal.Signals | None:
     """Be one rank of a training from the beginning to the end.
 
     Args:
@@ -60,7 +68,10 @@ def train_rank(job: TrainJob, place: Place, folder: Path, report: Report, ready:
         place: which rank, which nodes, and where the others are met.
         folder: of the run; rank 0 writes there.
         report: is given the events of rank 0; on other ranks nothing.
-        ready: a folder in which the text lies in blocks already; None: it is read here.
+        text: a folder in which the text lies prepared; None: it is prepared here, where it is needed.
+
+    Returns:
+        None where the run has come to its end; else the signal that asked it to stop.
 
     Raises:
         InputError: settings, files or names that cannot be used, or that differ between ranks.
@@ -71,10 +82,13 @@ def train_rank(job: TrainJob, place: Place, folder: Path, report: Report, ready:
     config = model_config(job.model)
     with meet(place, job.runtime) as team, contextlib.ExitStack() as stack:
         team.agree("settings", _settings(job, config))
+        start = find_start(job.checkpoint, folder, team)
+        if text is None and _is_source(job, team):
+            text = stack.enter_context(corpus_folder(job.data))
         recorder = None
         if team.rank == 0:
-            recorder = stack.enter_context(contextlib.closing(Recorder(folder, report)))
-        _train(job, config, team, recorder, ready)
+            recorder = stack.enter_context(contextlib.closing(Recorder(folder, report, start.iteration)))
+        return _train(job, config, team, start, text, recorder)
 
 
 def _settings(job: TrainJob, config: Any) -> dict[str, str]:
@@ -87,7 +101,9 @@ def _settings(job: TrainJob, config: Any) -> dict[str, str]:
         "train.* settings": json.dumps(dataclasses.asdict(job.train), sort_keys=True),
         "data.* settings": json.dumps(data, sort_keys=True),
         "runtime.* settings": json.dumps(runtime, sort_keys=True),
+        "checkpoint.* settings": json.dumps(dataclasses.asdict(job.checkpoint) | {"key": None}, sort_keys=True),
         "plan file": "none" if job.plan is None else _sha256(load_plan(job.plan)),
+        "weights": weights_sha256(find_folder(job.model["folder"])) if "folder" in job.model else "none",
     }
 
 
@@ -97,46 +113,84 @@ def _sha256(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _train(job: TrainJob, config: Any, team: Team, recorder: Recorder | None, ready: Path | None) -> None:
+def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
+    job: TrainJob, config: Any, team: Team, start: Start, text: Path | None, recorder: Recorder | None
+) -> signal.Signals | None:
     """Prepare, then train; `recorder` on rank 0."""
     layout = layout_of(job)
     rank_of = assign_ranks(layout.cluster.names, team.names_by_rank)
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
-    if layout.plan is not None:
-        check_model(layout.plan, dataclasses.asdict(note), layout.origin)
-    layers = layers_of(layout.stated_layers, job.train.layers, len(layout.stages), note.layers, layout.origin)
-    stages = _build(job, config, layers, _served(layout, rank_of, team.rank))
-    texts = load_texts(job, config.vocab_size, config.max_position_embeddings, ready) if 0 in stages else None
-    validation_microbatches, training_tokens = _agree_on_texts(team, texts)
+    layers = stage_sizes(job, layout, note)
+    allocation = layout.allocation
+    cut = [layout.cluster.names, allocation.stages, list(allocation.absent_stages), list(layers)]
+    team.agree("cut", {"nodes, stages and layers": json.dumps(cut)})
+    planning = planning_sha256(job, layout, layers, note)
+    kept = start.checkpoint.plan if start.checkpoint and start.checkpoint.state.planning == planning else None
+    texts = _load_texts(job, config, text) if _is_source(job, team) else None
+    facts = _agree_on_texts(team, texts)
+    settings = plain_settings(config)
+    start.check(settings, job.train.seed, facts.training)
+    stages = _build(job, config, layers, _served(layout, rank_of, team.rank), fresh=start.checkpoint is None)
     station = Station(
         team=team,
         rank_of=rank_of,
         stages=stages,
         link=GlooLink(team.group),
-        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, DTYPES[job.train.dtype]),
+        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, number_type(job)),
         runtime=job.runtime,
-        validation_microbatches=validation_microbatches,
+        validation_microbatches=facts.validation_microbatches,
         vocabulary=config.vocab_size,
     )
-    plan = layout.plan or make_plan(job, layout, layers, note, station)
+    plan = layout.plan or kept or make_plan(job, layout, layers, note, station)
     team.agree("plan", {"plan": _sha256(plan)})
     engine = Engine(station, plan)
     parameters = _count_parameters(station, layout)
     full = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
     if recorder is not None:
-        recorder.keep_plan(plan)
+        recorder.keep(job, plan)
         about = {
             "model": config.model_type,
             "parameters": parameters,
             "layers": layers,
             "processes": team.world,
-            "training_tokens": training_tokens,
+            "training_tokens": facts.training_tokens,
             "iterations": job.train.iterations,
-            "limits": dataclasses.asdict(engine.limits),
+            "recv_buffers": engine.recv_buffers,
             "full": json.loads(full),
         }
         recorder(plan_event(plan, note) | about)
-    _iterate(job, engine, texts, team, recorder)
+        if start.checkpoint is not None:
+            recorder(start.event(plan_kept=kept is not None and layout.plan is None))
+    run = Run(
+        job,
+        station,
+        engine,
+        start=start,
+        texts=texts,
+        facts=Facts(facts.training, settings, planning, facts.tokenizer),
+        saver=_make_saver(job, team, start),
+        tell=recorder or _to_nobody,
+    )
+    return run.go()
+
+
+def _is_source(job: TrainJob, team: Team) -> bool:
+    """Whether this rank serves a node of stage 0, and so reads text."""
+    layout = layout_of(job)
+    names = layout.cluster.names
+    return any(names[node] in team.names_by_rank[team.rank] for node in layout.stages[0])
+
+
+def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
+    config = job.checkpoint
+    if not config.enabled:
+        return None
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING_TIMEOUT_S))
+    assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
+    key = load_key(config.key) if team.rank == 0 else None
+    if team.rank == 0:
+        start.shelf.tidy()
+    return Saver(start.shelf, group, key=key, keep=config.keep)
 
 
 def _served(layout: Layout, rank_of: Sequence[int], rank: int) -> list[int]:
@@ -144,30 +198,59 @@ def _served(layout: Layout, rank_of: Sequence[int], rank: int) -> list[int]:
     return [s for s, nodes in enumerate(layout.stages) if any(rank_of[node] == rank for node in nodes)]
 
 
-def _build(job: TrainJob, config: Any, layers: Sequence[int], served: Sequence[int]) -> dict[int, Stage]:
-    ranges, dtype = stage_layers(layers, config), DTYPES[job.train.dtype]
+def _build(
+    job: TrainJob, config: Any, layers: Sequence[int], served: Sequence[int], *, fresh: bool
+) -> dict[int, Stage]:
+    """Build the stages of this rank; with the weights of `model.folder` if there is one and the run is a fresh one."""
+    ranges, dtype = stage_layers(layers, config), number_type(job)
+    weights = find_folder(job.model["folder"]) if fresh and "folder" in job.model else None
     return {
-        s: Stage(build_part(config, stage=s, layers=ranges[s], first=s == 0, seed=job.train.seed, dtype=dtype))
+        s: Stage(
+            build_part(
+                config, stage=s, layers=ranges[s], first=s == 0, seed=job.train.seed, dtype=dtype, weights=weights
+            )
+        )
         for s in served
     }
 
 
-def _agree_on_texts(team: Team, texts: Texts | None) -> tuple[int, int]:
-    """Have all sources read the same; tell everybody how many microbatches a validation has, and tokens the text."""
+class TextFacts(NamedTuple):
+    """What all ranks know of the text."""
+
+    training: str
+    """hash of what is trained on"""
+    training_tokens: int
+    validation_microbatches: int
+    """microbatches of a validation"""
+    tokenizer: str
+    """tokenizer.json"""
+
+
+def _load_texts(job: TrainJob, config: Any, text: Path | None) -> Texts:
+    assert text is not None, "a source has a text"
+    return load_texts(job, config.vocab_size, config.max_position_embeddings, text)
+
+
+def _agree_on_texts(team: Team, texts: Texts | None) -> TextFacts:
+    """Have all sources read the same, and tell everybody what it is."""
     facts: dict[str, str] = {}
     if texts is not None:
-        sizes = [texts.validation_microbatches, texts.training.tokens.size]
-        facts = {"text": texts.sha256(), "sizes of the text": json.dumps(sizes)}
+        numbers = [texts.training.tokens.size, texts.validation_microbatches]
+        facts = {"text": texts.sha256, "facts of the text": json.dumps([texts.training_sha256, *numbers])}
     stated = team.agree("texts", facts)
-    microbatches, tokens = json.loads(stated["sizes of the text"])
-    return microbatches, tokens
+    sources = [rank for rank, theirs in enumerate(team.exchange("sources", str(texts is not None))) if theirs == "True"]
+    if texts is not None and team.rank == sources[0]:
+        team.tell("tokenizer", texts.tokenizer_json)
+    tokenizer = team.hear("tokenizer", sources[0]) if team.rank == 0 else ""
+    training, tokens, microbatches = json.loads(stated["facts of the text"])
+    return TextFacts(training, tokens, microbatches, tokenizer)
 
 
 def _count_parameters(station: Station, layout: Layout) -> int:
     """Parameters of the whole model: each stage counted by the lowest rank that serves it."""
     own = 0
     for number, stage in station.stages.items():
-        if station.team.rank == min(station.rank_of[node] for node in layout.stages[number]):
+        if station.team.rank == station.owner(number, layout.stages):
             own += sum(parameter.numel() for parameter in stage.parameters)
     return sum(map(int, station.team.exchange("parameters", str(own))))
 
@@ -197,71 +280,6 @@ def make_plan(job: TrainJob, layout: Layout, layers: Sequence[int], note: ModelN
     first = planned("first plan", calibrated(station, layout))
     seconds = rehearsed(station, Engine(station, first))
     return planned("new plan", with_times(first, seconds).cluster)
-
-
-def _iterate(job: TrainJob, engine: Engine, texts: Texts | None, team: Team, recorder: Recorder | None) -> None:
-    """Train and validate; `texts` where there is a source."""
-    config, tell = job.train, recorder or _to_nobody
-    torch.manual_seed(config.seed)
-    optimization = Optimization(engine.stages, config, engine.tokens)
-    predicted_s = engine.plan.predicted.iteration_s
-    seconds, tasks = [], TaskTimes()
-    losses = [_validate(engine, texts, tell, 0)]
-    for number in range(1, config.iterations + 1):
-        done = engine.iterate(
-            _batches(texts, engine, config, number - 1), cast("StageGradient", config.stage_gradient), optimization.step
-        )
-        check_finite(done, number)
-        if number > 1 or config.iterations == 1:  # the first one is slower
-            seconds.append(done.seconds)
-            tasks.add(done.timings)
-        tell(
-            {
-                "event": "iteration",
-                "iteration": number,
-                "loss": done.loss,
-                "tokens": engine.tokens,
-                "tokens_per_s": engine.tokens / done.seconds,
-                "iteration_s": done.seconds,
-                "predicted_s": predicted_s,
-                "norm": done.norm,
-                "learning_rate": optimization.rate,
-            }
-        )
-        if number == config.iterations or (config.validate_every and number % config.validate_every == 0):
-            losses.append(_validate(engine, texts, tell, number))
-    measured = merged(team.exchange("task times", tasks.to_json()))
-    measured_s = statistics.median(seconds)
-    tell(
-        {
-            "event": "summary",
-            "iterations": config.iterations,
-            "loss_before": losses[0],
-            "loss_after": losses[-1],
-            "predicted_s": predicted_s,
-            "measured_s": measured_s,
-            "reasons": reasons(engine.plan, measured, measured_s, engine.rank_of, team.world * job.runtime.threads),
-        }
-    )
-
-
-def _validate(engine: Engine, texts: Texts | None, tell: Report, iteration: int) -> float:
-    def batches(microbatch: int) -> tuple[Tensor, Tensor]:
-        assert texts is not None, "only a source reads"
-        return texts.validation_batch(microbatch)
-
-    loss = engine.validate(batches)
-    tell({"event": "validation", "iteration": iteration, "loss": loss, "tokens": engine.validation_tokens})
-    return loss
-
-
-def _batches(texts: Texts | None, engine: Engine, config: TrainConfig, iteration: int) -> Batches:
-    def batches(microbatch: int) -> tuple[Tensor, Tensor]:
-        assert texts is not None, "only a source reads"
-        order = Order(len(texts.training), len(engine.plan.microbatches), config.microbatch_size, config.seed)
-        return texts.training_batch(order, iteration, microbatch)
-
-    return batches
 
 
 def _to_nobody(event: Event) -> None:

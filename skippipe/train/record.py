@@ -1,46 +1,58 @@
 """What a run leaves in its folder: every event as a line of `metrics.jsonl`, figures for TensorBoard, plan, cluster."""
 
+import dataclasses
 import json
 from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from skippipe._scheduler import Plan
 from skippipe.files import write_text
 from skippipe.plan import save_plan
+from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, Report
 
+SETTINGS, METRICS = "config.yaml", "metrics.jsonl"
 SCALARS = {
-    "iteration": ("loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate"),
+    "iteration": ("loss", "router_loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate"),
     "validation": ("loss",),
 }
-"""What goes to TensorBoard, by event."""
+"""What goes to TensorBoard, by event, where it is there."""
 FOLDERS = {"iteration": "train", "validation": "validation"}
+
+
+def settings_yaml(job: TrainJob) -> str:
+    """The settings of a run as `skippipe train --cfg job` prints them."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job)))
 
 
 class Recorder:
     """Writes down the events of rank 0 and passes them on; to be closed at the end."""
 
-    def __init__(self, folder: Path, report: Report) -> None:
+    def __init__(self, folder: Path, report: Report, iteration: int) -> None:
+        """Write to `folder` what comes after `iteration`; figures that an earlier process wrote of it are replaced."""
         # Imported here: it takes a second, and only rank 0 writes.
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415
 
         self._report = report
         self._folder = folder
         # Lines go out one by one, each whole: a run that is killed leaves what it had.
-        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._metrics = (folder / METRICS).open("a", encoding="utf-8", buffering=1)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
         self._metrics.write(json.dumps(event) + "\n")
         kind = event["event"]
-        for name in SCALARS.get(kind, ()):
+        for name in [name for name in SCALARS.get(kind, ()) if name in event]:
             self._board.add_scalar(f"{FOLDERS[kind]}/{name}", event[name], event["iteration"])
         if kind != "iteration":
             self._board.flush()
         self._report(event)
 
-    def keep_plan(self, plan: Plan) -> None:
-        """Write plan and cluster."""
+    def keep(self, job: TrainJob, plan: Plan) -> None:
+        """Write settings, plan and cluster."""
+        write_text(self._folder / SETTINGS, settings_yaml(job))
         save_plan(plan, self._folder / "plan.json")
         write_text(self._folder / "cluster.json", plan.cluster.to_json())
 

@@ -12,17 +12,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from skippipe.errors import UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.data.prepare import corpus_folder
+from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, LineReader, Report
 from skippipe.train.place import Place
+from skippipe.train.stopping import StopRequest
 from skippipe.train.workers import Assignment
 
 HOST = "127.0.0.1"
@@ -57,10 +60,47 @@ class Worker:
     @property
     def title(self) -> str:
         """How messages call it."""
-        return f"node {', '.join(self.names)} (rank {self.rank})"
+        return node_title(self.names, self.rank)
 
 
-def train_locally(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report) -> None:
+class Stopping(StopRequest):
+    """Passes a request to stop on to rank 0, which tells the others; they end when their iteration is done.
+
+    Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait.
+    """
+
+    def __init__(self, first: Worker) -> None:
+        super().__init__()
+        self._first = first
+        self._training = False
+        self._stopped = False
+
+    @property
+    def outcome(self) -> signal.Signals | None:
+        """What asked a run to stop that has stopped before its end."""
+        return (self.signal or signal.SIGTERM) if self._stopped else None  # a worker may have been asked itself
+
+    def heard(self, report: Report) -> Report:
+        """The same report, its events listened to."""
+
+        def hear(event: Event) -> None:
+            self._training |= event["event"] == "validation"
+            self._stopped |= event["event"] == "stopped"
+            report(event)
+
+        return hear
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again = self.signal is not None
+        super()._note(number, frame)
+        if again or not self._training or self._first.process is None or self._first.status is not None:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number if again else SUCCESS)
+        os.kill(self._first.process, signal.SIGTERM)
+
+
+def train_locally(
+    job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report
+) -> signal.Signals | None:
     """Train with one process of this machine for each entry of `names`, the nodes that it serves.
 
     Args:
@@ -68,6 +108,9 @@ def train_locally(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path,
         names: nodes by rank.
         folder: of the run; what each worker prints goes to `log/RANK.txt` in it.
         report: is given the events of rank 0, `starting`, and `started` and `ended` of all.
+
+    Returns:
+        None where the run has come to its end; else the signal that asked it to stop.
 
     Raises:
         InputError: the job holds what cannot be used, or the port is taken.
@@ -82,27 +125,25 @@ def train_locally(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path,
         for reading, _ in pipes:
             stack.callback(os.close, reading)
         parent = stack.enter_context(_parent([door.fileno(), *(writing for _, writing in pipes)], folder))
+        listening, port = door.fileno(), door.getsockname()[1]
         for _, writing in pipes:
             os.close(writing)
+        door.close()  # rank 0 alone is to hold it open
         report({"event": "starting", "processes": len(workers)})
         _send(parent, job)
-        texts = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skippipe-text-")))
-        _prepare_texts(job, texts)
-        port = door.getsockname()[1]
+        try:
+            # Here, once for all workers, while their parent imports torch.
+            text = stack.enter_context(corpus_folder(job.data, folder))
+        except BaseException:
+            parent.kill()  # there are no workers yet
+            raise
         places = [
-            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else door.fileno(), local=True)
-            for w in workers
+            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else listening, local=True) for w in workers
         ]
-        _send(parent, Assignment(folder, texts, places, [writing for _, writing in pipes]))
-        _watch(parent, workers, [reading for reading, _ in pipes], report)
-
-
-def _prepare_texts(job: TrainJob, folder: Path) -> None:
-    """Read the text here, once for all workers, while their parent imports torch."""
-    from skippipe.data.text import load_training, load_validation  # noqa: PLC0415 - takes a second
-
-    load_training(job.data).save(folder / "training.npy")
-    load_validation(job.data).save(folder / "validation.npy")
+        _send(parent, Assignment(folder, text, places, [writing for _, writing in pipes]))
+        stop = stack.enter_context(Stopping(workers[0]))
+        _watch(parent, workers, [reading for reading, _ in pipes], stop.heard(report))
+        return stop.outcome
 
 
 @contextlib.contextmanager
@@ -223,9 +264,7 @@ def _error(workers: Sequence[Worker]) -> SchedulerError:
     if first.failure is None:
         process = f"process {first.process} " if first.process else ""
         return WorkerError(f"{first.title}: {process}{_end(first.status)}; the others were ended{_log_tail(first.log)}")
-    message: str = first.failure["message"]
-    if not message.startswith(", ".join(first.names)):  # a failed action names the node itself
-        message = f"{first.title}: {message}"
+    message = f"{first.title}: {first.failure['message']}"
     if first.failure["status"] == UNUSABLE_INPUT:
         return InputError(message)
     silent = [worker.title for worker in workers if worker.failed_at is None and worker.status is None]

@@ -5,7 +5,7 @@ All of it goes through the store of the rendezvous: text under keys, waited for 
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import ActionError, InputError, SchedulerError
+from skippipe.ranks import node_title
+from skippipe.runtime.links.gloo import first_line
 from skippipe.train.config import RuntimeConfig
 from skippipe.train.place import Place
 
@@ -58,7 +60,21 @@ class Team:
 
     def title(self, rank: int) -> str:
         """How messages call a rank: by its nodes."""
-        return f"node {', '.join(self.names_by_rank[rank])} (rank {rank})"
+        return node_title(self.names_by_rank[rank], rank)
+
+    @contextlib.contextmanager
+    def transferring(self, what: str, ranks: Iterable[int]) -> Iterator[None]:
+        """Within: transfers over a link that are no action of a program, between `ranks`.
+
+        Raises:
+            ActionError: one of them failed or took too long; the message names `what` they are for, and the others.
+
+        """
+        try:
+            yield
+        except OSError as error:
+            others = ", ".join(self.title(rank) for rank in ranks if rank != self.rank)
+            raise ActionError(f"{what}, with {others}: {error}") from error
 
     def tell(self, key: str, text: str) -> None:
         """Give all ranks a text of this one's."""
@@ -122,7 +138,7 @@ def meet(place: Place, config: RuntimeConfig) -> Iterator[Team]:
             timeout=timedelta(seconds=config.timeout_s),
         )
     except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"the ranks cannot connect to each other: {_first_line(error)}") from None
+        raise MeetingError(f"the ranks cannot connect to each other: {first_line(error)}") from None
     group = dist.group.WORLD
     assert group is not None
     team = Team(place, names, store, group, config.start_timeout_s)
@@ -161,7 +177,7 @@ def _open_store(place: Place, timeout_s: float) -> Store:
         if "EADDRINUSE" in str(error) or "in use" in str(error):
             raise MeetingError(f"the rendezvous cannot be served at {where}: the port is in use") from None
         raise MeetingError(
-            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: {_first_line(error)}"
+            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: {first_line(error)}"
         ) from None
     found: Store = store
     return found
@@ -176,11 +192,7 @@ def _read(store: Store, key: str, timeout_s: float, who: str) -> str:
             raise MeetingError(
                 f"{who} did not come within {timeout_s:g} s (waiting for its {key.split('/', maxsplit=1)[0]})"
             ) from None
-        raise MeetingError(f"the rendezvous is gone: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+        raise MeetingError(f"the rendezvous is gone: {first_line(error)}") from None
 
 
 def _short(value: str) -> str:

@@ -1,16 +1,16 @@
 """The blocks of text of a run, checked against the model, as tensors for each microbatch."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from skippipe.data.blocks import Blocks, Order, Tokens
-from skippipe.data.text import load_training, load_validation, vocabulary
+from skippipe.data.corpus import Corpus, open_corpus
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
 
@@ -19,69 +19,84 @@ from skippipe.train.config import TrainJob
 class Texts:
     """What a rank with a source reads."""
 
+    corpus: Corpus
     training: Blocks
     validation: Blocks
     """as many as fill whole microbatches"""
     size: int
     """sequences of a microbatch"""
+    seed: int
+    """of the order of the text"""
 
     @property
     def validation_microbatches(self) -> int:
         """Microbatches of one validation."""
         return len(self.validation) // self.size
 
-    def sha256(self) -> str:
-        """Hash of all blocks: equal where two ranks read the same."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.training.tokens).tobytes())
-        digest.update(np.ascontiguousarray(self.validation.tokens).tobytes())
-        return digest.hexdigest()
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer, as `tokenizers` writes it."""
+        return self.corpus.tokenizer_json
 
-    def training_batch(self, order: Order, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of a microbatch, each (b, s) int64; both numbers count from 0."""
-        return _tensors(self.training.tokens[order.of(iteration, microbatch)])
+    @property
+    def sha256(self) -> str:
+        """Equal where two ranks read the same blocks; nothing is read for it."""
+        facts = [self.corpus.sha256, self.training.sequence, len(self.training), len(self.validation)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def training_sha256(self) -> str:
+        """Equal where the text to train on consists of the same blocks, so that a position in it means the same."""
+        facts = [self.corpus.tokenizer_sha256, self.corpus.parts["training"].sha256, self.training.sequence]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def training_batch(self, place: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels, each (b, s) int64, of the `size` blocks from `place` on in the order of the text.
+
+        Places count all blocks that the training has used, from 0; see `Order`.
+        """
+        return _tensors(self.training.tokens[Order(len(self.training), self.seed).at(place, self.size)])
 
     def validation_batch(self, microbatch: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of a microbatch of the validation, each (b, s) int64."""
         return _tensors(self.validation.tokens[microbatch * self.size : (microbatch + 1) * self.size])
 
 
-def load_texts(job: TrainJob, vocabulary_size: int, positions: int, ready: Path | None = None) -> Texts:
-    """Read the text of a job.
+def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path) -> Texts:
+    """Open the text of a job.
 
     Args:
         job: the settings.
         vocabulary_size: tokens that the model knows.
         positions: the longest sequence that it takes.
-        ready: a folder with `training.npy` and `validation.npy` if they have been read already.
+        folder: in which the text lies prepared; `skippipe.data.prepare.corpus_folder` gives it.
 
     Raises:
-        InputError: files that cannot be used, or that do not fit the model.
+        InputError: a folder that cannot be used, or a text that does not fit the model.
 
     """
-    known = vocabulary(job.data)
-    if known > vocabulary_size:
+    corpus = open_corpus(folder)
+    if corpus.vocabulary > vocabulary_size:
         raise InputError(
-            f"model.vocab_size is {vocabulary_size}, at least the {known} entries of the tokenizer are expected"
+            f"model.vocab_size is {vocabulary_size}, at least the {corpus.vocabulary} entries of the tokenizer are "
+            f"expected"
         )
     if job.data.sequence > positions:
         raise InputError(
             f"data.sequence is {job.data.sequence}, at most model.max_position_embeddings ({positions}) is expected"
         )
     size = job.train.microbatch_size
-    training, validation = (
-        (load_training(job.data), load_validation(job.data))
-        if ready is None
-        else (Blocks.load(ready / "training.npy"), Blocks.load(ready / "validation.npy"))
-    )
+    training = corpus.training(job.data.sequence)
+    validation = corpus.validation(job.data.sequence, job.data.validation_blocks)
     whole = len(validation) // size * size
     if not whole:
         raise InputError(
             f"data.validation holds {len(validation)} sequences of {job.data.sequence} tokens, at least one "
             f"microbatch of {size} (train.microbatch_size) is expected"
         )
-    return Texts(training, Blocks(validation.tokens[:whole]), size)
+    return Texts(corpus, training, validation.first(whole), size, job.train.seed)
 
 
-def _tensors(rows: Tokens | NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+def _tensors(rows: Tokens) -> tuple[Tensor, Tensor]:
     blocks = torch.from_numpy(rows.astype(np.int64))
     return blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()

@@ -28,8 +28,8 @@ class Assignment:
 
     folder: Path
     """of the run"""
-    texts: Path
-    """folder with the blocks of text, ready to be read"""
+    text: Path
+    """folder in which the text lies prepared"""
     places: list[Place]
     """by rank"""
     pipes: list[int]
@@ -69,12 +69,13 @@ class Children:
         for place in assignment.places:
             process = os.fork()
             if process == 0:
-                os.close(own_end)
+                for descriptor in (own_end, report.descriptor, *_doors_of_others(assignment, place)):
+                    os.close(descriptor)
                 _be_worker(job, assignment, place, life)
             self._alive[process] = place.rank
             report({"event": "started", "rank": place.rank, "process": process})
         # From here on only the worker itself holds its pipe: its end is seen at the other one.
-        for pipe in assignment.pipes:
+        for pipe in [*assignment.pipes, *_doors_of_others(assignment, None)]:
             os.close(pipe)
         threading.Thread(target=self._end_with_supervisor, daemon=True).start()
 
@@ -98,6 +99,12 @@ class Children:
                 os.kill(process, signal.SIGKILL)
 
 
+def _doors_of_others(assignment: Assignment, place: Place | None) -> list[int]:
+    """Sockets that listen for other ranks: whoever keeps them open keeps a dead rank's door from being closed."""
+    doors = {other.listening for other in assignment.places if other != place}
+    return [door for door in doors if door is not None]
+
+
 def _be_worker(job: TrainJob, assignment: Assignment, place: Place, life: int) -> NoReturn:
     """Do a rank's work and end this process."""
     status = 1
@@ -119,12 +126,15 @@ def _work(job: TrainJob, assignment: Assignment, place: Place, life: int) -> int
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    for descriptor in (nothing, log):
+        os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it ends without being flushed
     threading.Thread(target=_end_with_parent, args=[life], daemon=True).start()
     report = LineWriter(own)
     from skippipe.train.rank import train_rank  # noqa: PLC0415 - imported before the fork
 
     try:
-        train_rank(job, place, assignment.folder, report, assignment.texts)
+        train_rank(job, place, assignment.folder, report, assignment.text)
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
         tell_failure(error, report)
         return exit_status(error)
@@ -138,17 +148,13 @@ def _end_with_parent(life: int) -> None:
 
 
 def tell_failure(error: Exception, report: LineWriter) -> None:
-    """Say what went wrong; in full to the log if it is a defect of ours."""
-    if not isinstance(error, SchedulerError | OSError):
-        traceback.print_exception(error)
+    """Say what went wrong; where it is a defect of ours, with what it takes to find it."""
     cause = error.__cause__ or error
+    message = str(error) or type(error).__name__
+    if not isinstance(error, SchedulerError | OSError):
+        message = "".join(traceback.format_exception(error)).strip()
     report(
-        {
-            "event": "failed",
-            "status": exit_status(error),
-            "message": str(error) or type(error).__name__,
-            "cause": type(cause).__name__,
-        }
+        {"event": "failed", "status": exit_status(error), "message": message, "cause": type(cause).__name__},
     )
 
 

@@ -95,11 +95,9 @@ def run_programs(
     for program, serving, (buffers, sends) in programs:
         stages = stages_of(program, serving)
         norms: list[float] = []
-        executor = Executor(
-            program, stages, link, boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=sends, timeout_s=timeout_s
-        )
+        executor = Executor(program, stages, link, boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=sends)
         began = time.perf_counter()
-        timings = executor.run(numbered, norms.append)
+        timings = executor.run(numbered, norms.append, timeout_s)
         seconds = time.perf_counter() - began
         assert not any(stage.held for stage in stages.values())
         found.append(
@@ -115,20 +113,12 @@ def run_programs(
     return found
 
 
-def evaluate(rank: int, program: Program, serving: Sequence[int], limits: tuple[int, int]) -> dict[int, float]:
+def evaluate(rank: int, program: Program, serving: Sequence[int], buffers: int) -> dict[int, float]:
     """Run an evaluation twice: what reached the loss of each microbatch here."""
     stages = {stage: EvaluatingStage(stage, rank) for stage in serving}
-    executor = Executor(
-        program,
-        stages,
-        GlooLink(),
-        boundary=BOUNDARY,
-        recv_buffers=limits[0],
-        sends_in_flight=limits[1],
-        timeout_s=20.0,
-    )
+    executor = Executor(program, stages, GlooLink(), boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=1)
     for _ in range(2):
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 20.0)
         assert not executor._waiting
     return {b: value for stage in stages.values() for b, value in stage.ended.items()}
 

@@ -20,7 +20,7 @@ from skippipe._scheduler import Plan
 from skippipe.model.build import build_part, model_config, stage_layers
 from skippipe.model.families import family_of
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.check import least_limits
+from skippipe.runtime.check import least_buffers
 from skippipe.runtime.executor import Boundary, Executor
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
@@ -163,16 +163,15 @@ def train(rank: int, training: Training) -> Trained:
     parameters = [p for stage in stages.values() for p in stage.parameters]
     steps = optimizer(parameters)
     programs = training.programs
-    limits = least_limits(programs, 1, 1)
-    assert limits is not None
+    buffers = least_buffers(programs, 1, 1)
+    assert buffers is not None
     executor = Executor(
         programs[rank],
         stages,
         GlooLink(),
         boundary=Boundary(BATCH, SEQUENCE, HIDDEN, dtype),
-        recv_buffers=limits[0],
-        sends_in_flight=limits[1],
-        timeout_s=30.0,
+        recv_buffers=buffers,
+        sends_in_flight=1,
     )
     named = {name: p for stage in stages.values() for name, p in stage.module.named_parameters()}
     result = Trained([], [], {}, [])
@@ -186,9 +185,8 @@ def train(rank: int, training: Training) -> Trained:
     for iteration in range(training.iterations):
         for stage in stages.values():
             stage.begin(valid_tokens(training, iteration))
-        executor.run(lambda b, i=iteration: batch(training.seed, i, b), step)
+        executor.run(lambda b, i=iteration: batch(training.seed, i, b), step, 30.0)
         result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
-        assert not any(stage.held for stage in stages.values())
     result.weights.update(arrays(named))
     return result
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from random import Random
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
-from skippipe.runtime.actions import Norm, Program, Reduce, Step
-from skippipe.runtime.check import least_limits
+from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
+from skippipe.runtime.check import least_buffers
 from skippipe.runtime.executor import Boundary, Executor
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
@@ -30,9 +31,9 @@ def run(pool: Pool, plan: str, ranks: Sequence[int], programs: Sequence[Program]
     """Run a plan, or other programs of it, with stages that count."""
     made = Plan.from_json(plan)
     programs = programs or lower(made, ranks)
-    limits = least_limits(programs, 1, 1)
-    assert limits is not None
-    by_rank = [([(p, serving(ranks, made.stages, p.rank), limits)], 20.0) for p in programs]
+    buffers = least_buffers(programs, 1, 1)
+    assert buffers is not None
+    by_rank = [([(p, serving(ranks, made.stages, p.rank), (buffers, 1))], 20.0) for p in programs]
     return [ran for (ran,) in pool.run(run_programs, by_rank)]
 
 
@@ -57,8 +58,8 @@ def test_evaluation_runs_with_the_same_executor(pool: Pool) -> None:
     """Forward and loss of the whole model; nothing is held, and what `loss` returns does not matter."""
     plan, ranks = Plan.from_json(make_plan(Random(5), [2, 1, 1], 1 / 3, 2)), [0, 1, 2, 0]
     programs = lower_evaluation(plan, ranks, 7)
-    limits = least_limits(programs, 1, 1)
-    found = pool.run(evaluate, [(p, serving(ranks, plan.stages, p.rank), limits) for p in programs])
+    buffers = least_buffers(programs, 1, 1)
+    found = pool.run(evaluate, [(p, serving(ranks, plan.stages, p.rank), buffers) for p in programs])
     assert {b: value for rank in found for b, value in rank.items()} == {b: 1000.0 * b + 3 for b in range(7)}
 
 
@@ -143,8 +144,6 @@ class Silence:
         link = self
 
         class Never:
-            done = False
-
             def wait(self, timeout_s: float) -> None:
                 link.waited.append(timeout_s)
                 raise TimeoutError("timed out")
@@ -157,16 +156,16 @@ def lonely(sizes: Sequence[int], rank: int, **options: Any) -> tuple[Executor, S
     plan = Plan.from_json(make_plan(Random(1), sizes, 0.0, 5))
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(sum(sizes))]
     program, link = lower(plan, ranks)[rank], Silence()
-    names = {0: "london-0", 1: "paris-0, paris-1"}
-    executor = Executor(program, stages_of(program, [rank]), link, boundary=BOUNDARY, names=names, **options)
+    title = ("node london-0 (rank 0)", "node paris-0, paris-1 (rank 1)").__getitem__
+    executor = Executor(program, stages_of(program, [rank]), link, boundary=BOUNDARY, title=title, **options)
     return executor, link, program
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3, 99])
 def test_receives_are_posted_ahead_within_the_window(buffers: int) -> None:
-    executor, link, program = lonely([1, 1], 1, recv_buffers=buffers, timeout_s=7.5)
+    executor, link, program = lonely([1, 1], 1, recv_buffers=buffers)
     with pytest.raises(ActionError):
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 7.5)
     assert len(link.receives) == min(buffers, len(program.incoming[0]))
     assert link.waited == [7.5]
 
@@ -175,17 +174,73 @@ def test_receives_are_posted_ahead_within_the_window(buffers: int) -> None:
 def test_sends_under_way_are_bounded(sends: int) -> None:
     executor, link, _ = lonely([1, 1], 0, recv_buffers=9, sends_in_flight=sends)
     with pytest.raises(ActionError):
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 7.5)
     assert 1 <= len(link.sends) <= sends
 
 
 def test_a_failure_names_node_action_and_peer_and_the_last_actions() -> None:
     executor, _, program = lonely([1, 1], 1)
     with pytest.raises(ActionError) as caught:
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 7.5)
     said = str(caught.value)
-    assert said.startswith(f"paris-0, paris-1 (rank 1): {program.actions[0]}, peer london-0 (rank 0): timed out")
+    assert said.startswith(f"{program.actions[0]}, peer node london-0 (rank 0): timed out, ")
+    assert "paris" not in said, "whoever reports it says where"
     assert said.splitlines()[-1].endswith(str(program.actions[0]))
+
+
+class Breaking(Silence):
+    """A link that breaks at the receive with the number `receive`, and falls silent after so many waits."""
+
+    def __init__(self, receive: int | None = None, wait: int | None = None) -> None:
+        super().__init__()
+        self.receive, self.wait = receive, wait
+
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
+        if len(self.receives) == self.receive:
+            raise ConnectionError("broken")
+        return super().irecv(tensor, from_rank, tag)
+
+    def work(self) -> Work:
+        link = self
+
+        class Waited:
+            def wait(self, timeout_s: float) -> None:
+                link.waited.append(timeout_s)
+                if len(link.waited) > (link.wait or 0):
+                    raise TimeoutError("timed out")
+
+        return Waited()
+
+
+def test_a_receive_that_cannot_be_posted_ahead_is_named() -> None:
+    executor, _, program = lonely([1, 1], 1, recv_buffers=3)
+    executor._link = Breaking(receive=2)
+    with pytest.raises(ActionError) as caught:
+        executor.run(numbered, lambda _: None, 7.5)
+    third = program.incoming[0][2]
+    assert str(caught.value).startswith(f"RECV {third} <- 0, peer node london-0 (rank 0): broken, ")
+    assert str(caught.value).endswith("the last actions of this rank: none")
+
+
+@pytest.mark.parametrize("sends", [1, 2])
+def test_a_send_of_before_that_is_waited_for_is_named(sends: int) -> None:
+    """Because there are as many under way as may be, or at the end of the iteration."""
+    there, then = Task("F", 0, 0, 0, 0), Task("F", 1, 0, 0, 0)
+    program = Program(0, (there, Send(there, 1), then, Send(then, 2)), {})
+    stages = stages_of(program, [0])
+    executor = Executor(program, stages, Silence(), boundary=BOUNDARY, sends_in_flight=sends)
+    with pytest.raises(ActionError, match=r"^SEND 0F0 -> 1, peer rank 1: timed out, .*(\n.*){3}\n.*SEND 1F0 -> 2$"):
+        executor.run(numbered, lambda _: None, 7.5)
+
+
+def test_the_last_actions_are_those_of_this_iteration() -> None:
+    executor, _, program = lonely([1, 1], 1, recv_buffers=3)
+    executor._link = Breaking(wait=3)
+    for _ in range(2):
+        with pytest.raises(ActionError) as caught:
+            executor.run(numbered, lambda _: None, 7.5)
+        log = str(caught.value).splitlines()[1:]
+        assert [line.split(" s  ")[1] for line in log] == [str(action) for action in program.actions[: len(log)]]
 
 
 def test_an_error_of_a_stage_names_the_task() -> None:
@@ -194,15 +249,15 @@ def test_an_error_of_a_stage_names_the_task() -> None:
     def broken(microbatch: int) -> tuple[Tensor, Tensor]:
         raise KeyError(microbatch)
 
-    with pytest.raises(ActionError, match=rf"london-0 \(rank 0\): {program.actions[0]}: KeyError: "):
-        executor.run(broken, lambda _: None)
+    with pytest.raises(ActionError, match=rf"^{program.actions[0]}: KeyError: "):
+        executor.run(broken, lambda _: None, 7.5)
 
 
 def test_a_result_of_another_shape_is_not_sent() -> None:
     executor, link, _ = lonely([1, 1], 0)
     executor._boundary = Boundary(1, 2, 3)
     with pytest.raises(ActionError, match=r"SEND .*ValueError: the result has shape \(1, 2, 2\), \(1, 2, 3\) is"):
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 7.5)
     assert link.sends == []
 
 
@@ -215,11 +270,10 @@ def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str
         stages_of(program, stages),
         GlooLink(),
         boundary=BOUNDARY,
-        timeout_s=2.0,
         recv_buffers=9,
     )
     try:
-        executor.run(numbered, lambda _: None)
+        executor.run(numbered, lambda _: None, 2.0)
     except ActionError as error:
         return str(error)
     return "done"
@@ -232,7 +286,7 @@ def test_whoever_waits_for_a_rank_that_does_not_answer_says_so_in_time(pool: Poo
     said = pool.run(stop_early, [(p, [p.rank], 2) for p in lower(plan, ranks)])
     assert time.monotonic() - began < 30
     assert said[2] == "gone"
-    assert all(text.startswith(f"rank {rank}: ") for rank, text in enumerate(said[:2]))
+    assert all(re.match(r"(SEND|RECV) \d+\w+ (->|<-) \d, peer rank \d: ", text) for text in said[:2])
     assert any("imed out" in text for text in said[:2])
     pool.attempt(failing, [()] * 3)  # the group is of no more use
 
@@ -253,21 +307,21 @@ def test_a_program_of_collectives_alone(pool: Pool) -> None:
         assert one.norms == [pytest.approx(math.sqrt(6 + 45))]
 
 
-def repeat(rank: int, program: Program, stages: list[int], limits: tuple[int, int], times: int) -> list[float]:
+def repeat(rank: int, program: Program, stages: list[int], buffers: int, times: int) -> list[float]:
     """CPU seconds of this thread in each of several iterations of a program."""
     executor = Executor(
         program, stages_of(program, stages), GlooLink(), boundary=BOUNDARY,
-        recv_buffers=limits[0], sends_in_flight=limits[1], timeout_s=20.0, clock=time.thread_time,
+        recv_buffers=buffers, sends_in_flight=1, clock=time.thread_time,
     )  # fmt: skip
-    return [executor.run(numbered, lambda _: None).ends[-1] for _ in range(times)]
+    return [executor.run(numbered, lambda _: None, 20.0).ends[-1] for _ in range(times)]
 
 
 def test_an_executor_runs_many_iterations_and_takes_little_time_itself(pool: Pool) -> None:
     """Waiting for peers is not counted; the stages here do next to nothing."""
     plan = Plan.from_json(make_plan(Random(4), [2, 1, 1], 1 / 3, 8))
     programs = lower(plan, range(4))
-    limits = least_limits(programs, 1, 1)
-    seconds = pool.run(repeat, [(p, serving(range(4), plan.stages, p.rank), limits, 50) for p in programs])
+    buffers = least_buffers(programs, 1, 1)
+    seconds = pool.run(repeat, [(p, serving(range(4), plan.stages, p.rank), buffers, 50) for p in programs])
     for program, row in zip(programs, seconds, strict=True):
         assert len(row) == 50
         assert min(row) / len(program.actions) < 300e-6

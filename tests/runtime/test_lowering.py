@@ -18,7 +18,7 @@ from skippipe.cluster import preset_parts
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
-from skippipe.runtime.check import least_limits, live_receives, prove
+from skippipe.runtime.check import least_buffers, live_receives, prove
 from skippipe.runtime.lower import lower, lower_evaluation
 
 RULES = {
@@ -128,12 +128,12 @@ def test_enough_buffers_always_suffice(seed: int) -> None:
     """A plan that runs through has programs that run through, whatever ranks serve its nodes."""
     _, plan, ranks = plan_and_ranks(seed)
     programs = lower(plan, ranks)
-    limits = least_limits(programs, 1, 1)
-    assert limits is not None
-    prove(programs, *limits)
-    assert not hangs(programs, *limits)
-    if limits[0] > 1:
-        assert hangs(programs, limits[0] - 1, limits[1])
+    buffers = least_buffers(programs, 1, 1)
+    assert buffers is not None
+    prove(programs, buffers, 1)
+    assert not hangs(programs, buffers, 1)
+    if buffers > 1:
+        assert hangs(programs, buffers - 1, 1)
 
 
 def test_tasks_without_length_come_after_what_they_need() -> None:
@@ -207,9 +207,9 @@ def test_plans_of_the_planner_run_through(replicas: list[int], strategy: str) ->
     problem = planning.prepare(machines, AllocateConfig(), schedule).problem
     plan = planning.make_plan(problem, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
-    limits = least_limits(programs, 2, 2)
-    assert limits is not None
-    assert not hangs(programs, *limits)
+    buffers = least_buffers(programs, 2, 2)
+    assert buffers is not None
+    assert not hangs(programs, buffers, 2)
 
 
 @EXHAUSTIVE
@@ -225,10 +225,9 @@ def test_evaluation_takes_every_microbatch_through_the_whole_model(seed: int, mi
         assert way[0].node == way[-1].node
         assert all(t.node in content["stages"][t.stage] for t in way)
     assert not any(isinstance(a, Reduce | Norm | Step) for p in programs for a in p.actions)
-    limits = least_limits(programs, 1, 1)
-    assert limits is not None
-    assert limits[1] == 1
-    assert not hangs(programs, *limits)
+    buffers = least_buffers(programs, 1, 1)
+    assert buffers is not None
+    assert not hangs(programs, buffers, 1)
     prove(lower_evaluation(plan, range(len(ranks)), microbatches), 1, 1)
 
 

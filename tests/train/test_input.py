@@ -55,7 +55,7 @@ def test_a_folder_that_is_not_empty(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "mine").touch()
     result = run("train", "folder=run")
     assert result.status == 2
-    assert "folder=run is not empty, a new one is expected" in result.err
+    assert "folder=run is not empty and holds no run, a new folder or that of a run is expected" in result.err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
 
 

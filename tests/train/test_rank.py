@@ -10,7 +10,8 @@ from train.alone import of_kind, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
-from skippipe.data.text import load_validation
+from skippipe.data.corpus import open_corpus
+from skippipe.data.prepare import corpus_folder
 from skippipe.model.build import build_part, model_config
 from skippipe.plan import load_plan
 
@@ -41,7 +42,9 @@ def test_validation_is_the_plain_models_loss(folder: Folder, pool: Pool) -> None
     told = train_in_pool(pool, job, FOUR, folder("run"))
     config = model_config(job.model)
     whole = build_part(config, stage=0, layers=range(4), first=True, seed=job.train.seed).eval()
-    blocks = torch.from_numpy(load_validation(job.data).tokens.astype("int64"))
+    with corpus_folder(job.data) as text:
+        tokens = open_corpus(text).validation(job.data.sequence, job.data.validation_blocks).tokens.astype("int64")
+    blocks = torch.from_numpy(tokens)
     with torch.no_grad():
         hidden = whole(whole.embed(blocks[:, :-1]))[0]
         loss = float(whole.loss(hidden, blocks[:, 1:])) / blocks[:, 1:].numel()

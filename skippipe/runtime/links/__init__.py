@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 class Work(Protocol):
     """A transfer under way."""
 
-    @property
-    def done(self) -> bool:
-        """Whether it is known to have ended: false may also mean that nobody has waited for it yet."""
-
     def wait(self, timeout_s: float) -> None:
         """Return when the tensor has been sent or filled.
 

@@ -7,13 +7,12 @@ from torch import distributed as dist
 
 
 class GlooWork:
-    """One send or receive of Gloo, which tells nothing before it is waited for."""
+    """One send or receive of Gloo."""
 
-    __slots__ = ("_work", "done")
+    __slots__ = ("_work",)
 
     def __init__(self, work: dist.Work) -> None:
         self._work = work
-        self.done = False
 
     def wait(self, timeout_s: float) -> None:
         """Wait; see `Work`. Gloo gives up the connections of the whole group where the time runs out."""
@@ -21,8 +20,7 @@ class GlooWork:
             self._work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             kind = TimeoutError if "imed out" in str(error) else ConnectionError
-            raise kind(_first_line(error)) from None
-        self.done = True
+            raise kind(first_line(error)) from None
 
 
 class GlooLink:
@@ -40,17 +38,17 @@ class GlooLink:
         try:
             return GlooWork(self._group.send([tensor], to_rank, tag))
         except RuntimeError as error:
-            raise ConnectionError(_first_line(error)) from None
+            raise ConnectionError(first_line(error)) from None
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> GlooWork:
         """Begin to receive; see `Link`."""
         try:
             return GlooWork(self._group.recv([tensor], from_rank, tag))
         except RuntimeError as error:
-            raise ConnectionError(_first_line(error)) from None
+            raise ConnectionError(first_line(error)) from None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """What a backend says, without its place in the backend's sources and without advice."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith("[") and "] " in text:

@@ -1,0 +1,93 @@
+"""Kill a training again and again, while it trains and while it saves, and see that it comes to the same.
+
+`python benchmarks/resume.py [kills]`, where `skippipe[train]` is installed; 20 kills by default. Each run goes on from
+the newest whole checkpoint. Prints where each kill fell, whether a checkpoint was left unfinished, how long training
+stood still for its checkpoints, and whether all losses equal those of a run that nobody has killed.
+"""
+
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ITERATIONS = 300
+JOB = [
+    f"train.iterations={ITERATIONS}", "train.validate_every=null", "checkpoint.every=5", "runtime.calibrate=false",
+    "schedule.microbatches_per_source=3", "planner.work_limit=200",
+]  # fmt: skip
+
+
+def begin(folder: Path) -> subprocess.Popen[str]:
+    """Start a run, or go on with it."""
+    command = [sys.executable, "-m", "skippipe", "train", *JOB, f"folder={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """What the run has told."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Loss by iteration, as last told."""
+    return {event["iteration"]: event["loss"] for event in events(folder) if event["event"] == "iteration"}
+
+
+def hidden(folder: Path) -> set[str]:
+    """Checkpoints that are being written, or were left unfinished."""
+    return {path.name for path in (folder / "checkpoints").glob(".iteration-*.new")}
+
+
+def kill(folder: Path, number: int, chance: random.Random) -> str:
+    """Start, kill at a random moment, wait for the end of all processes; say where the kill fell."""
+    before = len(events(folder))
+    process = begin(folder)
+    saving = number % 2 == 1
+    tidied = False
+    while process.poll() is None:
+        tidied = tidied or not hidden(folder)
+        if saving and tidied and hidden(folder):
+            time.sleep(chance.uniform(0, 0.05))
+            break
+        if not saving and any(event["event"] == "iteration" for event in events(folder)[before:]):
+            time.sleep(chance.uniform(0, 1.0))
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()  # ends when no worker holds standard output any more
+    time.sleep(1.0)
+    latest = max(losses(folder), default=0)
+    what = "saving" if saving else "training"
+    return f"{what}: killed in iteration {latest + 1}, unfinished checkpoint: {bool(hidden(folder))}"
+
+
+def main() -> int:
+    """Run it; the exit status says whether all losses were the same."""
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    chance = random.Random(0)
+    with tempfile.TemporaryDirectory() as place:
+        unbroken, broken = Path(place) / "unbroken", Path(place) / "broken"
+        begin(unbroken).communicate()
+        for number in range(kills):
+            print(f"{number + 1:>3}  {kill(broken, number, chance)}", flush=True)
+        begin(broken).communicate()
+        ours, theirs = losses(broken), losses(unbroken)
+        stood = [event["blocked_s"] for event in events(unbroken) if event["event"] == "checkpoint"]
+        resumed = [event for event in events(broken) if event["event"] == "resumed"]
+        same = ours == theirs and len(theirs) == ITERATIONS
+        print(f"{len(resumed)} times gone on, passed over {sum(len(event['damaged']) for event in resumed)}")
+        print(f"{len(stood)} checkpoints; training stood still for {statistics.median(stood) * 1e3:.1f} ms "
+              f"(median), {max(stood) * 1e3:.1f} ms at most")  # fmt: skip
+        print(f"losses of all {ITERATIONS} iterations the same: {same}")
+        return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The secret that checkpoints are signed with: one for each user, made when first needed."""
+
+import contextlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from skippipe.errors import InputError
+
+LEAST_BYTES = 16
+
+
+def load_key(path: str | None) -> bytes:
+    """Read the secret in the file `path`; None: the user's own, which is made if there is none yet.
+
+    Raises:
+        InputError: the file cannot be read, holds too little, or cannot be made.
+
+    """
+    if path is None:
+        return _own_key(default_path())
+    return _read(Path(path), f"checkpoint.key is {path}")
+
+
+def default_path() -> Path:
+    """Where a user's own secret lies."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "skippipe" / "checkpoint.key"
+
+
+def _own_key(path: Path) -> bytes:
+    what = f"checkpoint.key is not set, and {path}"
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _make(path)
+        except OSError as error:
+            raise InputError(f"{what} cannot be made: {error.strerror}; a file with a secret is expected") from None
+    return _read(path, what)
+
+
+def _make(path: Path) -> None:
+    """Write a new secret, whole and for this user only; where another process was faster, its own stands."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".checkpoint.key.")  # readable by its owner alone
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise InputError(f"{what}: cannot be read: {error.strerror}") from None
+    if len(secret) < LEAST_BYTES:
+        raise InputError(f"{what}: holds {len(secret)} bytes, a secret of at least {LEAST_BYTES} is expected")
+    return secret

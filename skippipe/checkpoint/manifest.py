@@ -1,0 +1,99 @@
+"""What a checkpoint consists of, signed: checked before anything of it is read.
+
+The tensors lie in the format of torch.distributed.checkpoint, whose index is a pickle. To unpickle what somebody else
+has written is to run it, so the manifest carries a keyed hash (HMAC-SHA256) over the hashes of all files: only whoever
+has the key can make a checkpoint that is read.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skippipe.errors import InputError
+
+FORMAT = "skippipe.checkpoint/1"
+NAME = "manifest.json"
+"""of the file within a checkpoint's folder"""
+
+
+@dataclass(frozen=True)
+class FileNote:
+    """What is known of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Every file of a checkpoint but the manifest itself."""
+
+    iteration: int
+    """iterations that had been trained"""
+    files: Mapping[str, FileNote]
+    """by name within the folder, with forward slashes"""
+
+    def signed(self, key: bytes) -> str:
+        """The text of the file."""
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content | {"hmac": _signature(content, key)}, indent=1, sort_keys=True) + "\n"
+
+
+def describe(path: Path) -> FileNote:
+    """Hash a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileNote(file.tell(), digest.hexdigest())
+
+
+def read_manifest(folder: Path, key: bytes) -> Manifest:
+    """Read the manifest of a checkpoint and check its signature.
+
+    Raises:
+        InputError: there is none, or it is no manifest, or not signed with `key`; the message names the file.
+
+    """
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise InputError(f"{path}: is no valid JSON, it is truncated or edited") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise InputError(f"{path}: format is {found!r}, {FORMAT!r} is expected")
+    signature = content.pop("hmac", None)
+    if not isinstance(signature, str) or not hmac.compare_digest(signature.encode(), _signature(content, key).encode()):
+        raise InputError(f"{path}: its signature does not fit: it was edited, or signed with another checkpoint.key")
+    # Signed: whoever has the key wrote it with `signed`, so the rest has the right form.
+    files = {name: FileNote(**note) for name, note in content["files"].items()}
+    return Manifest(int(content["iteration"]), files)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Hold every file of a checkpoint against its manifest.
+
+    Raises:
+        InputError: a file is missing, shorter or longer, or has other contents.
+
+    """
+    for name, note in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != note.bytes:
+                raise InputError(f"{path}: has {size} bytes, {note.bytes} are expected: it is truncated or edited")
+            if describe(path) != note:
+                raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _signature(content: Mapping[str, Any], key: bytes) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,147 @@
+"""Checkpoints found and read, by any process: whole ones only, checked before anything of them is used."""
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skippipe._scheduler import Plan
+from skippipe.checkpoint import manifest
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.state import State, read_state
+from skippipe.errors import InputError, SchedulerError
+from skippipe.files import read_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLAN, TOKENIZER, TENSORS = "plan.json", "tokenizer.json", "tensors"
+"""What lies in the folder of a checkpoint, beside manifest and state; the tensors in a folder of their own."""
+WEIGHTS = "weights"
+"""What the names of weights begin with, before those that transformers has for them"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are those that were written."""
+
+    path: Path
+    state: State
+    manifest_sha256: str
+    """of the manifest: two processes that see the same one see the same checkpoint"""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was trained by."""
+        return Plan.from_json(read_text(str(self.path / PLAN)))
+
+    @property
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer of the text, where one is kept."""
+        path = self.path / TOKENIZER
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def load(self, tensors: Mapping[str, "Tensor"], part: str = WEIGHTS) -> None:
+        """Fill tensors in place.
+
+        Args:
+            tensors: by name; weights bear the names of transformers' state dict. One that shares its memory with
+                another, as a tied head does with the embedding, may have no entry of its own.
+            part: what is read, `weights` or what `skippipe.train` keeps of its optimizer.
+
+        Raises:
+            InputError: a tensor is missing or has another shape; the message names it.
+
+        """
+        # Imported here, as torch is everywhere in this package: the supervisor looks for checkpoints without it.
+        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+        from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
+        from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+        reader = FileSystemReader(self.path / TENSORS)
+        saved = reader.read_metadata().state_dict_metadata
+        wanted: dict[str, Tensor] = {}
+        met: set[int] = set()
+        for name in sorted(tensors, key=lambda name: f"{part}/{name}" not in saved):
+            tensor, key = tensors[name], f"{part}/{name}"
+            if key not in saved and tensor.data_ptr() in met:
+                continue
+            met.add(tensor.data_ptr())
+            if key not in saved:
+                raise InputError(f"{self.path}: has no tensor {key}: it is of another model")
+            shape = tuple(getattr(saved[key], "size", ()))
+            if shape != tuple(tensor.shape):
+                raise InputError(f"{self.path}: {key} has shape {shape}, {tuple(tensor.shape)} is expected")
+            wanted[key] = tensor
+        if not wanted:
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads by itself
+            try:
+                load(dict(wanted), storage_reader=reader, no_dist=True)
+            except CheckpointException as error:  # no Exception, to Python
+                ((first, _), *_) = error.failures.values()
+                raise SchedulerError(f"{self.path}: cannot be read: {first}") from first
+
+
+def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
+    """Open a checkpoint, or the newest whole one of a run.
+
+    Args:
+        path: folder of a checkpoint, or of a run.
+        key: file with the secret that it is signed with; None: the user's own.
+
+    Raises:
+        InputError: there is none that is whole; the message says what is wrong with it.
+
+    """
+    secret = load_key(key)
+    if (path / manifest.NAME).exists():
+        return _open(path, secret)
+    if not path.is_dir():
+        raise InputError(f"checkpoint={path}: there is no such folder")
+    newest, damaged = newest_whole(Shelf(path / FOLDER), secret)
+    if newest is not None:
+        return newest
+    if damaged:
+        raise InputError(f"checkpoint={path}: none of its checkpoints is whole: {'; '.join(damaged)}")
+    raise InputError(f"checkpoint={path}: neither {manifest.NAME} nor checkpoints in {FOLDER} are there")
+
+
+def newest_whole(shelf: Shelf, secret: bytes) -> tuple[Checkpoint | None, list[str]]:
+    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer."""
+    damaged: list[str] = []
+    for path in shelf.all():
+        try:
+            return _open(path, secret), damaged
+        except InputError as error:
+            damaged.append(str(error))
+    return None, damaged
+
+
+def open_shared(path: Path, manifest_sha256: str) -> Checkpoint:
+    """Open a checkpoint that another process has checked, who says what its manifest's hash is.
+
+    Raises:
+        InputError: it is not to be seen here, or it is another one.
+
+    """
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; all nodes have to see the same folder") from None
+    if found != manifest_sha256:
+        raise InputError(f"{path}: is another checkpoint here than on rank 0; all nodes have to see the same folder")
+    return Checkpoint(path, read_state(path), found)
+
+
+def _open(path: Path, secret: bytes) -> Checkpoint:
+    manifest.check_files(path, manifest.read_manifest(path, secret))
+    return Checkpoint(path, read_state(path), _sha256(path))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256((path / manifest.NAME).read_bytes()).hexdigest()

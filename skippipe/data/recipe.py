@@ -1,0 +1,72 @@
+"""What a prepared text is made of, so that it is known whether work that was begun can go on."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skippipe.data.config import DataConfig
+from skippipe.data.corpus import SPLITS, Split
+from skippipe.data.sources import Sources
+
+FACTS = ("name", "bytes", "modified")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings and inputs, as JSON has them."""
+
+    settings: dict[str, Any]
+    files: dict[Split, list[dict[str, Any]]]
+    """name, bytes and time of the last change of each"""
+
+    @staticmethod
+    def of(config: DataConfig, sources: Sources, tokenizer_json: str | None, revision: str | None) -> "Recipe":
+        """Recipe of settings; `tokenizer_json` where the tokenizer is not trained, `revision` of a data set's state."""
+        tokenizer = None if tokenizer_json is None else hashlib.sha256(tokenizer_json.encode()).hexdigest()
+        settings = {
+            "format": config.format,
+            "field": config.field,
+            "hub": config.hub,
+            "hub_configuration": config.hub_configuration,
+            "revision": revision,
+            "tokenizer": tokenizer,
+            "vocabulary": config.vocabulary,
+        }
+        return Recipe(settings, {split: [_facts(asdict(source)) for source in sources[split]] for split in SPLITS})
+
+    @staticmethod
+    def read(content: dict[str, Any]) -> "Recipe":
+        """Recipe in `corpus.json` or `progress.json`; raises `KeyError` or `TypeError` for anything else."""
+        return Recipe(dict(content["settings"]), {s: [_facts(x) for x in content[s]["files"]] for s in SPLITS})
+
+    def to_json(self, more: dict[Split, dict[str, Any]], documents: Mapping[Split, Sequence[int]]) -> dict[str, Any]:
+        """Write it, with `more` about each split and the documents of each file."""
+        files = {
+            split: [{**file, "documents": n} for file, n in zip(self.files[split], documents[split], strict=True)]
+            for split in SPLITS
+        }
+        return {"settings": self.settings, **{split: {**more[split], "files": files[split]} for split in SPLITS}}
+
+    def difference(self, other: "Recipe") -> str | None:
+        """Say what the other one has otherwise, None where nothing."""
+        for name, value in self.settings.items():
+            if other.settings.get(name) != value:
+                return f"data.{name} was {value!r}, it is {other.settings.get(name)!r}"
+        for split in SPLITS:
+            then = {file["name"]: file for file in self.files[split]}
+            now = {file["name"]: file for file in other.files[split]}
+            changed = [name for name, file in then.items() if now.get(name) != file]
+            if changed:
+                what = "has changed" if changed[0] in now else "is none of it any more"
+                return f"data.{split}: {changed[0]} {what}"
+            new = [name for name in now if name not in then]
+            if new:
+                return f"data.{split}: {new[0]} is new"
+            if list(then) != list(now):
+                return f"data.{split} has another order"
+        return None
+
+
+def _facts(file: dict[str, Any]) -> dict[str, Any]:
+    return {name: file[name] for name in FACTS}

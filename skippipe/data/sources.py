@@ -1,0 +1,130 @@
+"""Which inputs a text is made of: files by names and patterns, or shards of a data set of the hub."""
+
+import glob
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from skippipe.data.config import DataConfig
+from skippipe.data.corpus import Split
+from skippipe.errors import InputError
+
+SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+COMPRESSED = (".gz", ".bz2", ".xz")
+ONE_IN = 20
+"""Where no validation files are named, one file in so many is one, by a hash of its name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a shard of a data set of the hub."""
+
+    name: str
+    """as it was given, or found by a pattern that was given"""
+    kind: str
+    """text, json, parquet or hub"""
+    bytes: int | None = None
+    """of the file; None: not known"""
+    modified: int | None = None
+    """when the file was changed last, in nanoseconds"""
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Bytes of text in it, as far as its size tells."""
+        return self.bytes if self.kind == "text" and not self.name.endswith(COMPRESSED) else None
+
+
+Sources = dict[Split, list[Source]]
+
+
+def find_files(config: DataConfig) -> Sources:
+    """Find the files of both splits, in order, none in both.
+
+    Raises:
+        InputError: a name or pattern that stands for nothing, a file of unknown format, a split without files.
+
+    """
+    training = _sources("training", config.training, config)
+    validation = _sources("validation", config.validation, config) if config.validation is not None else None
+    if validation is None and config.training is None:
+        validation = _sources("validation", None, config)
+    if validation is None:
+        training, validation = share_by_name(training)
+    else:
+        held_out = {os.path.realpath(source.name) for source in validation}
+        training = [source for source in training if os.path.realpath(source.name) not in held_out]
+    if not training:
+        raise InputError("data.training names no file that is not one of data.validation, at least one is expected")
+    return {"training": training, "validation": validation}
+
+
+def share_by_name(sources: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+    """Split files into training and validation by a hash of each name without its folder.
+
+    What a file falls to depends on its name alone, so that more files move none of those that were there.
+    """
+    validation = [source for source in sources if falls_to_validation(Path(source.name).name)]
+    training = [source for source in sources if source not in validation]
+    if not validation or not training:
+        part = "none" if not validation else "each"
+        raise InputError(
+            f"data.validation is null, so one file in {ONE_IN} of data.training is validated on, by a hash of its "
+            f"name; {part} of the {len(sources)} is: data.validation=[FILE,...] is expected"
+        )
+    return training, validation
+
+
+def falls_to_validation(name: str) -> bool:
+    """Whether a file of this name is validated on, where nobody says which are: one in `ONE_IN` is."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % ONE_IN == 0
+
+
+def _sources(split: Split, patterns: Sequence[str] | None, config: DataConfig) -> list[Source]:
+    if patterns is None:
+        return [_file(path, "text") for path in _shipped_files(split)]
+    key = f"data.{split}"
+    found: dict[str, Source] = {}
+    for i, pattern in enumerate(patterns):
+        title = f"{key}[{i}] is {pattern}"
+        matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
+        if "**" in pattern:  # which stands for folders as well
+            matches = [name for name in matches if Path(name).is_file()]
+        if not matches:
+            hint = f"; `{config.fetch}` brings it" if config.fetch is not None else ""
+            raise InputError(f"{title}: there is no such file{hint}")
+        for name in matches:
+            path = Path(name)
+            if not path.is_file():
+                raise InputError(f"{title}: {path} is no file")
+            found.setdefault(os.path.realpath(path), _file(path, config.format or _format(title, path)))
+    if not found:
+        raise InputError(f"{key} is empty, at least one file is expected")
+    return list(found.values())
+
+
+def _file(path: Path, kind: str) -> Source:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return Source(str(path), kind, stat.st_size, stat.st_mtime_ns)
+
+
+def _format(title: str, path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = len(suffixes) > 1 and suffixes[-1] in COMPRESSED
+    kind = SUFFIXES.get(suffixes[-2] if packed else suffixes[-1]) if suffixes else None
+    if kind is None or (packed and kind == "parquet"):
+        raise InputError(
+            f"{title}: {path} ends in none of {', '.join(SUFFIXES)}, nor in one of them with {', '.join(COMPRESSED)}; "
+            f"data.format says what it is"
+        )
+    return kind
+
+
+def _shipped_files(split: Split) -> list[Path]:
+    folder = Path(str(resources.files("skippipe.data") / "text" / split))
+    return sorted(folder.glob("*.txt"))

@@ -1,0 +1,159 @@
+"""Tokenizers: the one that ships, one's own, one of transformers or of the hub, or one trained on the text."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from skippipe.data.blocks import Tokens
+from skippipe.data.config import DataConfig
+from skippipe.data.pieces import Piece
+from skippipe.data.reading import first_line
+from skippipe.errors import InputError
+
+END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+"""What tokenizers call the token between two texts, where they do not say so; the first that one knows is used."""
+UINT16_ENTRIES = 2**16
+TRIALS = ("the end.\n", "of", "A1\n", "12 b", '"x"\n', "(y)", "é…\n", "'s", "-\n", "<z>")
+"""Ends of lines and beginnings of the next ones."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A tokenizer that knows where a text ends."""
+
+    tokenizer: Tokenizer
+    end_of_text: int
+    json: str
+    """the tokenizer, as it is written to a file"""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens are below it."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def dtype(self) -> str:
+        """The smallest numbers that hold the tokens."""
+        return "uint16" if self.vocabulary <= UINT16_ENTRIES else "uint32"
+
+    def encode(self, pieces: Sequence[Piece]) -> Tokens:
+        """Tokens of the pieces one after another, the end-of-text token after each that ends a document."""
+        dtype = np.dtype(self.dtype)
+        end = np.array([self.end_of_text], dtype)
+        arrays: list[Tokens] = []
+        encoded = self.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
+        for piece, encoding in zip(pieces, encoded, strict=True):
+            arrays.append(np.array(encoding.ids, dtype))
+            if piece.last:
+                arrays.append(end)
+        return np.concatenate(arrays)
+
+    def cuts_at_lines(self) -> bool:
+        """Whether lines can be tokenised apart: so with byte-level ones, not where a text is given a beginning."""
+
+        def ids(text: str) -> list[int]:
+            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+        return all(
+            ids(left + right) == ids(left) + ids(right) for left in TRIALS if left.endswith("\n") for right in TRIALS
+        )
+
+
+def load_encoder(config: DataConfig) -> Encoder:
+    """Load the tokenizer of the settings; nothing of it is ever unpickled, no code of it run.
+
+    Raises:
+        InputError: no such tokenizer, or one that cannot be used; the message names key and value.
+
+    """
+    name = config.tokenizer
+    if name is None:
+        return read_encoder(Path(str(resources.files("skippipe.data") / "tokenizer.json")))
+    path = Path(name)
+    if path.is_file():
+        return read_encoder(path)
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        return _checked(_from_file(path / "tokenizer.json"), _stated_end(path), name)
+    check_tokenizer(config)
+    return _from_transformers(name)
+
+
+def read_encoder(path: Path) -> Encoder:
+    """Read a tokenizer.json; raises as `load_encoder` does."""
+    return _checked(_from_file(path), None, str(path))
+
+
+def check_tokenizer(config: DataConfig) -> None:
+    """Raise `InputError` where `data.tokenizer` is the name of a file that is not there."""
+    name = config.tokenizer
+    if name is not None and not Path(name).exists() and (name.endswith(".json") or name.startswith((".", "/", "~"))):
+        raise InputError(f"data.tokenizer is {name}: there is no such file")
+
+
+def _checked(tokenizer: Tokenizer, end_of_text: str | None, name: str) -> Encoder:
+    """Make an encoder of a tokenizer, which is told neither to cut nor to fill texts.
+
+    `end_of_text` is what it calls the end of a text, None: one of `END_OF_TEXT`.
+    """
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if not tokenizer.encode("a text", add_special_tokens=False).ids:
+        raise InputError(f"data.tokenizer is {name}: it makes no tokens of a text")
+    candidates = END_OF_TEXT if end_of_text is None else (end_of_text,)
+    number = next((x for x in map(tokenizer.token_to_id, candidates) if x is not None), None)
+    if number is None:
+        raise InputError(f"data.tokenizer is {name}: it has no token that ends a text ({', '.join(candidates)})")
+    return Encoder(tokenizer, number, tokenizer.to_str())
+
+
+def train_encoder(texts: Iterable[Sequence[str]], entries: int) -> Encoder:
+    """Train byte-level BPE with at most `entries` entries, number 0 the end of a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=[END_OF_TEXT[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return _checked(tokenizer, None, "the trained one")
+
+
+def _from_file(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
+        raise InputError(f"data.tokenizer is {path}, a tokenizer.json is expected: {first_line(error)}") from None
+
+
+def _stated_end(folder: Path) -> str | None:
+    """What `tokenizer_config.json` calls the end of a text, if it says so."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        stated: Any = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        stated = stated.get("content") if isinstance(stated, dict) else stated
+        return stated if isinstance(stated, str) else None
+    return None
+
+
+def _from_transformers(name: str) -> Encoder:
+    # Imported late: it takes seconds, and most tokenizers are read without it.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        backend = loaded.backend_tokenizer
+    except Exception as error:  # noqa: BLE001 - no file, no network, no such name, no fast tokenizer: of many kinds
+        raise InputError(
+            f"data.tokenizer is {name}: a tokenizer.json, a folder of transformers or a name of the hub is expected: "
+            f"{first_line(error)}"
+        ) from None
+    return _checked(backend, loaded.eos_token, name)

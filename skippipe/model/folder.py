@@ -1,0 +1,117 @@
+"""A model's folder as transformers writes it: its `config.json`, and which files hold its weights. No torch."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skippipe.errors import InputError
+from skippipe.files import read_json_object
+from skippipe.model.families import family_of
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+HASHED_WHOLE = 256 * 2**20
+"""bytes up to which a file is hashed as a whole; of a larger one, parts"""
+PART, STRIDE = 64 * 2**10, 8 * 2**20
+"""of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a part of every tensor of some size"""
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Where the tensors of a model are."""
+
+    stated_by: Path
+    """the one file that holds them all, or the index that says which file holds which"""
+    paths: tuple[Path, ...]
+    """the safetensors files"""
+    index: Mapping[str, Path] | None
+    """the file of each tensor by name, where there is an index"""
+
+
+def find_folder(name: object) -> Path:
+    """Check that `model.folder` is a folder with a configuration; raise `InputError` where it is not."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"model.folder is {name!r}, a folder with {CONFIG} and safetensors files is expected")
+    folder = Path(name)
+    if not folder.is_dir():
+        raise InputError(
+            f"model.folder is {name}: there is no such folder, and nothing is downloaded here; a model of the hub is "
+            f"fetched by: hf download NAME --local-dir FOLDER"
+        )
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"model.folder is {name}: there is no {CONFIG} in it")
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's `config.json`: all its keys, settings of the model or not.
+
+    Raises:
+        InputError: it cannot be read, or is of an architecture or a kind of weights that cannot be used.
+
+    """
+    path = folder / CONFIG
+    content = read_json_object(str(path))
+    try:
+        family_of(content.get("model_type"))
+    except InputError as error:
+        raise InputError(f"{path}: {str(error).removeprefix('model.')}") from None
+    if content.get("quantization_config") is not None:
+        raise InputError(f"{path}: quantization_config is set, a model with plain floating-point weights is expected")
+    return content
+
+
+def weight_files(folder: Path) -> WeightFiles:
+    """Find a folder's safetensors files; raise `InputError` where there are none, or where one is missing."""
+    if (folder / WEIGHTS).is_file():
+        return WeightFiles(folder / WEIGHTS, (folder / WEIGHTS,), None)
+    if (folder / INDEX).is_file():
+        return _indexed(folder / INDEX)
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"{folder}: holds its weights in pickle only ({', '.join(pickles[:3])}), which runs whatever code is in it "
+            f"and is never opened here; {WEIGHTS} is expected"
+        )
+    raise InputError(f"{folder}: holds no weights, {WEIGHTS} or {INDEX} is expected")
+
+
+def _indexed(path: Path) -> WeightFiles:
+    weight_map = read_json_object(str(path)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{path}: weight_map is {weight_map!r}, the file of each tensor is expected")
+    index: dict[str, Path] = {}
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise InputError(f"{path}: weight_map.{tensor} is {file!r}, a safetensors file beside it is expected")
+        index[tensor] = path.with_name(file)
+    paths = tuple(sorted(set(index.values())))
+    for file in paths:
+        if not file.is_file():
+            raise InputError(f"{path}: names {file.name}, which is not there")
+    return WeightFiles(path, paths, index)
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash of a folder's weights, in hexadecimal: different where two ranks would start from different ones.
+
+    Made of the names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes, of a part of each of its
+    stretches, so that a hundred gigabytes take seconds. It is no proof against somebody who wants to deceive.
+    """
+    digest = hashlib.sha256()
+    for path in weight_files(folder).paths:
+        try:
+            size = path.stat().st_size
+            digest.update(f"{path.name}:{size}\n".encode())
+            with path.open("rb") as file:
+                if size <= HASHED_WHOLE:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+                    continue
+                for start in range(0, size, STRIDE):
+                    file.seek(start)
+                    digest.update(file.read(PART))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()

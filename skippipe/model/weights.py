@@ -1,0 +1,262 @@
+"""Weights of one stage, from the safetensors files of a folder; nothing else is read of them, and nothing unpickled.
+
+How an architecture lies on disk and how it lies in memory is known to transformers (the experts of a Mixtral are many
+matrices there and one here): its own loading is given a model of this stage's layers and the tensors of these.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from skippipe.errors import InputError
+from skippipe.model.families import family_of
+from skippipe.model.folder import weight_files
+from skippipe.model.settings import one_line, part_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""types of tensors that are weights, as safetensors calls them"""
+_LAYER = re.compile(r"((?:.*?\.)?layers\.)(\d+)(\..+)")
+"""what comes before a layer's number, the number, and what comes after"""
+_EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\..+)")
+"""the same for experts, where they are apart"""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The open files of a folder."""
+
+    stated_by: Path
+    files: Mapping[str, Any]
+    """the open file that holds each tensor, by the tensor's name on disk"""
+    paths: Mapping[str, Path]
+
+    def place(self, name: str) -> Path:
+        """Which file to name in a message about a tensor; names in memory may be others than those on disk."""
+        return self.paths.get(name, self.stated_by)
+
+
+def stage_weights(
+    config: "PretrainedConfig", folder: Path, *, layers: range, first: bool, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Read the weights of one stage.
+
+    Args:
+        config: the whole model's.
+        folder: with `model.safetensors`, or with several files and their index.
+        layers: the numbers of the stage's layers in the whole model.
+        first: whether it is stage 0, with embedding, final norm and head.
+        dtype: what the weights are converted to, one at a time.
+
+    Returns:
+        The weights by their names in the whole model, on the CPU, in memory of their own; head and embedding are one
+        tensor where the model ties them.
+
+    Raises:
+        InputError: a file is broken, or tensors are missing, too many, or of other shapes than the settings ask for;
+            the message names file and tensor.
+
+    """
+    with contextlib.ExitStack() as stack:
+        source = _open(folder, stack)
+        _check_layers(source, config.num_hidden_layers)
+        _check_experts(source, config)
+        given = _read(source, layers, first=first)
+        loaded = _load(config, source, given, layers, first=first, dtype=dtype)
+        files = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
+        # A tensor that needed no conversion still lies in the mapped file, which somebody might change.
+        weights = {
+            name: tensor.clone() if tensor.untyped_storage().data_ptr() in files else tensor
+            for name, tensor in loaded.items()
+        }
+    if first and config.tie_word_embeddings:
+        head, embedding = _tied_names(config)
+        weights[head] = weights[embedding]
+    return weights
+
+
+def _open(folder: Path, stack: contextlib.ExitStack) -> _Source:
+    """Open all files, of which only the headers are read."""
+    found = weight_files(folder)
+    files: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    for path in found.paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: is no whole safetensors file: {one_line(error)}") from None
+        names = list(file.keys())
+        files |= dict.fromkeys(names, file)
+        paths |= dict.fromkeys(names, path)
+    for name, path in (found.index or {}).items():
+        if paths.get(name) != path:
+            raise InputError(f"{found.stated_by}: says that {path.name} holds {name}, which it does not")
+    return _Source(found.stated_by, files, paths)
+
+
+def _check_layers(source: _Source, layers: int) -> None:
+    for name in source.files:
+        number = _LAYER.fullmatch(name)
+        if number is not None and int(number[2]) >= layers:
+            raise InputError(
+                f"{source.place(name)}: holds {name}, the settings are of a model of {layers} layers "
+                f"(num_hidden_layers)"
+            )
+
+
+def _check_experts(source: _Source, config: Any) -> None:
+    """Raise `InputError` unless all experts are there and alike: what transformers makes of all would name none."""
+    if family_of(config.model_type).router is None:
+        return
+    numbers: dict[tuple[str, str], set[int]] = {}
+    sides = sorted((config.hidden_size, config.intermediate_size))
+    for name, file in source.files.items():
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            continue
+        numbers.setdefault((expert[1], expert[3]), set()).add(int(expert[2]))
+        _check_float(source, name)
+        shape = list(file.get_slice(name).get_shape())
+        if sorted(shape) != sides:
+            raise InputError(
+                f"{source.place(name)}: {name} has the shape {shape}, by the settings a matrix of the sides "
+                f"{sides[0]} and {sides[1]} is expected"
+            )
+    for (before, after), found in numbers.items():
+        for number in sorted(set(range(config.num_local_experts)) ^ found)[:1]:
+            name = f"{before}{number}{after}"
+            there = "is surplus" if number in found else "is missing"
+            raise InputError(
+                f"{source.place(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
+            )
+
+
+def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
+    """Read a stage's tensors, under the names that they have where its layers are the only ones.
+
+    On stage 0 also those of no layer. Masks, that once were kept beside weights, are left out: they are no numbers.
+    """
+    given: dict[str, Tensor] = {}
+    for name, file in source.files.items():
+        place = _LAYER.fullmatch(name)
+        wanted = first if place is None else int(place[2]) in layers
+        if wanted and file.get_slice(name).get_dtype() in FLOATS:
+            given[name if place is None else f"{place[1]}{int(place[2]) - layers.start}{place[3]}"] = file.get_tensor(
+                name
+            )
+    return given
+
+
+def _load(  # noqa: PLR0913 - what a stage is
+    config: "PretrainedConfig",
+    source: _Source,
+    given: Mapping[str, Tensor],
+    layers: range,
+    *,
+    first: bool,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Have transformers make of a stage's tensors on disk those in memory, and check that they are all."""
+    part = part_config(config, layers)
+    if not first:  # what it does not hold is not to take memory: an embedding of one token instead
+        part.vocab_size, part.pad_token_id = 1, None
+    model: Any = family_of(config.model_type).model_class()
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            model, told = model.from_pretrained(
+                None,
+                config=part,
+                state_dict=dict(given),
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # they are told
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise InputError(f"{source.stated_by}: the weights do not fit the settings: {one_line(error)}") from error
+    _check(source, told, layers, first=first)
+    loaded = {_whole_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
+    if first and config.tie_word_embeddings:
+        head, embedding = _tied_names(config)
+        _check_tied(source, loaded[embedding], loaded.pop(head, None))
+    return {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
+
+
+def _check(source: _Source, told: Mapping[str, Any], layers: range, *, first: bool) -> None:
+    """Raise `InputError` if tensors are missing, surplus or of other shapes; `told` is by transformers."""
+
+    def named(names: Iterable[str]) -> list[str]:
+        return sorted(_whole_name(name, layers) for name in names if first or _LAYER.fullmatch(name))
+
+    missing, surplus = named(told["missing_keys"]), named(told["unexpected_keys"])
+    for name, found, expected in sorted(told["mismatched_keys"]):
+        whole = _whole_name(name, layers)
+        raise InputError(
+            f"{source.place(whole)}: {whole} has the shape {list(found)}, by the settings {list(expected)} is expected"
+        )
+    for name in missing[:1]:
+        _check_float(source, name)
+        raise InputError(f"{source.stated_by}: {name} is missing{_and_more(missing)}")
+    for name in surplus[:1]:
+        raise InputError(
+            f"{source.place(name)}: holds {name}{_and_more(surplus)}, for which the model has no place by its settings"
+        )
+    if told["error_msgs"]:
+        raise InputError(f"{source.stated_by}: {'; '.join(map(str, told['error_msgs']))}")
+
+
+def _check_float(source: _Source, name: str) -> None:
+    """Refuse a tensor that is there, but holds no plain floating-point numbers."""
+    kind = source.files[name].get_slice(name).get_dtype() if name in source.files else None
+    if kind is not None and kind not in FLOATS:
+        raise InputError(f"{source.place(name)}: {name} is of {kind}, one of {', '.join(FLOATS)} is expected")
+
+
+def _check_tied(source: _Source, embedding: Tensor, head: Tensor | None) -> None:
+    """Refuse a head that is there and is another than the embedding: transformers would not tie them."""
+    if head is not None and not torch.equal(head, embedding):
+        raise InputError(
+            f"{source.stated_by}: head and embedding differ, and tie_word_embeddings is true; "
+            f"+model.tie_word_embeddings=false keeps them apart"
+        )
+
+
+def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:
+    """Names of the weights of head and embedding."""
+    family = family_of(config.model_type)
+    return f"{family.head}.weight", f"{family.body}.{family.embedding}.weight"
+
+
+def _whole_name(name: str, layers: range) -> str:
+    """Name in the whole model of what has a name in a model of these layers alone."""
+    place = _LAYER.fullmatch(name)
+    return name if place is None else f"{place[1]}{int(place[2]) + layers.start}{place[3]}"
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within: transformers shows no progress and no report; what it has to say is checked."""
+    from transformers import utils  # noqa: PLC0415 - slow
+
+    logging: Any = utils.logging
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,277 @@
+"""Checkpoints saved by several ranks, and read by one; whole or not at all."""
+
+import hashlib
+import json
+import pickle
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import distributed as dist
+from train.jobs import make_job
+
+from skippipe.checkpoint import manifest, open_checkpoint
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.reading import newest_whole
+from skippipe.checkpoint.saving import Contents, Saver
+from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.state import State
+from skippipe.errors import InputError
+from skippipe.planning import make_plan, prepare, state_problem
+
+WORLD = 3
+SIZE = 20_000
+
+
+def a_state(iteration: int) -> State:
+    return State(
+        iteration, 100 * iteration, 7 * iteration, seed=1, text="t", model={"model_type": "llama"}, planning="p"
+    )
+
+
+def a_plan() -> str:
+    job = make_job()
+    instance = prepare(job.cluster, job.allocate, job.schedule)
+    return make_plan(state_problem(instance.cluster, instance.allocation, job.schedule), "full", job.planner).to_json()
+
+
+PLAN = a_plan()
+
+
+def identity(plan: str) -> dict[str, Any]:
+    """A plan but for how it was found: every worker has found its own."""
+    return {**json.loads(plan), "solver": None}
+
+
+def tensor_of(name: str, iteration: int) -> torch.Tensor:
+    """Values that a name and an iteration stand for."""
+    seed = int.from_bytes(hashlib.sha256(f"{name} {iteration}".encode()).digest()[:6], "big")
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def names_of(rank: int) -> list[str]:
+    return [f"weights/layer.{3 * i + rank}" for i in range(2)]
+
+
+def save_in_pool(
+    rank: int, folder: Path, iterations: list[int], keep: int, key: bytes, limits: dict[int, int]
+) -> list[tuple[int, str | None, int]]:
+    """In a warm worker: save after some iterations; `limits` lets no file of an iteration grow beyond so many bytes."""
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    saver = Saver(Shelf(folder / FOLDER), group, key=key if rank == 0 else None, keep=keep)
+    told = []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for iteration in iterations:
+        limit = limits.get(iteration)
+        if limit is not None and rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        tensors = {name: tensor_of(name, iteration) for name in names_of(rank)}
+        saver.save(tensors, Contents(a_state(iteration), PLAN, "{}"))
+        saver.settle()
+        for tensor in tensors.values():
+            tensor.zero_()  # training goes on
+        saver.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        (done,) = saver.take_finished()
+        assert done.iteration == iteration
+        told.append((iteration, None if done.error is None else str(done.error), done.bytes))
+    dist.destroy_process_group(group)
+    return told
+
+
+Save = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def save(pool: Pool, tmp_path: Path) -> Save:
+    """Save checkpoints in a folder; gives what each rank was told."""
+
+    def call(
+        iterations: list[int], keep: int = 5, limits: dict[int, int] | None = None, key: bytes | None = None
+    ) -> list[Any]:
+        secret = key or load_key(None)
+        return pool.run(save_in_pool, [(tmp_path, iterations, keep, secret, limits or {})] * WORLD)
+
+    return call
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    tensors = {name.removeprefix("weights/"): torch.zeros(SIZE) for rank in range(WORLD) for name in names_of(rank)}
+    open_checkpoint(path).load(tensors)
+    return tensors
+
+
+def check_holds(path: Path, iteration: int) -> None:
+    assert open_checkpoint(path).state == a_state(iteration)
+    for name, tensor in loaded(path).items():
+        assert torch.equal(tensor, tensor_of(f"weights/{name}", iteration)), name
+
+
+def test_what_was_copied_is_what_is_read(save: Save, tmp_path: Path) -> None:
+    told = save([3, 12])
+    assert told == [told[0]] * WORLD, "all ranks know the same"
+    assert [(iteration, error) for iteration, error, _ in told[0]] == [(3, None), (12, None)]
+    check_holds(tmp_path, 12)
+    check_holds(tmp_path / FOLDER / "iteration-000003", 3)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.tokenizer_json == "{}"
+    assert identity(checkpoint.plan.to_json()) == identity(PLAN)
+    sizes = sum(p.stat().st_size for p in checkpoint.path.rglob("*") if p.is_file() and p.name != manifest.NAME)
+    assert told[0][1][2] == sizes
+
+
+def test_the_newest_ones_stay(save: Save, tmp_path: Path) -> None:
+    save([1, 2, 10, 11], keep=2)
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000010", "iteration-000011"}
+
+
+def test_the_same_one_twice(save: Save, tmp_path: Path) -> None:
+    save([4])
+    save([4])
+    check_holds(tmp_path, 4)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["iteration-000004"]
+
+
+@pytest.mark.parametrize("limit", [100, 40_000, 100_000])
+def test_a_rank_that_cannot_write(limit: int, save: Save, tmp_path: Path) -> None:
+    told = save([1, 2, 3], limits={2: limit})
+    for by_rank in told:
+        (_, first, _), (_, error, _), (_, last, _) = by_rank
+        assert (first, last) == (None, None)
+        assert error.startswith("rank 1: ")
+        assert "File too large" in error
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "iteration-000003"}
+    check_holds(tmp_path / FOLDER / "iteration-000001", 1)
+
+
+def test_a_folder_that_cannot_be_made(save: Save, tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("no folder")
+    told = save([1])
+    assert told == [told[0]] * WORLD
+    assert told[0][0][1] == f"rank 0: {tmp_path / FOLDER / '.iteration-000001.new'}: Not a directory"
+    assert (tmp_path / FOLDER).read_text() == "no folder"
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def edit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, lengthen, edit, empty, Path.unlink])
+def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save, tmp_path: Path) -> None:
+    save([1, 2])
+    newest = tmp_path / FOLDER / "iteration-000002"
+    kept = tmp_path / "kept"
+    shutil.copytree(newest, kept)
+    assert len(files_of(newest)) == 3 + 1 + 1 + WORLD  # state, plan, tokenizer; manifest; index; tensors
+    for path in files_of(newest):
+        damage(path)
+        if path.name != manifest.NAME or damage is not Path.unlink:  # then it is no checkpoint at all
+            with pytest.raises(InputError, match=str(path)):
+                open_checkpoint(newest)
+        found, damaged = newest_whole(Shelf(tmp_path / FOLDER), load_key(None))
+        assert found is not None
+        assert found.state.iteration == 1
+        assert len(damaged) == 1
+        assert str(path) in damaged[0]
+        check_holds(tmp_path, 1)
+        shutil.rmtree(newest)
+        shutil.copytree(kept, newest)
+    check_holds(tmp_path, 2)
+
+
+def test_none_is_whole(save: Save, tmp_path: Path) -> None:
+    save([1])
+    edit(tmp_path / FOLDER / "iteration-000001" / "state.json")
+    with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has other contents"):
+        open_checkpoint(tmp_path)
+
+
+def test_none_is_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such folder"):
+        open_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"neither manifest\.json nor checkpoints"):
+        open_checkpoint(tmp_path)
+
+
+class Malice:
+    """Unpickled, it leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def test_what_others_have_written_is_not_unpickled(save: Save, tmp_path: Path) -> None:
+    """Somebody without the secret puts a pickle in, and makes every hash fit."""
+    save([1])
+    path = tmp_path / FOLDER / "iteration-000001"
+    index = path / "tensors" / ".metadata"
+    index.write_bytes(pickle.dumps(Malice(tmp_path / "trace")))
+    content = json.loads((path / manifest.NAME).read_text())
+    note = manifest.describe(index)
+    content["files"]["tensors/.metadata"] = {"bytes": note.bytes, "sha256": note.sha256}
+    (path / manifest.NAME).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="its signature does not fit"):
+        open_checkpoint(path)
+    signed = manifest.Manifest(1, {n: manifest.FileNote(**note) for n, note in content["files"].items()})
+    (path / manifest.NAME).write_text(signed.signed(b"another secret, as long as need be"))
+    with pytest.raises(InputError, match=r"signed with another checkpoint\.key"):
+        open_checkpoint(path)
+    assert not (tmp_path / "trace").exists()
+    (path / manifest.NAME).write_text(signed.signed(load_key(None)))  # the proof that it would be seen
+    with pytest.raises(AttributeError):
+        open_checkpoint(path).load({"layer.0": torch.zeros(SIZE)})
+    assert (tmp_path / "trace").exists()
+
+
+def test_a_tensor_that_is_not_there(save: Save, tmp_path: Path) -> None:
+    save([1])
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(InputError, match=r"has no tensor weights/layer\.9: it is of another model"):
+        checkpoint.load({"layer.9": torch.zeros(SIZE)})
+    with pytest.raises(InputError, match=r"weights/layer\.0 has shape \(20000,\), \(3, 4\) is expected"):
+        checkpoint.load({"layer.0": torch.zeros(3, 4)})
+
+
+def test_a_tied_tensor_needs_no_entry_of_its_own(save: Save, tmp_path: Path) -> None:
+    save([1])
+    tied = torch.zeros(SIZE)
+    open_checkpoint(tmp_path).load({"head": tied, "layer.0": tied})
+    assert torch.equal(tied, tensor_of("weights/layer.0", 1))
+
+
+def test_what_a_killed_process_leaves_is_tidied_up(save: Save, tmp_path: Path) -> None:
+    save([1])
+    shelf = Shelf(tmp_path / FOLDER)
+    shelf.begin(2).joinpath("state.json").write_text("{")
+    (tmp_path / FOLDER / ".iteration-000000.old").mkdir()
+    (tmp_path / FOLDER / "of somebody else").mkdir()
+    check_holds(tmp_path, 1)
+    shelf.tidy()
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "of somebody else"}

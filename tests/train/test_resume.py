@@ -1,0 +1,314 @@
+"""Runs that stop and go on: as if nothing had been, on the same ranks, on others, by other plans."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pool as pools
+import pytest
+import torch
+from torch import Tensor
+from train.alone import free_port, of_kind, train_alone
+from train.conftest import Folder
+from train.jobs import make_cluster, make_job
+
+from skippipe.checkpoint import open_checkpoint
+from skippipe.checkpoint.shelf import FOLDER
+from skippipe.config import ScheduleConfig
+from skippipe.errors import InputError
+from skippipe.train.config import TrainJob
+from skippipe.train.events import Event
+from skippipe.train.layout import layout_of
+from skippipe.train.place import Place, deal
+from skippipe.train.rank import train_rank
+from skippipe.train.texts import Texts
+
+NEVER = 10**6
+ITERATIONS = 7
+DROPOUT = {"attention_dropout": 0.2}
+
+
+def stopping_at(iteration: int, told: list[Event]) -> Callable[[Event], None]:
+    """A report that has this process asked to stop in the iteration after `iteration`."""
+
+    def report(event: Event) -> None:
+        told.append(event)
+        if event["event"] == "iteration" and event["iteration"] == iteration:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return report
+
+
+def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[Event]:
+    """In a warm worker: leave its group, train, be asked to stop perhaps, and come back to a group of the same size."""
+    told: list[Event] = []
+    names = deal(layout_of(job).cluster.names, processes)
+    pools.leave()
+    place = Place(rank, len(names), names[rank], "127.0.0.1", port, local=True)
+    asked = train_rank(job, place, folder, stopping_at(stop_at, told))
+    assert (asked is None) == (stop_at == NEVER)
+    pools.join(rank, len(names), str(folder.parent / f"back-{port}"))
+    return told
+
+
+Train = Callable[..., list[Event]]
+
+
+@pytest.fixture
+def train(pool: pools.Pool) -> Train:
+    """Train with warm workers in a folder; gives what rank 0 tells."""
+
+    def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[Event]:
+        world = processes or len(layout_of(job).cluster.names)
+        port = free_port()
+        told: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
+        return list(told[0])
+
+    return call
+
+
+def job_of(**changes: Any) -> TrainJob:
+    job = make_job(train__iterations=ITERATIONS, train__validate_every=None, **changes)
+    return dataclasses.replace(job, model=job.model | DROPOUT)
+
+
+def losses(events: Sequence[Event]) -> dict[int, float]:
+    return {event["iteration"]: event["loss"] for event in of_kind(events, "iteration")}
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """Everything that the newest checkpoint of a run holds."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    checkpoint = open_checkpoint(folder)
+    reader = FileSystemReader(checkpoint.path / "tensors")
+    found: dict[str, Tensor] = {}
+    for part in ("weights", "optimizer"):
+        names = [n.removeprefix(f"{part}/") for n in reader.read_metadata().state_dict_metadata if n.startswith(part)]
+        sizes: Any = reader.read_metadata().state_dict_metadata
+        tensors = {name: torch.zeros(sizes[f"{part}/{name}"].size) for name in names}
+        checkpoint.load(tensors, part)
+        found |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+    return found
+
+
+def check_equal(one: Path, other: Path) -> None:
+    """Two runs have come to the same, bit by bit."""
+    ours, theirs = tensors_of(one), tensors_of(other)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > 100
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    states = [open_checkpoint(folder).state for folder in (one, other)]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("skip_ratio", [0.0, 1 / 3])
+def test_a_run_that_was_stopped_comes_to_the_same(skip_ratio: float, train: Train, folder: Folder) -> None:
+    schedule = ScheduleConfig(microbatches_per_source=3, skip_ratio=skip_ratio)
+    job = job_of(schedule=schedule, checkpoint__every=2)
+    unbroken = train(job, folder("unbroken"))
+    broken = folder("broken")
+    first = train(job, broken, stop_at=1)
+    stopped = of_kind(first, "stopped")
+    assert [event["saved"] for event in stopped] == [True]
+    at = stopped[0]["iteration"]
+    assert 1 <= at < ITERATIONS
+    assert not of_kind(first, "summary")
+    second = train(job, broken, stop_at=at + 1)
+    third = train(job, broken)
+    for events in (second, third):
+        (resumed,) = of_kind(events, "resumed")
+        assert resumed["plan_kept"]
+        assert resumed["damaged"] == []
+    assert losses(first) | losses(second) | losses(third) == losses(unbroken)
+    assert of_kind(third, "summary")[0]["loss_after"] == of_kind(unbroken, "summary")[0]["loss_after"]
+    check_equal(broken.with_name("unbroken"), broken)
+    assert open_checkpoint(broken).state.iteration == ITERATIONS
+
+
+def test_checkpoints_are_made_while_training_goes_on(folder: Folder) -> None:
+    run = folder("run")
+    events = train_alone(job_of(checkpoint__every=1, checkpoint__keep=3), run)
+    saved = of_kind(events, "checkpoint")
+    assert saved[-1]["iteration"] == ITERATIONS
+    assert [event["iteration"] for event in saved] == sorted({event["iteration"] for event in saved})
+    assert all(event["bytes"] > 100_000 for event in saved)
+    kept = sorted(path.name for path in (run / FOLDER).iterdir())
+    assert kept == [f"iteration-{event['iteration']:06d}" for event in saved[-3:]]
+
+
+def test_nothing_is_saved_where_nobody_asks(folder: Folder) -> None:
+    run = folder("run")
+    events = train_alone(job_of(checkpoint__enabled=False), run)
+    assert not of_kind(events, "checkpoint")
+    assert not (run / FOLDER).exists()
+
+
+def test_a_run_at_its_end_goes_no_further(folder: Folder) -> None:
+    run = folder("run")
+    first = train_alone(job_of(), run)
+    again = train_alone(job_of(), run)
+    assert not of_kind(again, "iteration")
+    (summary,) = of_kind(again, "summary")
+    assert summary["loss_after"] == of_kind(first, "summary")[0]["loss_after"]
+    assert summary["measured_s"] is None
+
+
+OTHERS = {
+    "2 ranks": (job_of(), 2),
+    "3 ranks": (job_of(), 3),
+    "6 ranks": (job_of(cluster=make_cluster(6, [2, 2, 2])), None),
+    "2 stages": (job_of(cluster=make_cluster(3, [2, 1])), None),
+    "other layers": (job_of(train__layers=[1, 2, 1]), None),
+    "3 sources": (job_of(cluster=make_cluster(5, [3, 1, 1])), None),
+    "full pipeline": (job_of(schedule=ScheduleConfig(microbatches_per_source=3, skip_ratio=0.0)), None),
+    "other microbatches": (job_of(train__microbatch_size=1), None),
+}
+
+
+def with_every(job: TrainJob) -> TrainJob:
+    """The same, validated and saved after every iteration."""
+    return dataclasses.replace(
+        job,
+        train=dataclasses.replace(job.train, validate_every=1),
+        checkpoint=dataclasses.replace(job.checkpoint, every=1, keep=100),
+    )
+
+
+def back_to(run: Path, latest: int) -> int:
+    """Take away the newest checkpoints of a run; which iteration it then stands at, at most `latest`."""
+    for path in (run / FOLDER).iterdir():
+        if int(path.name.removeprefix("iteration-")) > latest:
+            shutil.rmtree(path)
+    at: int = open_checkpoint(run).state.iteration
+    return at
+
+
+def validations(events: Sequence[Event]) -> dict[int, float]:
+    return {event["iteration"]: event["loss"] for event in of_kind(events, "validation")}
+
+
+@pytest.fixture(scope="module")
+def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event]]:
+    """A run to its end, with a checkpoint of most iterations."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    run.mkdir()
+    port = free_port()
+    told: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
+    return run, list(told[0])
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[Event]], tmp_path: Path) -> None:
+    """At the moment of change the model is what it was, and the text goes on where it was."""
+    run, known = tmp_path / "run", validations(finished[1])
+    shutil.copytree(finished[0], run)
+    job, processes = OTHERS[other]
+    at = back_to(run, 3)
+    there = train(with_every(job), run, processes)
+    # In microbatches of another size, torch rounds otherwise.
+    rel = 1e-12 if job.train.microbatch_size == 2 else 1e-6
+    assert validations(there)[at] == pytest.approx(known[at], rel=rel)
+    assert [event["plan_kept"] for event in of_kind(there, "resumed")] == [processes is not None]
+    blocks = job.train.microbatch_size * 3 * len(layout_of(job).stages[0])
+    done = open_checkpoint(run).state
+    before = open_checkpoint(run / FOLDER / f"iteration-{at:06d}").state
+    assert (done.iteration, done.position) == (ITERATIONS, before.position + blocks * (ITERATIONS - at))
+    assert done.tokens == done.position * job.data.sequence
+    again = back_to(run, 5)
+    assert again > at
+    back = train(with_every(job_of()), run)
+    assert validations(back)[again] == pytest.approx(validations(there)[again], rel=rel)
+    assert validations(back)[ITERATIONS] < known[0], "it has learnt"
+    assert of_kind(back, "summary")
+
+
+def test_every_block_once_in_an_epoch_whatever_changes(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = folder("run")
+    used: list[tuple[int, int]] = []
+    real = Texts.training_batch
+
+    def noting(self: Texts, place: int) -> tuple[Tensor, Tensor]:
+        used.append((place, self.size))
+        return real(self, place)
+
+    monkeypatch.setattr(Texts, "training_batch", noting)
+    jobs = [
+        job_of(),
+        job_of(cluster=make_cluster(5, [3, 1, 1])),
+        job_of(train__microbatch_size=1),
+        job_of(schedule=ScheduleConfig(microbatches_per_source=2, skip_ratio=0.0)),
+    ]
+    for job in jobs:
+        told: list[Event] = []
+        names = tuple(layout_of(job).cluster.names)
+        place = Place(0, 1, names, "127.0.0.1", free_port(), local=True)
+        train_rank(dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=1000)), place, run,
+                   stopping_at(open_or_0(run) + 2, told))  # fmt: skip
+    places = Counter(first + i for first, size in used for i in range(size))
+    assert set(places.values()) == {1}
+    assert sorted(places) == list(range(len(places)))
+    assert open_checkpoint(run).state.position == len(places)
+
+
+def open_or_0(run: Path) -> int:
+    return open_checkpoint(run).state.iteration if (run / FOLDER).exists() else 0
+
+
+def test_another_run_goes_on_from_a_checkpoint(folder: Folder) -> None:
+    first, second = folder("first"), folder("second")
+    train_alone(with_every(job_of()), first)
+    path = sorted((first / FOLDER).iterdir())[1]
+    events = train_alone(job_of(checkpoint__resume=str(path)), second)
+    assert of_kind(events, "resumed")[0]["path"] == str(path)
+    check_equal(first, second)
+    again = train_alone(job_of(checkpoint__resume=str(path)), second)
+    assert of_kind(again, "resumed")[0]["iteration"] == ITERATIONS, "its own ones come first"
+
+
+def test_a_damaged_one_is_passed_over(folder: Folder) -> None:
+    run = folder("run")
+    first = train_alone(with_every(job_of()), run)
+    newest, before, *_ = sorted((run / FOLDER).iterdir(), reverse=True)
+    file = max((newest / "tensors").iterdir(), key=lambda path: path.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-100])
+    again = train_alone(job_of(), run)
+    (resumed,) = of_kind(again, "resumed")
+    assert resumed["path"] == str(before)
+    assert len(resumed["damaged"]) == 1
+    assert str(file) in resumed["damaged"][0]
+    assert losses(again).items() <= losses(first).items()
+    assert open_checkpoint(run).state.iteration == ITERATIONS
+
+
+def test_none_that_is_whole_is_no_beginning(folder: Folder) -> None:
+    run = folder("run")
+    train_alone(job_of(), run)
+    (path,) = (run / FOLDER).iterdir()
+    (path / "state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has 2 bytes"):
+        train_alone(job_of(), run)
+    assert [p.name for p in path.iterdir() if p.name == "state.json"], "what was there is there"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__seed": 5}, "train.seed was 0, here it is 5: the order of the text depends on it"),
+        ({"data__sequence": 16}, r"was trained on another text \(data\.\*\)"),
+        ({"model": {**make_job().model, **DROPOUT, "hidden_size": 64}}, "model.hidden_size is 32 there, here it is 64"),
+        ({"model": make_job().model}, "model.attention_dropout is 0.2 there, here it is 0.0"),
+    ],
+)
+def test_of_another_run(changes: dict[str, Any], message: str, folder: Folder) -> None:
+    run = folder("run")
+    train_alone(job_of(), run)
+    model = changes.pop("model", job_of().model)
+    with pytest.raises(InputError, match=message):
+        train_alone(dataclasses.replace(job_of(**changes), model=model), run)

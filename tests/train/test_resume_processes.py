@@ -1,0 +1,126 @@
+"""Real processes that are asked to stop or killed, while they train and while they save, and that go on."""
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+from train.running import Running, signal_to
+
+from skippipe.checkpoint import open_checkpoint
+from skippipe.checkpoint.shelf import FOLDER
+
+JOB = ["train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false"]
+KILLS = 3
+"""so many while training, and as many while saving"""
+PATIENCE_S = 60.0
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Loss by iteration, as last told."""
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {event["iteration"]: event["loss"] for event in events if event["event"] == "iteration"}
+
+
+def whole(run: Path) -> int:
+    """Iteration of the newest whole checkpoint, 0 where there is none."""
+    return open_checkpoint(run).state.iteration if any((run / FOLDER).glob("iteration-*")) else 0
+
+
+def begin(folder: Path) -> Running:
+    running = Running(folder, *JOB)
+    running.started()
+    return running
+
+
+def kill(running: Running, chance: random.Random | None = None) -> None:
+    """Kill one process, the supervisor unless chance chooses a worker; all others end."""
+    victim = chance.choice([running.process.pid, *running.workers.values()]) if chance else running.process.pid
+    signal_to(victim, signal.SIGKILL)
+    running.process.communicate(timeout=15)
+    running.none_left(time.monotonic() + 15)
+
+
+def kill_while_training(run: Path, chance: random.Random) -> None:
+    running = begin(run.parent)
+    running.until(lambda line: line.startswith("iteration "))
+    for _ in range(chance.randrange(6)):
+        running.until(lambda line: line.startswith("iteration "))
+    kill(running, chance)
+
+
+def kill_while_saving(run: Path, chance: random.Random) -> bool:
+    """Kill a moment after a checkpoint has been begun; whether it was left unfinished."""
+    running = begin(run.parent)
+    deadline = time.monotonic() + PATIENCE_S
+    while drafts(run):  # what the one before has left
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    while not drafts(run):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, 0.03))
+    kill(running, chance)
+    return bool(drafts(run))
+
+
+def drafts(run: Path) -> list[Path]:
+    """Checkpoints that are being written, or were left unfinished."""
+    return list((run / FOLDER).glob(".*.new"))
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    for folder in (unbroken, broken):
+        folder.mkdir()
+    running = begin(unbroken)
+    assert running.end(120) == (0, "")
+    chance = random.Random(time.time_ns())
+    unfinished = 0
+    newest = 0
+    for number in range(2 * KILLS):
+        if number % 2:
+            unfinished += kill_while_saving(broken / "run", chance)
+        else:
+            kill_while_training(broken / "run", chance)
+        assert whole(broken / "run") >= newest, "nothing that was whole is lost"
+        newest = whole(broken / "run")
+    assert unfinished, "at least one of them was being saved"
+    running = begin(broken)
+    assert running.end(120) == (0, "")
+    assert any(f"goes on after iteration {newest} from" in line for line in running.lines)
+    assert losses(broken / "run") == losses(unbroken / "run")
+    assert whole(broken / "run") == 60
+    assert not list((broken / "run" / FOLDER).glob(".*"))
+
+
+def stop(tmp_path: Path, number: int) -> tuple[int, str, Running]:
+    running = begin(tmp_path)
+    running.until(lambda line: line.startswith("iteration "))
+    running.process.send_signal(number)
+    status, err = running.end(30)
+    return status, err, running
+
+
+def test_asked_to_stop(tmp_path: Path) -> None:
+    for number, status, message in ((signal.SIGTERM, 0, ""), (signal.SIGINT, 130, "interrupted\n")):
+        got, err, running = stop(tmp_path, number)
+        assert (got, err) == (status, message)
+        (line,) = [line for line in running.lines if line.startswith("asked to stop, ended after iteration")]
+        assert line.endswith("; the same command goes on from there\n")
+        assert whole(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
+        assert list(losses(tmp_path / "run"))[-1] == whole(tmp_path / "run")
+
+
+def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: Path) -> None:
+    running = begin(tmp_path)
+    try:
+        running.until(lambda line: line.startswith("iteration    1"))
+        status, err = Running(tmp_path, *JOB).end(60)
+        assert (status, err) == (2, "skippipe train: folder=run is in use: another process trains there\n")
+        signal_to(running.workers[2], signal.SIGTERM)
+        assert running.end(30) == (0, "")
+    finally:
+        running.close()
+    assert any(line.startswith("asked to stop, ended after iteration") for line in running.lines)

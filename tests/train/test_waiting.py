@@ -1,0 +1,177 @@
+"""How long ranks wait for each other outside and inside of iterations, and what they say of one that does not come."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pool as pools
+import pytest
+from torch import Tensor
+from train.alone import free_port, of_kind, rank_in_pool, train_alone
+from train.conftest import Folder
+from train.jobs import make_job
+
+from skippipe.errors import ActionError
+from skippipe.runtime.executor import Boundary, Executor, Timings
+from skippipe.runtime.links import Work
+from skippipe.runtime.stage import Stage
+from skippipe.train.calibrate import rounds, time_links
+from skippipe.train.config import TrainJob
+from skippipe.train.events import Event
+from skippipe.train.loop import PATIENCE, patience_s
+from skippipe.train.place import Place
+from skippipe.train.supervisor import Worker, _error
+from skippipe.train.team import Team
+
+FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
+
+
+def test_patience_grows_with_the_iteration() -> None:
+    assert patience_s(60.0, 0.0, 0.0) == 60.0
+    assert patience_s(60.0, 87.0, 0.0) == patience_s(60.0, 1.0, 87.0) == 60.0 + PATIENCE * 87.0
+    assert patience_s(60.0, 87.0, 3.0, 2.0) == 60.0 + PATIENCE * 174.0
+
+
+def test_waits_go_by_the_longer_of_prediction_and_latest_iteration(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    run = Executor.run
+
+    def noting(self: Executor, batches: Any, step: Any, timeout_s: float) -> Timings:
+        waits.append(timeout_s)
+        return run(self, batches, step, timeout_s)
+
+    monkeypatch.setattr(Executor, "run", noting)
+    # Eight microbatches of validation, six of an iteration.
+    job = make_job(train__iterations=3, train__validate_every=1, runtime__timeout_s=5.0, checkpoint__enabled=False)
+    for forward_s, slower in ((100.0, False), (1e-6, True)):
+        waits.clear()
+        job.cluster.node.forward_s = job.cluster.node.backward_s = forward_s  # type: ignore[attr-defined]
+        iterations = of_kind(train_alone(job, folder(str(forward_s))), "iteration")
+        predicted_s, measured = iterations[0]["predicted_s"], [event["iteration_s"] for event in iterations]
+        assert all((predicted_s < seconds) == slower for seconds in measured)
+        expected = [predicted_s, *(max(predicted_s, seconds) for seconds in measured)]
+        validations, trainings = waits[::2], waits[1::2]
+        assert trainings == pytest.approx([5.0 + 3.0 * seconds for seconds in expected[:3]])
+        assert validations == pytest.approx([5.0 + 3.0 * 8 / 6 * seconds for seconds in expected])
+
+
+def slow_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[Event]:
+    """In a warm worker: be a rank of a training; `local-2` takes its time for every forward."""
+    forward = Stage.forward
+
+    def slowly(self: Stage, microbatch: int, hidden: Tensor) -> Tensor:
+        time.sleep(0.1 if rank == 2 else 0.0)
+        return forward(self, microbatch, hidden)
+
+    with patch.object(Stage, "forward", slowly):
+        return rank_in_pool(rank, job, FOUR, folder, port)
+
+
+def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(folder: Folder, pool: pools.Pool) -> None:
+    job = make_job(train__iterations=1, runtime__timeout_s=0.05, data__validation_blocks=4, checkpoint__enabled=False)
+    job.cluster.node.forward_s = 1.0  # type: ignore[attr-defined]
+    run, port = folder("run"), free_port()
+    told, *_ = pool.run(slow_rank, [(job, run, port)] * 4, timeout_s=60)
+    (iteration,) = of_kind(told, "iteration")
+    assert iteration["iteration_s"] > 0.1 > job.runtime.timeout_s
+
+
+def lost_rank(rank: int, job: TrainJob, where: str, folder: Path, port: int) -> list[Event]:
+    """In a warm worker: be a rank of a training, of which the last leaves when it comes to `where`."""
+    if rank < len(FOUR) - 1:
+        return rank_in_pool(rank, job, FOUR, folder, port)
+    with patch(where, side_effect=ValueError("on purpose")):
+        return rank_in_pool(rank, job, FOUR, folder, port)
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("skippipe.train.loop.tree_sum", "the sum of the losses"),
+        ("skippipe.train.calibrate._time_norm", "an exchange of the norm to be timed"),
+    ],
+)
+def test_a_rank_that_is_lost_between_actions(where: str, what: str, folder: Folder, pool: pools.Pool) -> None:
+    job = make_job(runtime__calibrate=True, checkpoint__enabled=False)
+    run, port = folder("run"), free_port()
+    *others, lost = pool.attempt(lost_rank, [(job, where, run, port)] * 4, timeout_s=60)
+    assert lost.message == "on purpose"
+    for rank, failure in enumerate(others):
+        assert failure.kind == "ActionError", failure.trace
+        names = ", ".join(f"node local-{other} (rank {other})" for other in range(4) if other != rank)
+        assert failure.message.startswith(f"{what}, with {names}: ")
+
+
+class Instant:
+    """A link whose transfers have ended when they begin, or never end."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.peers: list[int] = []
+
+    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
+        return self
+
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
+        if self.peers[-1:] != [from_rank]:
+            self.peers.append(from_rank)
+        return self
+
+    def wait(self, timeout_s: float) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Lonely(Team):
+    """A rank that hears nobody but itself, and notes what it asks."""
+
+    asked: list[str]
+
+    def exchange(self, key: str, text: str) -> list[str]:
+        self.asked.append(key)
+        return [text]
+
+
+def lonely(rank: int, world: int) -> Lonely:
+    nothing: Any = None
+    team = Lonely(Place(rank, world, ("",), "", 0), [(f"n{r}",) for r in range(world)], nothing, nothing, 5.0)
+    object.__setattr__(team, "asked", [])
+    return team
+
+
+BOUNDARY = Boundary(1, 2, 3)
+
+
+@pytest.mark.parametrize("world", range(1, 10))
+def test_links_are_timed_in_rounds_of_disjoint_pairs(world: int) -> None:
+    dealt = rounds(world)
+    assert sorted(pair for pairs in dealt for pair in pairs) == list(itertools.combinations(range(world), 2))
+    for pairs in dealt:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+    assert len(dealt) <= world
+    for rank in range(world):
+        team, link = lonely(rank, world), Instant()
+        time_links(team, link, BOUNDARY)
+        assert sorted(link.peers) == [other for other in range(world) if other != rank]
+        assert len(team.asked) == len(set(team.asked)) == len(dealt) + 1
+
+
+def test_a_peer_that_does_not_answer_while_links_are_timed() -> None:
+    with pytest.raises(ActionError, match=r"^messages to be timed, with node n\d \(rank \d\): timed out$"):
+        time_links(lonely(1, 4), Instant(TimeoutError("timed out")), BOUNDARY)
+
+
+@pytest.mark.parametrize(
+    ("message", "status"), [("RECV 0F0 <- 1, peer node b (rank 1): closed", 1), ("model.hidden_size is 0", 2)]
+)
+def test_a_failure_of_a_worker_names_its_node_once(message: str, status: int) -> None:
+    """Whatever the node is called."""
+    for name in ("a", "model", "RECV 0F0"):
+        worker = Worker(0, (name,), Path(), status=status, failed_at=1.0)
+        worker.failure = {"message": message, "status": status, "cause": "ConnectionError"}
+        assert str(_error([worker])) == f"node {name} (rank 0): {message}"
