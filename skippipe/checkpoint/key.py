@@ -20,7 +20,7 @@ def load_key(path: str | None) -> bytes:
     """
     if path is None:
         return _own_key(default_path())
-    return _read(Path(path), f"checkpoint.key is {path}")
+    return _read(Path(path), f"{path}, given as the secret of checkpoints")
 
 
 def default_path() -> Path:
@@ -30,13 +30,13 @@ def default_path() -> Path:
 
 
 def _own_key(path: Path) -> bytes:
-    what = f"checkpoint.key is not set, and {path}"
+    what = f"{path}, the secret of checkpoints where checkpoint.key names no other file"
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make(path)
         except OSError as error:
-            raise InputError(f"{what} cannot be made: {error.strerror}; a file with a secret is expected") from None
+            raise InputError(f"{what}, cannot be made: {error.strerror}") from None
     return _read(path, what)
 
 

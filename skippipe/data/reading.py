@@ -15,6 +15,10 @@ from skippipe.errors import InputError
 
 GROUP = 100
 """Files that `datasets` is given at a time: to single one out takes time in proportion to their number."""
+SMALL_BYTES = 1 << 20
+"""Text files of no more are read whole, ..."""
+SMALL_FILES = 16
+"""... so many at a time."""
 ROWS = {"text": 1000, "json": 100, "parquet": 100, "hub": 100}
 """Lines or records that are read at a time."""
 
@@ -51,26 +55,43 @@ class Reader:
             InputError: what cannot be read; the message names the file.
 
         """
-        for number, table in self._streams(split, sources, first):
-            source = sources[number]
-            yield number, self._chunks(f"data.{split}: {source.name}", source.kind, table)
-
-    def _streams(self, split: Split, sources: Sequence[Source], first: int) -> Iterator[tuple[int, Any]]:
         if self._config.hub is not None:
             stream = self._hub_stream(split)
             for number in range(first, len(sources)):
-                yield number, stream.shard(len(sources), number)
+                yield number, self._chunks(split, sources[number], stream.shard(len(sources), number))
             return
-        for kind, run in groupby(range(first, len(sources)), lambda number: sources[number].kind):
+        for (kind, small), run in groupby(
+            range(first, len(sources)), lambda i: (sources[i].kind, _is_small(sources[i]))
+        ):
             numbers = list(run)
             for begin in range(0, len(numbers), GROUP):
                 group = numbers[begin : begin + GROUP]
-                stream = self._files_stream(split, kind, [sources[number].name for number in group])
-                for place, number in enumerate(group):
-                    yield number, stream.shard(len(group), place)
+                yield from (self._small if small else self._large)(split, kind, group, sources)
 
-    def _files_stream(self, split: Split, kind: str, names: Sequence[str]) -> Any:
-        options: dict[str, Any] = {"text": {"keep_linebreaks": True}}.get(kind, {})
+    def _small(
+        self, split: Split, kind: str, numbers: Sequence[int], sources: Sequence[Source]
+    ) -> Iterator[tuple[int, Iterator[Piece]]]:
+        """Many files in one stream, a row each: to begin a stream for each would take longer than to read it."""
+        stream = self._stream(split, kind, [sources[number].name for number in numbers], sample_by="document")
+        done = 0
+        try:
+            for table in stream.with_format("arrow").iter(batch_size=SMALL_FILES):
+                for text in table.column("text").to_pylist():
+                    yield numbers[done], iter([Piece(text, last=True)])
+                    done += 1
+        except Exception:  # noqa: BLE001 - of one of the next few, which is found where each is read by itself
+            yield from self._large(split, kind, numbers[done:], sources)
+
+    def _large(
+        self, split: Split, kind: str, numbers: Sequence[int], sources: Sequence[Source]
+    ) -> Iterator[tuple[int, Iterator[Piece]]]:
+        """Files one by one, a part at a time."""
+        options = {"keep_linebreaks": True} if kind == "text" else {}
+        stream = self._stream(split, kind, [sources[number].name for number in numbers], **options)
+        for place, number in enumerate(numbers):
+            yield number, self._chunks(split, sources[number], stream.shard(len(numbers), place))
+
+    def _stream(self, split: Split, kind: str, names: Sequence[str], **options: Any) -> Any:
         try:
             return _datasets().load_dataset(
                 kind,
@@ -83,8 +104,9 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - what it raises depends on the format and on the version
             raise InputError(f"data.{split}: {first_line(error)} ({', '.join(names[:3])})") from None
 
-    def _chunks(self, title: str, kind: str, stream: Any) -> Iterator[Piece]:
-        """Chunks of a source's documents."""
+    def _chunks(self, split: Split, source: Source, stream: Any) -> Iterator[Piece]:
+        """Chunks of the documents of one source."""
+        title, kind = f"data.{split}: {source.name}", source.kind
         column = "text" if kind == "text" else self._config.field
         tables = stream.with_format("arrow").iter(batch_size=ROWS[kind])
         try:
@@ -122,6 +144,10 @@ class Reader:
     def _hub_sources(self, split: Split) -> list[Source]:
         name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
         return [Source(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
+
+
+def _is_small(source: Source) -> bool:
+    return source.text_bytes is not None and source.text_bytes <= SMALL_BYTES
 
 
 def first_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Encoder:
     json: str
     """the tokenizer, as it is written to a file"""
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Tokens are below it."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from skippipe.checkpoint.saving import Contents, Saver, SavingError
+from skippipe.checkpoint.saving import Contents, Saved, Saver, SavingError
 from skippipe.train.config import CheckpointConfig
 from skippipe.train.events import Report
 
@@ -47,16 +47,16 @@ class Keeper:
             return
         self._saver.save(*self._snapshot(iteration))
         self._saver.wait()
-        error = self._look()
-        if error is not None:
-            raise error
+        failed = self._look()
+        if failed is not None:
+            raise SavingError(f"the last checkpoint, {failed.path}, could not be written: {failed.error}")
 
-    def _look(self) -> SavingError | None:
-        """Tell what became of saves; gives the latest failure."""
-        latest: SavingError | None = None
+    def _look(self) -> Saved | None:
+        """Tell what became of saves; gives the latest one if it failed."""
+        latest: Saved | None = None
         for saved in self._saver.take_finished():
             about = {"iteration": saved.iteration, "path": str(saved.path)}
-            latest = saved.error
+            latest = None if saved.error is None else saved
             if saved.error is not None:
                 self._tell({"event": "checkpoint_failed", **about, "message": str(saved.error)})
                 continue

@@ -13,6 +13,7 @@ from skippipe._scheduler import Cluster, Plan, Problem
 from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
+from skippipe.model.settings import resolved_settings
 from skippipe.planning import evaluate, make_plan, state_problem
 from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
@@ -118,9 +119,8 @@ def plan_event(plan: Plan, note: ModelNote) -> Event:
 
 def stated_note(job: TrainJob) -> dict[str, Any]:
     """Say as much of a job's model as its settings do: all but the hash, which takes torch to find."""
-    note = dataclasses.asdict(
-        model_note(job, "", job.model.get("hidden_size", 0), job.model.get("num_hidden_layers", 0))
-    )
+    model = resolved_settings(job.model)
+    note = dataclasses.asdict(model_note(job, "", model.get("hidden_size", 0), model.get("num_hidden_layers", 0)))
     return {part: value for part, value in note.items() if value}
 
 

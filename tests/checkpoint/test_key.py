@@ -39,7 +39,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text("sixteen bytes at least\n")
     assert load_key(str(path)) == b"sixteen bytes at least"
     path.write_text("short")
-    with pytest.raises(InputError, match=f"checkpoint.key is {path}: holds 5 bytes, a secret of at least 16"):
+    with pytest.raises(
+        InputError, match=f"{path}, given as the secret of checkpoints: holds 5 bytes, a secret of at least 16"
+    ):
         load_key(str(path))
     with pytest.raises(InputError, match="cannot be read: No such file or directory"):
         load_key(str(tmp_path / "nothing"))
@@ -47,5 +49,5 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_no_place_for_it(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("no folder")
-    with pytest.raises(InputError, match=r"checkpoint\.key is not set, and .* cannot be made: Not a directory"):
+    with pytest.raises(InputError, match=r"checkpoint\.key names no other file, cannot be made: Not a directory"):
         load_key(None)

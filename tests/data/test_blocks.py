@@ -1,52 +1,57 @@
-"""Blocks: nothing lost in between, nothing twice; every microbatch its own."""
+"""Blocks: nothing lost in between, nothing twice. Their order: each once an epoch, whoever asks for which part of it."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skippipe.data.blocks import Blocks, Order, pack
-from skippipe.errors import InputError
+from skippipe.data.blocks import Order, cut
 
 
 @settings(derandomize=True, database=None, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 50), max_size=40), min_size=1, max_size=8), st.integers(1, 12))
-def test_pack_keeps_every_token_in_order(documents: list[list[int]], sequence: int) -> None:
-    joined = [token for document in documents for token in [*document, 0]]
-    whole = len(joined) // (sequence + 1) * (sequence + 1)
-    if not whole:
-        with pytest.raises(InputError, match=rf"text holds {len(joined)} tokens, at least {sequence + 1}"):
-            pack(documents, sequence, 0, "text")
-        return
-    blocks = pack(documents, sequence, 0, "text")
+@given(st.integers(0, 200), st.integers(1, 12))
+def test_blocks_hold_every_token_in_order(tokens: int, sequence: int) -> None:
+    stream = np.arange(tokens, dtype=np.uint16)
+    blocks = cut(stream, sequence)
     assert blocks.sequence == sequence
-    assert blocks.tokens.reshape(-1).tolist() == joined[:whole]
-
-
-def test_blocks_survive_a_file(tmp_path: Path) -> None:
-    blocks = Blocks(np.arange(30, dtype=np.int32).reshape(5, 6))
-    blocks.save(tmp_path / "blocks.npy")
-    loaded = Blocks.load(tmp_path / "blocks.npy")
-    assert len(loaded) == 5
-    assert (loaded.tokens == blocks.tokens).all()
+    assert len(blocks) == tokens // (sequence + 1)
+    assert blocks.tokens.reshape(-1).tolist() == list(range(len(blocks) * (sequence + 1)))
+    assert len(blocks.first(2)) == min(2, len(blocks))
 
 
 @settings(derandomize=True, database=None, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.integers(0, 3))
-def test_every_epoch_has_every_block_once(blocks: int, microbatches: int, size: int, seed: int) -> None:
-    order = Order(blocks, microbatches, size, seed)
-    epochs = 3
-    iterations = -(-epochs * blocks // (microbatches * size))
-    drawn = [int(b) for i in range(iterations) for m in range(microbatches) for b in order.of(i, m)]
+@given(st.integers(1, 60), st.integers(0, 3), st.integers(1, 150))
+def test_every_epoch_has_every_block_once(blocks: int, seed: int, at_a_time: int) -> None:
+    order, epochs = Order(blocks, seed), 3
+    drawn = [int(b) for first in range(0, epochs * blocks, at_a_time) for b in order.at(first, at_a_time)]
     for epoch in range(epochs):
         assert Counter(drawn[epoch * blocks : (epoch + 1) * blocks]) == Counter(range(blocks))
 
 
-def test_order_depends_on_the_seed_and_on_nothing_else() -> None:
-    first, again, other = (Order(100, 4, 2, seed) for seed in (0, 0, 1))
-    assert first.of(3, 2).tolist() == again.of(3, 2).tolist()
-    assert [first.of(0, m).tolist() for m in range(4)] != [other.of(0, m).tolist() for m in range(4)]
-    assert first.of(0, 0).tolist() != first.of(1, 0).tolist()
+@settings(derandomize=True, database=None, deadline=None)
+@given(
+    blocks=st.integers(1, 40),
+    runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
+)
+def test_sources_share_the_order_without_overlap(blocks: int, runs: list[tuple[int, int, int]]) -> None:
+    """Each run: so many sources, microbatches of each, blocks of a microbatch; the position is carried from run to run."""
+    order, position = Order(blocks, 7), 0
+    used: list[int] = []
+    for sources, microbatches, size in runs:
+        of_source = [
+            {m: order.at(position + m * size, size) for m in range(s, sources * microbatches, sources)}
+            for s in range(sources)
+        ]
+        together = {m: drawn for own in of_source for m, drawn in own.items()}
+        assert len(together) == sum(map(len, of_source)) == sources * microbatches
+        used += [int(b) for m in sorted(together) for b in together[m]]
+        position += sources * microbatches * size
+    assert used == Order(blocks, 7).at(0, position).tolist()
+
+
+def test_order_depends_on_the_seed() -> None:
+    first, again, other = (Order(100, seed) for seed in (0, 0, 1))
+    assert first.at(30, 50).tolist() == again.at(30, 50).tolist()
+    assert first.at(0, 100).tolist() != other.at(0, 100).tolist()
+    assert first.at(0, 100).tolist() != first.at(100, 100).tolist()

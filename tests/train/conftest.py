@@ -1,6 +1,6 @@
 """What the tests of training share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,17 @@ Folder = Callable[[str], Path]
 def pool() -> Pool:
     """Warm workers, at most six."""
     return shared_pool()
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Iterator[Path]:
+    """The text that ships, tokenised once for all trainings that have it as `data.prepared`."""
+    from train.jobs import make_job
+
+    from skippipe.data.prepare import corpus_folder
+
+    with corpus_folder(make_job().data) as path:
+        yield path
 
 
 @pytest.fixture

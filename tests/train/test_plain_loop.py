@@ -5,7 +5,7 @@ here as numbers. It goes by the routes in the plan that the run leaves.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,7 +22,6 @@ from skippipe._scheduler import Plan
 from skippipe.checkpoint import open_checkpoint
 from skippipe.data.blocks import Order
 from skippipe.data.corpus import open_corpus
-from skippipe.data.prepare import corpus_folder
 from skippipe.model.build import build_part, config_sha256, model_config
 from skippipe.model.families import family_of
 from skippipe.train.config import TrainJob
@@ -40,13 +39,6 @@ MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The text that ships, tokenised once for all trainings here."""
-    with corpus_folder(make_job().data) as folder:
-        yield folder
 
 
 def job_on(prepared: Path, **changes: Any) -> TrainJob:
@@ -92,6 +84,8 @@ class Plain:
         model: Any = family_of(config.model_type).model_class()
         self.model = model(config).to(torch.float64)
         self.routed = config.model_type == "mixtral"
+        if self.routed:
+            self.model.set_experts_implementation("eager")  # the other one has no float64
         self.model.load_state_dict(whole.state_dict(), strict=False)
         self.named: dict[str, Tensor] = dict(self.model.named_parameters())
         self.body = self.model.model
@@ -172,6 +166,7 @@ def test_a_training_is_a_plain_loop(
     visits = [len(m.stages) for m in plan.microbatches]
     assert (min(visits) < 3) == (skip_ratio > 0), visits
     plain = Plain(job, plan, prepared)
+    rel = 1e-6 if model else 1e-9  # routers choose in float32
     assert of_kind(events, "plan")[0]["parameters"] == sum(p.numel() for p in plain.named.values())
     before, after = (event["loss"] for event in of_kind(events, "validation"))
     assert before == pytest.approx(plain.validate(), rel=1e-10)
@@ -180,16 +175,16 @@ def test_a_training_is_a_plain_loop(
     for event in iterations:
         loss, router_loss, norm = plain.iterate(event["iteration"])
         assert norm > 1.1 * CLIP_NORM
-        assert event["loss"] == pytest.approx(loss, rel=1e-9)
-        assert event["norm"] == pytest.approx(norm, rel=1e-8)
-        assert event.get("router_loss") == (pytest.approx(router_loss, rel=1e-9) if model else None)
-    assert after == pytest.approx(plain.validate(), rel=1e-9)
+        assert event["loss"] == pytest.approx(loss, rel=rel)
+        assert event["norm"] == pytest.approx(norm, rel=10 * rel)
+        assert event.get("router_loss") == (pytest.approx(router_loss, rel=rel) if model else None)
+    assert after == pytest.approx(plain.validate(), rel=rel)
     checkpoint = open_checkpoint(run)
     assert checkpoint.state.iteration == len(RATES)
     found = {name: torch.zeros_like(parameter) for name, parameter in plain.named.items()}
     checkpoint.load(found)
     for name, parameter in plain.named.items():
-        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-7, atol=1e-9, msg=name)
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=100 * rel, atol=rel, msg=name)
     # An iteration lasts until the last rank has stepped, and all ranks know it.
     for event, *ranks in zip(iterations, *(done for _, done in results), strict=True):
         assert {event["iteration_s"], *(done.seconds for done in ranks)} == {max(done.own_s for done in ranks)}

@@ -17,7 +17,7 @@ from skippipe.errors import ActionError
 from skippipe.runtime.executor import Boundary, Executor, Timings
 from skippipe.runtime.links import Work
 from skippipe.runtime.stage import Stage
-from skippipe.train.calibrate import rounds, time_links
+from skippipe.train.calibrate import _time_norm, rounds, time_links
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event
 from skippipe.train.loop import PATIENCE, patience_s
@@ -35,7 +35,7 @@ def test_patience_grows_with_the_iteration() -> None:
 
 
 def test_waits_go_by_the_longer_of_prediction_and_latest_iteration(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
     run = Executor.run
@@ -46,7 +46,13 @@ def test_waits_go_by_the_longer_of_prediction_and_latest_iteration(
 
     monkeypatch.setattr(Executor, "run", noting)
     # Eight microbatches of validation, six of an iteration.
-    job = make_job(train__iterations=3, train__validate_every=1, runtime__timeout_s=5.0, checkpoint__enabled=False)
+    job = make_job(
+        train__iterations=3,
+        data__prepared=str(prepared),
+        train__validate_every=1,
+        runtime__timeout_s=5.0,
+        checkpoint__enabled=False,
+    )
     for forward_s, slower in ((100.0, False), (1e-6, True)):
         waits.clear()
         job.cluster.node.forward_s = job.cluster.node.backward_s = forward_s  # type: ignore[attr-defined]
@@ -71,8 +77,16 @@ def slow_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[Event]:
         return rank_in_pool(rank, job, FOUR, folder, port)
 
 
-def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(folder: Folder, pool: pools.Pool) -> None:
-    job = make_job(train__iterations=1, runtime__timeout_s=0.05, data__validation_blocks=4, checkpoint__enabled=False)
+def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(
+    prepared: Path, folder: Folder, pool: pools.Pool
+) -> None:
+    job = make_job(
+        train__iterations=1,
+        data__prepared=str(prepared),
+        runtime__timeout_s=0.05,
+        data__validation_blocks=4,
+        checkpoint__enabled=False,
+    )
     job.cluster.node.forward_s = 1.0  # type: ignore[attr-defined]
     run, port = folder("run"), free_port()
     told, *_ = pool.run(slow_rank, [(job, run, port)] * 4, timeout_s=60)
@@ -80,30 +94,23 @@ def test_a_healthy_iteration_may_take_longer_than_a_message_may_stay_out(folder:
     assert iteration["iteration_s"] > 0.1 > job.runtime.timeout_s
 
 
-def lost_rank(rank: int, job: TrainJob, where: str, folder: Path, port: int) -> list[Event]:
-    """In a warm worker: be a rank of a training, of which the last leaves when it comes to `where`."""
+def lost_rank(rank: int, job: TrainJob, folder: Path, port: int) -> list[Event]:
+    """In a warm worker: be a rank of a training, of which the last does not say what its losses were."""
     if rank < len(FOUR) - 1:
         return rank_in_pool(rank, job, FOUR, folder, port)
-    with patch(where, side_effect=ValueError("on purpose")):
+    with patch("skippipe.train.loop.tree_sum", side_effect=ValueError("on purpose")):
         return rank_in_pool(rank, job, FOUR, folder, port)
 
 
-@pytest.mark.parametrize(
-    ("where", "what"),
-    [
-        ("skippipe.train.loop.tree_sum", "the sum of the losses"),
-        ("skippipe.train.calibrate._time_norm", "an exchange of the norm to be timed"),
-    ],
-)
-def test_a_rank_that_is_lost_between_actions(where: str, what: str, folder: Folder, pool: pools.Pool) -> None:
-    job = make_job(runtime__calibrate=True, checkpoint__enabled=False)
+def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, pool: pools.Pool) -> None:
+    job = make_job(data__prepared=str(prepared), runtime__timeout_s=1.0, checkpoint__enabled=False)
     run, port = folder("run"), free_port()
-    *others, lost = pool.attempt(lost_rank, [(job, where, run, port)] * 4, timeout_s=60)
+    *others, lost = pool.attempt(lost_rank, [(job, run, port)] * 4, timeout_s=60)
     assert lost.message == "on purpose"
     for rank, failure in enumerate(others):
         assert failure.kind == "ActionError", failure.trace
         names = ", ".join(f"node local-{other} (rank {other})" for other in range(4) if other != rank)
-        assert failure.message.startswith(f"{what}, with {names}: ")
+        assert failure.message.startswith(f"the sum of the losses, with {names}: ")
 
 
 class Instant:
@@ -164,6 +171,10 @@ def test_links_are_timed_in_rounds_of_disjoint_pairs(world: int) -> None:
 def test_a_peer_that_does_not_answer_while_links_are_timed() -> None:
     with pytest.raises(ActionError, match=r"^messages to be timed, with node n\d \(rank \d\): timed out$"):
         time_links(lonely(1, 4), Instant(TimeoutError("timed out")), BOUNDARY)
+    with pytest.raises(
+        ActionError, match=r"^an exchange of the norm to be timed, with node n0 \(rank 0\), node n2 .*: gone$"
+    ):
+        _time_norm(lonely(1, 4), Instant(ConnectionError("gone")), 3)
 
 
 @pytest.mark.parametrize(

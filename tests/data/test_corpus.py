@@ -1,0 +1,120 @@
+"""Opening a prepared text: what it gives, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skippipe.data.config import DataConfig
+from skippipe.data.corpus import open_corpus
+from skippipe.data.prepare import prepare
+from skippipe.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("Peace is the work of many hands.\n" * 20)
+    (tmp_path / "b.txt").write_text("So is war.")
+    prepare(DataConfig(training=[str(tmp_path / "a.txt")], validation=[str(tmp_path / "b.txt")]), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_blocks_are_mapped_not_read(folder: Path) -> None:
+    corpus = open_corpus(folder)
+    stream = np.fromfile(folder / "training.tokens", dtype="<u2")
+    for sequence in (1, 7, 50):
+        blocks = corpus.training(sequence)
+        assert blocks.tokens.tolist() == stream[: blocks.tokens.size].reshape(-1, sequence + 1).tolist()
+        assert stream.size - blocks.tokens.size < sequence + 1
+        base: Any = blocks.tokens
+        while not isinstance(base, np.memmap):
+            base = base.base
+            assert base is not None
+    assert len(corpus.validation(1, 2)) == 2
+    assert stream[-1] == corpus.end_of_text
+    assert json.loads(corpus.tokenizer_json)["model"]["type"] == "BPE"
+
+
+def test_hash_of_everything_that_is_read(folder: Path) -> None:
+    before = open_corpus(folder).sha256
+    content = json.loads((folder / "corpus.json").read_text())
+    for change in ("training", "validation", "tokenizer"):
+        changed = json.loads(json.dumps(content))
+        changed[change]["sha256"] = "0" * 64
+        (folder / "corpus.json").write_text(json.dumps(changed))
+        assert open_corpus(folder).sha256 != before
+    content["training"]["files"][0]["name"] = "elsewhere.txt"
+    (folder / "corpus.json").write_text(json.dumps(content))
+    assert open_corpus(folder).sha256 == before
+
+
+def test_a_text_shorter_than_a_block(folder: Path) -> None:
+    corpus = open_corpus(folder)
+    tokens = corpus.parts["validation"].tokens
+    assert len(corpus.validation(tokens - 1, 9)) == 1
+    with pytest.raises(
+        InputError, match=rf"data.validation holds {tokens} tokens, at least {tokens + 1} \(data.sequence"
+    ):
+        corpus.validation(tokens, 9)
+    with pytest.raises(InputError, match=r"data.training holds \d+ tokens, at least 5001"):
+        corpus.training(5000)
+
+
+def _set(*keys: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "corpus.json").read_text())
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        if value is None:
+            del inner[keys[-1]]
+        else:
+            inner[keys[-1]] = value
+        (folder / "corpus.json").write_text(json.dumps(content))
+
+    return change
+
+
+def _append(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        with (folder / name).open("ab") as file:
+            file.write(b"\0")
+
+    return change
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "unfinished": (
+        lambda folder: (folder / "corpus.json").unlink(),
+        "holds no corpus.json, a folder that `skippipe data",
+    ),
+    "version": (_set("format", value="skippipe.data/2"), r"corpus.json: format is 'skippipe.data/2', skippipe.data/1"),
+    "no format": (_set("format", value=None), r"corpus.json: format is None, skippipe.data/1 is expected"),
+    "no tokenizer": (_set("tokenizer", value=None), "is not what .* writes: 'tokenizer' is missing"),
+    "tokens": (_set("training", "tokens", value="many"), "tokens is 'many', an integer of at least 0 is expected"),
+    "dtype": (_set("dtype", value="int8"), "dtype is 'int8', one of uint16, uint32 is expected"),
+    "fewer tokens": (
+        _set("training", "tokens", value=3),
+        r"training.tokens: has \d+ bytes, 6 are expected by corpus.json",
+    ),
+    "longer file": (_append("validation.tokens"), r"validation.tokens: has \d+ bytes, \d+ are expected by corpus.json"),
+    "no file": (lambda folder: (folder / "training.tokens").unlink(), "training.tokens: cannot be read: No such file"),
+    "no tokenizer.json": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+    "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json: is no valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, folder: Path) -> None:
+    change, message = REFUSED[case]
+    change(folder)
+    with pytest.raises(InputError, match=message):
+        open_corpus(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none: there is no such folder, one that `skippipe data prepare` has written"):
+        open_corpus(tmp_path / "none")

@@ -1,0 +1,405 @@
+"""Preparing: the tokens of an independent reading, also after being stopped anywhere; nothing validated on is trained on."""
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.texts import reference, shipped_tokenizer, write_documents
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from skippipe.data import prepare as preparing
+from skippipe.data.config import DataConfig
+from skippipe.data.corpus import open_corpus
+from skippipe.data.prepare import Progress, Report, corpus_folder, prepare
+from skippipe.data.unfinished import StorageError
+from skippipe.errors import InputError
+
+HELD_OUT = "What is held out.\n" * 20
+TEXTS = st.lists(
+    st.sampled_from(["\n", " ", "a", "The end.\n", "is it so?\n", "é…😀\n", "x" * 300, "12\r\n", "\n\n", "#\t"]),
+    max_size=40,
+).map("".join)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces, batches and times between two savings so small that even short texts have many."""
+    for name, value in (("PIECE_CHARACTERS", 50), ("BATCH_CHARACTERS", 100), ("SAVE_S", 0.0)):
+        monkeypatch.setattr(preparing, name, value)
+
+
+def tokens_of(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / "training.tokens").read_bytes(), (folder / "validation.tokens").read_bytes()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(
+    derandomize=True, database=None, deadline=None, max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(documents=st.lists(TEXTS, min_size=1, max_size=5))
+def test_equals_an_independent_reading(
+    documents: list[str], small_steps: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    for i, text in enumerate(documents):
+        write_documents(folder / f"{i}.txt", [text])
+    write_documents(folder / "held-out.txt", [HELD_OUT])
+    read = [(folder / f"{i}.txt").read_text(encoding="utf-8") for i in range(len(documents))]
+    config = DataConfig(training=[str(folder / "*.txt")], validation=[str(folder / "held-out.txt")])
+    if not any(documents):
+        with pytest.raises(InputError, match=r"data.training: .*0.txt and \d more hold no text"):
+            prepare(config, folder / "out")
+        return
+    corpus = prepare(config, folder / "out")
+    assert tokens_of(folder / "out") == (reference(read), reference([HELD_OUT]))
+    part = corpus.parts["training"]
+    assert part.documents == sum(map(bool, documents))
+    assert part.bytes == len("".join(read).encode())
+    assert [file["documents"] for file in part.files] == [int(bool(text)) for text in documents]
+    assert sorted(contents(folder / "out")) == ["corpus.json", "tokenizer.json", "training.tokens", "validation.tokens"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.txt.gz", "a.txt.bz2", "a.txt.xz", "a.jsonl", "a.json", "a.jsonl.gz", "a.jsonl.xz", "a.parquet"]
+)
+def test_formats(name: str, small_steps: None, tmp_path: Path) -> None:
+    text = "Peace is the work of many hands.\nSo is war.\n" * 20
+    documents = [text] if ".txt" in name else [text, "", *(f"Number {i}.\n" * i for i in range(10))]
+    write_documents(tmp_path / name, documents, "body")
+    write_documents(tmp_path / "b.txt", [HELD_OUT])
+    config = DataConfig(training=[str(tmp_path / name)], validation=[str(tmp_path / "b.txt")], field="body")
+    prepare(config, tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == (reference(documents), reference([HELD_OUT]))
+
+
+def test_mixed_formats_keep_the_order_of_the_files(tmp_path: Path) -> None:
+    names = ["a.jsonl", "b.txt", "c[1].txt", "d.parquet", "e.txt", "f.jsonl"]
+    for name in names:
+        write_documents(tmp_path / name, [f"This is {name}."])
+    config = DataConfig(training=[str(tmp_path / name).replace("[", "[[]") for name in names], validation=None)
+    config.validation = [str(tmp_path / "e.txt")]
+    prepare(config, tmp_path / "out")
+    trained = reference([f"This is {name}." for name in names if name != "e.txt"])
+    assert tokens_of(tmp_path / "out") == (trained, reference(["This is e.txt."]))
+
+
+def test_a_format_that_the_name_does_not_tell(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("Read me.")
+    (tmp_path / "NEWS").write_text("News.")
+    names = {"training": [str(tmp_path / "README")], "validation": [str(tmp_path / "NEWS")]}
+    prepare(DataConfig(**names, format="text"), tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == (reference(["Read me."]), reference(["News."]))
+
+
+def test_large_files_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skippipe.data.reading.SMALL_BYTES", 10)
+    texts = ["A line that is longer than that.\n" * 50, "", "short", "Another.\n\n" * 5000]
+    for i, text in enumerate(texts):
+        write_documents(tmp_path / f"{i}.txt", [text])
+    write_documents(tmp_path / "v.txt", [HELD_OUT])
+    prepare(DataConfig(training=[str(tmp_path / "[0-9].txt")], validation=[str(tmp_path / "v.txt")]), tmp_path / "out")
+    assert tokens_of(tmp_path / "out") == (reference(texts), reference([HELD_OUT]))
+
+
+def test_a_folder_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    """`datasets` takes a folder for the name of a data set; its shards are its files."""
+    (tmp_path / "hub").mkdir()
+    for split in ("train", "test"):
+        for i in range(2):
+            write_documents(
+                tmp_path / "hub" / f"{split}-0000{i}-of-00002.parquet", [f"{split} {i} {j}" for j in range(3)]
+            )
+    config = DataConfig(hub=str(tmp_path / "hub"), training=["train"], validation=["test"])
+    corpus = prepare(config, tmp_path / "out")
+    texts = {split: [f"{split} {i} {j}" for i in range(2) for j in range(3)] for split in ("train", "test")}
+    assert tokens_of(tmp_path / "out") == (reference(texts["train"]), reference(texts["test"]))
+    assert [file["documents"] for file in corpus.parts["training"].files] == [3, 3]
+    for wrong, message in (
+        ({"validation": None}, r"data.validation is None, the name of one split"),
+        ({"validation": ["dev"]}, r"data.validation is \['dev'\] of .*hub"),
+        ({"hub": str(tmp_path / "none")}, "data.hub is .*none: cannot be read"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare(
+                DataConfig(**{"hub": config.hub, "training": ["train"], "validation": ["test"], **wrong}),
+                tmp_path / "x",
+            )
+
+
+@pytest.fixture
+def corpus_of_files(tmp_path: Path) -> DataConfig:
+    """Some documents of several kinds and sizes."""
+    draw = random.Random(5)
+    for i in range(4):
+        lines = (
+            " ".join(draw.choices(["peace", "war", "is", "1950"], k=8)) + "\n" for _ in range(draw.randrange(2, 15))
+        )
+        write_documents(tmp_path / f"{i}.txt", ["".join(lines)])
+    write_documents(tmp_path / "empty.txt", [""])
+    write_documents(tmp_path / "m.jsonl", [f"Message {i}.\nIt is short.\n" * i for i in range(8)])
+    write_documents(tmp_path / "v.txt", [HELD_OUT])
+    return DataConfig(
+        training=[str(tmp_path / "*.txt"), str(tmp_path / "*.jsonl")],
+        validation=[str(tmp_path / "v.txt")],
+        vocabulary=280,
+    )
+
+
+class Stopped(Exception):
+    """What stops a preparation in these tests."""
+
+
+def stop_after(calls: int, stages: tuple[str, ...] = ("tokenizer", "training", "validation")) -> Report:
+    """Stop where that many calls have told of these stages."""
+    left = iter(range(calls))
+
+    def report(progress: Progress) -> None:
+        if progress.stage in stages and next(left, None) is None:
+            raise Stopped
+
+    return report
+
+
+def test_goes_on_wherever_it_was_stopped(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    prepare(corpus_of_files, tmp_path / "unbroken")
+    expected = contents(tmp_path / "unbroken")
+    finished = False
+    for calls in range(1, 1000, 5):
+        folder = tmp_path / f"stopped-{calls}"
+        try:
+            prepare(corpus_of_files, folder, stop_after(calls))
+            finished = True
+        except Stopped:
+            assert not (folder / "corpus.json").exists()
+            for part in folder.glob("*.part"):  # what was written after the last saving, whole or not
+                with part.open("ab") as file:
+                    file.write(b"\x01\x02\x03" * (calls % 3))
+            prepare(corpus_of_files, folder)
+        assert contents(folder) == expected
+        if finished:
+            break
+    assert calls > 40
+    tokenizer = Tokenizer.from_file(str(tmp_path / "unbroken" / "tokenizer.json"))
+    texts = [path.read_text() for path in sorted(tmp_path.glob("[0-9].txt"))]
+    texts += [f"Message {i}.\nIt is short.\n" * i for i in range(8)]
+    assert expected["training.tokens"] == reference(texts, tokenizer)
+
+
+def test_goes_on_after_several_stops(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    prepare(corpus_of_files, tmp_path / "unbroken")
+    stops = 0
+    while True:
+        try:
+            prepare(corpus_of_files, tmp_path / "stopped", stop_after(4, ("training", "validation")))
+            break
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "unbroken")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from skippipe.data import prepare as preparing
+from skippipe.data.config import DataConfig
+preparing.PIECE_CHARACTERS, preparing.BATCH_CHARACTERS, preparing.SAVE_S = 50, 100, 0.0
+def report(progress, seen=[]):
+    seen.append(progress)
+    if progress.stage == "training" and progress.documents >= 5:
+        os.kill(os.getpid(), 9)
+preparing.prepare(DataConfig(training=sys.argv[2:4], validation=[sys.argv[4]], vocabulary=280), Path(sys.argv[1]), report)
+"""
+
+
+def test_goes_on_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    assert corpus_of_files.training is not None
+    assert corpus_of_files.validation is not None
+    arguments = [str(tmp_path / "killed"), *corpus_of_files.training, *corpus_of_files.validation]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -9, done.stderr
+    progress = json.loads((tmp_path / "killed" / "progress.json").read_text())
+    assert progress["written"]["training"]["tokens"] > 0
+    prepare(corpus_of_files, tmp_path / "killed")
+    prepare(corpus_of_files, tmp_path / "unbroken")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "unbroken")
+
+
+def test_what_is_whole_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    first = prepare(corpus_of_files, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    told: list[Progress] = []
+    again = prepare(corpus_of_files, tmp_path / "out", told.append)
+    assert again.sha256 == first.sha256
+    assert told == []
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("change", ["edited", "new", "gone", "vocabulary", "tokenizer"])
+def test_other_input_is_refused(
+    change: str, whole: bool, small_steps: None, corpus_of_files: DataConfig, tmp_path: Path
+) -> None:
+    try:
+        prepare(corpus_of_files, tmp_path / "out", None if whole else stop_after(25))
+    except Stopped:
+        assert not whole
+    before = contents(tmp_path / "out")
+    match change:
+        case "edited":
+            (tmp_path / "0.txt").write_text("Something else.")
+            message = r"data.training: .*0.txt has changed"
+        case "new":
+            (tmp_path / "9.txt").write_text("New.")
+            message = r"data.training: .*9.txt is new"
+        case "gone":
+            (tmp_path / "1.txt").unlink()
+            message = r"data.training: .*1.txt is none of it any more"
+        case "vocabulary":
+            corpus_of_files.vocabulary = 290
+            message = "data.vocabulary was 280, it is 290"
+        case _:
+            corpus_of_files.vocabulary = None
+            message = "data.tokenizer was None, it is '[0-9a-f]{64}'"
+    with pytest.raises(
+        InputError, match=rf"out was made from other input: {message}; name another folder, or remove it"
+    ):
+        prepare(corpus_of_files, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_progress_is_whole_at_the_end(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    corpus = prepare(corpus_of_files, tmp_path / "out", told.append)
+    assert list(dict.fromkeys(progress.stage for progress in told)) == ["tokenizer", "training", "validation"]
+    last = next(progress for progress in reversed(told) if progress.stage == "training")
+    part = corpus.parts["training"]
+    assert (last.tokens, last.documents, last.text_bytes) == (part.tokens, part.documents, part.bytes)
+    validation = next(progress for progress in reversed(told) if progress.stage == "validation")
+    assert validation.text_bytes == validation.size == len(HELD_OUT)
+
+
+def test_a_foreign_folder_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is not empty and holds no prepared text, a new folder is expected"):
+        prepare(corpus_of_files, tmp_path)
+    assert not (tmp_path / "progress.json").exists()
+
+
+def test_two_at_once_are_refused(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    def report(progress: Progress) -> None:
+        if not messages:
+            with pytest.raises(InputError, match="another process is preparing a text there") as caught:
+                prepare(corpus_of_files, tmp_path / "out")
+            messages.append(str(caught.value))
+
+    prepare(corpus_of_files, tmp_path / "out", report)
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize("at", [2, 9, 40])
+def test_a_full_disk(
+    at: int, small_steps: None, corpus_of_files: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(corpus_of_files, tmp_path / "unbroken")
+    left = iter(range(at))
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(
+            StorageError, match=r"out: cannot be written: No space left on device; what was prepared so"
+        ):
+            prepare(corpus_of_files, tmp_path / "out")
+    prepare(corpus_of_files, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
+
+
+def test_a_folder_that_cannot_be_made(corpus_of_files: DataConfig) -> None:
+    with pytest.raises(InputError, match=r"/proc/none/out: cannot be written"):
+        prepare(corpus_of_files, Path("/proc/none/out"))
+
+
+def test_progress_that_does_not_fit(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        prepare(corpus_of_files, tmp_path / "out", stop_after(25))
+    part = tmp_path / "out" / "training.tokens.part"
+    part.write_bytes(part.read_bytes()[:10])
+    with pytest.raises(
+        InputError, match=r"training.tokens.part: has 10 bytes, \d+ are expected by progress.json; remove"
+    ):
+        prepare(corpus_of_files, tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json has changed; remove .*out to begin anew"):
+        prepare(corpus_of_files, tmp_path / "out")
+    (tmp_path / "out" / "progress.json").write_text('{"format": "skippipe.data-progress/1"}')
+    with pytest.raises(InputError, match=r"what it was made from cannot be read"):
+        prepare(corpus_of_files, tmp_path / "out")
+
+
+def test_the_text_that_ships() -> None:
+    with corpus_folder(DataConfig()) as folder:
+        corpus = open_corpus(folder)
+        training, validation = corpus.training(128), corpus.validation(128, 128)
+        names = [{Path(file["name"]).name for file in corpus.parts[split].files} for split in corpus.parts]
+        assert sum(part.bytes for part in corpus.parts.values()) < 1_000_000
+        assert training.tokens.size > 200_000
+        assert len(validation) == 128
+        assert corpus.vocabulary == 1024
+        assert 0 <= training.tokens.min() <= training.tokens.max() < 1024
+        first = Path(corpus.parts["validation"].files[0]["name"]).read_text(encoding="utf-8")
+        assert first.startswith(shipped_tokenizer().decode(validation.tokens[0].tolist()))
+    assert len(names) == 2
+    assert not names[0] & names[1]
+    assert not folder.exists()
+
+
+def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    prepare(corpus_of_files, tmp_path / "out")
+    with corpus_folder(DataConfig(prepared=str(tmp_path / "out"))) as folder:
+        assert folder == tmp_path / "out"
+    assert folder.exists()
+    beside: list[dict[str, Any]] = [
+        {"training": ["a.txt"]}, {"validation": ["a.txt"]}, {"tokenizer": "t.json"}, {"vocabulary": 300}, {"field": "body"},
+        {"hub": "name"}, {"format": "text"},
+    ]  # fmt: skip
+    for settings in beside:
+        (name,) = settings
+        with (
+            pytest.raises(InputError, match=rf"data.{name} is set beside data.prepared=.*out, which has its own text"),
+            corpus_folder(DataConfig(prepared=str(tmp_path / "out"), **settings)),
+        ):
+            pass
+    with pytest.raises(InputError, match="data.prepared is .*out, which is prepared already"):
+        prepare(DataConfig(prepared=str(tmp_path / "out")), tmp_path / "again")
+
+
+def test_nothing_is_written_beside_or_at_home(
+    corpus_of_files: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    home = Path.home() / ".cache" / "huggingface" / "datasets"
+    before = sorted(home.rglob("*")) if home.exists() else []
+    with corpus_folder(corpus_of_files):
+        pass
+    assert list((tmp_path / "here").iterdir()) == []
+    assert (sorted(home.rglob("*")) if home.exists() else []) == before

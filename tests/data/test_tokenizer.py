@@ -1,0 +1,149 @@
+"""Tokenizers of every kind: the same tokens as they give by themselves, and what cannot be used."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.texts import reference, shipped_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from skippipe.data.config import DataConfig
+from skippipe.data.prepare import prepare
+from skippipe.data.tokenizer import Encoder, load_encoder, train_encoder
+from skippipe.errors import InputError
+
+TEXT = "Peace is the work of many hands.\nSo is war, ça va?\n" * 30
+
+
+@pytest.fixture(scope="module")
+def trained() -> Encoder:
+    return train_encoder([[TEXT], [TEXT]], 300)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(st.text(max_size=60))
+def test_a_trained_one_gives_the_text_back(trained: Encoder, text: str) -> None:
+    assert trained.tokenizer.decode(trained.tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_a_trained_one(trained: Encoder) -> None:
+    assert (trained.vocabulary, trained.end_of_text, trained.dtype) == (300, 0, "uint16")
+    assert trained.cuts_at_lines()
+    assert train_encoder([[TEXT], [TEXT]], 300).json == trained.json
+
+
+def small_files(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text("So is war.\nIs it?")
+    return {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
+
+
+def test_one_that_cuts_and_fills_is_told_not_to(tmp_path: Path) -> None:
+    tokenizer = shipped_tokenizer()
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=5000)
+    tokenizer.save(str(tmp_path / "t.json"))
+    prepare(DataConfig(**small_files(tmp_path), tokenizer=str(tmp_path / "t.json")), tmp_path / "out")
+    assert (tmp_path / "out" / "training.tokens").read_bytes() == reference([TEXT])
+
+
+def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Llama 2 do: documents then stay whole, lest every piece had that beginning."""
+    monkeypatch.setattr("skippipe.data.prepare.PIECE_CHARACTERS", 40)
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Prepend("▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    special = ["</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    )
+    tokenizer.save(str(tmp_path / "t.json"))
+    config = DataConfig(**small_files(tmp_path), tokenizer=str(tmp_path / "t.json"))
+    assert not load_encoder(config).cuts_at_lines()
+    prepare(config, tmp_path / "out")
+    assert (tmp_path / "out" / "training.tokens").read_bytes() == reference([TEXT], tokenizer)
+
+
+def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
+    words = {"</s>": 0} | {f"w{i}": i for i in range(1, 70_000)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="</s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("a w69999")
+    (tmp_path / "b.txt").write_text("w1")
+    names = {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
+    corpus = prepare(DataConfig(**names, tokenizer=str(tmp_path / "t.json")), tmp_path / "out")
+    assert (corpus.vocabulary, corpus.dtype) == (70_000, "uint32")
+    assert corpus.stream("training").tolist() == [0, 69_999, 0]
+    assert corpus.training(2).tokens.tolist() == [[0, 69_999, 0]]
+
+
+def test_a_folder_of_transformers(tmp_path: Path) -> None:
+    """Its own word for the end of a text comes before those that are known."""
+    tokenizer = shipped_tokenizer()
+    tokenizer.add_special_tokens(["<|stop|>"])
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    for stated in ("<|stop|>", {"content": "<|stop|>", "lstrip": False}):
+        (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": stated}))
+        assert load_encoder(DataConfig(tokenizer=str(tmp_path / "model"))).end_of_text == 1024
+    (tmp_path / "model" / "tokenizer_config.json").unlink()
+    assert load_encoder(DataConfig(tokenizer=str(tmp_path / "model"))).end_of_text == 0
+
+
+def test_a_folder_of_transformers_without_tokenizer_json(tmp_path: Path) -> None:
+    content = json.loads(shipped_tokenizer().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(content["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"})
+    )
+    loaded = load_encoder(DataConfig(tokenizer=str(tmp_path)))
+    assert loaded.tokenizer.encode(TEXT).ids == shipped_tokenizer().encode(TEXT).ids
+    assert loaded.end_of_text == 0
+
+
+def _save(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        content = json.loads(shipped_tokenizer().to_str())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return write
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda path: None, "data.tokenizer is .*t.json: there is no such file"),
+    "no JSON": (lambda path: path.write_text("so"), "data.tokenizer is .*t.json, a tokenizer.json is expected"),
+    "other JSON": (
+        lambda path: path.write_text('{"text": "a"}'),
+        "data.tokenizer is .*t.json, a tokenizer.json is expec",
+    ),
+    "no end": (
+        lambda path: Tokenizer(models.WordLevel({"a": 0, "text": 1}, unk_token="a")).save(str(path)),
+        r"it has no token that ends a text \(<\|endoftext\|>, </s>",
+    ),
+    "no tokens": (_save(lambda content: content["model"].update(vocab={}, merges=[])), "it makes no tokens of a text"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, tmp_path: Path) -> None:
+    write, message = REFUSED[case]
+    write(tmp_path / "t.json")
+    with pytest.raises(InputError, match=message):
+        load_encoder(DataConfig(tokenizer=str(tmp_path / "t.json")))
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        InputError, match=r"a tokenizer.json, a folder of transformers or a name of the hub is expected: "
+    ):
+        load_encoder(DataConfig(tokenizer=str(tmp_path)))
