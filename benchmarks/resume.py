@@ -48,24 +48,28 @@ def hidden(folder: Path) -> set[str]:
 def kill(folder: Path, number: int, chance: random.Random) -> str:
     """Start, kill at a random moment, wait for the end of all processes; say where the kill fell."""
     before = len(events(folder))
+    left = hidden(folder)
     process = begin(folder)
     saving = number % 2 == 1
-    tidied = False
+    until = chance.randint(1, 6)  # so many checkpoints are begun
+    drafts: set[str] = set()
     while process.poll() is None:
-        tidied = tidied or not hidden(folder)
-        if saving and tidied and hidden(folder):
-            time.sleep(chance.uniform(0, 0.05))
+        now = hidden(folder)
+        left &= now  # what the run before has left is tidied up at the start
+        drafts |= now - left
+        if saving and len(drafts) == until:
+            time.sleep(chance.uniform(0, 0.2))
             break
         if not saving and any(event["event"] == "iteration" for event in events(folder)[before:]):
-            time.sleep(chance.uniform(0, 1.0))
+            time.sleep(chance.uniform(0, 4))
             break
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.communicate()  # ends when no worker holds standard output any more
     time.sleep(1.0)
-    latest = max(losses(folder), default=0)
+    done = [event["iteration"] for event in events(folder)[before:] if event["event"] == "iteration"]
     what = "saving" if saving else "training"
-    return f"{what}: killed in iteration {latest + 1}, unfinished checkpoint: {bool(hidden(folder))}"
+    return f"{what}: killed after iteration {max(done, default=0)}, unfinished checkpoint: {bool(hidden(folder))}"
 
 
 def main() -> int:

@@ -48,6 +48,8 @@ skippipe train model=mixtral_tiny train.iterations=200
 skippipe train model=pretrained model.folder=FOLDER data.tokenizer=FOLDER/tokenizer.json
                                                        start from a model that transformers has written
 skippipe train data.training=[my/*.txt] data.validation=[held-out.txt]
+skippipe train folder=runs/mine                        begins, or goes on after whatever ended it
+skippipe train folder=runs/mine schedule.skip_ratio=0  goes on by another plan
 skippipe plan cluster=local4 output=plan.json && skippipe train plan=plan.json
 skippipe train --dry-run plan=plan.json                is everything in order, and does it fit into memory?
 torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
@@ -60,7 +62,8 @@ NOTES = {
 Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
 nothing can be gained. Give stage 0 more nodes than the later stages have each.""",
     "train": """\
-Alone, it starts one process for each node of the plan on this machine, and ends them all when one fails. Under
+Alone, it starts one process for each node of the plan on this machine, and ends them all when one fails. Ctrl-C and
+SIGTERM end it after its iteration, with a checkpoint; the second time at once. Under
 torchrun each process is one rank of the job; it serves the nodes that runtime.node names. Needs the extra of the
 package that brings torch: pip install 'skippipe[train]'.""",
 }

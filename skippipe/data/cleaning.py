@@ -82,15 +82,15 @@ def pod_to_text(pod: str) -> str:
         if command is None:
             kept = paragraph
         else:
-            hidden = command[1] in {"begin", "for"} or (hidden and command[1] != "end")
+            hidden = command[1] == "begin" or (hidden and command[1] != "end")
             kept = paragraph[command.end() :] if re.fullmatch(r"head\d|item", command[1]) else ""
         if hidden or kept.strip(" \n*") == "":
             continue
         paragraphs.append(kept if kept[0] in " \t" else _without_marks(kept))
-    return "\n\n".join(text.strip("\n") for text in paragraphs)
+    return "\n\n".join(text.strip("\n").rstrip() for text in paragraphs)
 
 
-_MARK = re.compile(r"([A-Z])(?:<<+ ([^<>]*?) >>+|<([^<>]*)>)")
+_MARK = re.compile(r"([A-Z])(?:<<+\s(.*?)\s>>+|<([^<>]*)>)", re.DOTALL)
 _ESCAPES = {"lt": "<", "gt": ">", "verbar": "|", "sol": "/"}
 
 

@@ -21,7 +21,6 @@ from skippipe.data.cleaning import Deduplication
 from skippipe.data.corpora import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
 from skippipe.data.sources import falls_to_validation
-from skippipe.data.unfinished import storing
 from skippipe.errors import InputError, SchedulerError
 
 DEBIAN_SOURCES = """\
@@ -56,18 +55,21 @@ def fetch(name: str, folder: Path, tell: Callable[[str], None]) -> Fetched | Non
     collection, target = COLLECTIONS[name], folder / name
     if target.exists():
         return None
-    with storing(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
-            packages, made = Path(temporary) / "packages", Path(temporary) / "made"
-            packages.mkdir()
-            fetched = _fetch_packages(collection, packages, tell)
-            tell("writing plain text")
-            files, size = write_texts(collection, packages, made)
-            _keep_licences(collection, packages, made)
-            lines = [f"# {name}", "", collection.about, "", f"Licence: {collection.licence}", "", *fetched]
-            (made / "SOURCES.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            made.rename(target)
+        temporary = tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    with temporary:
+        packages, made = Path(temporary.name) / "packages", Path(temporary.name) / "made"
+        packages.mkdir()
+        fetched = _fetch_packages(collection, packages, tell)
+        tell("writing plain text")
+        files, size = write_texts(collection, packages, made)
+        _keep_licences(collection, packages, made)
+        lines = [f"# {name}", "", collection.about, "", f"Licence: {collection.licence}", "", *fetched]
+        (made / "SOURCES.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        made.rename(target)
     return Fetched(target, files, size)
 
 

@@ -4,6 +4,7 @@ import glob
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Self
 
@@ -46,7 +47,7 @@ class Reader:
 
     def revision(self) -> str | None:
         """What the hub calls the state of its data set; None for files."""
-        return None if self._config.hub is None else str(self._hub_builder().hash)
+        return None if self._config.hub is None else str(self._hub_builder.hash)
 
     def read(self, split: Split, sources: Sequence[Source], first: int = 0) -> Iterator[tuple[int, Iterator[Piece]]]:
         """Number and documents of each source from number `first` on; documents come in chunks, a text file is one.
@@ -123,6 +124,7 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
             raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
 
+    @cached_property
     def _hub_builder(self) -> Any:
         config = self._config
         try:
@@ -135,7 +137,7 @@ class Reader:
         if not names or len(names) != 1:
             raise InputError(f"data.{split} is {names}, the name of one split of data.hub is expected, e.g. [{split}]")
         try:
-            return self._hub_builder().as_streaming_dataset(split=names[0])
+            return self._hub_builder.as_streaming_dataset(split=names[0])
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - see above

@@ -66,8 +66,10 @@ def share_by_name(sources: Sequence[Source]) -> tuple[list[Source], list[Source]
 
     What a file falls to depends on its name alone, so that more files move none of those that were there.
     """
-    validation = [source for source in sources if falls_to_validation(Path(source.name).name)]
-    training = [source for source in sources if source not in validation]
+    training: list[Source] = []
+    validation: list[Source] = []
+    for source in sources:
+        (validation if falls_to_validation(Path(source.name).name) else training).append(source)
     if not validation or not training:
         part = "none" if not validation else "each"
         raise InputError(

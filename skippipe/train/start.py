@@ -105,8 +105,8 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
     run = Path(found["shelf"]).parent
     if config.enabled and not run.is_dir():
         raise InputError(
-            f"{run}, the folder of the run on rank 0, is not to be seen here: all nodes have to see it, on a shared file "
-            "system, or checkpoint.enabled=false"
+            f"{run}, the folder of the run on rank 0, is not to be seen here: all nodes have to see it, on a shared "
+            "file system, or checkpoint.enabled=false"
         )
     checkpoint = None if found["path"] is None else open_shared(Path(found["path"]), found["manifest_sha256"])
     return Start(Shelf(Path(found["shelf"])), checkpoint, found["damaged"])

@@ -1,4 +1,4 @@
-"""Blocks: nothing lost in between, nothing twice. Their order: each once an epoch, whoever asks for which part of it."""
+"""Blocks: nothing lost in between, nothing twice. Their order: each once an epoch, whoever asks for which part."""
 
 from collections import Counter
 
@@ -35,7 +35,7 @@ def test_every_epoch_has_every_block_once(blocks: int, seed: int, at_a_time: int
     runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
 )
 def test_sources_share_the_order_without_overlap(blocks: int, runs: list[tuple[int, int, int]]) -> None:
-    """Each run: so many sources, microbatches of each, blocks of a microbatch; the position is carried from run to run."""
+    """Each run: so many sources, microbatches of each, blocks of a microbatch; the position is carried along."""
     order, position = Order(blocks, 7), 0
     used: list[int] = []
     for sources, microbatches, size in runs:

@@ -1,5 +1,6 @@
-"""Preparing: the tokens of an independent reading, also after being stopped anywhere; nothing validated on is trained on."""
+"""Preparing: the tokens of an independent reading, also after being stopped anywhere."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -98,8 +99,10 @@ def test_mixed_formats_keep_the_order_of_the_files(tmp_path: Path) -> None:
 def test_a_format_that_the_name_does_not_tell(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("Read me.")
     (tmp_path / "NEWS").write_text("News.")
-    names = {"training": [str(tmp_path / "README")], "validation": [str(tmp_path / "NEWS")]}
-    prepare(DataConfig(**names, format="text"), tmp_path / "out")
+    prepare(
+        DataConfig(training=[str(tmp_path / "README")], validation=[str(tmp_path / "NEWS")], format="text"),
+        tmp_path / "out",
+    )
     assert tokens_of(tmp_path / "out") == (reference(["Read me."]), reference(["News."]))
 
 
@@ -126,16 +129,14 @@ def test_a_folder_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
     texts = {split: [f"{split} {i} {j}" for i in range(2) for j in range(3)] for split in ("train", "test")}
     assert tokens_of(tmp_path / "out") == (reference(texts["train"]), reference(texts["test"]))
     assert [file["documents"] for file in corpus.parts["training"].files] == [3, 3]
-    for wrong, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"validation": None}, r"data.validation is None, the name of one split"),
         ({"validation": ["dev"]}, r"data.validation is \['dev'\] of .*hub"),
-        ({"hub": str(tmp_path / "none")}, "data.hub is .*none: cannot be read"),
-    ):
+        ({"hub": str(tmp_path / "none")}, r"data.hub is .*none: cannot be read"),
+    ]
+    for wrong, message in refused:
         with pytest.raises(InputError, match=message):
-            prepare(
-                DataConfig(**{"hub": config.hub, "training": ["train"], "validation": ["test"], **wrong}),
-                tmp_path / "x",
-            )
+            prepare(dataclasses.replace(config, **wrong), tmp_path / "x")
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def corpus_of_files(tmp_path: Path) -> DataConfig:
     )
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """What stops a preparation in these tests."""
 
 
@@ -167,7 +168,7 @@ def stop_after(calls: int, stages: tuple[str, ...] = ("tokenizer", "training", "
 
     def report(progress: Progress) -> None:
         if progress.stage in stages and next(left, None) is None:
-            raise Stopped
+            raise StoppedError
 
     return report
 
@@ -181,7 +182,7 @@ def test_goes_on_wherever_it_was_stopped(small_steps: None, corpus_of_files: Dat
         try:
             prepare(corpus_of_files, folder, stop_after(calls))
             finished = True
-        except Stopped:
+        except StoppedError:
             assert not (folder / "corpus.json").exists()
             for part in folder.glob("*.part"):  # what was written after the last saving, whole or not
                 with part.open("ab") as file:
@@ -204,7 +205,7 @@ def test_goes_on_after_several_stops(small_steps: None, corpus_of_files: DataCon
         try:
             prepare(corpus_of_files, tmp_path / "stopped", stop_after(4, ("training", "validation")))
             break
-        except Stopped:
+        except StoppedError:
             stops += 1
     assert stops > 2
     assert contents(tmp_path / "stopped") == contents(tmp_path / "unbroken")
@@ -220,7 +221,8 @@ def report(progress, seen=[]):
     seen.append(progress)
     if progress.stage == "training" and progress.documents >= 5:
         os.kill(os.getpid(), 9)
-preparing.prepare(DataConfig(training=sys.argv[2:4], validation=[sys.argv[4]], vocabulary=280), Path(sys.argv[1]), report)
+config = DataConfig(training=sys.argv[2:4], validation=[sys.argv[4]], vocabulary=280)
+preparing.prepare(config, Path(sys.argv[1]), report)
 """
 
 
@@ -254,7 +256,7 @@ def test_other_input_is_refused(
 ) -> None:
     try:
         prepare(corpus_of_files, tmp_path / "out", None if whole else stop_after(25))
-    except Stopped:
+    except StoppedError:
         assert not whole
     before = contents(tmp_path / "out")
     match change:
@@ -339,7 +341,7 @@ def test_a_folder_that_cannot_be_made(corpus_of_files: DataConfig) -> None:
 
 
 def test_progress_that_does_not_fit(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         prepare(corpus_of_files, tmp_path / "out", stop_after(25))
     part = tmp_path / "out" / "training.tokens.part"
     part.write_bytes(part.read_bytes()[:10])
@@ -378,17 +380,17 @@ def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
         assert folder == tmp_path / "out"
     assert folder.exists()
     beside: list[dict[str, Any]] = [
-        {"training": ["a.txt"]}, {"validation": ["a.txt"]}, {"tokenizer": "t.json"}, {"vocabulary": 300}, {"field": "body"},
-        {"hub": "name"}, {"format": "text"},
+        {"training": ["a.txt"]}, {"validation": ["a.txt"]}, {"tokenizer": "t.json"}, {"vocabulary": 300},
+        {"field": "body"}, {"hub": "name"}, {"format": "text"},
     ]  # fmt: skip
-    for settings in beside:
-        (name,) = settings
+    for given_too in beside:
+        (name,) = given_too
         with (
             pytest.raises(InputError, match=rf"data.{name} is set beside data.prepared=.*out, which has its own text"),
-            corpus_folder(DataConfig(prepared=str(tmp_path / "out"), **settings)),
+            corpus_folder(DataConfig(prepared=str(tmp_path / "out"), **given_too)),
         ):
             pass
-    with pytest.raises(InputError, match="data.prepared is .*out, which is prepared already"):
+    with pytest.raises(InputError, match=r"data.prepared is .*out, which is prepared already"):
         prepare(DataConfig(prepared=str(tmp_path / "out")), tmp_path / "again")
 
 

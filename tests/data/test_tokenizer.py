@@ -21,7 +21,7 @@ TEXT = "Peace is the work of many hands.\nSo is war, ça va?\n" * 30
 
 @pytest.fixture(scope="module")
 def trained() -> Encoder:
-    return train_encoder([[TEXT], [TEXT]], 300)
+    return train_encoder([[TEXT], [TEXT]], 280)
 
 
 @settings(derandomize=True, database=None, deadline=None)
@@ -31,9 +31,9 @@ def test_a_trained_one_gives_the_text_back(trained: Encoder, text: str) -> None:
 
 
 def test_a_trained_one(trained: Encoder) -> None:
-    assert (trained.vocabulary, trained.end_of_text, trained.dtype) == (300, 0, "uint16")
+    assert (trained.vocabulary, trained.end_of_text, trained.dtype) == (280, 0, "uint16")
     assert trained.cuts_at_lines()
-    assert train_encoder([[TEXT], [TEXT]], 300).json == trained.json
+    assert train_encoder([[TEXT], [TEXT]], 280).json == trained.json
 
 
 def small_files(tmp_path: Path) -> dict[str, Any]:
@@ -75,8 +75,10 @@ def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("a w69999")
     (tmp_path / "b.txt").write_text("w1")
-    names = {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
-    corpus = prepare(DataConfig(**names, tokenizer=str(tmp_path / "t.json")), tmp_path / "out")
+    config = DataConfig(
+        training=[str(tmp_path / "a.txt")], validation=[str(tmp_path / "b.txt")], tokenizer=str(tmp_path / "t.json")
+    )
+    corpus = prepare(config, tmp_path / "out")
     assert (corpus.vocabulary, corpus.dtype) == (70_000, "uint32")
     assert corpus.stream("training").tolist() == [0, 69_999, 0]
     assert corpus.training(2).tokens.tolist() == [[0, 69_999, 0]]

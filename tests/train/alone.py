@@ -1,5 +1,7 @@
 """Trains with all ranks in one place: one process that serves every node, or warm workers."""
 
+import contextlib
+import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +17,12 @@ from skippipe.train.rank import train_rank
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    """A port that nobody listens at now, and that no connection is given by the system in the meantime."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # below those that connections are given
+        with socket.socket() as door, contextlib.suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
 
 
 def train_alone(job: TrainJob, folder: Path) -> list[Event]:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,10 +49,18 @@ class Running:
     def end(self, within_s: float) -> tuple[int, str]:
         """Exit status and standard error; fails where it takes longer or a process is left."""
         begin = time.monotonic()
-        out, err = self.process.communicate(timeout=within_s)
-        self.lines += out.splitlines(keepends=True)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        too_late = threading.Timer(within_s, self.process.kill)
+        too_late.start()
+        # Not by `communicate`, which would lose what `until` has read ahead.
+        self.lines += self.process.stdout.readlines()
+        err = self.process.stderr.read()
+        status = self.process.wait()
+        too_late.cancel()
+        assert time.monotonic() < begin + within_s, f"still there after {within_s} s: {''.join(self.lines)} {err}"
         self.none_left(begin + within_s)
-        return self.process.returncode, err
+        return status, err
 
     def none_left(self, deadline: float) -> None:
         """Wait until workers and parent are gone."""

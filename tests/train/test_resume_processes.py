@@ -51,14 +51,17 @@ def kill_while_training(run: Path, chance: random.Random) -> None:
 
 
 def kill_while_saving(run: Path, chance: random.Random) -> bool:
-    """Kill a moment after a checkpoint has been begun; whether it was left unfinished."""
+    """Kill a moment after a checkpoint, one of the next three, has been begun; whether it was left unfinished."""
     running = begin(run.parent)
     deadline = time.monotonic() + PATIENCE_S
     while drafts(run):  # what the one before has left
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    while not drafts(run):
+    begun: set[str] = set()
+    until = chance.randint(1, 3)
+    while len(begun) < until:
         assert time.monotonic() < deadline
+        begun |= {path.name for path in drafts(run)}
         time.sleep(0.001)
     time.sleep(chance.uniform(0, 0.03))
     kill(running, chance)
