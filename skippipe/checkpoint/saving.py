@@ -1,7 +1,8 @@
 """Saves checkpoints while training goes on.
 
-Even the copying of tensors runs beside the next iteration, which changes them only at its end. All ranks save together, each what it is given, in a thread of its own and over a process group of its own. What goes
-wrong on one of them is known to all, and leaves what stood before as it was.
+Even the copying of tensors runs beside the next iteration, which changes them only at its end. All ranks save
+together, each what it is given, in a thread of its own and over a process group of its own. What goes wrong on one of
+them is known to all, and leaves what stood before as it was.
 """
 
 import contextlib
