@@ -1,9 +1,10 @@
 """Inputs read through `datasets`, always streaming: no copy of them in a cache, and memory for a part at a time."""
 
 import glob
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Self
@@ -34,6 +35,7 @@ class Reader:
 
     def __enter__(self) -> Self:
         self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skippipe-data-"))
+        self._stack.enter_context(_without_torch())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,6 +168,18 @@ def _texts(title: str, table: Any, column: str) -> list[str]:
         raise InputError(f"{title}: field {column!r} (data.field) holds {kind}, text is expected")
     texts: list[str] = table.column(column).to_pylist()
     return texts
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep `datasets` from importing torch for each stream, which takes seconds and 600 MB, and is no use to us."""
+    config = _datasets().config
+    before = config.TORCH_AVAILABLE
+    config.TORCH_AVAILABLE = before and "torch" in sys.modules
+    try:
+        yield
+    finally:
+        config.TORCH_AVAILABLE = before
 
 
 def _datasets() -> Any:

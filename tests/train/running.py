@@ -58,6 +58,7 @@ class Running:
         err = self.process.stderr.read()
         status = self.process.wait()
         too_late.cancel()
+        self.close()
         assert time.monotonic() < begin + within_s, f"still there after {within_s} s: {''.join(self.lines)} {err}"
         self.none_left(begin + within_s)
         return status, err
@@ -73,7 +74,10 @@ class Running:
     def close(self) -> None:
         """End it, whatever it does."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def parent_of(process: int) -> int | None:

@@ -38,8 +38,9 @@ def kill(running: Running, chance: random.Random | None = None) -> None:
     """Kill one process, the supervisor unless chance chooses a worker; all others end."""
     victim = chance.choice([running.process.pid, *running.workers.values()]) if chance else running.process.pid
     signal_to(victim, signal.SIGKILL)
-    running.process.communicate(timeout=15)
+    running.process.wait(timeout=15)
     running.none_left(time.monotonic() + 15)
+    running.close()
 
 
 def kill_while_training(run: Path, chance: random.Random) -> None:
