@@ -103,6 +103,12 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what a process that was killed while it wrote `name` has left beside it."""
+    for path in folder.glob(f".{name}.*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the new name last through a power cut, where the file system lets folders be synced."""
     with contextlib.suppress(OSError):

@@ -25,7 +25,10 @@ def load_key(path: str | None) -> bytes:
 
 def default_path() -> Path:
     """Where a user's own secret lies."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:
+        raise InputError("checkpoint.key is not set, and there is no home folder for one: a file is expected") from None
     return Path(base) / "skippipe" / "checkpoint.key"
 
 

@@ -36,10 +36,13 @@ class Manifest:
     """iterations that had been trained"""
     files: Mapping[str, FileNote]
     """by name within the folder, with forward slashes"""
+    sha256: str = ""
+    """of the manifest's own text, once it is written: who sees the same one sees the same checkpoint"""
 
     def signed(self, key: bytes) -> str:
         """The text of the file."""
-        content = {"format": FORMAT, **asdict(self)}
+        files = {name: asdict(note) for name, note in self.files.items()}
+        content = {"format": FORMAT, "iteration": self.iteration, "files": files}
         return json.dumps(content | {"hmac": _signature(content, key)}, indent=1, sort_keys=True) + "\n"
 
 
@@ -59,20 +62,50 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
     """
     path = folder / NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    content = _content(text, path)
+    signature = content.pop("hmac", None)
+    expected = _signature(content, key)
+    if not isinstance(signature, str) or not signature.isascii() or not hmac.compare_digest(signature, expected):
+        raise InputError(f"{path}: its signature does not fit: it was edited, or signed with another checkpoint.key")
+    return _manifest(content, text)
+
+
+def trusted_manifest(text: bytes, path: Path) -> Manifest:
+    """Make sense of a manifest that somebody else has checked."""
+    return _manifest(_content(text, path), text)
+
+
+def _content(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
         raise InputError(f"{path}: is no valid JSON, it is truncated or edited") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise InputError(f"{path}: format is {found!r}, {FORMAT!r} is expected")
-    signature = content.pop("hmac", None)
-    if not isinstance(signature, str) or not hmac.compare_digest(signature.encode(), _signature(content, key).encode()):
-        raise InputError(f"{path}: its signature does not fit: it was edited, or signed with another checkpoint.key")
+    return content
+
+
+def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     # Signed: whoever has the key wrote it with `signed`, so the rest has the right form.
     files = {name: FileNote(**note) for name, note in content["files"].items()}
-    return Manifest(int(content["iteration"]), files)
+    return Manifest(int(content["iteration"]), files, hashlib.sha256(text).hexdigest())
+
+
+def checked_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
+    """Read a whole file, which is what its manifest says at the very moment that it is read."""
+    path = folder / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    note = manifest.files.get(name)
+    if note is None or hashlib.sha256(content).hexdigest() != note.sha256:
+        raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
+    return content
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints found and read, by any process: whole ones only, checked before anything of them is used."""
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
-from skippipe.checkpoint import manifest
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.shelf import FOLDER, Shelf
-from skippipe.checkpoint.state import State, read_state
+from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest, trusted_manifest
+from skippipe.checkpoint.shelf import FOLDER, Shelf, iteration_of
+from skippipe.checkpoint.state import NAME as STATE
+from skippipe.checkpoint.state import State, parse_state
 from skippipe.errors import InputError, SchedulerError
-from skippipe.files import read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,19 +29,19 @@ class Checkpoint:
 
     path: Path
     state: State
-    manifest_sha256: str
-    """of the manifest: two processes that see the same one see the same checkpoint"""
+    manifest: Manifest
 
     @property
     def plan(self) -> Plan:
         """The plan that was trained by."""
-        return Plan.from_json(read_text(str(self.path / PLAN)))
+        return Plan.from_json(checked_bytes(self.path, PLAN, self.manifest).decode())
 
     @property
     def tokenizer_json(self) -> str | None:
         """The tokenizer of the text, where one is kept."""
-        path = self.path / TOKENIZER
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        if TOKENIZER not in self.manifest.files:
+            return None
+        return checked_bytes(self.path, TOKENIZER, self.manifest).decode()
 
     def load(self, tensors: Mapping[str, "Tensor"], part: str = WEIGHTS) -> None:
         """Fill tensors in place.
@@ -58,10 +57,11 @@ class Checkpoint:
         """
         # Imported here, as torch is everywhere in this package: the supervisor looks for checkpoints without it.
         from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
-        from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
         from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-        reader = FileSystemReader(self.path / TENSORS)
+        from skippipe.checkpoint.storage import checked_reader  # noqa: PLC0415
+
+        reader = checked_reader(self.path, TENSORS, self.manifest)
         saved = reader.read_metadata().state_dict_metadata
         wanted: dict[str, Tensor] = {}
         met: set[int] = set()
@@ -99,7 +99,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
     """
     secret = load_key(key)
-    if (path / manifest.NAME).exists():
+    if (path / NAME).exists():
         return _open(path, secret)
     if not path.is_dir():
         raise InputError(f"checkpoint={path}: there is no such folder")
@@ -108,7 +108,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
         return newest
     if damaged:
         raise InputError(f"checkpoint={path}: none of its checkpoints is whole: {'; '.join(damaged)}")
-    raise InputError(f"checkpoint={path}: neither {manifest.NAME} nor checkpoints in {FOLDER} are there")
+    raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
 
 
 def newest_whole(shelf: Shelf, secret: bytes) -> tuple[Checkpoint | None, list[str]]:
@@ -130,18 +130,23 @@ def open_shared(path: Path, manifest_sha256: str) -> Checkpoint:
 
     """
     try:
-        found = _sha256(path)
+        text = (path / NAME).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; all nodes have to see the same folder") from None
-    if found != manifest_sha256:
+    manifest = trusted_manifest(text, path / NAME)
+    if manifest.sha256 != manifest_sha256:
         raise InputError(f"{path}: is another checkpoint here than on rank 0; all nodes have to see the same folder")
-    return Checkpoint(path, read_state(path), found)
+    return _checkpoint(path, manifest)
 
 
 def _open(path: Path, secret: bytes) -> Checkpoint:
-    manifest.check_files(path, manifest.read_manifest(path, secret))
-    return Checkpoint(path, read_state(path), _sha256(path))
+    manifest = read_manifest(path, secret)
+    check_files(path, manifest)
+    named = iteration_of(path)
+    if named not in (-1, manifest.iteration):
+        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
+    return _checkpoint(path, manifest)
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256((path / manifest.NAME).read_bytes()).hexdigest()
+def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
+    return Checkpoint(path, parse_state(checked_bytes(path, STATE, manifest), path / STATE), manifest)

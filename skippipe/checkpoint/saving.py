@@ -83,6 +83,8 @@ class Saver:
         self._copied = threading.Event()
         self._copied.set()
         self._blocked_s = 0.0
+        self._broken: SavingError | None = None
+        """why the ranks can no longer save together"""
 
     @property
     def busy(self) -> bool:
@@ -99,6 +101,10 @@ class Saver:
         """
         begin = time.perf_counter()
         self.wait()
+        if self._broken is not None:
+            iteration = contents.state.iteration
+            self._finished.append(Saved(iteration, self._shelf.path(iteration), 0.0, 0.0, 0, self._broken))
+            return
         self._copied.clear()
         # A daemon: where a run fails, nobody waits for a save that will never come to its end.
         self._thread = threading.Thread(target=self._run, args=(dict(tensors), contents), daemon=True)
@@ -133,7 +139,7 @@ class Saver:
             error = failed
         except Exception as failed:  # noqa: BLE001 - a lost connection, mostly; training meets it as well
             traceback.print_exception(failed)
-            error = SavingError(str(failed) or type(failed).__name__)
+            error = self._broken = SavingError(str(failed) or type(failed).__name__)
         if error is not None and self._rank == 0:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._shelf.draft(iteration))
@@ -194,7 +200,7 @@ class Saver:
         mine: tuple[Any, str | None]
         try:
             mine = step(), None
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: the others wait for an answer
             mine = None, _reason(error)
         everybody: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(everybody, mine, group=self._group)

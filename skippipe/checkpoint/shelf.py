@@ -14,7 +14,7 @@ from skippipe.files import sync_folder
 FOLDER = "checkpoints"
 """within the folder of a run"""
 _NAME = re.compile(r"iteration-(\d{6,})")
-_HIDDEN = re.compile(r"\.iteration-\d{6,}\.(new|old)")
+_HIDDEN = re.compile(r"\.(iteration-\d{6,})\.(new|old|replaced)")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Shelf:
     def all(self) -> list[Path]:
         """Folders of all checkpoints, the newest first; none where there is no such folder."""
         found = self.folder.iterdir() if self.folder.is_dir() else []
-        numbered = [(int(match[1]), path) for path in found if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(numbered, reverse=True)]
+        return sorted((path for path in found if iteration_of(path) >= 0), key=iteration_of, reverse=True)
 
     def begin(self, iteration: int) -> Path:
         """Make an empty draft."""
@@ -50,10 +49,13 @@ class Shelf:
         draft, path = self.draft(iteration), self.path(iteration)
         for folder in [draft, *(f for f in draft.rglob("*") if f.is_dir())]:
             sync_folder(folder)
+        replaced = path.with_name(f".{path.name}.replaced")
         if path.exists():
-            self._remove(path)
+            path.rename(replaced)
         draft.rename(path)
         sync_folder(self.folder)
+        if replaced.exists():
+            shutil.rmtree(replaced)
         return path
 
     def keep(self, count: int) -> None:
@@ -62,10 +64,27 @@ class Shelf:
             self._remove(path)
 
     def tidy(self) -> None:
-        """Remove what an earlier process has left half written or half removed."""
+        """Remove what an earlier process has left half written or half removed; what was to be replaced stays."""
         for path in self.folder.iterdir() if self.folder.is_dir() else []:
-            if _HIDDEN.fullmatch(path.name):
+            match = _HIDDEN.fullmatch(path.name)
+            if match and match[2] == "replaced" and not path.with_name(match[1]).exists():
+                path.rename(path.with_name(match[1]))
+            elif match:
                 shutil.rmtree(path)
+
+    def set_aside(self, above: int) -> None:
+        """Give checkpoints of later iterations names that do not count: they are damaged, and others come after them.
+
+        Otherwise they would be taken for the newest, and be kept in place of whole ones.
+        """
+        for path in self.all():
+            if iteration_of(path) > above:
+                aside = path.with_name(f"damaged-{path.name}")
+                number = 1
+                while aside.exists():
+                    number += 1
+                    aside = path.with_name(f"damaged-{path.name}-{number}")
+                path.rename(aside)
 
     def _remove(self, path: Path) -> None:
         hidden = path.with_name(f".{path.name}.old")
@@ -73,3 +92,9 @@ class Shelf:
             shutil.rmtree(hidden)
         path.rename(hidden)
         shutil.rmtree(hidden)
+
+
+def iteration_of(path: Path) -> int:
+    """Iteration that the name of a checkpoint's folder says; -1 where it is no such name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1

@@ -38,10 +38,10 @@ class State:
         write_synced(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def read_state(folder: Path) -> State:
-    """Read it from the folder of a checkpoint whose manifest has been checked."""
-    content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+def parse_state(text: bytes, path: Path) -> State:
+    """Make sense of what was written; `path` is for messages."""
+    content = json.loads(text)
     missing = [item.name for item in fields(State) if item.name not in content]
     if missing:
-        raise InputError(f"{folder / NAME}: has no {missing[0]}: it was written by another version of skippipe")
+        raise InputError(f"{path}: has no {missing[0]}: it was written by another version of skippipe")
     return State(**{item.name: content[item.name] for item in fields(State)})

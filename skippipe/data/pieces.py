@@ -1,4 +1,4 @@
-"""Documents of any size in pieces that can be tokenised apart, so that memory is bounded."""
+"""Documents in pieces that can be tokenised apart, so that memory is bounded where there are places to cut."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

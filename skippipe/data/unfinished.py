@@ -17,7 +17,7 @@ from skippipe.data.corpus import SPLITS, Split
 from skippipe.data.pieces import Piece
 from skippipe.data.recipe import Recipe
 from skippipe.errors import InputError, SchedulerError
-from skippipe.files import read_json_object
+from skippipe.files import read_json_object, remove_leftovers
 
 FORMAT = "skippipe.data-progress/1"
 
@@ -70,6 +70,8 @@ class State:
 
         """
         path = folder / "progress.json"
+        for name in (path.name, "tokenizer.json", "corpus.json"):
+            remove_leftovers(folder, name)
         if path.exists():
             content = read_json_object(str(path))
             check_same(folder, content, recipe)

@@ -154,6 +154,11 @@ def failed_checkpoint_lines(event: Event) -> list[str]:
     return [f"no checkpoint after iteration {event['iteration']}: {event['message']}"]
 
 
+def unrecorded_lines(event: Event) -> list[str]:
+    """What is not written down any more."""
+    return [f"{event['message']}; training goes on"]
+
+
 def stopped_lines(event: Event) -> list[str]:
     """The end of a run that was asked to stop."""
     saved = "the same command goes on from there" if event["saved"] else "nothing was saved (checkpoint.enabled=false)"
@@ -182,6 +187,7 @@ LINES: dict[str, Callable[[Event], list[str]]] = {
     "validation": validation_lines,
     "checkpoint": checkpoint_lines,
     "checkpoint_failed": failed_checkpoint_lines,
+    "unrecorded": unrecorded_lines,
     "stopped": stopped_lines,
     "summary": summary_lines,
 }

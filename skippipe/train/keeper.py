@@ -16,7 +16,7 @@ class Keeper:
     """Keeps checkpoints of one run; all ranks call the same methods with the same numbers."""
 
     def __init__(self, saver: Saver, config: CheckpointConfig, snapshot: Snapshot, newest: int, tell: Report) -> None:
-        """Prepare; `newest` is the iteration of the checkpoint that stands already, 0 where none does."""
+        """Prepare; `newest` is the iteration of the checkpoint that stands already, -1 where none does."""
         self._saver, self._config, self._snapshot, self._tell = saver, config, snapshot, tell
         self._newest = newest
         self._due = False
@@ -40,7 +40,7 @@ class Keeper:
             self._saver.save(*self._snapshot(iteration))
 
     def finish(self, iteration: int) -> None:
-        """See that a checkpoint after the last iteration stands; raises `SavingError` where it cannot be."""
+        """See that a checkpoint after this iteration stands; raises `SavingError` where it cannot be."""
         self._saver.wait()
         self._look()
         if self._newest == iteration:
@@ -49,7 +49,7 @@ class Keeper:
         self._saver.wait()
         failed = self._look()
         if failed is not None:
-            raise SavingError(f"the last checkpoint, {failed.path}, could not be written: {failed.error}")
+            raise SavingError(f"the checkpoint {failed.path} could not be written: {failed.error}")
 
     def _look(self) -> Saved | None:
         """Tell what became of saves; gives the latest one if it failed."""

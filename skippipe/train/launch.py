@@ -10,13 +10,15 @@ import fcntl
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from skippipe.application import Context
 from skippipe.data.prepare import check_input
 from skippipe.errors import SUCCESS, InputError, SchedulerError
-from skippipe.files import write_text
+from skippipe.files import remove_leftovers, write_text
 from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
@@ -42,7 +44,25 @@ def launch(job: TrainJob, context: Context) -> float:
         dry_run(job, make_console())
         return 0.0
     check_input(job.data)
-    return _one_rank(job, context) if under_torchrun() else _alone(job, context)
+    with _ending_in_order():
+        return _one_rank(job, context) if under_torchrun() else _alone(job, context)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Within: SIGTERM ends what is going on as Ctrl-C does, so that nothing is left behind."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SUCCESS)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _alone(job: TrainJob, context: Context) -> float:
@@ -90,18 +110,13 @@ def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
     """
     name = job.folder or f"runs/{dt.datetime.now():%Y-%m-%d_%H-%M-%S}"  # noqa: DTZ005 - for people: local time
     folder = context.folder / name
-    settings = folder / SETTINGS
     made = next((p for p in [*reversed(folder.parents), folder] if not p.exists()), None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken_up = settings.exists()
-        if not taken_up and any(folder.iterdir()):
-            raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
-        if not taken_up or not os.access(folder, os.W_OK):
-            write_text(settings, settings_yaml(job))
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
     with _taken(folder, name):
+        taken_up = _take_up(folder, name, job)
         try:
             yield folder
         except BaseException:
@@ -109,6 +124,21 @@ def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
             if not taken_up and not (metrics.exists() and metrics.stat().st_size):
                 _forget(folder, made)
             raise
+
+
+def _take_up(folder: Path, name: str, job: TrainJob) -> bool:
+    """Write the settings into a new folder; whether a run was there already."""
+    settings = folder / SETTINGS
+    try:
+        remove_leftovers(folder, SETTINGS)
+        taken_up = settings.exists()
+        if not taken_up and any(folder.iterdir()):
+            raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
+        if not taken_up or not os.access(folder, os.W_OK):
+            write_text(settings, settings_yaml(job))
+    except OSError as error:
+        raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
+    return taken_up
 
 
 @contextlib.contextmanager

@@ -190,6 +190,7 @@ def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
     key = load_key(config.key) if team.rank == 0 else None
     if team.rank == 0:
         start.shelf.tidy()
+        start.shelf.set_aside(start.iteration)
     return Saver(start.shelf, group, key=key, keep=config.keep)
 
 

@@ -1,7 +1,9 @@
 """What a run leaves in its folder: every event as a line of `metrics.jsonl`, figures for TensorBoard, plan, cluster."""
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -35,20 +37,36 @@ class Recorder:
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415
 
         self._report = report
+        self._lost: set[str] = set()
+        """files that could not be written"""
         self._folder = folder
         # Lines go out one by one, each whole: a run that is killed leaves what it had.
         self._metrics = (folder / METRICS).open("a", encoding="utf-8", buffering=1)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
-        self._metrics.write(json.dumps(event) + "\n")
+        """Take one event; where it cannot be written, training goes on."""
+        with self._writing(METRICS):
+            self._metrics.write(json.dumps(event) + "\n")
         kind = event["event"]
-        for name in [name for name in SCALARS.get(kind, ()) if name in event]:
-            self._board.add_scalar(f"{FOLDERS[kind]}/{name}", event[name], event["iteration"])
-        if kind != "iteration":
-            self._board.flush()
+        with self._writing("tensorboard"):
+            for name in SCALARS.get(kind, ()):
+                if name in event:
+                    self._board.add_scalar(f"{FOLDERS[kind]}/{name}", event[name], event["iteration"])
+            if kind != "iteration":
+                self._board.flush()
         self._report(event)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Tell, once, that a file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self._lost:
+                self._lost.add(name)
+                message = f"{self._folder / name} cannot be written: {error.strerror or error}"
+                self._report({"event": "unrecorded", "message": message})
 
     def keep(self, job: TrainJob, plan: Plan) -> None:
         """Write settings, plan and cluster."""
@@ -58,5 +76,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is left to write."""
-        self._metrics.close()
-        self._board.close()
+        with self._writing(METRICS):
+            self._metrics.close()
+        with self._writing("tensorboard"):
+            self._board.close()

@@ -18,7 +18,7 @@ from skippipe.train.config import TrainJob
 from skippipe.train.events import Report
 from skippipe.train.keeper import Keeper
 from skippipe.train.loop import Engine, Optimization, Says, Station, check_finite
-from skippipe.train.start import OPTIMIZER, Start
+from skippipe.train.start import OPTIMIZER, READING_S, Start
 from skippipe.train.stopping import StopRequest
 from skippipe.train.texts import Texts
 from skippipe.train.times import TaskTimes, merged, reasons
@@ -76,9 +76,10 @@ class Run:
             engine.stages, job.train, engine.tokens, done=start.iteration, seen=start.tokens
         )
         start.load(station, self._optimization)
+        station.team.exchange("loaded", "", READING_S)  # from here on a rank that says nothing has failed
         self._keeper = None
         if saver is not None:
-            self._keeper = Keeper(saver, job.checkpoint, self._snapshot, start.iteration, tell)
+            self._keeper = Keeper(saver, job.checkpoint, self._snapshot, start.kept, tell)
 
     def go(self) -> signal.Signals | None:
         """Train and validate to the end, or until asked to stop; gives the signal that did.
@@ -100,6 +101,8 @@ class Run:
         predicted_s = engine.plan.predicted.iteration_s
         seconds, tasks = [], TaskTimes()
         number = self._start.iteration
+        if keeper is not None:
+            keeper.finish(number)  # a run that is killed before its first checkpoint is to go on by the same plan
         losses = [self._validate(number)]
         while number < config.iterations:
             number += 1

@@ -45,6 +45,12 @@ class Start:
         """Blocks of text used."""
         return self.checkpoint.state.position if self.checkpoint else 0
 
+    @property
+    def kept(self) -> int:
+        """Iteration whose checkpoint stands on this run's own shelf; -1 where none does."""
+        own = self.checkpoint is not None and self.checkpoint.path.parent == self.shelf.folder
+        return self.iteration if own else -1
+
     def event(self, *, plan_kept: bool) -> Event:
         """Say where the run goes on."""
         assert self.checkpoint is not None
@@ -114,6 +120,8 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
 
 def _look(config: CheckpointConfig, folder: Path) -> dict[str, Any]:
     shelf = Shelf(folder.resolve() / FOLDER)
+    if config.enabled:
+        load_key(config.key)  # that there is none is to be known before anything else
     newest: Checkpoint | None = None
     damaged: list[str] = []
     if shelf.all():
@@ -125,6 +133,6 @@ def _look(config: CheckpointConfig, folder: Path) -> dict[str, Any]:
     return {
         "shelf": str(shelf.folder),
         "path": None if newest is None else str(newest.path),
-        "manifest_sha256": None if newest is None else newest.manifest_sha256,
+        "manifest_sha256": None if newest is None else newest.manifest.sha256,
         "damaged": damaged,
     }

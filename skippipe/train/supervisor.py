@@ -91,11 +91,14 @@ class Stopping(StopRequest):
         return hear
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._first.failed_at is not None or self._first.status is not None:
+            return  # it has ended already, one way or the other
         again = self.signal is not None
         super()._note(number, frame)
-        if again or not self._training or self._first.process is None or self._first.status is not None:
+        if again or not self._training or self._first.process is None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number if again else SUCCESS)
-        os.kill(self._first.process, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._first.process, signal.SIGTERM)
 
 
 def train_locally(

@@ -84,10 +84,10 @@ class Team:
         """Wait for a text of another rank's, `longer_s` more than usual where it takes that long to make."""
         return _read(self.store, f"{key}/{rank}", self.timeout_s + longer_s, self.title(rank))
 
-    def exchange(self, key: str, text: str) -> list[str]:
-        """Tell one's own text and hear everybody's, by rank."""
+    def exchange(self, key: str, text: str, longer_s: float = 0.0) -> list[str]:
+        """Tell one's own text and hear everybody's, by rank, `longer_s` more than usual waited for each."""
         self.tell(key, text)
-        return [self.hear(key, rank) for rank in range(self.world)]
+        return [self.hear(key, rank, longer_s) for rank in range(self.world)]
 
     def share(self, key: str, make: Callable[[], str], longer_s: float = 0.0) -> str:
         """Have rank 0 make a text, which may take `longer_s`, and give it to all."""

@@ -17,7 +17,7 @@ from train.jobs import make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import newest_whole
+from skippipe.checkpoint.reading import newest_whole, open_shared
 from skippipe.checkpoint.saving import Contents, Saver
 from skippipe.checkpoint.shelf import FOLDER, Shelf
 from skippipe.checkpoint.state import State
@@ -275,3 +275,37 @@ def test_what_a_killed_process_leaves_is_tidied_up(save: Save, tmp_path: Path) -
     check_holds(tmp_path, 1)
     shelf.tidy()
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "of somebody else"}
+
+
+def test_another_checkpoint_than_the_one_that_was_checked(save: Save, tmp_path: Path) -> None:
+    save([1])
+    save([2])
+    one, two = (tmp_path / FOLDER / f"iteration-00000{i}" for i in (1, 2))
+    known = open_checkpoint(one).manifest.sha256
+    assert open_shared(one, known).state == a_state(1)
+    with pytest.raises(InputError, match="is another checkpoint here than on rank 0"):
+        open_shared(two, known)
+    with pytest.raises(InputError, match="all nodes have to see the same folder"):
+        open_shared(tmp_path / "nowhere", known)
+    one.rename(tmp_path / FOLDER / "iteration-000009")
+    with pytest.raises(InputError, match="is a checkpoint of iteration 1 under the name of another"):
+        open_checkpoint(tmp_path / FOLDER / "iteration-000009")
+    check_holds(tmp_path, 2)
+
+
+def test_an_index_that_is_changed_after_the_check(save: Save, tmp_path: Path) -> None:
+    save([1])
+    checkpoint = open_checkpoint(tmp_path)
+    (checkpoint.path / "tensors" / ".metadata").write_bytes(pickle.dumps(Malice(tmp_path / "trace")))
+    with pytest.raises(InputError, match=r"\.metadata: has other contents"):
+        checkpoint.load({"layer.0": torch.zeros(SIZE)})
+    assert not (tmp_path / "trace").exists()
+
+
+def test_one_that_was_to_be_replaced_comes_back(save: Save, tmp_path: Path) -> None:
+    """Killed between the two renames of `publish`."""
+    save([1])
+    path = tmp_path / FOLDER / "iteration-000001"
+    path.rename(path.with_name(".iteration-000001.replaced"))
+    Shelf(tmp_path / FOLDER).tidy()
+    check_holds(tmp_path, 1)

@@ -4,8 +4,9 @@ import dataclasses
 import os
 import shutil
 import signal
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.checkpoint.saving import Saver
 from skippipe.checkpoint.shelf import FOLDER
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
@@ -290,11 +292,11 @@ def test_a_damaged_one_is_passed_over(folder: Folder) -> None:
 def test_none_that_is_whole_is_no_beginning(folder: Folder) -> None:
     run = folder("run")
     train_alone(job_of(), run)
-    (path,) = (run / FOLDER).iterdir()
-    (path / "state.json").write_text("{}")
+    for path in (run / FOLDER).iterdir():
+        (path / "state.json").write_text("{}")
     with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has 2 bytes"):
         train_alone(job_of(), run)
-    assert [p.name for p in path.iterdir() if p.name == "state.json"], "what was there is there"
+    assert all((path / "manifest.json").exists() for path in (run / FOLDER).iterdir()), "what was there is there"
 
 
 @pytest.mark.parametrize(
@@ -312,3 +314,48 @@ def test_of_another_run(changes: dict[str, Any], message: str, folder: Folder) -
     model = changes.pop("model", job_of().model)
     with pytest.raises(InputError, match=message):
         train_alone(dataclasses.replace(job_of(**changes), model=model), run)
+
+
+def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
+    """A damaged checkpoint of a later iteration takes no place of those that a run saves when it goes on."""
+    run = folder("run")
+    train_alone(with_every(job_of()), run)
+    for path in (run / FOLDER).iterdir():
+        if int(path.name.removeprefix("iteration-")) > 2:
+            (path / "plan.json").write_text("{}")
+    told = train_alone(job_of(checkpoint__every=2, checkpoint__keep=1), run)
+    assert of_kind(told, "resumed")[0]["iteration"] <= 2
+    left = {path.name for path in (run / FOLDER).iterdir()}
+    assert {name for name in left if not name.startswith("damaged-")} == {f"iteration-{ITERATIONS:06d}"}
+    assert f"damaged-iteration-{ITERATIONS:06d}" in left
+    assert open_checkpoint(run).state.iteration == ITERATIONS
+
+
+def test_before_the_first_iteration_one_stands(folder: Folder) -> None:
+    """A run that is killed at once goes on by the plan that it had, though it would measure and plan anew."""
+    run = folder("run")
+    job = job_of(runtime__calibrate=True, checkpoint__every=None, checkpoint__keep=9)
+    first = train_alone(job, run)
+    assert back_to(run, 0) == 0
+    again = train_alone(job, run)
+    assert of_kind(again, "resumed")[0]["plan_kept"]
+    assert losses(again) == losses(first)
+
+
+def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the copy of a checkpoint takes, it holds what was there after its iteration."""
+    plain, slow = folder("plain"), folder("slow")
+    train_alone(with_every(job_of()), plain)
+    copy = Saver._copy
+
+    def late(self: Saver, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
+        time.sleep(0.3)  # longer than an iteration
+        copy(self, tensors, copied)
+
+    monkeypatch.setattr(Saver, "_copy", late)
+    told = train_alone(with_every(job_of()), slow)
+    assert sum(event["blocked_s"] for event in of_kind(told, "checkpoint")) > 0.1, "training had to wait"
+    for path in (slow / FOLDER).iterdir():
+        other = plain / FOLDER / path.name
+        if other.exists():
+            check_equal(other, path)

@@ -138,7 +138,7 @@ class Lonely(Team):
 
     asked: list[str]
 
-    def exchange(self, key: str, text: str) -> list[str]:
+    def exchange(self, key: str, text: str, longer_s: float = 0.0) -> list[str]:
         self.asked.append(key)
         return [text]
 
