@@ -41,6 +41,7 @@ class Recorder:
         """files that could not be written"""
         self._folder = folder
         # Lines go out one by one, each whole: a run that is killed leaves what it had.
+        cut_to_lines(folder / METRICS)
         self._metrics = (folder / METRICS).open("a", encoding="utf-8", buffering=1)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
 
@@ -80,3 +81,12 @@ class Recorder:
             self._metrics.close()
         with self._writing("tensorboard"):
             self._board.close()
+
+
+def cut_to_lines(path: Path) -> None:
+    """Cut off what comes after a file's last line end: a line that a killed process, or a full disk, left torn."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)

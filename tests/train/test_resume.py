@@ -1,6 +1,7 @@
 """Runs that stop and go on: as if nothing had been, on the same ranks, on others, by other plans."""
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -334,12 +335,15 @@ def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
 def test_before_the_first_iteration_one_stands(folder: Folder) -> None:
     """A run that is killed at once goes on by the plan that it had, though it would measure and plan anew."""
     run = folder("run")
+    (run / "metrics.jsonl").write_text('{"event": "torn')
     job = job_of(runtime__calibrate=True, checkpoint__every=None, checkpoint__keep=9)
     first = train_alone(job, run)
     assert back_to(run, 0) == 0
     again = train_alone(job, run)
     assert of_kind(again, "resumed")[0]["plan_kept"]
     assert losses(again) == losses(first)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [*first, *again], "a torn line is cut off"
 
 
 def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
