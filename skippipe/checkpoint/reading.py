@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ class Checkpoint:
     path: Path
     state: State
     manifest: Manifest
+    passed_over: tuple[str, ...] = ()
+    """what is wrong with newer ones of the same run"""
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +107,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
         raise InputError(f"checkpoint={path}: there is no such folder")
     newest, damaged = newest_whole(Shelf(path / FOLDER), secret)
     if newest is not None:
-        return newest
+        return replace(newest, passed_over=tuple(damaged))
     if damaged:
         raise InputError(f"checkpoint={path}: none of its checkpoints is whole: {'; '.join(damaged)}")
     raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")

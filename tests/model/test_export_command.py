@@ -87,9 +87,14 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     other = tmp_path / "other.key"
     other.write_text("0" * 64)
     assert "signature" in refused("export", f"checkpoint={folder}", "output=new", f"key={other}")
-    tensors = next(copy.rglob("*.distcp"))
-    tensors.write_bytes(tensors.read_bytes()[:-1])
-    assert tensors.name in refused("export", "checkpoint=copy", "output=new")
+    older, newest = sorted(copy.rglob("*.distcp"), key=str)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    passed_over = run("export", "checkpoint=copy", "output=older")
+    assert passed_over.status == 0
+    assert "iteration 0: " in passed_over.out
+    assert f"skippipe export: passed over: {newest.relative_to(tmp_path)}" in passed_over.err
+    older.write_bytes(older.read_bytes()[:-1])
+    assert newest.name in refused("export", "checkpoint=copy", "output=new")
     assert "model.folder is not set" in refused("train", "--dry-run", "model=pretrained")
     assert "model.folder is copy: there is no config.json" in refused(
         "train", "--dry-run", "model=pretrained", "model.folder=copy"
