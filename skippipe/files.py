@@ -1,6 +1,7 @@
 """Files in and out: text read with errors that name the file, files written whole or not at all."""
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -107,6 +108,22 @@ def remove_leftovers(folder: Path, name: str) -> None:
     """Remove what a process that was killed while it wrote `name` has left beside it."""
     for path in folder.glob(f".{name}.*.tmp"):
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """Keep other processes from working in a folder; where one does, raise `InputError` that says `busy`."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(busy) from None
+        except OSError:  # a file system without locks: then nobody is kept out
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,6 @@ holds and which pieces of the input that was; what was written after is cut off 
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from skippipe.data.corpus import SPLITS, Split
 from skippipe.data.pieces import Piece
 from skippipe.data.recipe import Recipe
 from skippipe.errors import InputError, SchedulerError
-from skippipe.files import read_json_object, remove_leftovers
+from skippipe.files import locked, read_json_object, remove_leftovers
 
 FORMAT = "skippipe.data-progress/1"
 
@@ -104,21 +103,13 @@ def check_same(folder: Path, content: dict[str, Any], recipe: Recipe) -> None:
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Make the folder if need be, and keep others from preparing a text there; raises `InputError`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another process is preparing a text there") from None
-        except OSError:  # a file system without locks: then nobody is kept out
-            pass
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder, f"{folder}: another process is preparing a text there"))
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ A run that has been asked to stop, by SIGTERM or Ctrl-C, ends after its iteratio
 
 import contextlib
 import datetime as dt
-import fcntl
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from types import FrameType
 from skippipe.application import Context
 from skippipe.data.prepare import check_input
 from skippipe.errors import SUCCESS, InputError, SchedulerError
-from skippipe.files import remove_leftovers, write_text
+from skippipe.files import locked, remove_leftovers, write_text
 from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
@@ -115,7 +114,7 @@ def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
-    with _taken(folder, name):
+    with locked(folder, f"folder={name} is in use: another process trains there"):
         taken_up = _take_up(folder, name, job)
         try:
             yield folder
@@ -139,23 +138,6 @@ def _take_up(folder: Path, name: str, job: TrainJob) -> bool:
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
     return taken_up
-
-
-@contextlib.contextmanager
-def _taken(folder: Path, name: str) -> Iterator[None]:
-    """Keep other processes from working in the same folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise InputError(f"folder={name} is in use: another process trains there") from None
-    except OSError:
-        pass  # a file system without locks
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _forget(folder: Path, made: Path | None) -> None:

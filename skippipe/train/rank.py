@@ -83,12 +83,13 @@ def train_rank(
     with meet(place, job.runtime) as team, contextlib.ExitStack() as stack:
         team.agree("settings", _settings(job, config))
         start = find_start(job.checkpoint, folder, team)
-        if text is None and _is_source(job, team):
+        layout = layout_of(job)
+        if text is None and _is_source(layout, team):
             text = stack.enter_context(corpus_folder(job.data))
         recorder = None
         if team.rank == 0:
             recorder = stack.enter_context(contextlib.closing(Recorder(folder, report, start.iteration)))
-        return _train(job, config, team, start, text, recorder)
+        return _train(job, config, team, layout, start, text, recorder)
 
 
 def _settings(job: TrainJob, config: Any) -> dict[str, str]:
@@ -114,10 +115,15 @@ def _sha256(plan: Plan) -> str:
 
 
 def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
-    job: TrainJob, config: Any, team: Team, start: Start, text: Path | None, recorder: Recorder | None
+    job: TrainJob,
+    config: Any,
+    team: Team,
+    layout: Layout,
+    start: Start,
+    text: Path | None,
+    recorder: Recorder | None,
 ) -> signal.Signals | None:
     """Prepare, then train; `recorder` on rank 0."""
-    layout = layout_of(job)
     rank_of = assign_ranks(layout.cluster.names, team.names_by_rank)
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
     layers = stage_sizes(job, layout, note)
@@ -126,7 +132,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     team.agree("cut", {"nodes, stages and layers": json.dumps(cut)})
     planning = planning_sha256(job, layout, layers, note)
     kept = start.checkpoint.plan if start.checkpoint and start.checkpoint.state.planning == planning else None
-    texts = _load_texts(job, config, text) if _is_source(job, team) else None
+    texts = _load_texts(job, config, text) if _is_source(layout, team) else None
     facts = _agree_on_texts(team, texts)
     settings = plain_settings(config)
     start.check(settings, job.train.seed, facts.training)
@@ -174,9 +180,8 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     return run.go()
 
 
-def _is_source(job: TrainJob, team: Team) -> bool:
+def _is_source(layout: Layout, team: Team) -> bool:
     """Whether this rank serves a node of stage 0, and so reads text."""
-    layout = layout_of(job)
     names = layout.cluster.names
     return any(names[node] in team.names_by_rank[team.rank] for node in layout.stages[0])
 

@@ -1,6 +1,5 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
-import hashlib
 import signal
 import statistics
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from torch import Tensor
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.checkpoint.saving import Contents, Saver
 from skippipe.checkpoint.state import State
+from skippipe.model.build import module_seed
 from skippipe.runtime.executor import Batches
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Report
@@ -212,4 +212,4 @@ class Run:
 
 def iteration_seed(seed: int, iteration: int, rank: int) -> int:
     """Seed of the random numbers that a rank draws in an iteration, for dropout and the like: 63 bits of a hash."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{iteration}:{rank}".encode()).digest()[:8], "big") >> 1
+    return module_seed(seed, f"{iteration}:{rank}")
