@@ -1,6 +1,6 @@
 """Run a stage's layers with the masks and positions that the model class of transformers would make for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,14 +48,23 @@ class LayerRunner:
         self.body = body
         self._layers = tuple(layers)
         self._noting = [NotingLayer() for _ in layers]
+        self._compiled = False
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
         body.layers = nn.ModuleList(self._noting)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Run all layers on (b, s, hidden)."""
         for layer, given in zip(self._layers, self._arguments_for(hidden), strict=True):
+            if self._compiled:
+                torch._dynamo.maybe_mark_dynamic(hidden, 0)  # noqa: SLF001 - torch documents it
             hidden = cast("Tensor", layer(hidden, **given))
         return hidden
+
+    def compile(self) -> None:
+        """From now on run every layer compiled."""
+        self._compiled = True
+        for layer in self._layers:
+            layer.compile()
 
     def _arguments_for(self, hidden: Tensor) -> list[dict[str, Any]]:
         shape = Shape(hidden.shape, hidden.dtype, hidden.device)
@@ -75,6 +84,18 @@ class LayerRunner:
         for layer in self._noting:
             layer.given = {}
         return given
+
+
+def compiled_for_any_batch(run: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Compile a function of two tensors whose first dimension, the batch, may be of any length."""
+    compiled = torch.compile(run)
+
+    def call(first: Tensor, second: Tensor) -> Tensor:
+        for tensor in (first, second):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)  # noqa: SLF001 - torch documents it
+        return compiled(first, second)
+
+    return call
 
 
 def _moved(given: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:

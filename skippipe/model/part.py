@@ -1,5 +1,6 @@
 """One stage of a model: its decoder layers, and on stage 0 embedding, final norm and head as well."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -7,9 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from skippipe.model.families import Family
-from skippipe.model.layers import LayerRunner
+from skippipe.model.layers import LayerRunner, compiled_for_any_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import PretrainedConfig, PreTrainedModel
 
 IGNORED_LABEL = -100
@@ -39,6 +42,8 @@ class StageModule(nn.Module):
         self._model = (model,)  # in a tuple: what this stage holds of it is registered below, once
         self._router_logits: list[Tensor] = []
         self._router_loss_scale = 0.0
+        self._autocast: torch.dtype | None = None
+        self._summed_losses: Callable[[Tensor, Tensor], Tensor] = self._sum_losses
         body = cast("nn.Module", getattr(model, family.body))
         own_layers = cast("nn.ModuleList", body.layers)
         held = nn.Module()
@@ -63,7 +68,7 @@ class StageModule(nn.Module):
         hidden = cast("Tensor", self.embedding(tokens))
         if self.family.embedding_dropout is not None:
             hidden = self._held(self.family.embedding_dropout)(hidden)
-        return hidden
+        return hidden if self._autocast is None else hidden.to(self._autocast)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the stage's layers under a causal mask.
@@ -77,7 +82,8 @@ class StageModule(nn.Module):
 
         """
         self._router_logits.clear()
-        output = self._run(hidden)
+        with self._casting(hidden):
+            output = self._run(hidden)
         return output, self._router_loss()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -96,6 +102,29 @@ class StageModule(nn.Module):
             the whole iteration.
 
         """
+        with self._casting(hidden):
+            return self._summed_losses(hidden, labels)
+
+    def autocast_to(self, dtype: torch.dtype) -> None:
+        """From now on have layers and head compute in `dtype` where torch's autocast says so; weights stay as they are.
+
+        What stages hand each other is of that type too.
+        """
+        self._autocast = dtype
+
+    def compile_parts(self) -> None:
+        """From now on run layers and loss compiled, for any number of sequences.
+
+        Layers of one kind share their code, so that a model of many takes no longer to compile.
+        """
+        self._run.compile()
+        if self.first:
+            self._summed_losses = compiled_for_any_batch(self._sum_losses)
+
+    def _casting(self, hidden: Tensor) -> AbstractContextManager[object]:
+        return nullcontext() if self._autocast is None else torch.autocast(hidden.device.type, self._autocast)
+
+    def _sum_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         logits = self.logits(hidden).flatten(0, 1)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return functional.cross_entropy(logits.to(wide), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")

@@ -23,6 +23,7 @@ STAGE_GRADIENTS = ("exact", "per_visit")
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
 """Types of numbers, as torch names them, and the bytes of each."""
 BELOW_1 = Range(0, 0.999999)
+AUTOCASTS = ("bfloat16",)
 
 
 @dataclass
@@ -52,6 +53,26 @@ class RuntimeConfig:
     """bytes that each process may take; --dry-run refuses what needs more; null: not checked"""
     calibrate: bool = True
     """where no plan is given: time stages and messages first, in place of the figures of the cluster"""
+    group: int = setting(1, within=AT_LEAST_1)
+    """one process alone: microbatches that go through a stage in one pass, at most; 1: the plan's order, to the bit"""
+    device: str = "cpu"
+    """where stages compute: cpu; one process alone may take cuda, cuda:1 and so on, or auto: a GPU if there is one"""
+    autocast: str | None = setting(None, choices=AUTOCASTS)
+    """one process alone: compute in this type where torch's autocast does; weights stay of train.dtype"""
+    compile: bool = False
+    """one process alone: compile layers and loss with torch.compile"""
+    profile: int = setting(0, within=AT_LEAST_0)
+    """one process alone: iterations to take apart, for where their time goes and for trace.json; 0: none"""
+
+
+@dataclass
+class SkipChange:
+    """Another skip ratio from some point of a run on."""
+
+    after: float = setting(within=Range(0, 1))
+    """share of the run's iterations that come before"""
+    skip_ratio: float = setting(within=Range(0, 1))
+    """as schedule.skip_ratio"""
 
 
 @dataclass
@@ -88,6 +109,10 @@ class TrainConfig:
     """seed of the weights and of the order of the text"""
     validate_every: int | None = setting(20, within=AT_LEAST_1)
     """iterations between validations of the whole model; null: only before and after"""
+    validate_training: bool = False
+    """take the whole model's loss also on as much of the training text, the sequences that were trained on first"""
+    skip_changes: list[SkipChange] = field(default_factory=list)
+    """skip ratios later in the run, e.g. [{after: 0.8, skip_ratio: 0}]; before the first: schedule.skip_ratio"""
 
 
 @dataclass

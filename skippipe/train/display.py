@@ -119,16 +119,19 @@ def started_lines(event: Event) -> list[str]:
 def validation_lines(event: Event) -> list[str]:
     """One validation."""
     over = f"(whole model, {event['tokens']:,} tokens)"
-    return [f"validation loss {event['loss']:.4f} after {event['iteration']} iterations {over}"]
+    trained_on = f", {event['training_loss']:.4f} on training text" if "training_loss" in event else ""
+    return [f"validation loss {event['loss']:.4f}{trained_on} after {event['iteration']} iterations {over}"]
 
 
 def iteration_lines(event: Event) -> list[str]:
     """One iteration."""
     routers = f"routers {event['router_loss']:.4f}  " if "router_loss" in event else ""
+    against = f"predicted {seconds(event['predicted_s'])}  " if "predicted_s" in event else ""
+    against += f"MFU {percent(event['mfu'])}  " if "mfu" in event else ""
     line = (
         f"iteration {event['iteration']:>4}  loss {event['loss']:.4f}  {routers}"
         f"{event['tokens_per_s']:>8,.0f} tokens/s  "
-        f"measured {seconds(event['iteration_s'])}  predicted {seconds(event['predicted_s'])}  "
+        f"measured {seconds(event['iteration_s'])}  {against}"
         f"norm {event['norm']:.3g}  rate {event['learning_rate']:.3g}"
     )
     return [line]
@@ -174,15 +177,34 @@ def summary_lines(event: Event) -> list[str]:
     predicted_s, measured_s = event["predicted_s"], event["measured_s"]
     if measured_s is None:
         return [loss, *event["reasons"]]
+    if predicted_s is None:
+        return [loss, f"iteration time {seconds(measured_s)} (median) on {event['device']}", *efficiency_lines(event)]
     off = percent(measured_s / predicted_s - 1.0) if predicted_s else "-"
     times = f"iteration time: predicted {seconds(predicted_s)}, measured {seconds(measured_s)} (median; off by {off})"
     return [loss, times, *(f"  {reason}" for reason in event["reasons"])]
+
+
+def efficiency_lines(event: Event) -> list[str]:
+    """How well the device was used, and where its time went."""
+    lines = []
+    if "mfu" in event:
+        lines.append(f"MFU {percent(event['mfu'])} over executed operations (median)")
+    if "breakdown" in event:
+        shares = ", ".join(f"{kind} {percent(share)}" for kind, share in event["breakdown"]["shares"].items())
+        lines.append(f"where the time went in {event['breakdown']['iterations']} iterations: {shares}")
+    return lines
+
+
+def changed_lines(event: Event) -> list[str]:
+    """Another plan from an iteration on."""
+    return [f"from iteration {event['iteration']} on skip ratio {event['skip_ratio']:.4g}, by a plan of its own"]
 
 
 LINES: dict[str, Callable[[Event], list[str]]] = {
     "started": started_lines,
     "plan": plan_lines,
     "resumed": resumed_lines,
+    "plan_changed": changed_lines,
     "iteration": iteration_lines,
     "validation": validation_lines,
     "checkpoint": checkpoint_lines,

@@ -20,8 +20,8 @@ from skippipe.train.config import TrainJob
 from skippipe.train.display import plan_lines
 from skippipe.train.layout import layout_of
 from skippipe.train.loop import number_type, safe_buffers
-from skippipe.train.place import deal
-from skippipe.train.plans import full_pipelines, model_note, plan_event, plan_for, stage_sizes
+from skippipe.train.place import check_alone, deal
+from skippipe.train.plans import check_phases, full_pipelines, model_note, plan_event, plan_for, stage_sizes
 from skippipe.train.texts import load_texts
 
 MEBIBYTE = 2**20
@@ -61,8 +61,10 @@ def dry_run(job: TrainJob, console: Console) -> None:
     layers = stage_sizes(job, layout, note)
     with corpus_folder(job.data) as folder:
         texts = load_texts(job, config.vocab_size, config.max_position_embeddings, folder)
+    check_phases(job, layout.cluster, layout.allocation)
     plan = layout.plan or plan_for(job, layout.cluster, layout.allocation, layers, note)
     served = deal(layout.cluster.names, job.runtime.processes)
+    check_alone(job.runtime, len(served))
     rank_of = assign_ranks(layout.cluster.names, served)
     programs = lower(plan, rank_of)
     evaluation = lower_evaluation(plan, rank_of, texts.validation_microbatches)

@@ -23,8 +23,8 @@ from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
 from skippipe.train.layout import layout_of
-from skippipe.train.place import deal, torchrun_place, under_torchrun
-from skippipe.train.plans import check_model, stated_note
+from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
+from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.supervisor import train_locally
 
@@ -69,7 +69,9 @@ def _alone(job: TrainJob, context: Context) -> float:
     layout = layout_of(job)
     if layout.plan is not None:
         check_model(layout.plan, stated_note(job), layout.origin)
+    check_phases(job, layout.cluster, layout.allocation)
     served = deal(layout.cluster.names, job.runtime.processes)
+    check_alone(job.runtime, len(served))
     with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
         asked = train_locally(job, served, folder, display)
         if asked is None:
@@ -82,6 +84,7 @@ def _one_rank(job: TrainJob, context: Context) -> float:
     from skippipe.train.rank import train_rank  # noqa: PLC0415 - imports torch, which the supervisor does without
 
     place = torchrun_place(job.runtime.node)
+    check_alone(job.runtime, place.world)
     try:
         if place.rank:
             asked, loss = train_rank(job, place, Path(), lambda _: None), 0.0

@@ -19,6 +19,7 @@ from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
 from skippipe.runtime.check import least_buffers, prove
 from skippipe.runtime.executor import Batches, Boundary, Executor, Timings
+from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
@@ -111,23 +112,15 @@ class Engine:
         self.plan, self.stages, self.rank_of = plan, station.stages, station.rank_of
         self._team, self._link, self._timeout_s = team, station.link, config.timeout_s
         self._measured_s = 0.0
-        training = lower(plan, station.rank_of)
-        validation = lower_evaluation(plan, station.rank_of, station.validation_microbatches)
-        self.recv_buffers = safe_buffers([training, validation], config)
+        self._device = station.boundary.device
+        self.recv_buffers = config.recv_buffers
         """receives posted and not consumed, per sending rank"""
-
-        def executor(programs: Sequence[Program]) -> Executor:
-            return Executor(
-                programs[team.rank],
-                station.stages,
-                station.link,
-                boundary=station.boundary,
-                recv_buffers=self.recv_buffers,
-                sends_in_flight=config.sends_in_flight,
-                title=team.title,
-            )
-
-        self._training, self._validation = executor(training), executor(validation)
+        self._training: Executor | GroupedExecutor
+        self._validation: Executor | GroupedExecutor
+        if config.group > 1:
+            self._training, self._validation = self._grouped(station)
+        else:
+            self._training, self._validation = self._in_order(station)
         self._places = {number: place for place, number in enumerate(sorted(m.id for m in plan.microbatches))}
         self._validated = {number: number for number in range(station.validation_microbatches)}
         self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
@@ -137,6 +130,41 @@ class Engine:
         self.blocks = len(self._places) * station.boundary.microbatch_size
         """sequences of an iteration"""
         self.validation_tokens = station.validation_microbatches * tokens
+
+    def _in_order(self, station: Station) -> tuple[Executor, Executor]:
+        """Give what runs the plan's order, and validations."""
+        training = lower(self.plan, station.rank_of)
+        validation = lower_evaluation(self.plan, station.rank_of, station.validation_microbatches)
+        self.recv_buffers = safe_buffers([training, validation], station.runtime)
+
+        def executor(programs: Sequence[Program]) -> Executor:
+            return Executor(
+                programs[self._team.rank],
+                station.stages,
+                station.link,
+                boundary=station.boundary,
+                recv_buffers=self.recv_buffers,
+                sends_in_flight=station.runtime.sends_in_flight,
+                title=self._team.title,
+            )
+
+        return executor(training), executor(validation)
+
+    def _grouped(self, station: Station) -> tuple[GroupedExecutor, GroupedExecutor]:
+        """Give what runs the plan's routes in one process, several microbatches at a time, and validations."""
+        routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
+        present = [stage for stage, nodes in enumerate(self.plan.stages) if nodes]
+        whole = dict.fromkeys(range(station.validation_microbatches), present)
+        most = station.runtime.group
+        return (
+            GroupedExecutor(routes, station.stages, most),
+            GroupedExecutor(whole, station.stages, most, train=False),
+        )
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Iteration time of the plan, where this is what measured ones are to be held against."""
+        return None if isinstance(self._training, GroupedExecutor) else self.plan.predicted.iteration_s
 
     def iterate(
         self,
@@ -168,7 +196,7 @@ class Engine:
             step(agreed)
 
         wait_s = self._patience_s()
-        timings = self._training.run(lambda microbatch: batches(self._places[microbatch]), finish, wait_s)
+        timings = self._training.run(self._there(lambda m: batches(self._places[m])), finish, wait_s)
         loss, router_loss, seconds, says = self._gather(self._places, wait_s, timings.ends[-1], say())
         self._measured_s = seconds
         if router_loss is not None:
@@ -182,8 +210,17 @@ class Engine:
         with ExitStack() as stack:
             for stage in self.stages.values():
                 stack.enter_context(stage.evaluating())
-            self._validation.run(batches, lambda _: None, wait_s)
+            self._validation.run(self._there(batches), lambda _: None, wait_s)
             return self._gather(self._validated, wait_s, 0.0, Says()).loss / self.validation_tokens
+
+    def _there(self, batches: Batches) -> Batches:
+        """Bring texts to where the stages compute."""
+
+        def moved(microbatch: int) -> tuple[Tensor, Tensor]:
+            tokens, labels = batches(microbatch)
+            return tokens.to(self._device), labels.to(self._device)
+
+        return moved
 
     def _patience_s(self, iterations: float = 1.0) -> float:
         """The most that may be waited for in something that takes as long as so many iterations."""

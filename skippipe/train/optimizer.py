@@ -33,6 +33,7 @@ def make_optimizer(config: TrainConfig, modules: Iterable[nn.Module]) -> torch.o
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
         foreach=False,
+        fused=any(parameter.is_cuda for parameter in [*decay, *keep]),
     )
 
 
@@ -51,7 +52,8 @@ def moments(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor
     """What the optimizer keeps of a parameter: its steps and the means; before the first step, what it begins with."""
     state: dict[str, Tensor] = optimizer.state[parameter]
     if not state:
-        state["step"] = torch.zeros(())
+        fused = optimizer.defaults["fused"]
+        state["step"] = torch.zeros((), device=parameter.device if fused else None)
         state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return state
@@ -61,8 +63,7 @@ def clip(gradients: Iterable[Tensor], norm: float, limit: float | None) -> None:
     """Scale gradients in place so that a global norm of `norm` becomes at most `limit`."""
     if limit is None or not norm > limit:
         return
-    for gradient in gradients:
-        gradient.mul_(limit / norm)
+    torch._foreach_mul_(list(gradients), limit / norm)
 
 
 def take_step(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skippipe.errors import InputError
+from skippipe.train.config import RuntimeConfig
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
@@ -65,3 +66,17 @@ def deal(names: list[str], processes: int | None) -> list[tuple[str, ...]]:
     if count > len(names):
         raise InputError(f"runtime.processes is {count}, at most the number of nodes, {len(names)}, is expected")
     return [tuple(names[first::count]) for first in range(count)]
+
+
+def check_alone(config: RuntimeConfig, processes: int) -> None:
+    """Raise `InputError` where a setting is for a process that serves all nodes, and there are several processes."""
+    if processes == 1:
+        return
+    usual = RuntimeConfig()
+    for key in ("group", "device", "autocast", "compile", "profile"):
+        value = getattr(config, key)
+        if value != getattr(usual, key):
+            raise InputError(
+                f"runtime.{key} is {value}, with {processes} processes {getattr(usual, key)} is expected; "
+                "runtime=local has one process serve all nodes"
+            )

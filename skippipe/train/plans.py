@@ -61,6 +61,48 @@ def plan_for(job: TrainJob, cluster: Cluster, allocation: Allocation, layers: Se
     return with_note(make_plan(problem, job.schedule.strategy, job.planner), note)
 
 
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a run that has a plan of its own."""
+
+    after: int
+    """iterations before it"""
+    job: TrainJob
+    """what its plan is asked for"""
+
+
+def phases_of(job: TrainJob) -> list[Phase]:
+    """Divide a run where its skip ratio changes.
+
+    Raises:
+        InputError: changes that do not follow one another, or that a given plan leaves no room for.
+
+    """
+    changes, iterations = job.train.skip_changes, job.train.iterations
+    if changes and job.plan is not None:
+        raise InputError(f"train.skip_changes is set, and plan is {job.plan}: every part of the run needs its own plan")
+    phases = [Phase(0, job)]
+    for number, change in enumerate(changes):
+        after = round(change.after * iterations)
+        if not phases[-1].after < after < iterations:
+            raise InputError(
+                f"train.skip_changes[{number}].after is {change.after}, that is after {after} of {iterations} "
+                f"iterations; more than {phases[-1].after} and less than {iterations} is expected"
+            )
+        schedule = dataclasses.replace(job.schedule, skip_ratio=change.skip_ratio)
+        phases.append(Phase(after, dataclasses.replace(job, schedule=schedule)))
+    return phases
+
+
+def check_phases(job: TrainJob, cluster: Cluster, allocation: Allocation) -> None:
+    """Raise `InputError` where some part of a run asks for what the nodes of the cluster cannot be asked for."""
+    for number, phase in enumerate(phases_of(job)[1:]):
+        try:
+            state_problem(cluster, allocation, phase.job.schedule)
+        except InputError as error:
+            raise type(error)(f"train.skip_changes[{number}]: {error}") from error
+
+
 def planning_sha256(job: TrainJob, layout: Layout, layers: Sequence[int], note: ModelNote) -> str:
     """Hash of everything that a plan is asked for: where it is the same, a run can go on by the plan that it has."""
     allocation = layout.allocation

@@ -22,6 +22,7 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import Saver
 from skippipe.config import PlannerConfig
 from skippipe.data.prepare import corpus_folder
+from skippipe.errors import InputError
 from skippipe.model.build import build_part, config_sha256, model_config, plain_settings, stage_layers
 from skippipe.model.folder import find_folder, weights_sha256
 from skippipe.plan import load_plan
@@ -31,23 +32,26 @@ from skippipe.runtime.executor import Boundary
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import calibrated, rehearsed
-from skippipe.train.config import TrainJob
+from skippipe.train.config import RuntimeConfig, TrainJob
+from skippipe.train.efficiency import device_name, find_device, iteration_flops
 from skippipe.train.events import Event, Report
 from skippipe.train.layout import Layout, layout_of
 from skippipe.train.loop import Engine, Station, number_type
 from skippipe.train.place import Place
 from skippipe.train.plans import (
     ModelNote,
+    Phase,
     full_pipelines,
     model_note,
+    phases_of,
     plan_event,
     plan_for,
     planning_sha256,
     stage_sizes,
     with_times,
 )
-from skippipe.train.record import Recorder
-from skippipe.train.run import Facts, Run
+from skippipe.train.record import TRACE, Recorder
+from skippipe.train.run import Facts, Part, Run
 from skippipe.train.start import Start, find_start
 from skippipe.train.team import Team, meet
 from skippipe.train.texts import Texts, load_texts
@@ -80,6 +84,10 @@ def train_rank(
     """
     torch.set_num_threads(job.runtime.threads)
     config = model_config(job.model)
+    check_groups(job.runtime, config)
+    device = find_device(job.runtime.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with meet(place, job.runtime) as team, contextlib.ExitStack() as stack:
         team.agree("settings", _settings(job, config))
         start = find_start(job.checkpoint, folder, team)
@@ -89,7 +97,7 @@ def train_rank(
         recorder = None
         if team.rank == 0:
             recorder = stack.enter_context(contextlib.closing(Recorder(folder, report, start.iteration)))
-        return _train(job, config, team, layout, start, text, recorder)
+        return _train(job, config, device, team, layout, start, text, recorder)
 
 
 def _settings(job: TrainJob, config: Any) -> dict[str, str]:
@@ -117,6 +125,7 @@ def _sha256(plan: Plan) -> str:
 def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     job: TrainJob,
     config: Any,
+    device: torch.device,
     team: Team,
     layout: Layout,
     start: Start,
@@ -130,30 +139,36 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     allocation = layout.allocation
     cut = [layout.cluster.names, allocation.stages, list(allocation.absent_stages), list(layers)]
     team.agree("cut", {"nodes, stages and layers": json.dumps(cut)})
-    planning = planning_sha256(job, layout, layers, note)
-    kept = start.checkpoint.plan if start.checkpoint and start.checkpoint.state.planning == planning else None
+    phases = phases_of(job)
+    plannings = [planning_sha256(phase.job, layout, layers, note) for phase in phases]
+    kept = _kept(start, plannings)
     texts = _load_texts(job, config, text) if _is_source(layout, team) else None
     facts = _agree_on_texts(team, texts)
     settings = plain_settings(config)
     start.check(settings, job.train.seed, facts.training)
-    stages = _build(job, config, layers, _served(layout, rank_of, team.rank), fresh=start.checkpoint is None)
+    stages = _build(job, config, layers, _served(layout, rank_of, team.rank), device, fresh=start.checkpoint is None)
     station = Station(
         team=team,
         rank_of=rank_of,
         stages=stages,
         link=GlooLink(team.group),
-        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, number_type(job)),
+        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, number_type(job), device),
         runtime=job.runtime,
         validation_microbatches=facts.validation_microbatches,
         vocabulary=config.vocab_size,
     )
-    plan = layout.plan or kept or make_plan(job, layout, layers, note, station)
-    team.agree("plan", {"plan": _sha256(plan)})
-    engine = Engine(station, plan)
+    plans = make_plans(phases, kept, layout=layout, layers=layers, note=note, station=station)
+    team.agree("plan", {"plan": json.dumps([_sha256(plan) for plan in plans])})
+    tokens = note.microbatch_size * note.sequence
+    parts = [
+        Part(phase.after, planning, Engine(station, plan), iteration_flops(plan, config, layers, tokens, note.sequence))
+        for phase, planning, plan in zip(phases, plannings, plans, strict=True)
+    ]
+    plan = plans[0]
     parameters = _count_parameters(station, layout)
     full = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
     if recorder is not None:
-        recorder.keep(job, plan)
+        recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {
             "model": config.model_type,
             "parameters": parameters,
@@ -161,19 +176,22 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
             "processes": team.world,
             "training_tokens": facts.training_tokens,
             "iterations": job.train.iterations,
-            "recv_buffers": engine.recv_buffers,
+            "recv_buffers": parts[0].engine.recv_buffers,
+            "device": device_name(device),
             "full": json.loads(full),
         }
         recorder(plan_event(plan, note) | about)
         if start.checkpoint is not None:
-            recorder(start.event(plan_kept=kept is not None and layout.plan is None))
+            recorder(start.event(plan_kept=any(kept) and layout.plan is None))
     run = Run(
         job,
         station,
-        engine,
+        parts,
+        device=device,
+        trace=None if recorder is None else recorder.file(TRACE),
         start=start,
         texts=texts,
-        facts=Facts(facts.training, settings, planning, facts.tokenizer),
+        facts=Facts(facts.training, settings, facts.tokenizer),
         saver=_make_saver(job, team, start),
         tell=recorder or _to_nobody,
     )
@@ -204,20 +222,24 @@ def _served(layout: Layout, rank_of: Sequence[int], rank: int) -> list[int]:
     return [s for s, nodes in enumerate(layout.stages) if any(rank_of[node] == rank for node in nodes)]
 
 
-def _build(
-    job: TrainJob, config: Any, layers: Sequence[int], served: Sequence[int], *, fresh: bool
+def _build(  # noqa: PLR0913 - what stages are made of
+    job: TrainJob, config: Any, layers: Sequence[int], served: Sequence[int], device: torch.device, *, fresh: bool
 ) -> dict[int, Stage]:
     """Build the stages of this rank; with the weights of `model.folder` if there is one and the run is a fresh one."""
     ranges, dtype = stage_layers(layers, config), number_type(job)
     weights = find_folder(job.model["folder"]) if fresh and "folder" in job.model else None
-    return {
-        s: Stage(
-            build_part(
-                config, stage=s, layers=ranges[s], first=s == 0, seed=job.train.seed, dtype=dtype, weights=weights
-            )
-        )
-        for s in served
-    }
+    stages: dict[int, Stage] = {}
+    for s in served:
+        part = build_part(
+            config, stage=s, layers=ranges[s], first=s == 0, seed=job.train.seed, dtype=dtype, device=device,
+            weights=weights,
+        )  # fmt: skip
+        if job.runtime.autocast is not None:
+            part.autocast_to(getattr(torch, job.runtime.autocast))
+        if job.runtime.compile:
+            part.compile_parts()
+        stages[s] = Stage(part)
+    return stages
 
 
 class TextFacts(NamedTuple):
@@ -267,25 +289,54 @@ def _planning_s(planner: PlannerConfig) -> float:
     return UNLIMITED_S if limit is None else limit
 
 
-def make_plan(job: TrainJob, layout: Layout, layers: Sequence[int], note: ModelNote, station: Station) -> Plan:
-    """Plan on rank 0, for the cluster as it is described or, with `runtime.calibrate`, as it is measured.
+def make_plans(  # noqa: PLR0913 - what plans are made of
+    phases: Sequence[Phase],
+    kept: Sequence[Plan | None],
+    *,
+    layout: Layout,
+    layers: Sequence[int],
+    note: ModelNote,
+    station: Station,
+) -> list[Plan]:
+    """Plan every phase on rank 0, for the cluster as it is described or, with `runtime.calibrate`, as it is measured.
 
     It is measured twice: stage by stage, and then in an iteration of a first plan, since stages that share processors
-    or memory are slower together than their times alone would make one think.
+    or memory are slower together than their times alone would make one think. A phase whose plan is `kept` has it.
     """
-    team = station.team
+    if layout.plan is not None:
+        return [layout.plan]
 
-    def planned(key: str, cluster: Cluster) -> Plan:
-        text = team.share(
+    def planned(key: str, job: TrainJob, cluster: Cluster) -> Plan:
+        text = station.team.share(
             key, lambda: plan_for(job, cluster, layout.allocation, layers, note).to_json(), _planning_s(job.planner)
         )
         return Plan.from_json(text)
 
-    if not job.runtime.calibrate:
-        return planned("new plan", layout.cluster)
-    first = planned("first plan", calibrated(station, layout))
-    seconds = rehearsed(station, Engine(station, first))
-    return planned("new plan", with_times(first, seconds).cluster)
+    cluster = next((plan.cluster for plan in kept if plan is not None), None)
+    if cluster is None and station.runtime.calibrate:
+        first = planned("first plan", phases[0].job, calibrated(station, layout))
+        cluster = with_times(first, rehearsed(station, Engine(station, first))).cluster
+    return [
+        plan or planned(f"plan {number}", phase.job, cluster or layout.cluster)
+        for number, (phase, plan) in enumerate(zip(phases, kept, strict=True))
+    ]
+
+
+def _kept(start: Start, plannings: Sequence[str]) -> list[Plan | None]:
+    """For every phase the plan of the checkpoint that the run goes on from, where it was asked for the same."""
+    if start.checkpoint is None:
+        return [None for _ in plannings]
+    asked, plan = start.checkpoint.state.planning, start.checkpoint.plan
+    return [plan if planning == asked else None for planning in plannings]
+
+
+def check_groups(runtime: RuntimeConfig, config: Any) -> None:
+    """Raise `InputError` where microbatches cannot go through a stage together as they do one by one."""
+    if runtime.group > 1 and getattr(config, "output_router_logits", False):
+        raise InputError(
+            f"runtime.group is {runtime.group}, 1 is expected with model.output_router_logits: the loss of a router is "
+            "taken over a microbatch"
+        )
 
 
 def _to_nobody(event: Event) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -14,10 +14,10 @@ from skippipe.plan import save_plan
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, Report
 
-SETTINGS, METRICS = "config.yaml", "metrics.jsonl"
+SETTINGS, METRICS, TRACE = "config.yaml", "metrics.jsonl", "trace.json"
 SCALARS = {
-    "iteration": ("loss", "router_loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate"),
-    "validation": ("loss",),
+    "iteration": ("loss", "router_loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate", "mfu"),
+    "validation": ("loss", "training_loss"),
 }
 """What goes to TensorBoard, by event, where it is there."""
 FOLDERS = {"iteration": "train", "validation": "validation"}
@@ -69,11 +69,16 @@ class Recorder:
                 message = f"{self._folder / name} cannot be written: {error.strerror or error}"
                 self._report({"event": "unrecorded", "message": message})
 
-    def keep(self, job: TrainJob, plan: Plan) -> None:
-        """Write settings, plan and cluster."""
+    def keep(self, job: TrainJob, plans: Mapping[int, Plan]) -> None:
+        """Write settings, plans by the iterations before them, and cluster."""
         write_text(self._folder / SETTINGS, settings_yaml(job))
-        save_plan(plan, self._folder / "plan.json")
-        write_text(self._folder / "cluster.json", plan.cluster.to_json())
+        for after, plan in plans.items():
+            save_plan(plan, self._folder / (f"plan_after_{after}.json" if after else "plan.json"))
+        write_text(self._folder / "cluster.json", plans[0].cluster.to_json())
+
+    def file(self, name: str) -> Path:
+        """Where a file of the run's folder is."""
+        return self._folder / name
 
     def close(self) -> None:
         """Write what is left to write."""
