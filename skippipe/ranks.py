@@ -34,9 +34,18 @@ def assign_ranks(node_names: Sequence[str], names_by_rank: Sequence[Sequence[str
     return [rank_of[name] for name in node_names]
 
 
+SHOWN = 6
+"""Names of nodes that a message has, at most."""
+
+
 def node_title(names: Sequence[str], rank: int) -> str:
     """How messages call a rank: by the nodes that it serves, where they are known."""
-    return f"node {', '.join(names)} (rank {rank})" if names else f"rank {rank}"
+    return f"node {shown_names(names)} (rank {rank})" if names else f"rank {rank}"
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Names of nodes in a line, the first of many."""
+    return ", ".join(names if len(names) <= SHOWN else [*names[: SHOWN - 1], f"{len(names) - SHOWN + 1} more"])
 
 
 def _refuse(what: str, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from skippipe.ranks import shown_names
 from skippipe.report.terminal import percent, plain_table, seconds
 from skippipe.train.events import Event
 
@@ -113,7 +114,7 @@ def plan_lines(event: Event) -> list[str]:
 
 def started_lines(event: Event) -> list[str]:
     """Which process serves which nodes."""
-    return [f"node {', '.join(event['names'])}: rank {event['rank']}, process {event['process']}"]
+    return [f"node {shown_names(event['names'])}: rank {event['rank']}, process {event['process']}"]
 
 
 def validation_lines(event: Event) -> list[str]:

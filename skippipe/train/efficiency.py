@@ -80,7 +80,7 @@ def find_device(name: str) -> torch.device:
         raise InputError(f"runtime.device is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"runtime.device is {name!r}, this machine has {torch.cuda.device_count()} GPUs")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def device_name(device: torch.device) -> str:

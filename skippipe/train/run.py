@@ -1,5 +1,6 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
+import contextlib
 import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from skippipe.train.keeper import Keeper
 from skippipe.train.loop import Engine, Iteration, Optimization, Says, Station, check_finite
 from skippipe.train.start import OPTIMIZER, READING_S, Start
 from skippipe.train.stopping import StopRequest
-from skippipe.train.texts import Texts
+from skippipe.train.texts import ReadAhead, Texts
 from skippipe.train.times import TaskTimes, merged, reasons
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Run:
         self._optimization = Optimization(
             station.stages, job.train, parts[0].engine.tokens, done=start.iteration, seen=start.tokens
         )
+        # A single process has all microbatches to read, and a GPU would wait for them.
+        self._ahead = ReadAhead(self._all_batches) if station.team.world == 1 else None
         self._gauge = Gauge(device, job.runtime, trace, start.iteration)
         start.load(station, self._optimization)
         station.team.exchange("loaded", "", READING_S)  # from here on a rank that says nothing has failed
@@ -110,7 +113,9 @@ class Run:
             SavingError: no checkpoint can be left at the end.
 
         """
-        with StopRequest() as request:
+        with StopRequest() as request, contextlib.ExitStack() as stack:
+            if self._ahead is not None:
+                stack.callback(self._ahead.close)
             if self._train(lambda: request.signal is not None):
                 return None
             return request.signal or signal.SIGTERM  # another rank was asked
@@ -234,6 +239,9 @@ class Run:
         return self._start.position + (iterations - self._start.iteration) * self._blocks
 
     def _batches(self, number: int) -> Batches:
+        if self._ahead is not None:
+            read = self._ahead.get(number)
+            return lambda microbatch: read[microbatch]
         first = self._position(number - 1)
 
         def batches(microbatch: int) -> tuple[Tensor, Tensor]:
@@ -241,6 +249,11 @@ class Run:
             return self._texts.training_batch(first + microbatch * self._texts.size)
 
         return batches
+
+    def _all_batches(self, number: int) -> list[tuple[Tensor, Tensor]]:
+        """All microbatches of an iteration, by their place."""
+        assert self._texts is not None, "a single process reads"
+        return self._texts.training_batches(self._position(number - 1), self._blocks // self._texts.size)
 
     def _snapshot(self, iteration: int) -> tuple[Mapping[str, Tensor], Contents]:
         """What this rank gives to a checkpoint: each stage is given by the lowest rank that serves it."""

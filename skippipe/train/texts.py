@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +57,38 @@ class Texts:
 
         Places count all blocks that the training has used, from 0; see `Order`.
         """
-        return _tensors(self.training.tokens[Order(len(self.training), self.seed).at(place, self.size)])
+        return self.training_batches(place, 1)[0]
+
+    def training_batches(self, place: int, count: int) -> list[tuple[Tensor, Tensor]]:
+        """So many microbatches one after the other, as `training_batch` gives them, read in one go."""
+        chosen = Order(len(self.training), self.seed).at(place, count * self.size)
+        tokens, labels = _tensors(self.training.tokens[chosen])
+        return list(zip(tokens.chunk(count), labels.chunk(count), strict=True))
 
     def validation_batch(self, microbatch: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of a microbatch of the validation, each (b, s) int64."""
         return _tensors(self.validation.tokens[microbatch * self.size : (microbatch + 1) * self.size])
+
+
+class ReadAhead:
+    """Reads the next iteration's microbatches in a thread of its own while one is trained."""
+
+    def __init__(self, read: Callable[[int], list[tuple[Tensor, Tensor]]]) -> None:
+        """Have `read` called with the number of an iteration."""
+        self._read = read
+        self._thread = ThreadPoolExecutor(1, "read ahead")
+        self._next: tuple[int, Future[list[tuple[Tensor, Tensor]]]] | None = None
+
+    def get(self, iteration: int) -> list[tuple[Tensor, Tensor]]:
+        """Give what is read for an iteration, and begin with the one after it."""
+        ready = self._next
+        found = ready[1].result() if ready is not None and ready[0] == iteration else self._read(iteration)
+        self._next = (iteration + 1, self._thread.submit(self._read, iteration + 1))
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
 
 
 def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path) -> Texts:

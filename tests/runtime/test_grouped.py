@@ -1,0 +1,77 @@
+"""All stages in one process, several microbatches in one pass: the gradients of the plain loop, to float64 rounding."""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runtime.models import LLAMA, Training, arrays, batch, config_of, make_plan, train_plain, valid_tokens
+from runtime.test_exactness import NEOX, QWEN3, TIED
+
+from skippipe._scheduler import Plan
+from skippipe.errors import ActionError
+from skippipe.model.build import build_part, stage_layers
+from skippipe.runtime.grouped import GroupedExecutor
+from skippipe.runtime.stage import Stage
+
+
+def stages_of(training: Training) -> dict[int, Stage]:
+    config = config_of(training)
+    return {
+        s: Stage(build_part(config, stage=s, layers=layers, first=s == 0, seed=training.seed, dtype=torch.float64))
+        for s, layers in enumerate(stage_layers(training.layers, config))
+    }
+
+
+@pytest.mark.parametrize("most", [2, 3, 64])
+@pytest.mark.parametrize(
+    ("settings", "sizes", "layers", "skip_ratio", "rules"),
+    [
+        (LLAMA, [2, 1, 1], (1, 2, 1), 0.0, {}),
+        (TIED, [2, 2, 1, 1, 1], (1, 1, 2, 1, 1), 0.3, {}),
+        (QWEN3, [2, 1, 1, 1], (2, 1, 1, 1), 0.25, {"cc2": False}),
+        (NEOX, [3, 1, 1], (1, 1, 1), 1 / 3, {"cc3": False}),
+        (TIED, [2, 1, 1, 1, 1], (1, 1, 1, 1, 1), 0.4, {"cc1": False}),
+    ],
+)
+def test_gradients_are_those_of_the_plain_loop(
+    settings: dict[str, Any],
+    sizes: list[int],
+    layers: tuple[int, ...],
+    skip_ratio: float,
+    rules: dict[str, Any],
+    most: int,
+) -> None:
+    plan = make_plan(Random(sum(sizes)), sizes, skip_ratio, 3, **rules)
+    training = Training(settings, layers, plan, tuple(range(sum(sizes))), dtype="float64")
+    stages, plain = stages_of(training), train_plain(training)
+    routes = {m.id: m.stages for m in Plan.from_json(plan).microbatches}
+    norms = []
+    for stage in stages.values():
+        stage.begin(valid_tokens(training, 0))
+    GroupedExecutor(routes, stages, most).run(lambda b: batch(training.seed, 0, b), norms.append, 1.0)
+    seen = set()
+    for stage in stages.values():
+        for name, gradient in arrays(
+            {n: p.grad for n, p in stage.module.named_parameters() if p.grad is not None}
+        ).items():
+            wanted = plain.gradients[0][name]
+            scale = np.abs(wanted).max()
+            np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-10 * scale, err_msg=name)
+            seen.add(name)
+    assert seen == set(plain.gradients[0])
+    np.testing.assert_allclose(norms, plain.norms, rtol=1e-10)
+    total = sum(loss for stage in stages.values() for loss in stage.take_losses().values())
+    assert total == pytest.approx(sum(plain.losses[0].values()), rel=1e-12)
+
+
+def test_a_failure_is_an_action_error() -> None:
+    training = Training(LLAMA, (1, 1), make_plan(Random(1), [1, 1], 0.0, 2), (0, 1), dtype="float64")
+
+    def failing(_microbatch: int) -> Any:
+        raise OSError("the disk is gone")
+
+    stages = stages_of(training)
+    with pytest.raises(ActionError, match="the disk is gone"):
+        GroupedExecutor({0: [0, 1], 1: [0, 1]}, stages, 2).run(failing, lambda _: None, 1.0)
