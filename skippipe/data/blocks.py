@@ -25,9 +25,11 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def first(self, count: int) -> "Blocks":
-        """At most `count` blocks from the beginning."""
-        return Blocks(self.tokens[:count])
+    def spread(self, count: int) -> "Blocks":
+        """At most `count` blocks, evenly spread: a text may consist of parts that differ."""
+        if count >= len(self):
+            return self
+        return Blocks(self.tokens[np.arange(count) * len(self) // count])
 
 
 def cut(stream: Tokens, sequence: int) -> Blocks:

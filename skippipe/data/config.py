@@ -42,7 +42,7 @@ class DataConfig:
     sequence: int = setting(128, within=AT_LEAST_1)
     """tokens of one sequence"""
     validation_blocks: int = setting(128, within=AT_LEAST_1)
-    """the most sequences to validate on: always the first ones"""
+    """the most sequences to validate on: always the same ones, evenly spread over the text"""
 
 
 @dataclass

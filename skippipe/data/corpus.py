@@ -68,8 +68,8 @@ class Corpus:
         return self._blocks("training", sequence)
 
     def validation(self, sequence: int, at_most: int) -> Blocks:
-        """Blocks to validate on, always the first ones; raises as `training` does."""
-        return self._blocks("validation", sequence).first(at_most)
+        """Blocks to validate on, evenly spread over that text; raises as `training` does."""
+        return self._blocks("validation", sequence).spread(at_most)
 
     def stream(self, split: Split) -> Tokens:
         """All tokens of a split, mapped into memory."""

@@ -123,7 +123,7 @@ def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path
             f"data.validation holds {len(validation)} sequences of {job.data.sequence} tokens, at least one "
             f"microbatch of {size} (train.microbatch_size) is expected"
         )
-    return Texts(corpus, training, validation.first(whole), size, job.train.seed)
+    return Texts(corpus, training, validation.spread(whole), size, job.train.seed)
 
 
 def _tensors(rows: Tokens) -> tuple[Tensor, Tensor]:

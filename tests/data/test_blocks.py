@@ -17,7 +17,17 @@ def test_blocks_hold_every_token_in_order(tokens: int, sequence: int) -> None:
     assert blocks.sequence == sequence
     assert len(blocks) == tokens // (sequence + 1)
     assert blocks.tokens.reshape(-1).tolist() == list(range(len(blocks) * (sequence + 1)))
-    assert len(blocks.first(2)) == min(2, len(blocks))
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 250))
+def test_a_spread_is_even(blocks: int, count: int) -> None:
+    """From the beginning on, the gaps between those taken at most one apart, and as many after the last one."""
+    taken = cut(np.arange(2 * blocks, dtype=np.uint16), 1).spread(count).tokens[:, 0] // 2
+    assert len(taken) == min(count, blocks)
+    assert taken[0] == 0
+    gaps = set(np.diff([*taken.tolist(), blocks]).tolist())
+    assert max(gaps) - min(gaps) <= 1
 
 
 @settings(derandomize=True, database=None, deadline=None)
