@@ -1,0 +1,46 @@
+"""Compiled parts compute what plain ones do, for any number of sequences, and layers share what is compiled."""
+
+import shutil
+
+import pytest
+import torch
+from model.small import config_of, tokens
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from skippipe.model.build import StageModule, build_part
+
+BATCHES = (3, 2, 5, 7)
+
+
+def one_stage(*, compiled: bool) -> StageModule:
+    config = config_of("llama-tied", num_hidden_layers=3)
+    part = build_part(config, stage=0, layers=range(3), first=True, seed=1)
+    if compiled:
+        part.compile_parts()
+    return part
+
+
+def gradients(part: StageModule, batch: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of a batch, which is of its own size."""
+    given = tokens(batch, 16, seed=batch)
+    part.zero_grad()
+    loss = part.loss(part(part.embed(given))[0], given)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), {name: p.grad.clone() for name, p in part.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler is here")
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+@pytest.mark.timeout(300)
+def test_compiled_parts_are_the_plain_ones() -> None:
+    counters.clear()
+    plain, compiled = one_stage(compiled=False), one_stage(compiled=True)
+    for batch in BATCHES:
+        loss, expected = gradients(plain, batch)
+        ours, found = gradients(compiled, batch)
+        assert ours == pytest.approx(loss, rel=1e-5)
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+    assert counters["stats"]["unique_graphs"] == 2, "one for all layers, one for the loss; none for a batch of its own"
