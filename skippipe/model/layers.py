@@ -52,9 +52,11 @@ class LayerRunner:
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
         body.layers = nn.ModuleList(self._noting)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Run all layers on (b, s, hidden)."""
-        for layer, given in zip(self._layers, self._arguments_for(hidden), strict=True):
+    def __call__(self, hidden: Tensor, places: Sequence[int] | None = None) -> Tensor:
+        """Run all layers on (b, s, hidden), or those at some places among them, in the order of these."""
+        arguments = self._arguments_for(hidden)
+        for place in range(len(self._layers)) if places is None else places:
+            layer, given = self._layers[place], arguments[place]
             if self._compiled:
                 torch._dynamo.maybe_mark_dynamic(hidden, 0)  # noqa: SLF001 - torch documents it
             hidden = cast("Tensor", layer(hidden, **given))

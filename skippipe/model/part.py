@@ -1,5 +1,6 @@
 """One stage of a model: its decoder layers, and on stage 0 embedding, final norm and head as well."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,6 +86,13 @@ class StageModule(nn.Module):
         with self._casting(hidden):
             output = self._run(hidden)
         return output, self._router_loss()
+
+    def visit(self, hidden: Tensor, layers: Sequence[int]) -> Tensor:
+        """Run some of the stage's layers on (b, s, hidden), by their numbers in the whole model, in the order given."""
+        with self._casting(hidden):
+            output = self._run(hidden, [number - self.layers.start for number in layers])
+        self._router_logits.clear()
+        return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, on stage 0: (b, s, hidden) to (b, s, vocabulary)."""

@@ -47,7 +47,7 @@ def test_gradients_are_those_of_the_plain_loop(
     training = Training(settings, layers, plan, tuple(range(sum(sizes))), dtype="float64")
     stages, plain = stages_of(training), train_plain(training)
     routes = {m.id: m.stages for m in Plan.from_json(plan).microbatches}
-    norms = []
+    norms: list[float] = []
     for stage in stages.values():
         stage.begin(valid_tokens(training, 0))
     GroupedExecutor(routes, stages, most).run(lambda b: batch(training.seed, 0, b), norms.append, 1.0)
@@ -61,7 +61,7 @@ def test_gradients_are_those_of_the_plain_loop(
             np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-10 * scale, err_msg=name)
             seen.add(name)
     assert seen == set(plain.gradients[0])
-    np.testing.assert_allclose(norms, plain.norms, rtol=1e-10)
+    np.testing.assert_allclose(np.array(norms), np.array(plain.norms), rtol=1e-10)
     total = sum(loss for stage in stages.values() for loss in stage.take_losses().values())
     assert total == pytest.approx(sum(plain.losses[0].values()), rel=1e-12)
 
@@ -69,7 +69,8 @@ def test_gradients_are_those_of_the_plain_loop(
 def test_a_failure_is_an_action_error() -> None:
     training = Training(LLAMA, (1, 1), make_plan(Random(1), [1, 1], 0.0, 2), (0, 1), dtype="float64")
 
-    def failing(_microbatch: int) -> Any:
+    def failing(microbatch: int) -> Any:
+        assert microbatch == 0
         raise OSError("the disk is gone")
 
     stages = stages_of(training)

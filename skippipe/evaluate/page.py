@@ -1,0 +1,81 @@
+"""How the table of an evaluation reads: as Markdown, and on a console."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.table import Table
+
+from skippipe.evaluate.intervals import Interval
+from skippipe.evaluate.summary import Row
+from skippipe.report.terminal import percent, plain_table
+
+HEADINGS = ("left out", "layers", "draws", "perplexity", "95 %", "rise", "95 %", "FLOPs saved", "time saved")
+MODEL = "model"
+"""heading of a column that says which model, where there are several"""
+Rows = Mapping[str, Sequence[Row]]
+"""rows of each model by its name; of a single one its name plays no part"""
+
+
+def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of the table; rows of the same word stand together."""
+    words = list(dict.fromkeys(row.word for own in rows.values() for row in own))
+    several = len(rows) > 1
+    lines = [
+        [row.word, *([name] if several else []), *_figures(row)]
+        for word in words
+        for name, own in rows.items()
+        for row in own
+        if row.word == word
+    ]
+    return [HEADINGS[0], *([MODEL] if several else []), *HEADINGS[1:]], lines
+
+
+def markdown(rows: Rows, notes: Sequence[str]) -> str:
+    """The table and what there is to know about it."""
+    headings, lines = cells(rows)
+    words = 2 if len(rows) > 1 else 1
+    rule = [":--"] * words + ["--:"] * (len(headings) - words)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+    return table + "\n\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def console_table(rows: Rows) -> Table:
+    """The same for a terminal."""
+    headings, lines = cells(rows)
+    table = plain_table()
+    table.padding = (0, 2, 0, 0)
+    for heading in headings:
+        table.add_column(
+            heading.replace(" saved", "\nsaved"), justify="left" if heading in (HEADINGS[0], MODEL) else "right"
+        )
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _figures(row: Row) -> list[str]:
+    return [
+        f"{row.left_out:g} of {row.layers}" if row.left_out.is_integer() else f"{row.left_out:.1f} of {row.layers}",
+        f"all {row.draws}" if row.complete and row.draws > 1 else str(row.draws),
+        _number(row.perplexity.value),
+        _bounds(row.perplexity, _number),
+        "-" if row.rise is None else _rise(row.rise.value),
+        "-" if row.rise is None else _bounds(row.rise, _rise),
+        percent(row.saved),
+        "-" if row.time_ratio is None else percent(1 - row.time_ratio),
+    ]
+
+
+def _bounds(interval: Interval, show: Callable[[float], str]) -> str:
+    if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
+        return "not known"
+    return f"{show(interval.low)} to {show(interval.high)}"
+
+
+def _number(value: float) -> str:
+    """Four figures, or all of a larger number."""
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:#.4g}"
+
+
+def _rise(value: float) -> str:
+    return f"{value:+,.0%}" if abs(value) >= 1 else f"{value:+.1%}"

@@ -1,0 +1,66 @@
+"""The picture of an evaluation: perplexity over the share that is left out, draws as dots."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+from skippipe.evaluate.summary import NONE, Row
+
+MARKERS = {
+    "random": "o", "every": "s", "last": "v", "stages": "D", "layers": "D", "lost": "X", "swap": "^", "swaps": "^",
+}  # fmt: skip
+"""by the kind of word"""
+KINDS = {
+    "random": "at random", "every": "every k-th", "last": "the last ones", "stages": "named ones",
+    "layers": "named ones", "lost": "a lost node's", "swap": "neighbours swapped", "swaps": "neighbours swapped",
+}  # fmt: skip
+
+
+def draw_picture(rows: Mapping[str, Sequence[Row]]) -> bytes:
+    """Draw a PNG of the rows of each model."""
+    # Imported here: it takes a second, and tables do without.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+
+    figure = Figure(figsize=(7.5, 4.8), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.set_yscale("log")
+    legend = {name: Line2D([], [], color=f"C{number % 10}", linewidth=3) for number, name in enumerate(rows)}
+    for number, own in enumerate(rows.values()):
+        colour = f"C{number % 10}"
+        shown = [row for row in own if math.isfinite(row.perplexity.value)]
+        line = sorted((row.saved, row.perplexity.value) for row in shown if _kind(row) in (NONE, "random"))
+        axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=1.2, alpha=0.8)
+        for row in shown:
+            kind, marker, y = _kind(row), MARKERS.get(_kind(row)), row.perplexity.value
+            if kind == NONE:
+                axes.axhline(y, color=colour, linewidth=0.8, linestyle=":")
+                continue
+            each = [value for _, value in row.each]
+            axes.scatter([row.saved] * len(each), each, color=colour, s=7, alpha=0.3, linewidths=0)
+            axes.errorbar(row.saved, y, yerr=_bars(row), color=colour, marker=marker, markersize=6, capsize=3)
+            legend.setdefault(KINDS[kind], Line2D([], [], color="0.3", marker=marker, linestyle="none"))
+    axes.set_xlabel("share of the decoder layers' operations left out")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set_ylabel("perplexity (bars: 95 %, of the rise on this text)")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.5g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,.5g}")
+    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.grid(alpha=0.25)
+    axes.legend(list(legend.values()), list(legend), fontsize=8, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _kind(row: Row) -> str:
+    return row.word.partition(":")[0]
+
+
+def _bars(row: Row) -> list[list[float]]:
+    """How far the interval of the rise goes down and up, as perplexity; nowhere where it is not known."""
+    if row.rise is None or not (math.isfinite(row.rise.low) and math.isfinite(row.rise.high)):
+        return [[0.0], [0.0]]
+    whole = row.perplexity.value / (1 + row.rise.value)
+    down, up = row.rise.value - row.rise.low, row.rise.high - row.rise.value
+    return [[max(down, 0.0) * whole], [max(up, 0.0) * whole]]

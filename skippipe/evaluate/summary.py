@@ -1,0 +1,144 @@
+"""What results come to: for each word perplexity, its rise and what is saved, with intervals. Numbers only."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from skippipe.evaluate.intervals import Interval, mean_interval
+from skippipe.evaluate.omission import Draws, Way
+from skippipe.evaluate.results import Result
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One word of `omit`."""
+
+    word: str
+    left_out: float
+    """layers that are not run, on average over the draws"""
+    layers: int
+    """of the model"""
+    saved: float
+    """share of the floating-point operations of the decoder layers that are not done"""
+    draws: int
+    complete: bool
+    """these are all the draws that there are"""
+    perplexity: Interval
+    """of the text: the exponential of the mean over draws and tokens"""
+    rise: Interval | None
+    """against the whole model on the same text, as a share; None for the whole model itself"""
+    time_ratio: float | None
+    """of a forward pass, over that of the whole model; the median over draws"""
+    each: tuple[tuple[Way, float], ...]
+    """layers run in order, and perplexity, of every draw"""
+
+
+def summarise(
+    words: Mapping[str, Draws], known: Mapping[Way, Result], flops: Sequence[float], tokens: int, seed: int
+) -> list[Row]:
+    """Summarise results.
+
+    Args:
+        words: with the ways that each stands for; `none` among them.
+        known: results of all these ways.
+        flops: operations of each layer.
+        tokens: of a sequence.
+        seed: of the resampling.
+
+    """
+    whole = known[words[NONE].ways[0]].losses
+    return [_row(word, draws, known, whole, flops, tokens, seed) for word, draws in words.items()]
+
+
+def _row(  # noqa: PLR0913, PLR0917 - what a row is made of
+    word: str,
+    draws: Draws,
+    known: Mapping[Way, Result],
+    whole: "np.ndarray[Any, np.dtype[np.float64]]",
+    flops: Sequence[float],
+    tokens: int,
+    seed: int,
+) -> Row:
+    results = [known[way] for way in draws.ways]
+    losses = np.stack([result.losses for result in results])
+    ratios = [result.time_ratio for result in results if result.time_ratio is not None]
+    perplexity = mean_interval(losses, tokens, complete=draws.complete, seed=seed).exp()
+    rise = mean_interval(losses - whole, tokens, complete=draws.complete, seed=seed).exp().minus_one()
+    return Row(
+        word=word,
+        left_out=len(flops) - statistics.fmean(len(way) for way in draws.ways),
+        layers=len(flops),
+        saved=1 - statistics.fmean(sum(flops[layer] for layer in way) for way in draws.ways) / sum(flops),
+        draws=len(draws.ways),
+        complete=draws.complete,
+        perplexity=perplexity,
+        rise=None if word == NONE else rise,
+        time_ratio=statistics.median(ratios) if ratios else None,
+        each=tuple((r.way, Interval(float(r.losses.mean()) / tokens, 0.0, 0.0).exp().value) for r in results),
+    )
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """A row as it is kept; a number that is not finite becomes null."""
+    return {
+        "word": row.word,
+        "layers_left_out": row.left_out,
+        "layers": row.layers,
+        "flops_saved": row.saved,
+        "draws": row.draws,
+        "all_draws": row.complete,
+        "perplexity": _interval_json(row.perplexity),
+        "rise": None if row.rise is None else _interval_json(row.rise),
+        "time_ratio": row.time_ratio,
+        "each_draw": [{"layers": list(way), "perplexity": _finite(value)} for way, value in row.each],
+    }
+
+
+def row_from_json(content: Mapping[str, Any]) -> Row:
+    """The row that `row_json` has made; raises `KeyError`, `TypeError` or `ValueError` where it is none."""
+    rise = content["rise"]
+    return Row(
+        word=str(content["word"]),
+        left_out=float(content["layers_left_out"]),
+        layers=int(content["layers"]),
+        saved=float(content["flops_saved"]),
+        draws=int(content["draws"]),
+        complete=bool(content["all_draws"]),
+        perplexity=_interval(content["perplexity"]),
+        rise=None if rise is None else _interval(rise),
+        time_ratio=None if content["time_ratio"] is None else float(content["time_ratio"]),
+        each=tuple(
+            (tuple(int(layer) for layer in one["layers"]), _number(one["perplexity"], math.inf))
+            for one in content["each_draw"]
+        ),
+    )
+
+
+def _interval_json(interval: Interval) -> dict[str, float | None]:
+    return {"value": _finite(interval.value), "low": _finite(interval.low), "high": _finite(interval.high)}
+
+
+def _interval(content: Mapping[str, Any]) -> Interval:
+    return Interval(
+        _number(content["value"], math.inf), _number(content["low"], -math.inf), _number(content["high"], math.inf)
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return otherwise if value is None else float(value)
+
+
+def table_json(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Everything, for programs."""
+    return json.dumps({**about, "rows": [row_json(row) for row in rows]}, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,105 @@
+"""A folder of results goes on from any byte at which it was cut, and takes no other results for its own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skippipe.errors import InputError
+from skippipe.evaluate.results import RESULTS, SETTINGS, Result, Results, check_folder, parse_line
+
+SEQUENCES = 3
+ABOUT = {"model_sha256": "abc", "sequence": 4}
+
+
+def some_results() -> list[Result]:
+    random = np.random.Generator(np.random.PCG64(2))
+    ways = [(0, 1, 2), (0, 2), (0, 2, 1), (0,)]
+    return [
+        Result(way, random.exponential(size=SEQUENCES) * 10, 0.5, None if n % 2 else 0.75) for n, way in enumerate(ways)
+    ]
+
+
+def fill(folder: Path) -> list[Result]:
+    """Add what is missing; give what was there already."""
+    with Results(folder, ABOUT, SEQUENCES) as results:
+        there = list(results.known.values())
+        for result in some_results():
+            if result.way not in results.known:
+                results.add(result)
+    return there
+
+
+def test_cut_at_every_byte_it_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    assert fill(folder) == []
+    path = folder / RESULTS
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        there = fill(folder)
+        assert len(there) == whole[:length].count(b"\n")
+        assert path.read_bytes() == whole
+    assert [parse_line(line.decode(), SEQUENCES).way for line in lines] == [result.way for result in some_results()]
+
+
+def test_losses_are_kept_to_the_bit(tmp_path: Path) -> None:
+    fill(tmp_path / "results")
+    for read, made in zip(fill(tmp_path / "results"), some_results(), strict=True):
+        assert np.array_equal(read.losses, made.losses)
+        assert (read.way, read.seconds, read.time_ratio) == (made.way, made.seconds, made.time_ratio)
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    fill(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match=r"settings.json: sequence is 4, here it is 8: .* another output is expected"):
+        Results(folder, ABOUT | {"sequence": 8}, SEQUENCES)
+    with pytest.raises(InputError, match=r"settings\.json: extra is None, here it is 1"):
+        Results(folder, ABOUT | {"extra": 1}, SEQUENCES)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def _replaced(line: dict[str, object], **changes: object) -> str:
+    return json.dumps({key: value for key, value in (line | changes).items() if value != "gone"})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda line: "{",
+        lambda line: "[]",
+        lambda line: "5",
+        lambda line: _replaced(line, losses="gone"),
+        lambda line: _replaced(line, losses="!"),
+        lambda line: _replaced(line, losses="AAAAAAAAAAA="),
+        lambda line: _replaced(line, layers="0"),
+        lambda line: _replaced(line, layers=None),
+        lambda line: _replaced(line, seconds=None),
+    ],
+)
+def test_damaged_lines_are_named(spoil: Callable[[dict[str, object]], str], tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    fill(folder)
+    lines = (folder / RESULTS).read_text().splitlines()
+    lines[1] = spoil(json.loads(lines[1]))
+    (folder / RESULTS).write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=r"results\.jsonl: line 2 is no result"):
+        Results(folder, ABOUT, SEQUENCES)
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file is a file, a folder is expected"):
+        check_folder(tmp_path / "file")
+    with pytest.raises(InputError, match=f"holds file and no {SETTINGS}: a new or an empty folder is expected"):
+        check_folder(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / f".{SETTINGS}.123.tmp").write_text("{")  # a process that was killed has left it
+    fill(empty)
+    assert sorted(path.name for path in empty.iterdir()) == [RESULTS, SETTINGS]
