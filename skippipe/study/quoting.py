@@ -1,0 +1,14 @@
+"""Values for the command line of Hydra."""
+
+
+def quoted(value: object) -> str:
+    """A value as Hydra's command line takes it whatever is in it."""
+    # A backslash means something only before a quote, or at the end.
+    text = str(value)
+    out, slashes = "", 0
+    for character in text:
+        if character == "'":
+            out += "\\" * (slashes + 1)
+        slashes = slashes + 1 if character == "\\" else 0
+        out += character
+    return f"'{out}{chr(92) * slashes}'"

@@ -1,0 +1,177 @@
+"""Arms: settings that ship, plans that keep or break the rules they are named after, and which arm is next."""
+
+import dataclasses
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+from study.entries import make_entry, make_row
+
+import skippipe.conf
+from skippipe._scheduler import Plan
+from skippipe.application import compose
+from skippipe.errors import InputError
+from skippipe.planning import make_plan, prepare
+from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
+from skippipe.study.config import ArmConfig, StudyJob
+from skippipe.study.quoting import quoted
+from skippipe.train.config import TrainJob
+from skippipe.train.plans import phases_of
+
+EXPERIMENTS = sorted(path.stem for path in (Path(skippipe.conf.__file__).parent / "experiment").glob("llama30m_*.yaml"))
+NO_CC = [f"llama30m_33_no_cc{number}" for number in (1, 2, 3)]
+
+
+def train_job(*overrides: str) -> TrainJob:
+    job: TrainJob = compose("train", overrides)
+    return job
+
+
+def plan_of(job: TrainJob) -> Plan:
+    problem = prepare(job.cluster, job.allocate, job.schedule).problem
+    return make_plan(problem, job.schedule.strategy, job.planner)
+
+
+def routes_of(plan: Plan) -> list[list[int]]:
+    return [list(microbatch.stages) for microbatch in plan.microbatches]
+
+
+def visits_of(routes: list[list[int]]) -> list[int]:
+    return [sum(stage in route for route in routes) for stage in range(8)]
+
+
+def is_swapped_once_at_most(route: list[int]) -> bool:
+    """CC2, from its wording: rising but for one swap of two neighbours whose numbers differ by one."""
+    falls = [place for place, (one, other) in enumerate(pairwise(route)) if other < one]
+    if not falls:
+        return True
+    (place, *more) = falls
+    route = list(route)
+    route[place : place + 2] = reversed(route[place : place + 2])
+    return not more and route == sorted(route) and route[place + 1] - route[place] == 1
+
+
+def test_the_arms_that_ship() -> None:
+    study: StudyJob = compose("study", [])
+    arms = compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
+    assert {arm.experiment for arm in arms} == set(EXPERIMENTS)
+    assert [(arm.experiment, arm.seed) for arm in arms[:2]] == [("llama30m_0", 0), ("llama30m_33", 0)]
+    assert study.baseline == "llama30m_0"
+    assert {arm.tokens for arm in arms} == {3052 * 98_304}
+    assert len({arm.settings for arm in arms}) == len(arms)
+    for arm in arms:
+        assert arm.job.train.seed == arm.seed
+        assert arm.job.model["vocab_size"] == 8192
+        assert arm.job.runtime.calibrate is False
+        assert arm.job.planner.work_limit is not None
+        assert arm.job.planner.time_limit_s is None
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_plans_do_what_the_arm_is_named_after(name: str) -> None:
+    job = train_job(f"experiment={name}")
+    plan = plan_of(job)
+    assert plan.check() == []
+    routes = routes_of(plan)
+    assert routes_of(plan_of(job)) == routes, "every machine has to make the same plan"
+    visits = visits_of(routes)
+    assert len(routes) == 24
+    share = {"0": 0, "25": 1 / 4, "33": 1 / 3, "50": 1 / 2}[name.split("_")[1]]
+    assert sum(visits) == round(24 * 8 * (1 - share))
+    first = all(route[0] == 0 for route in routes)
+    ordered = all(is_swapped_once_at_most(route) for route in routes)
+    equal = max(visits[1:]) - min(visits[1:]) <= 1
+    if name not in NO_CC:
+        assert (first, ordered, equal) == (True, True, True)
+        if share:
+            assert len({tuple(route) for route in routes}) >= 10
+        return
+    # A rule that is off and kept all the same would show nothing.
+    if name.endswith("cc1"):
+        assert sum(0 not in route for route in routes) >= 6
+    elif name.endswith("cc2"):
+        assert sum(not is_swapped_once_at_most(route) for route in routes) >= 12
+        assert (first, equal) == (True, True)
+    else:
+        assert max(visits[1:]) >= 1.5 * min(visits[1:])
+        assert (first, ordered) == (True, True)
+
+
+def test_schedules_over_training() -> None:
+    for name, expected in (
+        ("llama30m_33_then_0", {0: 1 / 3, 2442: 0.0}),
+        ("llama30m_50_to_0", {0: 0.5, 1221: 0.25, 2442: 0.0}),
+    ):
+        phases = phases_of(train_job(f"experiment={name}"))
+        assert {phase.after: phase.job.schedule.skip_ratio for phase in phases} == pytest.approx(expected)
+
+
+def test_what_decides_about_the_hash() -> None:
+    job = train_job("experiment=llama30m_33")
+    same = train_job(
+        "experiment=llama30m_33", "data.prepared=elsewhere", "runtime.device=cuda:1", "runtime.group=8",
+        "train.validate_every=7", "folder=x", "checkpoint.every=3",
+    )  # fmt: skip
+    assert settings_sha256(same) == settings_sha256(job) == plain_settings_sha256(dataclasses.asdict(job))
+    before = dataclasses.asdict(job)
+    del before["train"]["epsilon"], before["train"]["skip_changes"], before["schedule"]["max_stage_jump"]
+    assert plain_settings_sha256(before) == settings_sha256(job), "settings that were added with a default since then"
+    for change in ("train.seed=1", "train.iterations=9", "schedule.max_swaps=2", "data.sequence=256",
+                   "model.hidden_size=256", "runtime.autocast=null", "train.learning_rate=1e-3"):  # fmt: skip
+        assert settings_sha256(train_job("experiment=llama30m_33", change)) != settings_sha256(job), change
+
+
+@pytest.mark.parametrize(
+    ("arms", "overrides", "message"),
+    [
+        ([ArmConfig("mars")], [], r"arms\[0\], mars: experiment=mars is not known, one of llama30m, llama30m_0, "),
+        (
+            [ArmConfig("llama30m_0"), ArmConfig("llama30m_0", 0)],
+            [],
+            r"arms\[1\] is llama30m_0, seed 0, which is listed",
+        ),
+        ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"train.iteration is no configuration key; did you mean"),
+        (
+            [ArmConfig("llama30m_0")],
+            ["train.iterations=0"],
+            r"arms\[0\], llama30m_0: train.iterations is 0, an integer",
+        ),
+        ([ArmConfig("llama30m_0")], ["allocate.sizes=[3,3]"], r"arms\[0\], llama30m_0: allocate.sizes is \[3, 3\]"),
+    ],
+)
+def test_arms_that_cannot_be(arms: list[ArmConfig], overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        compose_arms(arms, "text", overrides, lambda given: train_job(*given))
+
+
+def make_arm(experiment: str, seed: int = 0) -> Arm:
+    return Arm(experiment, seed, TrainJob(), 300_000_000, "a" * 64)
+
+
+def test_which_step_is_next() -> None:
+    one, two, three = make_arm("one"), make_arm("two"), make_arm("three")
+    arms = [one, two, three]
+    done = make_entry("one")
+    halfway = make_entry("two", tokens_done=150_000_000, finished=False)
+    records = {done.key: done, halfway.key: halfway}
+    assert next_step(arms, {}, set()) == Step(one, "train")
+    assert next_step(arms, records, set()) == Step(two, "train")
+    assert next_step(arms, records, {(two.key, "train")}) == Step(three, "train")
+    assert next_step(arms, records, {(two.key, "train"), (three.key, "train")}) is None
+    omit = ["none", "random:0.25"]
+    assert next_step(arms, records, set(), omit=omit) == Step(two, "train"), "its run is not on this machine"
+    assert next_step(arms, records, set(), omit=omit, here={one.key}) == Step(one, "evaluate")
+    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, here={one.key}) == Step(two, "train")
+    evaluated = make_entry("one", evaluation=[make_row("none"), make_row()])
+    known = records | {done.key: evaluated}
+    assert next_step(arms, known, set(), omit=omit, here={one.key}) == Step(two, "train")
+    assert next_step(arms, known, set(), omit=[*omit, "last:2"], here={one.key}) == Step(one, "evaluate")
+
+
+@given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="$\n\r\x00"), min_size=1))
+def test_quoted_values_arrive_as_they_are(value: str) -> None:
+    override = OverridesParser.create().parse_override(f"folder={quoted(value)}")
+    assert override.value() == value

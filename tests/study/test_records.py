@@ -1,0 +1,87 @@
+"""The file of records."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from study.entries import make_entry, make_row
+
+from skippipe.errors import InputError
+from skippipe.study.metrics import Point
+from skippipe.study.records import load_records, merged, records_json, save_records, tidy
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    entries = [
+        make_entry(evaluation=[make_row("none"), make_row()], note='said: "no"\n', skip_changes=[(0.8, 0.0)]),
+        make_entry("other", 3, curve=[], mfu=None, text=None, finished=False),
+    ]
+    path = tmp_path / "new" / "records.json"
+    save_records(path, entries)
+    assert list(load_records(path).values()) == entries
+    assert [*path.parent.iterdir()] == [path]
+    assert load_records(tmp_path / "none.json") == {}
+
+
+def test_one_more_validation_is_one_more_line() -> None:
+    before = make_entry()
+    after = dataclasses.replace(before, curve=[*before.curve, Point(400_000_000, 2.9, None)])
+    lines = [records_json([entry]).splitlines() for entry in (before, after)]
+    assert len(lines[1]) == len(lines[0]) + 1
+    changed = [line for line in lines[1] if line not in lines[0]]
+    assert [line.strip() for line in changed] == ["[300000000, 3.0, 2.95],", "[400000000, 2.9, null]"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_tidy_is_json(value: Any) -> None:
+    assert json.loads(tidy(value)) == value
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    path.write_text('{"format": "skippipe.plan/1"}')
+    with pytest.raises(InputError, match=r"records.json: format is 'skippipe.plan/1', skippipe.study/1 is expected"):
+        load_records(path)
+    content = json.loads(records_json([make_entry()]))
+    del content["entries"][0]["tokens"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"records.json: is not what `skippipe study` writes"):
+        load_records(path)
+
+
+def test_more_tokens_done_wins() -> None:
+    done, begun = make_entry(evaluation=[make_row()]), make_entry(tokens_done=5, finished=False, curve=[])
+    not_begun = make_entry(tokens_done=0, finished=False, text=None, curve=[])
+    assert merged(None, begun) == begun
+    assert merged(done, begun) == merged(begun, done) == done
+    assert merged(done, not_begun) == merged(not_begun, done) == done
+    assert merged(done, dataclasses.replace(done, evaluation=[], mfu=0.4)) == dataclasses.replace(done, mfu=0.4)
+
+
+def test_a_failure_is_noted_until_there_is_progress() -> None:
+    begun = make_entry(tokens_done=5, finished=False)
+    failed = dataclasses.replace(begun, note="train: no memory")
+    assert merged(begun, failed).note == "train: no memory"
+    assert merged(failed, begun).note == "train: no memory"
+    assert merged(failed, dataclasses.replace(begun, tokens_done=6)).note is None
+    assert merged(failed, dataclasses.replace(begun, finished=True)).note is None
+    other_machine = dataclasses.replace(begun, tokens_done=3, note="train: no disk")
+    assert merged(begun, other_machine) == dataclasses.replace(begun, note="train: no disk")
+
+
+def test_what_was_run_otherwise_is_not_mixed() -> None:
+    for other, what in ((make_entry(settings="c" * 64), "other settings"), (make_entry(text="c" * 64), "another text")):
+        with pytest.raises(InputError, match=rf"whole, seed 0 stands in the records with {what} \(hash"):
+            merged(make_entry(), other)
+    not_begun = make_entry(settings="c" * 64, tokens_done=0, finished=False, text=None, curve=[])
+    assert merged(not_begun, make_entry()) == make_entry(), "of what was only intended nothing is lost"
