@@ -36,7 +36,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["train.stage_gradient=mean"], "train.stage_gradient is 'mean', one of exact, per_visit is expected"),
         (["runtime.backend=mpi"], "runtime.backend is 'mpi', one of gloo is expected"),
         (["runtime.timeout=3"], "runtime.timeout is no configuration key; did you mean runtime.timeout_s?"),
-        (["model=gpt9"], "model=gpt9 is not known, one of gpt_neox_tiny, llama_tiny"),
+        (["model=gpt9"], "model=gpt9 is not known, one of gpt_neox_tiny, llama_30m, llama_tiny"),
         (["data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
         (["data.validation=[a/*.txt]"], "data.validation[0] is a/*.txt: there is no such file"),
         (["data.tokenizer=missing.json"], "data.tokenizer is missing.json: there is no such file"),

@@ -228,7 +228,7 @@ def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path,
     """In a warm worker: be a rank of a training that comes to another plan than the others."""
     if other is None:
         return rank_in_pool(rank, job, FOUR, folder, port)
-    with patch("skippipe.train.rank.make_plan", lambda *_: Plan.from_json(Path(other).read_text())):
+    with patch("skippipe.train.rank.make_plans", lambda *_, **__: [Plan.from_json(Path(other).read_text())]):
         return rank_in_pool(rank, job, FOUR, folder, port)
 
 
