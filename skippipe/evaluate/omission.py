@@ -176,6 +176,8 @@ class Swap:
 
     def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
+        if len(cut.sizes) < 2:
+            raise InputError("there is one stage, and nothing that it could be swapped with")
         _check_numbers([self.stage], "stages", len(cut.sizes) - 2)
         return _only(cut.swapped([self.stage]))
 

@@ -10,6 +10,8 @@ MARKERS = {
     "random": "o", "every": "s", "last": "v", "stages": "D", "layers": "D", "lost": "X", "swap": "^", "swaps": "^",
 }  # fmt: skip
 """by the kind of word"""
+LARGEST = 700.0
+"""logarithm of what is still a number"""
 KINDS = {
     "random": "at random", "every": "every k-th", "last": "the last ones", "stages": "named ones",
     "layers": "named ones", "lost": "a lost node's", "swap": "neighbours swapped", "swaps": "neighbours swapped",
@@ -25,6 +27,7 @@ def draw_picture(rows: Mapping[str, Sequence[Row]]) -> bytes:
     figure = Figure(figsize=(7.5, 4.8), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.set_yscale("log")
+    axes.set_ylim(*_limits([row for own in rows.values() for row in own]))
     legend = {name: Line2D([], [], color=f"C{number % 10}", linewidth=3) for number, name in enumerate(rows)}
     for number, own in enumerate(rows.values()):
         colour = f"C{number % 10}"
@@ -51,6 +54,18 @@ def draw_picture(rows: Mapping[str, Sequence[Row]]) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """Lowest and highest perplexity to be shown: never one and the same, at which matplotlib's own limits stumble."""
+    known = [row for row in rows if math.isfinite(row.perplexity.value)]
+    values = [value for row in known for value in (row.perplexity.value, *(one for _, one in row.each))]
+    for row in known:
+        ((down,), (up,)) = _bars(row)
+        values += [row.perplexity.value - down, row.perplexity.value + up]
+    shown = [math.log(value) for value in values if math.isfinite(value) and value > 0] or [0.0]
+    margin = max(0.05 * (max(shown) - min(shown)), 0.01)
+    return math.exp(min(shown) - margin), math.exp(min(max(shown) + margin, LARGEST))
 
 
 def _kind(row: Row) -> str:

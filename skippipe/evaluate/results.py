@@ -89,9 +89,9 @@ class Results:
         path = folder / RESULTS
         cut_to_lines(path)
         self.known: dict[Way, Result] = {}
-        for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else [], 1):
+        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
             try:
-                result = parse_line(line, sequences)
+                result = parse_line(line.decode(), sequences)
             except ValueError as error:
                 raise InputError(f"{path}: line {number} is no result: {error}; another output is expected") from None
             self.known[result.way] = result
@@ -113,13 +113,34 @@ class Results:
 
 def check_folder(folder: Path) -> None:
     """Raise `InputError` where a folder holds something, and nothing of ours."""
+    names = _names(folder)
+    if names and SETTINGS not in names:
+        raise InputError(f"output={folder} holds {names[0]} and no {SETTINGS}: a new or an empty folder is expected")
+
+
+def check_comparison_folder(folder: Path) -> None:
+    """Raise `InputError` where a folder holds more than a comparison does: an evaluation, say, whose table would go."""
+    foreign = [name for name in _names(folder) if name not in {PAGE, PICTURE}]
+    if foreign:
+        raise InputError(
+            f"output={folder} holds {foreign[0]}: a new folder, an empty one, or that of a comparison is expected"
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder that may not be there, but for what a process that was killed has left half-written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output={folder} is a file, a folder is expected")
-    if not folder.is_dir() or (folder / SETTINGS).is_file():
-        return
-    foreign = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f".{SETTINGS}."))
-    if foreign:
-        raise InputError(f"output={folder} holds {foreign[0]} and no {SETTINGS}: a new or an empty folder is expected")
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [name for name in found if not (name.startswith(".") and name.endswith(".tmp"))]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none; raises `InputError` where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output={folder} cannot be written: {error.strerror or error}") from None
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -127,7 +148,7 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> None:
     check_folder(folder)
     path, stated = folder / SETTINGS, {"format": FORMAT, **settings}
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         remove_leftovers(folder, SETTINGS)
         write_text(path, json.dumps(stated, indent=1) + "\n")
         return

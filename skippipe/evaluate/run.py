@@ -21,7 +21,17 @@ from skippipe.evaluate.measure import Evaluator
 from skippipe.evaluate.omission import Cut, Draws, draw
 from skippipe.evaluate.page import Rows, markdown
 from skippipe.evaluate.picture import draw_picture
-from skippipe.evaluate.results import FORMAT, PAGE, PICTURE, TABLE, Result, Results, check_folder
+from skippipe.evaluate.results import (
+    FORMAT,
+    PAGE,
+    PICTURE,
+    TABLE,
+    Result,
+    Results,
+    check_comparison_folder,
+    check_folder,
+    make_folder,
+)
 from skippipe.evaluate.source import Source, check_text, open_source
 from skippipe.evaluate.summary import NONE, Row, summarise, table_json
 from skippipe.files import locked, write_bytes, write_text
@@ -66,7 +76,7 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
     source = open_source(job)
     for reason in source.passed_over:
         report.say(f"passed over: {reason}")
-    device = _device(job)
+    device = find_device(job.device, "device")
     cut = Cut(source.sizes, job.unit, job.keep_first, source.stage_of_node)
     # The whole model comes first: the others are held against it.
     words = {word: draw(word, cut, job.draws, job.seed) for word in dict.fromkeys([NONE, *job.omit])}
@@ -74,7 +84,7 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
     with corpus_folder(job.data) as folder:
         text = _open_text(job, source, folder)
         settings = _settings(job, source, text, device)
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         with locked(output, f"output={output}: another process writes to it"):
             with Results(output, settings, len(text.blocks)) as results:
                 _measure_all(job, source, text, words, results, device, report)
@@ -92,7 +102,7 @@ def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
     """Put finished evaluations together; writes table and picture to `output`, and gives the rows by short names.
 
     Raises:
-        InputError: a model is named as well, or an evaluation cannot be used.
+        InputError: a model is named as well, or an evaluation or `output` cannot be used.
 
     """
     if job.checkpoint is not None or job.model_folder is not None:
@@ -100,7 +110,8 @@ def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
             "compare is set beside checkpoint or model: folders of finished evaluations alone are expected"
         )
     tables = read_tables(job.compare)
-    output.mkdir(parents=True, exist_ok=True)
+    check_comparison_folder(output)
+    make_folder(output)
     write_report(output, tables, None, [f"{name}: {folder}" for name, folder in zip(tables, job.compare, strict=True)])
     return tables
 
@@ -145,13 +156,6 @@ def _evaluator(job: EvaluateJob, source: Source, text: Text, device: torch.devic
     part = source.load(getattr(torch, job.dtype), device)
     autocast = None if job.autocast is None else getattr(torch, job.autocast)
     return Evaluator(part, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile)
-
-
-def _device(job: EvaluateJob) -> torch.device:
-    try:
-        return find_device(job.device)
-    except InputError as error:
-        raise InputError(str(error).removeprefix("runtime.")) from None
 
 
 def _open_text(job: EvaluateJob, source: Source, folder: Path) -> Text:

@@ -21,8 +21,5 @@ def find_devices(asked: Sequence[str] | None) -> list[str]:
     if not asked:
         raise InputError("devices is [], at least one device is expected")
     for number, name in enumerate(asked):
-        try:
-            find_device(name)
-        except InputError as error:
-            raise InputError(str(error).replace("runtime.device", f"devices[{number}]", 1)) from None
+        find_device(name, f"devices[{number}]")
     return list(asked)

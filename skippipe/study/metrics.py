@@ -1,6 +1,7 @@
 """What the lines of a run's `metrics.jsonl` come to."""
 
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,11 +45,12 @@ class Progress:
 
     @property
     def curve(self) -> list[Point]:
-        """Losses over tokens."""
-        return [
+        """Losses over tokens; those that are no numbers, of a run that is about to fail, are left out."""
+        points = [
             Point(number * self.tokens_per_iteration, event["loss"], event.get("training_loss"))
             for number, event in sorted(self.validations.items())
         ]
+        return [point for point in points if all(loss is None or math.isfinite(loss) for loss in point[1:])]
 
     @property
     def seconds(self) -> float:

@@ -97,7 +97,10 @@ Records = dict[Key, Entry]
 
 
 def merged(old: Entry | None, new: Entry) -> Entry:
-    """Put together what stands in the records and what is known here: more tokens done wins.
+    """Put together what stands in the records and what is known here: more tokens done wins, then a run at its end.
+
+    Of runs that are equally far, words that were evaluated are put together; day and versions stay those that stand
+    there, since a folder that is carried about is read on other machines and other days.
 
     Raises:
         InputError: the two are of different settings or texts.
@@ -111,15 +114,18 @@ def merged(old: Entry | None, new: Entry) -> Entry:
                 f"{new.key.title} stands in the records with {what} (hash {theirs[:8]}, here {ours[:8]}): name "
                 "another file, or remove the entry"
             )
-    if old.tokens_done > new.tokens_done:
+    if (old.tokens_done, old.finished) > (new.tokens_done, new.finished):
         return dataclasses.replace(old, note=new.note or old.note)
-    same = old.tokens_done == new.tokens_done and old.finished == new.finished
-    evaluated = bool(new.evaluation) and not old.evaluation
+    if (old.tokens_done, old.finished) < (new.tokens_done, new.finished):
+        return dataclasses.replace(new, text=new.text or old.text)
+    words = {row.word for row in new.evaluation}
     return dataclasses.replace(
         new,
         text=new.text or old.text,
-        evaluation=new.evaluation or old.evaluation,
-        note=new.note or (old.note if same and not evaluated else None),
+        date=old.date or new.date,
+        versions=old.versions or new.versions,
+        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.word not in words)],
+        note=new.note or (None if words - {row.word for row in old.evaluation} else old.note),
     )
 
 
@@ -127,9 +133,11 @@ def load_records(path: Path) -> Records:
     """Read the records; none where there is no file.
 
     Raises:
-        InputError: the file cannot be read or is something else.
+        InputError: the file cannot be read or is something else, or its name is one of the page or the figures.
 
     """
+    if path.suffix != ".json":
+        raise InputError(f"records is {path}, a name that ends in .json is expected")
     if not path.exists():
         return {}
     content = read_json_object(str(path))
@@ -143,8 +151,17 @@ def load_records(path: Path) -> Records:
 
 
 def save_records(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the records, whole or not at all; the folder is made. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the records, whole or not at all; the folder is made.
+
+    Raises:
+        InputError: the folder cannot be made.
+        OSError: they cannot be written.
+
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"records={path} cannot be written: {error.strerror or error}") from None
     write_text(path, records_json(entries))
 
 

@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skippipe.errors import InputError
+from skippipe.evaluate.omission import parse
 from skippipe.study.arms import Arm, Step
 from skippipe.study.collect import EVALUATION
 from skippipe.study.quoting import quoted
+
+OWN_TRAIN = {"experiment", "train.seed", "folder", "data.prepared", "runtime.device", "checkpoint.key"}
+OWN_EVALUATE = {"checkpoint", "model", "model_folder", "compare", "omit", "output", "data.prepared", "device", "key"}
+"""settings that the study itself makes"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,20 @@ class Commands:
     """the secret of checkpoints"""
     config_folders: Sequence[str] = ()
     """where experiments are found beside those that ship"""
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for what would come to light only when an arm begins, or after its end."""
+        for name, settings, own in (
+            ("overrides", self.overrides, OWN_TRAIN),
+            ("evaluation", self.evaluation, OWN_EVALUATE),
+        ):
+            for number, setting in enumerate(settings):
+                if setting.partition("=")[0].lstrip("+~") in own:
+                    raise InputError(
+                        f"{name}[{number}] is {setting!r}, which the study sets itself: other settings are expected"
+                    )
+        for word in self.omit:
+            parse(word)
 
     def line(self, step: Step, device: str) -> list[str]:
         """Arguments that run a step on a device, as subprocess takes them."""
@@ -51,6 +71,7 @@ class Commands:
             f"omit=[{','.join(map(quoted, self.omit))}]",
             f"output={quoted(folder / EVALUATION)}",
             f"data.prepared={quoted(self.prepared)}",
+            f"data.sequence={arm.job.data.sequence}",
             f"data.validation_blocks={arm.job.data.validation_blocks}",
             f"device={device}",
             *([f"key={quoted(self.key)}"] if self.key else []),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 PEAK_FLOPS = {
+    "H200 NVL": 835e12,
     "H200": 989.4e12,
     "H100 80GB HBM3": 989.4e12,
     "H100 SXM": 989.4e12,
@@ -31,7 +32,7 @@ PEAK_FLOPS = {
     "L40S": 362e12,
     "RTX 4090": 165.2e12,
 }
-"""Operations a second of dense products in bfloat16, by what a GPU's name contains; from the vendor's data sheets."""
+"""Operations a second of dense products in bfloat16, by the first part that a GPU's name contains; from data sheets."""
 KINDS = (
     ("optimizer", ("adam", "multi_tensor")),
     ("attention", ("flash", "fmha", "sdpa", "attention")),
@@ -63,8 +64,8 @@ def iteration_flops(plan: Plan, config: "PretrainedConfig", layers: Sequence[int
     return (1 + BACKWARD) * tokens * (visited + head_flops(config) * len(plan.microbatches))
 
 
-def find_device(name: str) -> torch.device:
-    """The device that `runtime.device` asks for.
+def find_device(name: str, key: str = "runtime.device") -> torch.device:
+    """The device that a setting, `key`, asks for.
 
     Raises:
         InputError: it is unknown or not there.
@@ -75,11 +76,11 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"runtime.device is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected") from None
+        raise InputError(f"{key} is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected") from None
     if device.type not in {"cpu", "cuda"}:
-        raise InputError(f"runtime.device is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected")
+        raise InputError(f"{key} is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"runtime.device is {name!r}, this machine has {torch.cuda.device_count()} GPUs")
+        raise InputError(f"{key} is {name!r}, this machine has {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
@@ -90,6 +91,8 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(name: str) -> float | None:
     """Operations a second that a device of this name can do at most; None where that is not known."""
+    if "MIG" in name:  # a slice of the device that it is named after
+        return None
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 

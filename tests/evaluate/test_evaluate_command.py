@@ -148,9 +148,12 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     assert "compare is ['x'], at least two" in refused("evaluate", "compare=[x]", "output=out")
     assert "x: holds no table.json" in refused("evaluate", "compare=[x,y]", "output=out")
     assert "compare is set beside" in refused("evaluate", *given, "compare=[x,y]", "output=out")
+    assert "'swap:0': there is one stage" in refused("evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("")
     assert "mine holds file and no settings.json" in refused("evaluate", *given, "output=mine")
+    assert "mine/file is a file, a folder" in refused("evaluate", *given, "output=mine/file")
+    assert "mine/file/x cannot be written: Not a directory" in refused("evaluate", *given, "output=mine/file/x")
 
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Other words in another order. " * 400)
@@ -162,6 +165,20 @@ def test_comparing_unlike_things(given: list[str], refused: Callable[..., str], 
     for name, sequence in (("a", 32), ("b", 16)):
         assert run("evaluate", *given, "omit=[]", f"data.sequence={sequence}", f"output={name}").status == 0
     assert "b: sequence is 16, in a it is 32" in refused("evaluate", "compare=[a,b]", "output=both")
+    assert run("evaluate", *given, "omit=[last:1]", "output=c").status == 0
+    before = {path: path.read_bytes() for name in "ac" for path in (tmp_path / name).iterdir()}
+    (tmp_path / "a file").write_text("")
+    for output, said in (
+        ("a", "a holds results.jsonl: a new folder"),
+        ("c", "c holds results.jsonl: a new folder"),
+        ("'a file'", "a file is a file, a folder is expected"),
+        ("'a file/x'", "a file/x cannot be written: Not a directory"),
+    ):
+        assert said in refused("evaluate", "compare=[a,c]", f"output={output}")
+    assert {path: path.read_bytes() for path in before} == before, "no evaluation lost its own table"
+    for _ in range(2):
+        assert run("evaluate", "compare=[a,c]", "output=both").status == 0
+
     content = table(tmp_path / "b")
     spoiled: dict[str, Any]
     for spoiled in ({"rows": []}, {"rows": [5]}, {"settings": {}}, {"format": "other/1"}):

@@ -92,6 +92,17 @@ def test_damaged_lines_are_named(spoil: Callable[[dict[str, object]], str], tmp_
         Results(folder, ABOUT, SEQUENCES)
 
 
+def test_bytes_that_are_no_text_are_a_damaged_line(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    fill(folder)
+    lines = (folder / RESULTS).read_bytes().splitlines(keepends=True)
+    for place in (0, 20, len(lines[1]) // 2):
+        spoiled = lines[1][:place] + b"\xff" + lines[1][place + 1 :]
+        (folder / RESULTS).write_bytes(lines[0] + spoiled + lines[2])
+        with pytest.raises(InputError, match=r"results\.jsonl: line 2 is no result"):
+            Results(folder, ABOUT, SEQUENCES)
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file is a file, a folder is expected"):

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as some
 
 from skippipe.evaluate.compare import short_names
 from skippipe.evaluate.intervals import Interval
@@ -85,6 +87,14 @@ def test_pictures_are_drawn_whatever_is_known() -> None:
     picture = draw_picture({"a": own, "b": [*own, odd, single]})
     assert picture.startswith(b"\x89PNG")
     assert picture != draw_picture({"a": own})
+
+
+@given(some.floats(1.01, 1e300), some.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+@example(142.60166098780388, 2)  # where matplotlib's own limits are one and the same number
+def test_pictures_are_drawn_where_all_is_equal(perplexity: float, models: int) -> None:
+    row = Row("none", 0.0, 3, 0.0, 1, True, Interval(perplexity, 1.0, math.inf), None, 1.0, (((0, 1, 2), perplexity),))
+    assert draw_picture({str(number): [row] for number in range(models)}).startswith(b"\x89PNG")
 
 
 def test_short_names() -> None:

@@ -64,6 +64,20 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
     assert progress.plan["process"] == len(stretches) - 1
 
 
+def test_losses_that_are_no_numbers_are_no_points() -> None:
+    """A run that diverges may be validated before it fails; its records are JSON."""
+    events = told(0, 6, 0)
+    for event in events:
+        if event["event"] == "validation" and event["iteration"] == 3:
+            event["loss"] = float("nan")
+        if event["event"] == "validation" and event["iteration"] == 6:
+            event["training_loss"] = float("inf")
+    progress = read_progress(parse_lines(map(json.dumps, events)))
+    assert progress is not None
+    assert progress.curve == [Point(0, 9.0, None)]
+    assert progress.tokens == 6 * 60
+
+
 def test_lines_that_are_torn() -> None:
     lines = [json.dumps(event) for event in told(0, 4, 0)]
     torn = [*lines[:3], lines[3][:20], "", "[1, 2]", '"event"', *lines[4:], lines[-1][: len(lines[-1]) // 2]]

@@ -48,6 +48,9 @@ def test_tidy_is_json(value: Any) -> None:
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
+    for name in ("records.md", "records", "records.png"):
+        with pytest.raises(InputError, match=rf"records is .*{name}, a name that ends in .json is expected"):
+            load_records(tmp_path / name)
     path = tmp_path / "records.json"
     path.write_text('{"format": "skippipe.plan/1"}')
     with pytest.raises(InputError, match=r"records.json: format is 'skippipe.plan/1', skippipe.study/1 is expected"):
@@ -68,6 +71,28 @@ def test_more_tokens_done_wins() -> None:
     assert merged(done, dataclasses.replace(done, evaluation=[], mfu=0.4)) == dataclasses.replace(done, mfu=0.4)
 
 
+def test_an_end_that_is_known_stays_known() -> None:
+    """A run killed after its last step, or read before its last line, has all tokens done and is not finished."""
+    done = make_entry(evaluation=[make_row()])
+    almost = dataclasses.replace(done, finished=False, evaluation=[])
+    assert merged(done, almost) == merged(almost, done) == done
+
+
+def test_words_that_were_evaluated_apart_are_put_together() -> None:
+    one, other, again = make_row("none"), make_row("last:1"), make_row("none", 21.0)
+    here, there = make_entry(evaluation=[again]), make_entry(evaluation=[one, other])
+    assert merged(there, here).evaluation == [again, other]
+    assert merged(here, there).evaluation == [one, other]
+
+
+def test_reading_a_run_elsewhere_changes_nothing() -> None:
+    measured = make_entry()
+    read = dataclasses.replace(measured, date="2026-12-24", versions={"skippipe": "9"})
+    assert merged(measured, read) == measured
+    further = dataclasses.replace(read, tokens_done=measured.tokens_done + 1)
+    assert merged(measured, further) == further
+
+
 def test_a_failure_is_noted_until_there_is_progress() -> None:
     begun = make_entry(tokens_done=5, finished=False)
     failed = dataclasses.replace(begun, note="train: no memory")
@@ -75,6 +100,10 @@ def test_a_failure_is_noted_until_there_is_progress() -> None:
     assert merged(failed, begun).note == "train: no memory"
     assert merged(failed, dataclasses.replace(begun, tokens_done=6)).note is None
     assert merged(failed, dataclasses.replace(begun, finished=True)).note is None
+    evaluated = make_entry(evaluation=[make_row("none")], note="evaluate: no memory")
+    assert merged(evaluated, dataclasses.replace(evaluated, note=None)).note == "evaluate: no memory"
+    more = dataclasses.replace(evaluated, note=None, evaluation=[make_row("none"), make_row("last:1")])
+    assert merged(evaluated, more).note is None
     other_machine = dataclasses.replace(begun, tokens_done=3, note="train: no disk")
     assert merged(begun, other_machine) == dataclasses.replace(begun, note="train: no disk")
 
