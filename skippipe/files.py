@@ -32,8 +32,9 @@ def read_text(path: str) -> str:
 
 def read_json_object(path: str) -> dict[str, Any]:
     """Read a JSON file that holds one object; raise `InputError` naming the file where it does not."""
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path), parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
     except json.JSONDecodeError as error:

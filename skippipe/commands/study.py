@@ -15,6 +15,7 @@ def study(job: StudyJob, context: Context) -> float:
     """Run open arms and write what is known of all; returns the tokens that are left, in millions."""
     check_installed("a study", NEEDED)
     # Imported here: --help does without.
+    from skippipe.checkpoint.key import load_key  # noqa: PLC0415
     from skippipe.study.arms import compose_arms  # noqa: PLC0415
     from skippipe.study.devices import find_devices  # noqa: PLC0415
     from skippipe.study.display import console_table  # noqa: PLC0415
@@ -27,6 +28,10 @@ def study(job: StudyJob, context: Context) -> float:
         console.print(line, markup=False, soft_wrap=True)
 
     arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: compose("train", overrides))
+    # What evaluations and checkpoints ask for is to be known now, not after the first arm's end.
+    compose("evaluate", [*job.evaluation, "output=evaluation"])
+    if job.key is not None:
+        load_key(job.key)
     with StopRequest() as request:
         at_work = Study(job, arms, context.folder, context.config_folders, say)
         if job.dry_run:

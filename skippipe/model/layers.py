@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-REMEMBERED_SHAPES = 4
-"""training and validation batches, whole and cut short"""
+REMEMBERED_SHAPES = 16
+"""training and validation batches, whole and cut short, and groups of microbatches of several sizes"""
 
 
 class Shape(NamedTuple):

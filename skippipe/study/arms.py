@@ -132,7 +132,7 @@ def next_step(
         arms: in the order in which they are wanted.
         records: what is known of them.
         begun: what was begun in this session, whatever came of it.
-        here: arms whose runs are on this machine; others cannot be evaluated here.
+        here: arms whose runs have come to their end on this machine; others cannot be evaluated here.
         omit: what is evaluated.
 
     """

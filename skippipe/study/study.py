@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from skippipe.data.corpus import open_corpus
+from skippipe.errors import InputError
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.study.arms import Arm, Kind, Step, next_step
 from skippipe.study.collect import read_arm
@@ -13,7 +14,6 @@ from skippipe.study.pictures import draw_figures
 from skippipe.study.records import Entry, Key, Records, load_records, merged, save_records
 from skippipe.study.runner import Ended, Runner, Watch
 from skippipe.study.steps import Commands
-from skippipe.train.record import METRICS
 
 Say = Callable[[str], None]
 
@@ -45,6 +45,8 @@ class Study:
         self._commands = Commands(self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders)
         self._begun: set[tuple[Key, Kind]] = set()
         self._failures: dict[Key, str] = {}
+        self._finished_here: set[Key] = set()
+        """arms whose runs on this machine have come to their end: these can be evaluated"""
         self.records: Records = {}
         self._refresh()
 
@@ -69,7 +71,10 @@ class Study:
         watch = Watch(began=self._tell_began, ended=self._take_end, running=self._tell_running)
         runner = Runner(devices, self._choose, self._commands.line, self.log, watch)
         seconds = None if self._job.minutes is None else self._job.minutes * 60
-        self._runs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder={self._job.folder} cannot be written: {error.strerror or error}") from None
         with locked(self._runs, f"folder={self._job.folder} is in use: another study is at work there"):
             runner.run(seconds, self._job.grace_s, stop)
 
@@ -92,8 +97,7 @@ class Study:
         return folder.with_name(f"{folder.name}.{step.kind}.log")
 
     def _next(self, begun: Collection[tuple[Key, Kind]]) -> Step | None:
-        here = {arm.key for arm in self._arms if (self._runs / arm.folder / METRICS).is_file()}
-        return next_step(self._arms, self.records, begun, here=here, omit=self._job.omit)
+        return next_step(self._arms, self.records, begun, here=self._finished_here, omit=self._job.omit)
 
     def _choose(self) -> Step | None:
         step = self._next(self._begun)
@@ -108,6 +112,8 @@ class Study:
             self.records[key] = entry if ours is None else merged(entry, ours)
         for arm in self._arms:
             entry = read_arm(arm, self._runs, self._text, self._failures.get(arm.key))
+            if entry.finished:
+                self._finished_here.add(arm.key)
             self.records[arm.key] = merged(self.records.get(arm.key), entry)
 
     @property

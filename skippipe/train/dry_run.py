@@ -68,6 +68,7 @@ def dry_run(job: TrainJob, console: Console) -> None:
     rank_of = assign_ranks(layout.cluster.names, served)
     programs = lower(plan, rank_of)
     evaluation = lower_evaluation(plan, rank_of, texts.validation_microbatches)
+    grouped = job.runtime.group > 1
     recv_buffers, sends = safe_buffers([programs, evaluation], job.runtime), job.runtime.sends_in_flight
     estimates = [
         stage_memory(
@@ -78,7 +79,7 @@ def dry_run(job: TrainJob, console: Console) -> None:
     ]  # fmt: skip
     receives = live_receives(programs, recv_buffers)
     ranks = [
-        rank_memory(plan, names, estimates, (receives[rank] + sends) * note.message_bytes)
+        rank_memory(plan, names, estimates, (receives[rank] + sends) * note.message_bytes, grouped=grouped)
         for rank, names in enumerate(served)
     ]
     about = {
@@ -92,14 +93,21 @@ def dry_run(job: TrainJob, console: Console) -> None:
     for line in plan_lines(plan_event(plan, note) | about):
         console.print(line, markup=False, soft_wrap=True)
     _show(console, ranks)
-    console.print(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}", markup=False)
+    if not grouped:
+        console.print(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}", markup=False)
     check_memory(ranks, job.runtime.memory_bytes)
 
 
-def rank_memory(plan: Plan, names: Sequence[str], estimates: Sequence[StageMemory], messages: int) -> RankMemory:
-    """Add up what a rank takes that serves the nodes `names`: weights of a stage once, activations for every node."""
+def rank_memory(
+    plan: Plan, names: Sequence[str], estimates: Sequence[StageMemory], messages: int, *, grouped: bool = False
+) -> RankMemory:
+    """Add up what a rank takes that serves the nodes `names`: weights of a stage once, activations for every node.
+
+    Of `grouped` passes, all microbatches of an iteration are held at one time, and losses are taken of many together.
+    """
     stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
-    held = most_held(plan)
+    held = Counter(task.node for task in plan.tasks if task.kind == "F") if grouped else most_held(plan)
+    losses = len(plan.microbatches) if grouped else 1
     nodes = [plan.cluster.names.index(name) for name in names]
     stages = sorted({stage_of[node] for node in nodes})
     return RankMemory(
@@ -108,7 +116,7 @@ def rank_memory(plan: Plan, names: Sequence[str], estimates: Sequence[StageMemor
         parameters=sum(estimates[s].parameters for s in stages),
         weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
         activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
-        + sum(estimates[s].loss_bytes for s in stages),
+        + losses * sum(estimates[s].loss_bytes for s in stages),
         messages=messages,
     )
 

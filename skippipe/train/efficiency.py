@@ -1,9 +1,10 @@
 """How well a device is used: operations that a plan executes, what the device could do, and where the time goes."""
 
+import contextlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,33 +111,42 @@ class Breakdown:
 
 
 class Profiler:
-    """Takes a few iterations apart."""
+    """Adds up what kernels take in stretches between `start` and `stop`; the trace is of the first one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        self._profile = profile(activities=activities, acc_events=True)
+    def __init__(self, device: torch.device, trace: Path | None) -> None:
+        self.taken: dict[str, float] = defaultdict(float)
+        """seconds by kernel"""
+        self._device, self._trace = device, trace
+        self._profile: profile | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a stretch has begun."""
+        return self._profile is not None
 
     def start(self) -> None:
-        """Begin, between two iterations."""
+        """Begin a stretch, between two iterations."""
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
 
-    def stop(self, iterations: int, seconds: float, trace: Path | None) -> Breakdown:
-        """End after so many iterations that took so many seconds each; writes a trace for Perfetto."""
+    def stop(self) -> None:
+        """End a stretch; the first one leaves a trace for Perfetto."""
+        assert self._profile is not None, "it was started"
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._profile.stop()
-        if trace is not None:
-            self._profile.export_chrome_trace(str(trace))
-        taken: dict[str, float] = defaultdict(float)
-        for event in self._profile.key_averages():
+        ended, self._profile = self._profile, None
+        ended.stop()
+        if self._trace is not None:
+            ended.export_chrome_trace(str(self._trace))
+            self._trace = None
+        for event in ended.key_averages():
             found: Any = event
             if self._device.type == "cuda":
                 if found.device_type == DeviceType.CUDA and not found.is_user_annotation:
-                    taken[found.key] += found.self_device_time_total / 1e6
+                    self.taken[found.key] += found.self_device_time_total / 1e6
             else:
-                taken[found.key] += found.self_cpu_time_total / 1e6
-        return break_down(taken, iterations, seconds)
+                self.taken[found.key] += found.self_cpu_time_total / 1e6
 
 
 def break_down(taken: dict[str, float], iterations: int, seconds: float) -> Breakdown:
@@ -163,28 +173,33 @@ class Gauge:
         """Prepare to measure a run that goes on after `iteration`."""
         self._device, self._name = device, device_name(device)
         self._peak = peak_flops(self._name)
-        self._trace = trace
         self._first = iteration + SETTLED
         self._last = self._first + config.profile
-        self._profiler = Profiler(device) if config.profile else None
-        self._breakdown: Breakdown | None = None
+        self._profiler = Profiler(device, trace) if config.profile else None
+        self._profiled: list[float] = []
+        """seconds of the iterations that were taken apart"""
         self._mfus: list[float] = []
-        self._laps: list[float] = []
         self._began_at = 0.0
 
     def begin(self) -> None:
         """Begin to measure: what was done until now was no training."""
         self._began_at = time.perf_counter()
 
-    def lap(self, flops: float) -> float | None:
-        """End an iteration that took so many operations; gives the share of what the device could have done."""
+    def lap(self, flops: float) -> tuple[float, float | None]:
+        """End an iteration that took so many operations.
+
+        Returns:
+            The seconds from the end of the one before, and the share of what the device could have done in them.
+
+        """
         now = time.perf_counter()
         seconds, self._began_at = now - self._began_at, now
-        self._laps.append(seconds)
+        if self._profiler is not None and self._profiler.running:
+            self._profiled.append(seconds)
         if self._peak is None:
-            return None
+            return seconds, None
         self._mfus.append(flops / seconds / self._peak)
-        return self._mfus[-1]
+        return seconds, self._mfus[-1]
 
     def profile(self, iteration: int) -> None:
         """Begin or end to take iterations apart, where it is time for it after this one."""
@@ -192,18 +207,29 @@ class Gauge:
             return
         if iteration == self._first:
             self._profiler.start()
-        else:
-            count = self._last - self._first
-            laps = self._laps[-count:]
-            self._breakdown = self._profiler.stop(count, sum(laps) / count, self._trace)
-            self._profiler = None
+        elif self._profiler.running:
+            self._profiler.stop()
+        self.begin()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within: what is done is no training, and nothing of it is measured."""
+        profiler = self._profiler if self._profiler is not None and self._profiler.running else None
+        if profiler is not None:
+            profiler.stop()
+        yield
+        if profiler is not None:
+            profiler.start()
         self.begin()
 
     def summary(self) -> dict[str, Any]:
         """What is known at the end."""
+        if self._profiler is not None and self._profiler.running:
+            self._profiler.stop()
         known: dict[str, Any] = {"device": self._name}
         if self._mfus:
             known["mfu"] = statistics.median(self._mfus)
-        if self._breakdown is not None:
-            known["breakdown"] = asdict(self._breakdown)
+        if self._profiler is not None and self._profiled:
+            count = len(self._profiled)
+            known["breakdown"] = asdict(break_down(self._profiler.taken, count, sum(self._profiled) / count))
         return known

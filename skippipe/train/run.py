@@ -149,16 +149,16 @@ class Run:
             if number > self._start.iteration + 1 or config.iterations == number:  # the first one is slower
                 times.seconds.append(done.seconds)
                 times.tasks.add(done.timings)
-            self._tell_iteration(number, engine, done, gauge.lap(part.flops))
+            self._tell_iteration(number, engine, done, *gauge.lap(part.flops))
             if done.says.stop and number < config.iterations:
                 if keeper is not None:
                     keeper.finish(number)
                 self._tell({"event": "stopped", "iteration": number, "saved": keeper is not None})
                 return False
-            gauge.profile(number)
             if number == config.iterations or (config.validate_every and number % config.validate_every == 0):
-                losses.append(self._validate(number))
-                gauge.begin()
+                with gauge.aside():
+                    losses.append(self._validate(number))
+            gauge.profile(number)
             if keeper is not None and number < config.iterations:
                 keeper.after(number, saving=done.says.saving)
         if keeper is not None:
@@ -166,7 +166,8 @@ class Run:
         self._tell(self._summary(part.engine, number, losses, times))
         return True
 
-    def _tell_iteration(self, number: int, engine: Engine, done: Iteration, mfu: float | None) -> None:
+    def _tell_iteration(self, number: int, engine: Engine, done: Iteration, lap_s: float, mfu: float | None) -> None:
+        """Tell of an iteration, which took `lap_s` with everything between it and the one before."""
         about = {"router_loss": done.router_loss, "predicted_s": engine.predicted_s, "mfu": mfu}
         self._tell(
             {
@@ -174,7 +175,7 @@ class Run:
                 "iteration": number,
                 "loss": done.loss,
                 "tokens": engine.tokens,
-                "tokens_per_s": engine.tokens / done.seconds,
+                "tokens_per_s": engine.tokens / lap_s,
                 "iteration_s": done.seconds,
                 "norm": done.norm,
                 "learning_rate": self._optimization.rate,

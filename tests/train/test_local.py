@@ -77,11 +77,15 @@ def test_autocast_stays_near(folder: Folder) -> None:
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in kept.values()), "masters are float32"
 
 
-def test_a_profile_says_where_time_goes(folder: Folder) -> None:
+@pytest.mark.parametrize("profile", [3, 9])
+def test_a_profile_says_where_time_goes(folder: Folder, profile: int) -> None:
+    """Also where a validation lies between, which is not counted, or the run ends before it does."""
     path = folder("run")
-    told = train_alone(make_job(**ONE_EACH, train__iterations=12, runtime__group=8, runtime__profile=2), path)
+    settings: dict[str, Any] = {"runtime__group": 8, "runtime__profile": profile, "train__validate_every": 9}
+    told = train_alone(make_job(**ONE_EACH, train__iterations=12, data__validation_blocks=200, **settings), path)
     (summary,) = of_kind(told, "summary")
     shares = summary["breakdown"]["shares"]
+    assert summary["breakdown"]["iterations"] == min(profile, 4)
     assert sum(shares.values()) == pytest.approx(1.0, abs=0.05)
     assert shares["products"] > 0
     assert (path / "trace.json").stat().st_size > 10_000
