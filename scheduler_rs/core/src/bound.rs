@@ -4,7 +4,7 @@
 
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::problem::{Instance, NO_STAGE};
+use crate::problem::{Instance, Load, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
 use crate::search::outlook::Outlook;
 use crate::simulate::Batch;
@@ -67,7 +67,7 @@ fn source_bound(
     let routes: Vec<usize> = waves.collect();
     let in_turn = routes.iter().copied().max().unwrap_or(0) as Time * trip;
     if !instance.rules.cc1 {
-        return in_turn.max(count as Time * instance.loss[source]);
+        return in_turn.max(count as Time * instance.least_loss(source));
     }
     let mut room = routes.len();
     if instance.memory_is_held() {
@@ -76,10 +76,19 @@ fn source_bound(
     let room = room.max(1);
     let last = count - 1;
     // Backwards leave one after the other as forwards enter, so the slower of both may stand here.
-    let step = instance.forward[source].max(instance.backward[source]);
+    let step = step_of(instance, source);
     let by_room = (last / room) as Time * trip + (last % room) as Time * step + trip;
-    let load = count as Time * (instance.forward[source] + instance.loss[source] + instance.backward[source]);
+    let load = count as Time * (instance.least_work(source) + instance.least_loss(source));
     in_turn.max(by_room).max(load) + instance.allreduce[0]
+}
+
+/// Forwards follow each other as backwards do; the slower of both.
+fn step_of(instance: &Instance, node: usize) -> Time {
+    least(instance, node, |l| &l.forward).max(least(instance, node, |l| &l.backward))
+}
+
+fn least(instance: &Instance, node: usize, of: impl Fn(&Load) -> &Vec<Time>) -> Time {
+    instance.loads.iter().map(|load| of(load)[node]).min().unwrap_or(0)
 }
 
 /// A stage that at least `quota` routes visit: its nodes share the microbatches of those routes; before the
@@ -93,15 +102,15 @@ fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: us
         return 0;
     }
     let nodes = &instance.members[stage];
-    let each: Vec<Time> = nodes.iter().map(|n| instance.forward[*n] + instance.backward[*n]).collect();
+    let each: Vec<Time> = nodes.iter().map(|n| instance.least_work(*n)).collect();
     let (head, tail) = nodes.iter().fold((NEVER, NEVER), |(head, tail), n| {
         let others = || (0..instance.node_count()).filter(|p| p != n && instance.stage_of[*p] != NO_STAGE);
         let inward = others().map(|p| instance.transfer(p, *n)).min().unwrap_or(0);
         let outward = others().map(|p| instance.transfer(*n, p)).min().unwrap_or(0);
         (head.min(inward), tail.min(outward))
     });
-    let first = instance.sources.iter().map(|s| instance.forward[s.node]).min().unwrap_or(0);
-    let last = instance.sources.iter().map(|s| instance.backward[s.node]).min().unwrap_or(0);
+    let first = instance.sources.iter().map(|s| least(instance, s.node, |l| &l.forward)).min().unwrap_or(0);
+    let last = instance.sources.iter().map(|s| least(instance, s.node, |l| &l.backward)).min().unwrap_or(0);
     first + head + shared_load(&each, visits) + (tail + last + instance.allreduce[0]).max(instance.allreduce[stage])
 }
 
@@ -129,14 +138,14 @@ pub fn route_bound(instance: &Instance, batches: &[Batch]) -> Time {
     let mut in_turn: Time = 0;
     for (b, batch) in batches.iter().enumerate() {
         let mut place = batch.source;
-        let mut trip = instance.loss[batch.source];
-        load[batch.source] += instance.loss[batch.source];
+        let mut trip = instance.loss(batch.load, batch.source);
+        load[batch.source] += instance.loss(batch.load, batch.source);
         for node in batch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(place, node)
                 + instance.transfer(node, place)
-                + instance.forward[node]
-                + instance.backward[node];
-            load[node] += instance.forward[node] + instance.backward[node];
+                + instance.forward(batch.load, node)
+                + instance.backward(batch.load, node);
+            load[node] += instance.forward(batch.load, node) + instance.backward(batch.load, node);
             place = node;
         }
         trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);

@@ -205,6 +205,22 @@ pub struct Source {
     pub node: usize,
     /// Microbatches per iteration.
     pub microbatches: usize,
+    /// What each of them asks of the nodes: a place in [`Instance::loads`].
+    pub load: usize,
+}
+
+/// What a kind of microbatch asks of every node. Problems have one kind; microbatches of different sizes, or jobs with
+/// a way of their own, are kinds beside each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Forward on each node.
+    pub forward: Vec<Time>,
+    /// Backward on each node.
+    pub backward: Vec<Time>,
+    /// Head and loss on each node.
+    pub loss: Vec<Time>,
+    /// The nodes of its route in order, where they are not to be chosen.
+    pub forced: Option<Vec<u32>>,
 }
 
 /// Not a stage: the node is idle.
@@ -219,12 +235,8 @@ pub struct Instance {
     pub members: Vec<Vec<usize>>,
     /// Stages that some node serves, ascending.
     pub present: Vec<usize>,
-    /// Forward of each node.
-    pub forward: Vec<Time>,
-    /// Backward of each node.
-    pub backward: Vec<Time>,
-    /// Head and loss of each node.
-    pub loss: Vec<Time>,
+    /// Kinds of microbatches, at least one.
+    pub loads: Vec<Load>,
     /// Microbatches that each node can hold.
     pub memory: Vec<u32>,
     /// All-reduce of each stage.
@@ -262,15 +274,18 @@ impl Instance {
             .iter()
             .zip(problem.microbatches())
             .filter(|(_, count)| **count > 0)
-            .map(|(node, count)| Source { node: *node, microbatches: *count })
+            .map(|(node, count)| Source { node: *node, microbatches: *count, load: 0 })
             .collect();
         let step = cluster.step_s().iter().map(|s| time(*s)).max().unwrap_or(0);
         Self {
             present: (0..problem.stages().len()).filter(|s| !problem.stages()[*s].is_empty()).collect(),
             members: problem.stages().to_vec(),
-            forward: nodes.iter().map(|n| time(n.forward_s)).collect(),
-            backward: nodes.iter().map(|n| time(n.backward_s)).collect(),
-            loss: nodes.iter().map(|n| time(n.loss_s)).collect(),
+            loads: vec![Load {
+                forward: nodes.iter().map(|n| time(n.forward_s)).collect(),
+                backward: nodes.iter().map(|n| time(n.backward_s)).collect(),
+                loss: nodes.iter().map(|n| time(n.loss_s)).collect(),
+                forced: None,
+            }],
             memory: nodes.iter().map(|n| n.memory).collect(),
             allreduce: problem.stages().iter().enumerate().map(|(s, m)| time(cluster.allreduce_s(s, m))).collect(),
             epilogue: time(cluster.norm_s()) + step,
@@ -282,6 +297,39 @@ impl Instance {
             side,
             transfer,
         }
+    }
+
+    /// Nanoseconds of a forward of one microbatch of kind `load` on `node`.
+    #[inline]
+    #[must_use]
+    pub fn forward(&self, load: usize, node: usize) -> Time {
+        self.loads[load].forward[node]
+    }
+
+    /// Nanoseconds of its backward.
+    #[inline]
+    #[must_use]
+    pub fn backward(&self, load: usize, node: usize) -> Time {
+        self.loads[load].backward[node]
+    }
+
+    /// Nanoseconds of its head and loss.
+    #[inline]
+    #[must_use]
+    pub fn loss(&self, load: usize, node: usize) -> Time {
+        self.loads[load].loss[node]
+    }
+
+    /// The least forward and backward, one after the other, of any kind of microbatch on `node`.
+    #[must_use]
+    pub fn least_work(&self, node: usize) -> Time {
+        self.loads.iter().map(|load| load.forward[node] + load.backward[node]).min().unwrap_or(0)
+    }
+
+    /// The least head and loss of any kind of microbatch on `node`.
+    #[must_use]
+    pub fn least_loss(&self, node: usize) -> Time {
+        self.loads.iter().map(|load| load.loss[node]).min().unwrap_or(0)
     }
 
     /// Nanoseconds of one message from node `i` to node `j`.
@@ -300,7 +348,7 @@ impl Instance {
     /// Number of nodes.
     #[must_use]
     pub fn node_count(&self) -> usize {
-        self.forward.len()
+        self.stage_of.len()
     }
 
     /// Number of stages, absent ones too.

@@ -104,7 +104,14 @@ fn insert(
     if stop() {
         return false;
     }
-    let mut request = Request { source: task.source, release: 0, visits: board.visits(route), forced, limit };
+    let mut request = Request {
+        source: task.source,
+        load: task.load,
+        release: 0,
+        visits: board.visits(route),
+        forced: forced.or(context.instance.loads[task.load].forced.as_deref()),
+        limit,
+    };
     let Some(first) = router.find(board, &request, &stop) else { return false };
     let mut ways: Vec<Way> = vec![first];
     let nodes = ways[0].nodes.clone();

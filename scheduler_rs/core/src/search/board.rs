@@ -156,7 +156,7 @@ impl<'a> Board<'a> {
         if self.instance.memory_is_held() {
             for (hop, node) in way.nodes.iter().enumerate() {
                 let node = *node as usize;
-                let end = way.starts[2 * hops - hop] + self.instance.backward[node];
+                let end = way.starts[2 * hops - hop] + self.instance.backward(self.tasks[route].load, node);
                 self.timelines[node].hold(way.starts[hop], end, route as u32);
                 self.timelines[node].find_windows(self.instance.memory[node]);
             }
@@ -166,15 +166,16 @@ impl<'a> Board<'a> {
     /// Node and duration of a task by its place in the chain.
     fn task(&self, route: usize, way: &Way, place: usize) -> (usize, Time) {
         let hops = way.nodes.len();
+        let load = self.tasks[route].load;
         if place < hops {
             let node = way.nodes[place] as usize;
-            (node, self.instance.forward[node])
+            (node, self.instance.forward(load, node))
         } else if place == hops {
             let source = self.tasks[route].source;
-            (source, self.instance.loss[source])
+            (source, self.instance.loss(load, source))
         } else {
             let node = way.nodes[2 * hops - place] as usize;
-            (node, self.instance.backward[node])
+            (node, self.instance.backward(load, node))
         }
     }
 
@@ -209,6 +210,7 @@ impl<'a> Board<'a> {
                     source: self.tasks[route].source,
                     route,
                     wave,
+                    load: self.tasks[route].load,
                     nodes: way.nodes.clone(),
                 });
             }

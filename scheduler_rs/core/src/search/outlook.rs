@@ -55,7 +55,7 @@ impl Outlook {
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let mut outlook = Self { class_of, tables: Vec::new(), table_of: FxHashMap::default() };
         for source in &instance.sources {
-            let key = (instance.place(source.node), instance.loss[source.node]);
+            let key = (instance.place(source.node), instance.least_loss(source.node));
             let table = match known.get(&key) {
                 Some(table) => *table,
                 None => {
@@ -83,11 +83,7 @@ impl Outlook {
             if out >= NEVER {
                 return NEVER;
             }
-            instance.transfer(source, node)
-                + instance.forward[node]
-                + out
-                + instance.backward[node]
-                + instance.transfer(node, source)
+            instance.transfer(source, node) + instance.least_work(node) + out + instance.transfer(node, source)
         };
         if instance.rules.cc1 {
             around(source)
@@ -109,7 +105,7 @@ fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
     let mut class_of = vec![0; instance.node_count()];
     for (stage, members) in instance.members.iter().enumerate() {
         for node in members.iter().copied() {
-            let work = instance.forward[node] + instance.backward[node];
+            let work = instance.least_work(node);
             let class = *known.entry((stage, instance.place(node))).or_insert_with(|| {
                 classes.push(Class { stage, node, work });
                 classes.len() - 1
@@ -133,9 +129,9 @@ impl Table {
         // To one of the nodes in the source's place, the source itself, the way is none: take that for all.
         let turn = |class: &Class| {
             if instance.place(class.node) == instance.place(source) {
-                return instance.loss[source];
+                return instance.least_loss(source);
             }
-            instance.transfer(class.node, source) + instance.loss[source] + instance.transfer(source, class.node)
+            instance.transfer(class.node, source) + instance.least_loss(source) + instance.transfer(source, class.node)
         };
         let base: Vec<Time> = classes.iter().map(turn).collect();
         let mut of_stage: Vec<Vec<usize>> = vec![Vec::new(); instance.stage_count()];
@@ -149,7 +145,7 @@ impl Table {
             for from in 0..instance.stage_count() {
                 budget.check_cancelled()?;
                 if budget.is_past(share) {
-                    let nothing = vec![instance.loss[source]; classes.len()];
+                    let nothing = vec![instance.least_loss(source); classes.len()];
                     return Ok(Self { least: vec![[nothing.clone(), nothing]; longest.max(1)] });
                 }
                 for position in [Position::Furthest, Position::Swapped] {

@@ -173,7 +173,7 @@ impl Case {
             return;
         }
         let node = route[hop];
-        let forward = self.instance.forward[node] / SECOND;
+        let forward = self.instance.forward(0, node) / SECOND;
         let arrival = ready + self.instance.transfer(before, node) / SECOND;
         for start in arrival..HORIZON.max(arrival + 1) {
             if self.is_free(node, start, forward) {
@@ -189,12 +189,12 @@ impl Case {
         let travel = |a: usize, b: usize| self.instance.transfer(a, b) / SECOND;
         let last = *route.last()?;
         let soonest = |node: usize, from: Time, length: Time| (from..).find(|t| self.is_free(node, *t, length));
-        let loss = self.instance.loss[source] / SECOND;
+        let loss = self.instance.loss(0, source) / SECOND;
         let mut time = soonest(source, ready + travel(last, source), loss)? + loss;
         let mut before = source;
         let mut value = 0;
         for (hop, node) in route.iter().enumerate().rev() {
-            let backward = self.instance.backward[*node] / SECOND;
+            let backward = self.instance.backward(0, *node) / SECOND;
             time = soonest(*node, time + travel(before, *node), backward)? + backward;
             if !self.can_hold(*node, starts[hop], time) {
                 return None;
@@ -213,11 +213,11 @@ fn router_finds_the_best_way_of_one_microbatch() {
     for number in 0..4000 {
         let Some(case) = case(&mut rng) else { continue };
         let source = case.instance.sources[0].node;
-        let tasks = [RouteTask { source, waves: 1, first_microbatch: 0 }];
+        let tasks = [RouteTask { source, load: 0, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
         let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
         let mut router = Router::new(&case.instance, &outlook, usize::MAX);
-        let request = Request { source, release: 0, visits: case.visits, forced: None, limit: NEVER };
+        let request = Request { source, load: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
         let expected = case.best(source);
         assert_eq!(way.as_ref().map(|w| w.value / SECOND), expected, "case {number}");

@@ -31,6 +31,7 @@ pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<Batch> {
                 source: source.node,
                 route: batches.len(),
                 wave: 0,
+                load: source.load,
                 nodes: nodes.clone(),
             });
         }

@@ -27,6 +27,8 @@ pub struct Batch {
     pub route: usize,
     /// Place among those, from 0.
     pub wave: usize,
+    /// What it asks of the nodes.
+    pub load: usize,
     /// Nodes in order of the forward pass, at least one.
     pub nodes: Vec<u32>,
 }
@@ -124,14 +126,14 @@ impl<'a> Simulator<'a> {
             let mut previous = source;
             for node in &batch.nodes {
                 let node = *node as usize;
-                self.push(node, b, instance.forward[node], instance.transfer(previous, node));
+                self.push(node, b, instance.forward(batch.load, node), instance.transfer(previous, node));
                 previous = node;
             }
-            self.push(source, b, instance.loss[source], instance.transfer(back, source));
+            self.push(source, b, instance.loss(batch.load, source), instance.transfer(back, source));
             previous = source;
             for node in batch.nodes.iter().rev() {
                 let node = *node as usize;
-                self.push(node, b, instance.backward[node], instance.transfer(previous, node));
+                self.push(node, b, instance.backward(batch.load, node), instance.transfer(previous, node));
                 previous = node;
             }
             if follows {

@@ -86,7 +86,7 @@ impl Replay {
             .map(|i| {
                 let batch = &plan.microbatches[*i];
                 let nodes = batch.nodes.iter().map(|n| *n as u32).collect();
-                Batch { id: batch.id, source: batch.source, route: batch.route, wave: batch.wave, nodes }
+                Batch { id: batch.id, source: batch.source, route: batch.route, wave: batch.wave, load: 0, nodes }
             })
             .collect();
         let mut replay = Self { batches, order: Vec::new() };
