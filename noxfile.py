@@ -48,7 +48,7 @@ def demo_plan(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the Rust core, then those in Python; arguments after `--` go to pytest."""
-    install(session, "tests", extras="[train]")
+    install(session, "tests", "bench", extras="[train]")
     if not session.posargs:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
     session.run("pytest", *session.posargs)
@@ -125,8 +125,9 @@ def check_installed(session: nox.Session, folder: Path) -> None:
     for arguments in (
         ["--version"], ["--help"], ["plan", "--help"], ["plan", "cluster=local4", "output=plan.json"],
         ["plan", "cluster=geo20"], ["simulate", "plan=plan.json", "output=simulated.json"],
+        ["report", "plan=plan.json"],
     ):  # fmt: skip
         session.run(str(binaries / "skippipe"), *arguments, external=True, silent="--help" in arguments)
     left = sorted(path.name for path in work.iterdir())
-    if left != ["plan.json", "simulated.json"]:
+    if left != ["plan.json", "report.html", "simulated.json"]:
         session.error(f"the commands left {left} behind")

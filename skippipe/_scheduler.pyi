@@ -7,7 +7,7 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Cluster", "Constraints", "Microbatch", "Plan", "Predicted", "Problem", "Task", "benchmark_simulator", "greedy_allocation", "plan", "simulate"]
+__all__ = ["Cluster", "Constraints", "Explanation", "Microbatch", "Plan", "Predicted", "Problem", "Segment", "Task", "Upgrade", "benchmark_simulator", "explain", "greedy_allocation", "plan", "simulate", "upgrades"]
 
 @final
 class Cluster:
@@ -150,6 +150,65 @@ class Constraints:
     def waves(self, /) -> int:
         """
         Microbatches that share a route, one after the other.
+        """
+
+@final
+class Explanation:
+    """
+    Why a plan takes as long as it does. Arrays have one entry for each of the plan's tasks.
+    """
+    @property
+    def arrival_s(self, /) -> NDArray[float64]:
+        """
+        When each task's input was there, in seconds.
+        """
+    @property
+    def blockers(self, /) -> NDArray[int64]:
+        """
+        The task behind that reason, by its place in the plan's tasks; -1 where there is none.
+        """
+    @property
+    def busy_s(self, /) -> NDArray[float64]:
+        """
+        Seconds that each task waited, its input at hand, while its node ran others.
+        """
+    @property
+    def critical(self, /) -> list[Segment]:
+        """
+        The critical path, without a gap from 0 to the end of the iteration: tasks, transfers and what follows them, each
+        of which begins as the one before it ends. It changes microbatch where a task waited for its node.
+        """
+    @property
+    def last(self, /) -> list[Segment]:
+        """
+        The microbatch at the end of that path, without a gap from 0: tasks, transfers and waiting.
+        """
+    @property
+    def memory_s(self, /) -> NDArray[float64]:
+        """
+        Seconds that each task waited, its input at hand, while its node was idle and full.
+        """
+    @property
+    def order_s(self, /) -> NDArray[float64]:
+        """
+        Seconds that each task waited, its input at hand, while its node was idle and had room.
+        """
+    @property
+    def plan(self, /) -> Plan:
+        """
+        The plan with the simulator's times in its own order, which are the times that are explained.
+        """
+    @property
+    def reasons(self, /) -> list[str]:
+        """
+        Why each task did not start before: "start", "input" (arrived then), "wave" (the one before came home then),
+        "busy" (its node ran others), "memory" (its node was idle but full), "order" (its node was idle; the plan lets
+        another go first).
+        """
+    @property
+    def slack_s(self, /) -> NDArray[float64]:
+        """
+        How much later each task may start without lengthening the iteration, the order kept, in seconds.
         """
 
 @final
@@ -332,6 +391,45 @@ class Problem:
         """
 
 @final
+class Segment:
+    """
+    A stretch of time on a way through the iteration.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def end_s(self, /) -> float:
+        """
+        Seconds from the start of the iteration.
+        """
+    @property
+    def link(self, /) -> tuple[int, int] | None:
+        """
+        Sender and receiver of a transfer; None for other parts.
+        """
+    @property
+    def part(self, /) -> str:
+        """
+        "task", "transfer", "busy", "memory", "order" or "wave" (what a task waited for), "all-reduce", "norm", "step".
+        """
+    @property
+    def stage(self, /) -> int | None:
+        """
+        Stage of an all-reduce; None for other parts.
+        """
+    @property
+    def start_s(self, /) -> float:
+        """
+        Seconds from the start of the iteration.
+        """
+    @property
+    def task(self, /) -> int | None:
+        """
+        The task that runs or waits, by its place in the plan's tasks; None for other parts.
+        """
+
+@final
 class Task:
     """
     One task of one microbatch on one node.
@@ -370,9 +468,53 @@ class Task:
         Seconds from the start of the iteration.
         """
 
+@final
+class Upgrade:
+    """
+    A node or a link made twice as fast, and what that gains with the routes of a plan unchanged.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    def apply(self, /, cluster: Cluster) -> Cluster:
+        """
+        The cluster with this upgrade.
+        """
+    @property
+    def both_ways(self, /) -> bool:
+        """
+        Whether both directions of the link are faster.
+        """
+    @property
+    def dispatched_s(self, /) -> float | None:
+        """
+        Seconds of the iteration in the order of the dispatch rule, where that is shorter; else None.
+        """
+    @property
+    def iteration_s(self, /) -> float:
+        """
+        Seconds of the iteration, the order of every node kept.
+        """
+    @property
+    def link(self, /) -> tuple[int, int] | None:
+        """
+        Sender and receiver of the link whose latency is halved and bandwidth doubled: nodes, or regions where the
+        cluster has those; None for a node.
+        """
+    @property
+    def node(self, /) -> int | None:
+        """
+        The node whose forward, loss and backward are halved; None for a link.
+        """
+
 def benchmark_simulator(plan: Plan, *, order: str = "plan", seconds: SupportsFloat | SupportsIndex = 1.0) -> float:
     """
     How many times a second one thread simulates `plan` anew, routes and order included, measured for `seconds`.
+    """
+
+def explain(plan: Plan) -> Explanation:
+    """
+    Explains a plan as its own order runs. Raises LockupError or InputError as `simulate` does.
     """
 
 def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex]) -> list[list[int]]:
@@ -395,4 +537,9 @@ def simulate(plan: Plan, *, order: str = "plan") -> Plan:
     The plan with the times that the simulator gives its tasks: in the order that it states on each node ("plan"), or
     in the order of the dispatch rule ("dispatch"). Raises LockupError naming the cycle, InputError where the tasks do
     not belong to the routes.
+    """
+
+def upgrades(explanation: Explanation) -> list[Upgrade]:
+    """
+    The upgrades that shorten the iteration of an explained plan with its routes and order kept, best first.
     """

@@ -235,6 +235,7 @@ def _register() -> None:
 JOBS: dict[str, type[Any]] = {
     "plan": config.PlanJob,
     "simulate": config.SimulateJob,
+    "report": config.ReportJob,
     "bench_simulator": config.BenchSimulatorJob,
     "bench_planner": config.BenchPlannerJob,
     "train": training.TrainJob,

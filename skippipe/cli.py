@@ -13,6 +13,7 @@ skippipe {__version__}: pipeline-parallel training in which microbatches skip st
 Commands
   skippipe plan             routes and order for one iteration; prints what they give, writes the plan
   skippipe simulate         run a plan through the event simulator
+  skippipe report           what a plan's time is made of, what to upgrade first; a page with its Gantt chart
   skippipe train            train a model by a plan, on this machine or, under torchrun, on many
   skippipe evaluate         perplexity of a model with stages or layers left out
   skippipe study            many trainings, held against each other, on all GPUs of this machine

@@ -227,6 +227,28 @@ class SimulateJob:
 
 
 @dataclass
+class ReportJob:
+    """`skippipe report`: what a plan's time is made of, which upgrade would shorten it, and a page to look at it."""
+
+    plan: str = MISSING
+    """a skippipe.plan/1 file"""
+    compare: str | None = None
+    """another plan, drawn beside the first on one time axis; null: none"""
+    top: int = setting(10, within=AT_LEAST_1)
+    """how many upgrades are listed; json has all"""
+    replan: bool = False
+    """plan anew with each of the first three upgrades, with the seed and the work of the plan itself"""
+    output: str | None = "report.html"
+    """file that the page is written to: one HTML file that needs no network; null: none"""
+    picture: str | None = None
+    """file that the Gantt chart is written to, as PNG (needs matplotlib); null: none"""
+    curve: str | None = None
+    """file that best plan and bound over the search are written to, as PNG (needs matplotlib); null: none"""
+    json: str | None = None
+    """file that the whole explanation is written to, as JSON; null: none"""
+
+
+@dataclass
 class BenchSimulatorJob:
     """`skippipe bench simulator`: evaluations per second of the event simulator, on one thread."""
 
@@ -244,13 +266,19 @@ class BenchSimulatorJob:
 class BenchPlannerJob:
     """`skippipe bench planner`: what the planner reaches on a fixed set of instances."""
 
+    set: str = "presets"
+    """what to plan: presets, small (the instances with proved optima of a checkout) or a folder with NAME.cluster.json
+    and NAME.json"""
     instances: dict[str, ClusterConfig] = field(default_factory=dict)
-    """presets to plan, by name; +cluster@instances.mine=mine adds one"""
+    """the presets of set=presets, by name; +cluster@instances.mine=mine adds one"""
     strategies: list[str] = setting(list(STRATEGIES), choices=STRATEGIES)
     """strategies to plan each instance with"""
     folder: str | None = None
     """a folder with NAME.cluster.json and NAME.json: those instances are planned as well; data= is the same"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """how long and how hard to search, for each instance and strategy"""
+    checker: str | None = None
+    """a Python script that judges each plan beside the scheduler's own checker: called with a plan's file and what was
+    asked, its exit status is 0 where all is well; null: none"""
     output: str | None = None
     """file that the figures are written to, as JSON; null: none"""

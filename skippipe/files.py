@@ -46,22 +46,25 @@ def read_json_object(path: str) -> dict[str, Any]:
     return value
 
 
-def check_writable(path: Path) -> None:
-    """Raise `InputError` unless a file can be written at `path`: called before the work whose result goes there."""
-    target = _resolved(path)
+def check_writable(path: Path, key: str = "output") -> None:
+    """Raise `InputError` unless a file can be written at `path`: called before the work whose result goes there.
+
+    `key` is the setting that names the file.
+    """
+    target = _resolved(path, key)
     try:
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise InputError(f"output={path} is {kind}, a file name is expected")
+            raise InputError(f"{key}={path} is {kind}, a file name is expected")
         if mode is not None and not os.access(target, os.W_OK):
-            raise InputError(f"output={path} cannot be written: no permission")
+            raise InputError(f"{key}={path} cannot be written: no permission")
         if not target.parent.is_dir():
-            raise InputError(f"output={path} cannot be written: the folder {target.parent} does not exist")
+            raise InputError(f"{key}={path} cannot be written: the folder {target.parent} does not exist")
         with _temporary_beside(target):
             pass
     except OSError as error:
-        raise InputError(f"output={path} cannot be written: {_reason(error)}") from None
+        raise InputError(f"{key}={path} cannot be written: {_reason(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -93,12 +96,12 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _resolved(path: Path) -> Path:
+def _resolved(path: Path, key: str = "output") -> Path:
     """Where the bytes go: through symbolic links, so that a link is not replaced by a file."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"output={path} cannot be written: {_reason(error)}") from None
+        raise InputError(f"{key}={path} cannot be written: {_reason(error)}") from None
 
 
 @contextlib.contextmanager

@@ -21,12 +21,20 @@ skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
     "simulate": """\
 skippipe simulate plan=plan.json
 skippipe simulate plan=plan.json order=dispatch output=dispatched.json""",
+    "report": """\
+skippipe report plan=plan.json                         prints why it takes so long; writes report.html
+skippipe report plan=plan.json compare=other.json      two plans on one time axis
+skippipe report plan=plan.json replan=true             what would new plans gain with the first upgrades?
+skippipe report plan=plan.json picture=gantt.png curve=search.png json=report.json
+xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's way, and the critical path""",
     "bench_simulator": """\
 skippipe bench simulator
 skippipe bench simulator seconds=5 output=simulator.json""",
     "bench_planner": """\
 skippipe bench planner planner.time_limit_s=5 output=planner.json
-skippipe bench planner data=FOLDER                     your own instances as well""",
+skippipe bench planner data=FOLDER                     your own instances as well
+skippipe bench planner set=small strategies=[skippipe] small instances with proved optima, in a checkout
+skippipe bench planner set=FOLDER checker=check.py     your own alone, every plan judged by a script""",
     "data_prepare": """\
 skippipe data prepare data.training=[my/*.txt] data.vocabulary=8192 output=mine
 skippipe data prepare data.training=[a.jsonl.gz] data.validation=[b.parquet] data.field=body \\

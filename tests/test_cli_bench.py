@@ -1,10 +1,14 @@
 """`skippipe bench`: figures, printed and written."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Run
+
+from skippipe.benchmark import small_folder
 
 
 def test_bench_simulator(run: Run, tmp_path: Path) -> None:
@@ -37,7 +41,63 @@ def test_bench_planner_reads_a_folder(run: Run, shared_data: Path, tmp_path: Pat
     assert float(times[0][2]) == pytest.approx(80, abs=10)
 
 
-def test_bench_with_nothing_to_measure_is_refused(run: Run) -> None:
-    result = run("bench", "planner", "strategies=[]")
-    assert result.status == 2
-    assert "strategies is []" in result.err
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """A folder with two of the small instances, one of which has no plan."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for path in small_folder().glob("held-*"):
+        if path.name.startswith(("held-3s-06n-04m.", "held-4s-08n-06m-impossible.")):
+            shutil.copy(path, folder)
+    return folder
+
+
+def test_bench_planner_beside_what_is_known(run: Run, few: Path, tmp_path: Path) -> None:
+    words = ("strategies=[skippipe]", "planner.work_limit=20000", "output=figures.json")
+    result = run("bench", "planner", f"set={few}", *words)
+    assert result.status == 0, result.err
+    first, second = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert first["of_best_known"] >= 1 - 1e-9
+    assert first["wall_s"] > 0
+    assert first["work"] > 0
+    assert (second["iteration_s"], second["of_best_known"]) == (None, None)
+    assert ("impossible" in second["note"]) == second["proved"]
+    assert "known optima found" in result.out
+
+
+def test_bench_planner_refuses_what_contradicts_a_proof(run: Run, few: Path, tmp_path: Path) -> None:
+    question = few / "held-3s-06n-04m.json"
+    content = json.loads(question.read_text())
+    content["proved"]["iteration_s"] += 1.0
+    question.write_text(json.dumps(content))
+    words = ("strategies=[skippipe]", "planner.work_limit=20000", "output=figures.json")
+    result = run("bench", "planner", f"set={few}", *words)
+    assert result.status == 1
+    assert "below the proved" in result.err
+    assert len(json.loads((tmp_path / "figures.json").read_text())["rows"]) == 2
+
+
+def test_bench_planner_asks_a_checker(run: Run, few: Path, tmp_path: Path) -> None:
+    checker = tmp_path / "checker.py"
+    checker.write_text("import json, sys; json.load(open(sys.argv[1])); sys.exit(f'asked {sys.argv[2:]}')")
+    words = ("strategies=[skippipe,full]", "planner.work_limit=20000", f"set={few}")
+    result = run("bench", "planner", f"checker={checker}", *words)
+    assert result.status == 1
+    assert "held-3s-06n-04m, skippipe: asked ['--rules'" in result.err
+    assert "held-3s-06n-04m, full: asked []" in result.err
+    checker.write_text("")
+    assert run("bench", "planner", f"checker={checker}", *words).status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strategies=[]"], "strategies is []"),
+        (["set=nowhere"], "set=nowhere is no folder"),
+        (["set=."], "set=. holds no instance"),
+        (["data=nowhere"], "data=nowhere is no folder"),
+        (["checker=nowhere.py"], "checker=nowhere.py is no file"),
+    ],
+)
+def test_bench_that_cannot_be_is_refused(refused: Callable[..., str], words: list[str], message: str) -> None:
+    assert message in refused("bench", "planner", *words)

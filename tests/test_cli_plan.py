@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import skippipe
 import skippipe.application  # tells Hydra the types of all settings
-from skippipe.benchmark import preset_instances
+from skippipe.benchmark import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan import load_plan
 from skippipe.planning import Instance, make_plan
@@ -41,7 +41,7 @@ def instances() -> dict[str, Instance]:
         job = OmegaConf.to_object(hydra.compose("bench_planner"))
     assert isinstance(job, BenchPlannerJob)
     assert set(job.instances) == set(PRESETS)
-    return preset_instances(job.instances)
+    return {name: case.instance for name, case in preset_cases(job.instances).items()}
 
 
 @pytest.mark.parametrize("preset", PRESETS)

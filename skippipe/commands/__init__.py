@@ -8,6 +8,7 @@ from skippipe.commands.data import data_fetch, data_prepare
 from skippipe.commands.evaluate import evaluate
 from skippipe.commands.export import export
 from skippipe.commands.plan import plan
+from skippipe.commands.report import report
 from skippipe.commands.simulate import simulate
 from skippipe.commands.study import study
 from skippipe.commands.train import train
@@ -43,6 +44,7 @@ COMMANDS = (
     Command("simulate", simulate),
     Command("bench simulator", bench_simulator, _bench_argument),
     Command("bench planner", bench_planner, _bench_argument),
+    Command("report", report),
     Command("train", train, _train_argument),
     Command("evaluate", evaluate, _evaluate_argument),
     Command("study", study, _study_argument),

@@ -1,51 +1,94 @@
 """`skippipe bench simulator` and `skippipe bench planner`."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skippipe.application import Context
 from skippipe.benchmark import (
-    Instances,
+    Cases,
+    Row,
+    contradictions,
     environment,
-    load_instances,
+    judged,
+    load_cases,
     measure_planner,
     measure_simulator,
-    preset_instances,
+    preset_cases,
+    small_folder,
 )
 from skippipe.config import BenchPlannerJob, BenchSimulatorJob
-from skippipe.errors import InputError
+from skippipe.errors import InputError, SchedulerError
 from skippipe.files import check_writable, write_text
-from skippipe.report.terminal import make_console, plain_table
+from skippipe.report.terminal import make_console, plain_table, planning_progress
+
+WIDTH = 180
+"""Characters in a line of a table that goes to a file."""
+FORMS = {
+    "iteration_s": ".4f", "lower_bound_s": ".4f", "gap": ".1%", "of_best_known": ".4f",
+    "first_s": ".3f", "best_s": ".3f", "wall_s": ".3f", "cpu_s": ".3f", "of_proof": ".3f",
+}  # fmt: skip
+"""How the figures are printed; the file has all their digits."""
 
 
 def bench_simulator(job: BenchSimulatorJob, context: Context) -> float:
     """Measure the simulator; returns its slowest figure, evaluations per second."""
     output = _checked(context, job.output)
-    rows = measure_simulator(_instances(job), job.seconds)
+    cases = _some(preset_cases(job.instances) | _folder(job.folder))
+    rows = measure_simulator(cases, job.seconds)
     _report("simulator", rows, output)
     return min(float(row["evaluations_per_s"]) for row in rows)
 
 
 def bench_planner(job: BenchPlannerJob, context: Context) -> float:
-    """Measure the planner; returns the sum of the iteration times, in seconds (infinite where one has no plan)."""
+    """Measure the planner; returns the sum of the iteration times, in seconds (infinite where one has no plan).
+
+    Raises:
+        SchedulerError: a plan breaks a rule, or contradicts what is known; the figures are written all the same.
+
+    """
     output = _checked(context, job.output)
     if not job.strategies:
         raise InputError("strategies is [], at least one strategy is expected")
-    rows = list(measure_planner(_instances(job), job.strategies, job.planner))
-    _report("planner", rows, output)
-    times = [row["iteration_s"] for row in rows]
-    return math.inf if None in times else math.fsum(times)
+    checker = None if job.checker is None else Path(job.checker)
+    if checker is not None and not checker.is_file():
+        raise InputError(f"checker={checker} is no file, a Python script is expected")
+    cases = _some(_cases(job) | _folder(job.folder))
+    rows: list[Row] = []
+    wrong: list[str] = []
+    for number, (case, strategy) in enumerate((case, name) for case in cases.values() for name in job.strategies):
+        place = f"{number + 1} of {len(cases) * len(job.strategies)}: {case.name}, {strategy}"
+        with planning_progress(place) as progress:
+            row, plan = measure_planner(case, strategy, job.planner, progress)
+        broken = [] if plan is None else judged(plan, case, checker)
+        wrong += [f"{case.name}, {strategy}: {text}" for text in (*broken, *contradictions(row, case.known))]
+        rows.append(row)
+    _report("planner", [dataclasses.asdict(row) for row in rows], output)
+    _summarise(cases, rows)
+    if wrong:
+        raise SchedulerError("\n  ".join(["plans that cannot be right:", *wrong]))
+    times = [row.iteration_s for row in rows]
+    return math.inf if None in times else math.fsum(time for time in times if time is not None)
 
 
-def _instances(job: BenchSimulatorJob | BenchPlannerJob) -> Instances:
-    loaded = {} if job.folder is None else load_instances(Path(job.folder))
-    instances = preset_instances(job.instances) | loaded
-    if not instances:
+def _cases(job: BenchPlannerJob) -> Cases:
+    if job.set == "presets":
+        return preset_cases(job.instances)
+    return load_cases("set", small_folder() if job.set == "small" else Path(job.set))
+
+
+def _folder(folder: str | None) -> Cases:
+    return {} if folder is None else load_cases("data", Path(folder))
+
+
+def _some(cases: Cases) -> Cases:
+    if not cases:
         raise InputError("instances is empty, at least one preset or data=FOLDER is expected")
-    return instances
+    return cases
 
 
 def _checked(context: Context, name: str | None) -> Path | None:
@@ -55,26 +98,55 @@ def _checked(context: Context, name: str | None) -> Path | None:
     return output
 
 
-def _report(what: str, rows: Sequence[dict[str, Any]], output: Path | None) -> None:
-    """Print the rows as a table, and write them with date, machine and versions."""
+def _summarise(cases: Cases, rows: Sequence[Row]) -> None:
+    """Print how many of the optima that are known were found and proved, and how fast."""
+    known = {name: case.known for name, case in cases.items() if case.known is not None and case.known.proved}
+    beside = [row for row in rows if row.strategy == "skippipe" and row.instance in known]
+    if not beside:
+        return
+    found = sum(row.of_best_known is not None and row.of_best_known <= 1 + 1e-9 for row in beside)
+    feasible = sum(known[row.instance].iteration_s is not None for row in beside)
+    proved = sum(row.proved for row in beside)
+    shares = [row.of_proof for row in beside if row.of_proof is not None]
+    figures = f"{found} of {feasible} known optima found, {proved} of {len(beside)} proofs"
+    if shares:
+        median, most = statistics.median(shares), max(shares)
+        figures += f" in {median:.2g} (median; at most {most:.2g}) of the known proofs' processor time"
+    make_console().print(figures, markup=False, soft_wrap=True)
+
+
+def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None) -> None:
+    """Print the rows as a table, notes below, and write them with date, machine and versions."""
     table = plain_table()
-    for key, value in rows[0].items():
-        table.add_column(
-            key.removesuffix("_s").replace("_", " "), justify="left" if isinstance(value, str) else "right"
-        )
+    used = [key for key in rows[0] if key != "note" and any(row[key] is not None for row in rows)]
+    for key in used:
+        left = all(isinstance(row[key], str) for row in rows)
+        heading = key.removesuffix("_s").replace("_", " ")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_shown(value) for value in row.values()))
-    make_console().print(table)
+        table.add_row(*(_shown(key, row[key]) for key in used))
+    console = make_console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(table)
+    for row in rows:
+        if row.get("note"):
+            console.print(f"{row['instance']}, {row['strategy']}: {row['note']}", markup=False, soft_wrap=True)
     if output is not None:
         content = {"format": "skippipe.bench/1", "bench": what, **environment(), "rows": list(rows)}
         write_text(output, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def _shown(value: Any) -> str:
+def _shown(key: str, value: Any) -> str:
     match value:
         case None:
             return "-"
+        case bool():
+            return "yes" if value else "no"
         case float():
-            return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+            form = FORMS.get(key, ",.4g" if abs(value) < 10_000 else ",.0f")
+            return format(value, form)
+        case int():
+            return f"{value:,}"
         case _:
             return str(value)

@@ -1,9 +1,13 @@
-//! The inner loops: simulation in both modes, and a first plan.
+//! The inner loops: simulation in all modes, what is known of a way in advance, a first plan, a proof.
 #![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "../tests/common/job_shop.rs"]
+mod job_shop;
 
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use job_shop::shop;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
@@ -13,6 +17,8 @@ use skippipe_core::plan_for;
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::search::Options;
+use skippipe_core::search::cbs::solve;
+use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::{Batch, Simulator};
 use skippipe_core::time::Rounding;
 
@@ -78,12 +84,33 @@ fn simulation(c: &mut Criterion) {
             simulator.run_dispatch().unwrap().iteration
         });
     });
+    // As the dispatch rule has it: backwards and losses first.
+    let ranks: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
+    c.bench_function("simulate/ranked/30", |b| {
+        b.iter(|| {
+            simulator.load(black_box(&batches));
+            simulator.run_ranked(black_box(&ranks)).unwrap().iteration
+        });
+    });
 }
 
 fn planning(c: &mut Criterion) {
     let problem = problem();
+    let instance = Instance::new(&problem, Rounding::Down);
+    let budget = Budget::new(None, None);
+    c.bench_function("outlook/20", |b| b.iter(|| Outlook::new(black_box(&instance), 4, &budget, 1.0).unwrap()));
     c.bench_function("plan/first-round/20", |b| b.iter(|| plan(black_box(&problem), 1).predicted.iteration_s));
 }
 
-criterion_group!(benches, simulation, planning);
+/// The job shop ft06, from nothing to the proof.
+fn proving(c: &mut Criterion) {
+    let (shop, budget) = (shop("ft06"), Budget::new(None, None));
+    let encoded = shop.encode();
+    let (question, outlook) = (encoded.question(u64::MAX), encoded.outlook());
+    let optimum = encoded.makespan(solve(&question, &outlook, &budget).bound);
+    assert_eq!(optimum, shop.optimum);
+    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &outlook, &budget).bound));
+}
+
+criterion_group!(benches, simulation, planning, proving);
 criterion_main!(benches);

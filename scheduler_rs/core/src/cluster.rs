@@ -232,6 +232,32 @@ impl Cluster {
         self.source.as_deref()
     }
 
+    /// The same machines with one node twice as fast: forward, loss and backward take half as long.
+    #[must_use]
+    pub fn with_faster_node(&self, node: usize) -> Self {
+        let mut faster = self.clone();
+        let Node { forward_s, backward_s, loss_s, .. } = &mut faster.nodes[node];
+        for time in [forward_s, backward_s, loss_s] {
+            *time /= 2.0;
+        }
+        faster
+    }
+
+    /// The same machines with the link from one index of the matrices to another twice as fast: half the latency and
+    /// twice the bandwidth, or half the transfer time. `overhead_s` is no matter of the link.
+    #[must_use]
+    pub fn with_faster_link(&self, from: usize, to: usize) -> Self {
+        let mut faster = self.clone();
+        match &mut faster.links {
+            Links::Transfer(rows) => rows[from][to] /= 2.0,
+            Links::Rated { latency_s, bandwidth, .. } => {
+                latency_s[from][to] /= 2.0;
+                bandwidth[from][to] = (2.0 * bandwidth[from][to]).min(f64::MAX);
+            }
+        }
+        faster
+    }
+
     /// Seconds that `bytes` take from node `i` to node `j`; 0 for `i == j`.
     #[must_use]
     pub fn transfer_s(&self, i: usize, j: usize, bytes: f64) -> f64 {

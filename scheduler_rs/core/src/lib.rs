@@ -13,6 +13,7 @@ pub mod budget;
 pub mod check;
 pub mod cluster;
 pub mod error;
+pub mod explain;
 mod format;
 pub mod plan;
 pub mod problem;
@@ -21,6 +22,7 @@ pub mod rules;
 pub mod search;
 pub mod simulate;
 pub mod time;
+pub mod upgrade;
 
 pub use error::{Error, Result};
 pub use search::plan_for;

@@ -96,6 +96,11 @@ impl Problem {
         Ok(Self { layers, ..self })
     }
 
+    /// The same question on a cluster of the same nodes and links, none of them slower.
+    pub(crate) fn on_faster(&self, cluster: Cluster) -> Self {
+        Self { cluster, ..self.clone() }
+    }
+
     /// Decoder layers of each stage; empty: not known.
     #[must_use]
     pub fn layers(&self) -> &[usize] {

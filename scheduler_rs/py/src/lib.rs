@@ -4,6 +4,7 @@
 mod arrays;
 mod cluster;
 mod errors;
+mod explain;
 mod plan;
 mod problem;
 mod search;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 mod _scheduler {
     #[pymodule_export]
     use crate::cluster::{Cluster, greedy_allocation};
+    #[pymodule_export]
+    use crate::explain::{Explanation, Segment, Upgrade, explain, upgrades};
     #[pymodule_export]
     use crate::plan::{Microbatch, Plan, Predicted, Task};
     #[pymodule_export]

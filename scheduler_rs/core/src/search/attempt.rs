@@ -3,8 +3,10 @@
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
+use super::anneal::Found;
 use super::board::{Board, Targets};
 use super::router::{Request, Router, Way};
+use super::routes::Path;
 use super::{Context, Objective, draw, straight};
 use crate::error::Error;
 use crate::simulate::{Outcome, Simulator, TaskId};
@@ -68,17 +70,79 @@ pub fn draw_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut
         return Err(None);
     }
     if context.objective == Objective::Travel {
-        // What counts is how long these routes take when nobody is in the way.
-        let mut timed = Board::new(instance, context.tasks, &targets, false);
-        for route in 0..context.tasks.len() {
-            let nodes = &board.ways(route)[0].nodes;
-            if !insert(context, router, &mut timed, route, Some(nodes), NEVER) {
-                return Err(None);
-            }
-        }
-        return finish(context, timed, &mut router.work);
+        return travelled(context, router, &paths_of(&board));
     }
     finish(context, board, &mut router.work)
+}
+
+/// Given routes by how long they take when nobody is in the way.
+pub fn travelled<'a>(context: &Context<'a>, router: &mut Router<'_>, paths: &[Path]) -> Tried<'a> {
+    let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
+    for (route, path) in paths.iter().enumerate() {
+        if !insert(context, router, &mut board, route, Some(path), NEVER) {
+            return Err(None);
+        }
+    }
+    finish(context, board, &mut router.work)
+}
+
+/// Quotas and lengths that complete routes have.
+fn targets_of(context: &Context<'_>, paths: &[Path]) -> Targets {
+    let instance = context.instance;
+    let mut visits = vec![0; instance.stage_count()];
+    for node in paths.iter().flatten() {
+        visits[instance.stage_of[*node as usize]] += 1;
+    }
+    let lengths = paths.iter().map(|path| path.len()).collect();
+    Targets { visits: instance.rules.cc3.then_some(visits), lengths, sets: None }
+}
+
+/// Random routes alone; none where the drawing ran into a dead end.
+pub fn draw_paths(context: &Context<'_>, rng: &mut Pcg64) -> Option<Vec<Path>> {
+    let targets = context.targets(rng);
+    let mut board = Board::new(context.instance, context.tasks, &targets, false);
+    draw::routes(&mut board, context.instance, rng).then(|| paths_of(&board))
+}
+
+/// Nodes of each route of a complete board.
+pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
+    let nodes = |route: usize| board.ways(route).first().map_or(&[][..], |way| &way.nodes);
+    (0..board.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
+}
+
+/// What an island has found, with the times that its ranks give.
+pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
+    let instance = context.instance;
+    let mut board = Board::new(instance, context.tasks, &targets_of(context, &found.paths), false);
+    for (route, path) in found.paths.iter().enumerate() {
+        let way = Way { nodes: path.to_vec(), starts: Vec::new(), home: 0, value: 0 };
+        board.place(route, vec![way; context.tasks[route].waves]);
+    }
+    let mut simulator = Simulator::new(instance);
+    simulator.load(&board.batches());
+    *work += 2 * simulator.task_count() as u64;
+    simulator.run_ranked(&found.ranks).map_err(|_| None)?;
+    let order = simulator.dispatched_order();
+    let outcome = simulator.run_order(&order).map_err(|_| None)?;
+    board.retime(&simulator, &order);
+    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+}
+
+/// A candidate as islands see it; its ranks follow the times at which its microbatches go out and turn round.
+pub fn found_of(candidate: &Candidate<'_>) -> Found {
+    let board = &candidate.board;
+    let mut times: Vec<(Time, u32)> = Vec::new();
+    for way in (0..board.tasks().len()).flat_map(|route| board.ways(route)) {
+        let place = times.len() as u32;
+        times.push((way.starts[0], place));
+        times.push((way.starts[way.nodes.len()], place + 1));
+    }
+    times.sort_unstable();
+    let mut ranks = vec![0; times.len()];
+    for (rank, (_, place)) in (0..).zip(times) {
+        ranks[place as usize] = rank;
+    }
+    Found { paths: paths_of(board), ranks, key: candidate.cost }
 }
 
 /// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.

@@ -1,13 +1,17 @@
 //! From a problem to a plan: the five strategies, and the rounds of attempts that improve on each other.
 
+mod anneal;
 mod attempt;
 mod board;
+pub mod cbs;
 mod draw;
+mod estimate;
 pub mod outlook;
 mod portfolio;
 mod router;
 #[cfg(test)]
 mod router_tests;
+mod routes;
 mod shares;
 mod straight;
 mod timeline;

@@ -41,7 +41,8 @@ struct Table {
 pub struct Outlook {
     class_of: Vec<usize>,
     tables: Vec<Table>,
-    table_of: FxHashMap<usize, usize>,
+    /// Table of each node that is a source.
+    table_of: Vec<u32>,
 }
 
 impl Outlook {
@@ -53,7 +54,7 @@ impl Outlook {
     pub fn new(instance: &Instance, longest: usize, budget: &Budget, share: f64) -> Result<Self> {
         let (classes, class_of) = classes(instance);
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
-        let mut outlook = Self { class_of, tables: Vec::new(), table_of: FxHashMap::default() };
+        let mut outlook = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
         for source in &instance.sources {
             let key = (instance.place(source.node), instance.least_loss(source.node));
             let table = match known.get(&key) {
@@ -64,7 +65,7 @@ impl Outlook {
                 }
             };
             known.insert(key, table);
-            outlook.table_of.insert(source.node, table);
+            outlook.table_of[source.node] = table as u32;
         }
         Ok(outlook)
     }
@@ -72,7 +73,7 @@ impl Outlook {
     /// Nanoseconds, [`NEVER`] where no route of that length exists.
     #[must_use]
     pub fn least(&self, source: usize, node: usize, position: Position, hops_left: usize) -> Time {
-        self.tables[self.table_of[&source]].least[hops_left][position as usize][self.class_of[node]]
+        self.tables[self.table_of[source] as usize].least[hops_left][position as usize][self.class_of[node]]
     }
 
     /// The least time of a whole iteration of one microbatch with `length` visits (all-reduce left out).

@@ -7,7 +7,11 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::attempt::{Candidate, Tried, construct, draw_routes, finish, priority, replace, straight_routes};
+use super::anneal::{self, Island, plain_ranks};
+use super::attempt::{
+    Candidate, Tried, construct, draw_paths, draw_routes, finish, found_of, paths_of, priority, ranked, replace,
+    straight_routes, travelled,
+};
 use super::outlook::Outlook;
 use super::router::Router;
 use super::{Context, Objective, Options, Solution};
@@ -17,22 +21,20 @@ use crate::error::{Error, Result};
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
-use crate::time::{Time, seconds};
+use crate::time::{NEVER, Time, seconds};
 
 /// How much of the time the look-ahead may take.
 const SHARE_OF_TIME: f64 = 0.2;
 /// Attempts of one round.
 const ATTEMPTS: u64 = 4;
-/// The attempt of a round that goes by travel time: the first, since on one thread it is done first.
-const BY_TRAVEL: u64 = 0;
-/// The attempt of a round that begins anew.
-const AFRESH: u64 = 1;
+/// Work of an attempt, after which it ends as soon as it can.
+const ROUND_WORK: u64 = 100_000;
 /// Exchanges that an improving attempt makes one after the other.
 const EXCHANGES: usize = 40;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
-/// Labels that the search for one way may take before any good one will do.
-const PATIENCE: usize = 5_000;
+/// Steps that the search for one way may take before any good one will do.
+const PATIENCE: u64 = 20_000;
 /// Draws for a first plan at once.
 const FIRST_DRAWS: u64 = 500;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
@@ -84,6 +86,20 @@ struct Found<'a> {
 struct Attempt<'a> {
     tried: Tried<'a>,
     work: u64,
+    /// Its cost is one of travel alone.
+    by_travel: bool,
+}
+
+/// One of the searches that run beside each other and learn of what the others found after every round.
+enum Slot<'a> {
+    /// Routes by travel time alone.
+    Travel,
+    /// Routes of the best plan are taken off and placed again.
+    Exchange,
+    /// All routes are placed anew.
+    Afresh,
+    /// Small changes of routes and order.
+    Anneal(Option<Island<'a>>),
 }
 
 impl<'a> Search<'a> {
@@ -103,7 +119,10 @@ impl<'a> Search<'a> {
         };
         if let Some(first) = &best {
             record(first, work);
+            fastest =
+                self.travel.as_ref().and_then(|travel| travelled(travel, &mut router, &paths_of(&first.board)).ok());
         }
+        let mut slots = self.slots();
         while rounds < MOST_ROUNDS {
             budget.check_cancelled()?;
             // The first draws may use up the work and find nothing; one round is always worth it.
@@ -115,19 +134,16 @@ impl<'a> Search<'a> {
             {
                 break;
             }
-            let attempt = |i| {
-                let number = rounds * ATTEMPTS + i;
-                match &self.travel {
-                    Some(travel) if i == BY_TRAVEL => self.attempt(travel, fastest.as_ref(), number, false),
-                    _ => self.attempt(&self.context, best.as_ref(), number, rounds == 0 || i == AFRESH),
-                }
-            };
-            let attempts: Vec<Attempt<'a>> = (0..ATTEMPTS).into_par_iter().map(attempt).collect();
+            let attempts: Vec<Attempt<'a>> = slots
+                .par_iter_mut()
+                .enumerate()
+                .map(|(i, slot)| self.advance(slot, best.as_ref(), fastest.as_ref(), rounds * ATTEMPTS + i as u64))
+                .collect();
             rounds += 1;
-            for (i, attempt) in (0..).zip(attempts) {
+            for attempt in attempts {
                 work += attempt.work;
                 let candidate = match attempt.tried {
-                    Ok(candidate) if self.travel.is_some() && i == BY_TRAVEL => {
+                    Ok(candidate) if attempt.by_travel => {
                         if fastest.as_ref().is_some_and(|f| candidate.cost >= f.cost) {
                             continue;
                         }
@@ -149,6 +165,11 @@ impl<'a> Search<'a> {
                     if better {
                         record(&candidate, work);
                     }
+                    let travelled = self.travel.as_ref().and_then(|travel| {
+                        let tried = travelled(travel, &mut router, &paths_of(&candidate.board));
+                        tried.ok().filter(|own| fastest.as_ref().is_none_or(|f| own.cost < f.cost))
+                    });
+                    fastest = travelled.or(fastest);
                     best = Some(candidate);
                 }
             }
@@ -160,6 +181,63 @@ impl<'a> Search<'a> {
         };
         let statistics = [("work", json!(work)), ("rounds", json!(rounds)), ("incumbents", json!(events))];
         Ok(Found { best, statistics: statistics.into_iter().map(|(k, v)| (k.to_owned(), v)).collect() })
+    }
+
+    /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
+    fn slots(&self) -> Vec<Slot<'a>> {
+        match self.travel {
+            Some(_) => vec![Slot::Anneal(None), Slot::Travel, Slot::Exchange, Slot::Anneal(None)],
+            None => vec![Slot::Exchange, Slot::Afresh, Slot::Exchange, Slot::Exchange],
+        }
+    }
+
+    fn advance(
+        &self,
+        slot: &mut Slot<'a>,
+        best: Option<&Candidate<'a>>,
+        fastest: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        match (slot, &self.travel) {
+            (Slot::Travel, Some(travel)) => {
+                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
+            }
+            (Slot::Anneal(island), _) => self.anneal(island, best, number),
+            (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
+            _ => self.attempt(&self.context, best, number, best.is_none()),
+        }
+    }
+
+    /// Lets an island go on; where it has cooled down it begins anew, with other routes or those of the best plan in
+    /// turn.
+    fn anneal(&self, slot: &mut Option<Island<'a>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+        let context = &self.context;
+        let mut rng = context.rng(number);
+        let nothing = |work: u64| Attempt { tried: Err(None), work, by_travel: false };
+        if slot.is_none() {
+            let paths = (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng)).or(best.map(|b| paths_of(&b.board)));
+            let Some(paths) = paths else { return nothing(1) };
+            *slot = Some(Island::new(context.instance, context.tasks, paths, context.rng(!number), self.bound));
+        }
+        let Some(island) = slot else { return nothing(1) };
+        let before = island.work;
+        if island.is_cold() {
+            let fresh = draw_paths(context, &mut rng).filter(|_| island.is_for_fresh_routes());
+            match (fresh, best) {
+                (Some(paths), _) => {
+                    let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());
+                    island.restart(&anneal::Found { paths, ranks, key: (NEVER, NEVER) }, false);
+                }
+                (None, Some(best)) => island.restart(&found_of(best), true),
+                (None, None) => {}
+            }
+        }
+        island.run(ROUND_WORK, context.budget);
+        let mut work = island.work - before;
+        let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
+        let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, work, by_travel: false }
     }
 
     /// Nothing better exists.
@@ -203,7 +281,7 @@ impl<'a> Search<'a> {
             }
         };
         context.budget.add_work(router.work);
-        Attempt { tried, work: router.work }
+        Attempt { tried, work: router.work, by_travel: false }
     }
 
     /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
@@ -216,7 +294,9 @@ impl<'a> Search<'a> {
     ) -> Option<Candidate<'a>> {
         let mut current = incumbent.clone();
         for _ in 0..EXCHANGES {
-            if context.budget.is_over() || (context.objective == self.context.objective && self.is_proved(&current)) {
+            if context.budget.is_over()
+                || router.work >= ROUND_WORK
+                || (context.objective == self.context.objective && self.is_proved(&current)) {
                 break;
             }
             let routes = self.choose(&current, rng);

@@ -143,11 +143,11 @@ pub struct Router<'a> {
     labels: Vec<Label>,
     /// By value, then by depth; when diving by depth, then by value.
     queue: BinaryHeap<Reverse<(Time, Time, u32)>>,
-    /// Labels of one search after which it dives for any good way rather than prove the best.
-    patience: usize,
+    /// Work of one search after which it dives for any good way rather than prove the best.
+    patience: u64,
     diving: bool,
     best: FxHashMap<(u32, u8, StageOrder), SmallVec<[u32; 4]>>,
-    /// Labels made since the start; the measure of work.
+    /// Steps looked at and labels made since the start; the measure of work.
     pub work: u64,
 }
 
@@ -155,13 +155,16 @@ pub struct Router<'a> {
 const COMPLETE: Time = 0;
 
 /// How often the search asks whether to give up.
-const LABELS_PER_POLL: u64 = 2048;
+const STEPS_PER_POLL: u64 = 4096;
+
+/// A search gives up after so many times its patience.
+const PERSISTENCE: u64 = 4;
 
 impl<'a> Router<'a> {
-    /// For one instance. A search that has made `patience` labels goes on depth first: on large instances with
+    /// For one instance. A search that has done `patience` steps goes on depth first: on large instances with
     /// many nodes alike the proof of the best way takes far longer than the way.
     #[must_use]
-    pub fn new(instance: &'a Instance, outlook: &'a Outlook, patience: usize) -> Self {
+    pub fn new(instance: &'a Instance, outlook: &'a Outlook, patience: u64) -> Self {
         Self {
             instance,
             outlook,
@@ -182,18 +185,19 @@ impl<'a> Router<'a> {
         self.best.clear();
         self.diving = false;
         self.start(board, request);
-        let mut polled = self.work;
+        let begun = self.work;
+        let mut polled = begun;
         while let Some(Reverse((first, second, id))) = self.queue.pop() {
             let (value, rank) = if self.diving { (second, first) } else { (first, second) };
             if rank == COMPLETE {
                 return Some(self.trace(board, request, id, value));
             }
-            if !self.diving && self.labels.len() > self.patience {
+            if !self.diving && self.work - begun > self.patience {
                 self.dive();
             }
-            if self.work - polled >= LABELS_PER_POLL {
+            if self.work - polled >= STEPS_PER_POLL {
                 polled = self.work;
-                if stop() {
+                if stop() || self.work - begun > self.patience.saturating_mul(PERSISTENCE) {
                     return None;
                 }
             }
@@ -281,6 +285,7 @@ impl<'a> Router<'a> {
         order: StageOrder,
         arrival: Time,
     ) {
+        self.work += 1;
         let instance = self.instance;
         let stage = instance.stage_of[node];
         let left = request.visits.length - parent.hops - 1;

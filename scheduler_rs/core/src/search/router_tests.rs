@@ -216,7 +216,7 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let tasks = [RouteTask { source, load: 0, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
         let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
-        let mut router = Router::new(&case.instance, &outlook, usize::MAX);
+        let mut router = Router::new(&case.instance, &outlook, u64::MAX);
         let request = Request { source, load: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
         let expected = case.best(source);

@@ -14,15 +14,18 @@ pub(super) struct Buffers {
     touched: Vec<u32>,
 }
 
+/// What goes first: arrival or rank, then the microbatch's id, then the task.
+type Waiting = (Time, usize, TaskId);
+
 #[derive(Clone, Debug, Default)]
 struct NodeState {
     busy: bool,
     touched: bool,
     /// Microbatches that the node holds.
     held: u32,
-    /// Backwards and losses, and forwards, whose input has arrived: arrival, microbatch's id, task.
-    urgent: Vec<(Time, usize, TaskId)>,
-    forwards: Vec<(Time, usize, TaskId)>,
+    /// Backwards and losses, and forwards, whose input has arrived.
+    urgent: Vec<Waiting>,
+    forwards: Vec<Waiting>,
     /// What it ran, in order.
     ran: Vec<TaskId>,
 }
@@ -38,8 +41,21 @@ impl Simulator<'_> {
     /// # Errors
     /// [`Lockup`] where microbatches wait in a circle for each other's memory.
     pub fn run_dispatch(&mut self) -> Result<Outcome, Lockup> {
+        self.run(None)
+    }
+
+    /// As [`Simulator::run_dispatch`], but a free node takes the task of the lowest rank, whatever its kind: of
+    /// microbatch number `b` forwards have rank `ranks[2 b]`, backwards and losses `ranks[2 b + 1]`.
+    ///
+    /// # Errors
+    /// [`Lockup`] where microbatches wait in a circle for each other's memory.
+    pub fn run_ranked(&mut self, ranks: &[u32]) -> Result<Outcome, Lockup> {
+        self.run(Some(ranks))
+    }
+
+    fn run(&mut self, ranks: Option<&[u32]>) -> Result<Outcome, Lockup> {
         let mut buffers = std::mem::take(&mut self.scratch.dispatch);
-        let done = self.dispatch(&mut buffers);
+        let done = self.dispatch(&mut buffers, ranks);
         let result = if done == self.node.len() { Ok(self.outcome()) } else { Err(self.memory_cycle(&buffers)) };
         self.scratch.dispatch = buffers;
         result
@@ -52,7 +68,7 @@ impl Simulator<'_> {
     }
 
     /// Runs until nothing can happen any more; gives the number of finished tasks.
-    fn dispatch(&mut self, buffers: &mut Buffers) -> usize {
+    fn dispatch(&mut self, buffers: &mut Buffers, ranks: Option<&[u32]>) -> usize {
         let Buffers { events, nodes, touched } = buffers;
         let gated = self.instance.memory_is_held();
         events.clear();
@@ -86,8 +102,11 @@ impl Simulator<'_> {
                     touched.push(node);
                 }
                 if event % 2 == 0 {
-                    let queue = if task - span.first < span.hops { &mut state.forwards } else { &mut state.urgent };
-                    queue.push((now, span.id, task));
+                    let is_forward = task - span.first < span.hops;
+                    let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
+                    let batch = self.batch[task as usize] as usize;
+                    let key = ranks.map_or(now, |ranks| Time::from(ranks[2 * batch + usize::from(!is_forward)]));
+                    queue.push((key, span.id, task));
                     continue;
                 }
                 done += 1;
@@ -109,16 +128,18 @@ impl Simulator<'_> {
                 if state.busy {
                     continue;
                 }
-                let task = match take_first(&mut state.urgent) {
-                    Some(task) => task,
-                    None if gated && state.held >= self.instance.memory[node as usize] => continue,
-                    None => match take_first(&mut state.forwards) {
-                        Some(task) => {
-                            state.held += 1;
-                            task
-                        }
-                        None => continue,
-                    },
+                let full = gated && state.held >= self.instance.memory[node as usize];
+                let forward = if full { None } else { first(&state.forwards) };
+                let task = match (first(&state.urgent), forward) {
+                    (None, None) => continue,
+                    (Some((place, key)), other) if ranks.is_none() || other.is_none_or(|(_, its)| key <= its) => {
+                        state.urgent.swap_remove(place).2
+                    }
+                    (_, Some((place, _))) => {
+                        state.held += 1;
+                        state.forwards.swap_remove(place).2
+                    }
+                    (Some((place, _)), None) => state.urgent.swap_remove(place).2,
                 };
                 state.busy = true;
                 state.ran.push(task);
@@ -169,8 +190,7 @@ impl Simulator<'_> {
     }
 }
 
-/// The earliest arrival, then the lower microbatch. Queues are short, so a scan beats a heap.
-fn take_first(queue: &mut Vec<(Time, usize, TaskId)>) -> Option<TaskId> {
-    let (place, _) = queue.iter().enumerate().min_by_key(|(_, entry)| **entry)?;
-    Some(queue.swap_remove(place).2)
+/// Place and key of the first in a queue. Queues are short, so a scan beats a heap.
+fn first(queue: &[Waiting]) -> Option<(usize, Waiting)> {
+    queue.iter().copied().enumerate().min_by_key(|(_, entry)| *entry)
 }

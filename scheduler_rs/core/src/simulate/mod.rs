@@ -9,6 +9,7 @@ mod dispatch;
 mod order;
 mod replay;
 
+pub(crate) use replay::Replay;
 pub use replay::{Dispatch, count_evaluations, resimulate};
 
 use crate::error::{Error, TaskName};

@@ -67,13 +67,13 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 
 /// A plan in the terms of the simulator. Microbatches may have any numbers and stand in any order in a plan;
 /// here the waves of a route stand next to each other.
-struct Replay {
+pub(crate) struct Replay {
     batches: Vec<Batch>,
     order: Vec<Vec<TaskId>>,
 }
 
 impl Replay {
-    fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
+    pub(crate) fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
         for (i, batch) in plan.microbatches.iter().enumerate() {
             if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| instance.stage_of[**n] == NO_STAGE) {
                 return invalid(format!("microbatches[{i}]"), format!("over node {node}"), "nodes that serve a stage");
@@ -126,7 +126,11 @@ impl Replay {
         Ok(order)
     }
 
-    fn run(&self, simulator: &mut Simulator<'_>, dispatch: Dispatch) -> std::result::Result<Outcome, Lockup> {
+    pub(crate) fn run(
+        &self,
+        simulator: &mut Simulator<'_>,
+        dispatch: Dispatch,
+    ) -> std::result::Result<Outcome, Lockup> {
         simulator.load(&self.batches);
         match dispatch {
             Dispatch::Planned => simulator.run_order(&self.order),

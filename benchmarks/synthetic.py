@@ -1,0 +1,32 @@
+"""Clusters of any size for the studies, drawn from a seed: nodes in stages at random, sources with equal shares."""
+
+from dataclasses import replace
+from random import Random
+
+from skippipe.allocation import Allocation, even_sizes
+from skippipe.application import compose
+from skippipe.cluster import preset_parts
+from skippipe.config import ScheduleConfig, SyntheticConfig
+from skippipe.planning import Instance, state_problem
+
+
+def preset() -> SyntheticConfig:
+    """The settings of the preset `synthetic`."""
+    found = compose("bench planner", []).instances["synthetic"]
+    assert isinstance(found, SyntheticConfig)
+    return found
+
+
+def draw(config: SyntheticConfig, stages: int, microbatches: int, schedule: ScheduleConfig) -> Instance:
+    """Make an instance: a random allocation (fixed by the seed), so that none is favoured, and so many microbatches."""
+    cluster = preset_parts(config).cluster(config)
+    order = Random(config.seed).sample(range(config.nodes), config.nodes)
+    members, first = [], 0
+    for size in even_sizes(config.nodes, stages):
+        members.append(sorted(order[first : first + size]))
+        first += size
+    sources = len(members[0])
+    counts = [microbatches // sources + (i < microbatches % sources) for i in range(sources)]
+    allocation = Allocation(members)
+    asked = replace(schedule, microbatches_per_source=counts)
+    return Instance(cluster, allocation, state_problem(cluster, allocation, asked))

@@ -1,0 +1,329 @@
+//! Simulated annealing over routes and the order in which nodes take their tasks.
+//!
+//! An [`Island`] goes from one set of routes to the next by small changes (see [`super::routes`]). First it looks at
+//! an estimate of the iteration alone, which costs nothing: at scale the choice of routes decides, not the order. Then
+//! it simulates every change, under ranks that say which task a node takes first, and changes those as well. It can be
+//! stopped after any number of steps and go on later; when it has cooled down it starts anew, for twice as many steps.
+
+use rand::RngExt;
+use rand_pcg::Pcg64;
+
+use super::estimate::Estimate;
+use super::routes::{Change, Path, Routes};
+use crate::budget::Budget;
+use crate::problem::Instance;
+use crate::route::RouteTask;
+use crate::simulate::{Batch, Outcome, Simulator};
+use crate::time::Time;
+
+/// What plans are compared by: the iteration, then the sum of the homecomings.
+pub type Key = (Time, Time);
+
+/// Routes and ranks with the times that they give.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Nodes of each route.
+    pub paths: Vec<Path>,
+    /// As [`Simulator::run_ranked`] takes them.
+    pub ranks: Vec<u32>,
+    /// Iteration and sum of homecomings.
+    pub key: Key,
+}
+
+/// Work of a change that is only estimated, in simulated tasks.
+const ESTIMATE_WORK: u64 = 4;
+/// Work of the first run of an island, in simulations of all tasks; each further one may do twice as much.
+const FIRST_RUN: u64 = 4_000;
+/// Most doublings.
+const MOST_DOUBLINGS: u32 = 16;
+/// Weight of the mean homecoming beside the iteration: a change that helps all but the last one counts a little.
+const MEAN: f64 = 0.1;
+/// How hot a run begins and ends, as a share of the iteration.
+const SIMULATED: Heat = Heat { hot: 3e-3, cold: 1e-4 };
+/// The same for the logarithm of the estimate, and its powers.
+const ESTIMATED: Heat = Heat { hot: 1e-2, cold: 5e-4 };
+const POWERS: (i32, i32) = (4, 32);
+/// A run that goes on from the best plan keeps most of it.
+const MILDER: f64 = 0.3;
+const MILDER_POWER: i32 = 12;
+
+#[derive(Clone, Copy, Debug)]
+struct Heat {
+    hot: f64,
+    cold: f64,
+}
+
+impl Heat {
+    /// Falls from hot to cold, by the same factor in each step.
+    fn at(self, share: f64) -> f64 {
+        self.hot * (self.cold / self.hot).powf(share)
+    }
+}
+
+/// Which part of a run an island is in, and how far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Estimate,
+    Simulate,
+    Done,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Island<'a> {
+    instance: &'a Instance,
+    tasks: &'a [RouteTask],
+    routes: Routes<'a>,
+    estimate: Estimate<'a>,
+    simulator: Simulator<'a>,
+    batches: Vec<Batch>,
+    /// First batch of each route.
+    first: Vec<usize>,
+    ranks: Vec<u32>,
+    outcome: Outcome,
+    energy: f64,
+    rng: Pcg64,
+    best: Option<Found>,
+    phase: Phase,
+    step: u64,
+    steps: u64,
+    runs: u32,
+    mild: bool,
+    /// Search steps done.
+    pub work: u64,
+}
+
+impl<'a> Island<'a> {
+    /// From complete routes; `scale` is about the iteration that is hoped for.
+    #[must_use]
+    pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
+        let mut batches = Vec::new();
+        let mut first = Vec::new();
+        for (route, task) in tasks.iter().enumerate() {
+            first.push(batches.len());
+            for wave in 0..task.waves {
+                let nodes = paths[route].to_vec();
+                batches.push(Batch { id: batches.len(), source: task.source, route, wave, load: task.load, nodes });
+            }
+        }
+        let routes = Routes::new(instance, tasks, paths);
+        let mut island = Self {
+            instance,
+            tasks,
+            estimate: Estimate::new(instance, tasks, &routes, scale),
+            routes,
+            simulator: Simulator::new(instance),
+            ranks: plain_ranks(batches.len()),
+            batches,
+            first,
+            outcome: Outcome::default(),
+            energy: f64::INFINITY,
+            rng,
+            best: None,
+            phase: Phase::Done,
+            step: 0,
+            steps: 0,
+            runs: 0,
+            mild: false,
+            work: 0,
+        };
+        island.enter(Phase::Estimate);
+        island
+    }
+
+    /// The best so far.
+    #[must_use]
+    pub fn best(&self) -> Option<&Found> {
+        self.best.as_ref()
+    }
+
+    /// Whether the run is over: [`Island::restart`] is to follow.
+    #[must_use]
+    pub fn is_cold(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Whether the next run is to begin from other routes; those in between go on from the best plan.
+    #[must_use]
+    pub fn is_for_fresh_routes(&self) -> bool {
+        self.runs % 2 == 1
+    }
+
+    /// Begins the next run, twice as long as the one before, with the routes and ranks of a plan, or with other routes
+    /// altogether.
+    pub fn restart(&mut self, from: &Found, mild: bool) {
+        self.runs = (self.runs + 1).min(MOST_DOUBLINGS);
+        self.mild = mild;
+        let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
+        self.routes.replace(&from.paths);
+        self.write(&all);
+        self.ranks.clone_from(&from.ranks);
+        self.enter(Phase::Estimate);
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        let tasks = self.batches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
+        let work = (FIRST_RUN * tasks) << self.runs;
+        self.step = 0;
+        self.phase = phase;
+        match phase {
+            Phase::Estimate => {
+                self.steps = work / 2 / ESTIMATE_WORK;
+                self.estimate.rebuild(&self.routes);
+            }
+            Phase::Simulate => {
+                self.steps = work / 2 / tasks;
+                let simulated = self.simulate();
+                self.energy = simulated.as_ref().map_or(f64::INFINITY, |o| energy(o, self.batches.len()));
+                if let Some(outcome) = simulated {
+                    self.outcome = outcome;
+                    self.keep();
+                }
+            }
+            Phase::Done => {}
+        }
+    }
+
+    /// Goes on until about `work` search steps more are done, the run is over or the time is.
+    pub fn run(&mut self, work: u64, budget: &Budget) {
+        let until = self.work + work;
+        while self.phase != Phase::Done && self.work < until && !budget.is_over() {
+            if self.step >= self.steps {
+                self.enter(if self.phase == Phase::Estimate { Phase::Simulate } else { Phase::Done });
+            } else if self.phase == Phase::Estimate {
+                self.settle((self.step + STEPS_PER_POLL).min(self.steps));
+            } else {
+                self.step += 1;
+                self.work += 1;
+                let heat = SIMULATED.at(self.share()) * self.outcome.iteration as f64;
+                let heat = if self.mild { heat * MILDER } else { heat };
+                if self.rng.random_bool(0.3) { self.try_rank(heat) } else { self.try_route(heat) }
+            }
+        }
+    }
+
+    fn share(&self) -> f64 {
+        self.step as f64 / self.steps as f64
+    }
+
+    /// Changes routes by the estimate alone, up to step `until`.
+    fn settle(&mut self, until: u64) {
+        let share = self.share();
+        let low = if self.mild { MILDER_POWER } else { POWERS.0 };
+        self.estimate.raise(low + (f64::from(POWERS.1 - low) * share) as i32);
+        let heat = ESTIMATED.at(share);
+        let heat = if self.mild { heat * MILDER } else { heat };
+        self.work += (until - self.step) * ESTIMATE_WORK;
+        while self.step < until {
+            self.step += 1;
+            let route = self.pick(0.3, self.tasks.len() / 16, |island, route| island.estimate.way(route));
+            let Some(change) = self.routes.propose(route, &mut self.rng) else { continue };
+            // The sum may rise by so much; the ways alone tell in most cases that it rises further.
+            let most = -self.estimate.sum() * heat * self.rng.random::<f64>().ln();
+            if self.estimate.rise_of_ways(&change) > most {
+                continue;
+            }
+            let before = self.estimate.sum();
+            let Some(back) = self.routes.apply(change) else { continue };
+            self.estimate.follow(&self.routes, &back);
+            if self.estimate.sum() - before <= most {
+                self.write(&back);
+                continue;
+            }
+            let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
+            self.routes.undo(back);
+            self.estimate.follow(&self.routes, &forth);
+        }
+    }
+
+    /// A random route, now and then the longest one of several.
+    fn pick(&mut self, often: f64, several: usize, time: impl Fn(&Self, usize) -> Time) -> usize {
+        let count = self.tasks.len();
+        let mut route = self.rng.random_range(0..count);
+        if self.rng.random_bool(often) {
+            for _ in 0..several.max(2) {
+                let other = self.rng.random_range(0..count);
+                if time(self, other) > time(self, route) {
+                    route = other;
+                }
+            }
+        }
+        route
+    }
+
+    fn try_route(&mut self, heat: f64) {
+        let home = |island: &Self, r: usize| island.simulator.home_of(island.first[r] + island.tasks[r].waves - 1);
+        let route = self.pick(0.3, self.tasks.len() / 16, home);
+        let Some(change) = self.routes.propose(route, &mut self.rng) else { return };
+        let Some(back) = self.routes.apply(change) else { return };
+        self.write(&back);
+        if !self.judge(heat) {
+            let forth: Change = back.iter().map(|(r, _)| (*r, Path::new())).collect();
+            self.routes.undo(back);
+            self.write(&forth);
+        }
+    }
+
+    fn try_rank(&mut self, heat: f64) {
+        let (a, b) = (self.rng.random_range(0..self.ranks.len()), self.rng.random_range(0..self.ranks.len()));
+        self.ranks.swap(a, b);
+        if !self.judge(heat) {
+            self.ranks.swap(a, b);
+        }
+    }
+
+    /// Simulates what has been changed; whether it stays.
+    fn judge(&mut self, heat: f64) -> bool {
+        let Some(outcome) = self.simulate() else { return false };
+        let energy = energy(&outcome, self.batches.len());
+        let rise = energy - self.energy;
+        if rise > 0.0 && self.rng.random::<f64>() >= (-rise / heat).exp() {
+            return false;
+        }
+        self.outcome = outcome;
+        self.energy = energy;
+        self.keep();
+        true
+    }
+
+    fn simulate(&mut self) -> Option<Outcome> {
+        self.simulator.load(&self.batches);
+        self.work += self.simulator.task_count() as u64;
+        self.simulator.run_ranked(&self.ranks).ok()
+    }
+
+    /// Remembers where it is, if that is better than anything before.
+    fn keep(&mut self) {
+        let key = (self.outcome.iteration, self.outcome.finish_sum);
+        if self.best.as_ref().is_none_or(|best| key < best.key) {
+            let paths = (0..self.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
+            self.best = Some(Found { paths, ranks: self.ranks.clone(), key });
+        }
+    }
+
+    /// Hands the paths of the routes named in `change` to the simulator's microbatches.
+    fn write(&mut self, change: &Change) {
+        for (route, _) in change {
+            let route = *route as usize;
+            for wave in 0..self.tasks[route].waves {
+                let nodes = &mut self.batches[self.first[route] + wave].nodes;
+                nodes.clear();
+                nodes.extend_from_slice(self.routes.path(route));
+            }
+        }
+    }
+}
+
+/// Changes between two looks at the clock.
+const STEPS_PER_POLL: u64 = 256;
+
+/// Backwards and losses first, then forwards; microbatches in order.
+#[must_use]
+pub fn plain_ranks(batches: usize) -> Vec<u32> {
+    let count = batches as u32;
+    (0..count).flat_map(|b| [count + b, b]).collect()
+}
+
+fn energy(outcome: &Outcome, count: usize) -> f64 {
+    outcome.iteration as f64 + MEAN * outcome.finish_sum as f64 / count as f64
+}

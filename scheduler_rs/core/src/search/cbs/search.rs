@@ -1,0 +1,350 @@
+//! The high level: takes nodes of the tree, finds their conflicts and opens their children.
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::budget::Budget;
+use crate::search::outlook::Outlook;
+use crate::time::{NEVER, Time};
+
+use super::choice::{Choice, choose, settle};
+use super::conflict::{Branching, Cause, branchings};
+use super::execution::{self, Found, Rule};
+use super::model::Model;
+use super::propagate::Propagator;
+use super::state::{Dead, Decision, State};
+use super::tree::{NodeId, Tree};
+use super::{Answer, Ended, Question, Statistics};
+
+/// Conflicts of a node for which the children are made before one is chosen.
+const MOST_TRIED: usize = 6;
+/// Nodes of the tree, whatever the limits: about half a gigabyte.
+const MOST_NODES: usize = 4_000_000;
+
+/// See the [module](self).
+pub struct Search<'a> {
+    question: &'a Question<'a>,
+    model: Model<'a>,
+    budget: &'a Budget,
+    propagator: Propagator,
+    tree: Tree,
+    root: State,
+    best: Option<Found>,
+    /// Only iterations up to this one are of use.
+    limit: Time,
+    /// The least bound of nodes that had to be left without an answer.
+    unresolved: Time,
+    statistics: Statistics,
+    /// The children opened last, laid open.
+    fresh: Vec<(NodeId, State)>,
+}
+
+/// What became of a node.
+enum Step {
+    Done,
+    Stopped,
+}
+
+impl<'a> Search<'a> {
+    /// The whole search.
+    pub fn run(question: &'a Question<'a>, outlook: &Outlook, budget: &'a Budget) -> Answer {
+        let idle = question.instance.allreduce.iter().copied().max().unwrap_or(0);
+        let latest = question.limit.min(NEVER) - 1;
+        let Some(model) = Model::new(question.instance, question.tasks, question.demand, outlook, latest) else {
+            let bound = idle.min(question.limit);
+            return Answer { bound, best: None, ended: Ended::Limit, statistics: Statistics::default() };
+        };
+        let limit = model.horizon(question.limit);
+        let root = State::root(&model, limit);
+        let mut search = Self {
+            question,
+            propagator: Propagator::new(&model),
+            tree: Tree::new(idle, question.suboptimality),
+            model,
+            budget,
+            root,
+            best: None,
+            limit,
+            unresolved: NEVER,
+            statistics: Statistics::default(),
+            fresh: Vec::new(),
+        };
+        let ended = search.go();
+        search.answer(ended)
+    }
+
+    fn answer(mut self, ended: Ended) -> Answer {
+        let least = self.tree.least().unwrap_or(NEVER).min(self.unresolved);
+        let beyond = self.best.as_ref().map_or(self.question.limit, |b| b.value);
+        let bound = least.min(beyond);
+        let ended = if self.unresolved <= self.limit { Ended::Limit } else { ended };
+        self.statistics.labels = self.propagator.labels;
+        self.statistics.nodes = self.tree.len() as u64;
+        Answer { bound, best: self.best, ended, statistics: self.statistics }
+    }
+
+    fn go(&mut self) -> Ended {
+        let mut state = self.root.clone();
+        if self.propagator.all(&self.model, &mut state).is_err() {
+            self.tree.take();
+            return Ended::Exhausted;
+        }
+        let bound = self.destroy(&state);
+        self.root = state;
+        self.tree = Tree::new(bound, self.question.suboptimality);
+        self.note();
+        while let Some(least) = self.tree.least() {
+            let known = self.best.as_ref().map_or(self.question.limit, |b| b.value);
+            if least > self.limit || self.tree.within(least) >= known {
+                // What is left is no better than what is known, or that is good enough.
+                return Ended::Exhausted;
+            }
+            if self.is_over() {
+                return Ended::Limit;
+            }
+            let Some((id, bound)) = self.tree.take() else { break };
+            if bound > self.limit {
+                continue;
+            }
+            if let Step::Stopped = self.expand(id, bound) {
+                self.unresolved = self.unresolved.min(bound);
+                return Ended::Limit;
+            }
+            self.note();
+        }
+        Ended::Exhausted
+    }
+
+    fn is_over(&self) -> bool {
+        self.budget.is_over()
+            || self.tree.len() >= MOST_NODES
+            || self.propagator.labels + self.tree.len() as u64 >= self.question.work_limit
+    }
+
+    /// Remembers what has changed.
+    fn note(&mut self) {
+        let upper = self.best.as_ref().map_or(NEVER, |b| b.value);
+        let lower = self.tree.least().unwrap_or(NEVER).min(self.unresolved).min(upper).min(self.question.limit);
+        let last = self.statistics.events.last();
+        if last.is_none_or(|(_, u, l)| (*u, *l) != (upper, lower)) {
+            let work = self.propagator.labels + self.tree.len() as u64;
+            self.statistics.events.push((work, upper, lower));
+        }
+    }
+
+    /// A first bound: the limit is brought down until propagation alone finds that nothing is left.
+    fn destroy(&mut self, state: &State) -> Time {
+        let (mut low, mut high) = (state.bound(&self.model), self.limit + 1);
+        while low < high && !self.is_over() {
+            let middle = low + (high - low) / 2;
+            let mut trial = state.clone();
+            trial.limit = middle;
+            if self.propagator.all(&self.model, &mut trial).is_err() {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// The state of a node, none where nothing is left in it.
+    fn state_of(&mut self, id: NodeId) -> Result<State, Dead> {
+        let fresh = self.fresh.iter().position(|(node, _)| *node == id);
+        let mut state = match fresh {
+            Some(place) => self.fresh.swap_remove(place).1,
+            None => {
+                let mut state = self.root.clone();
+                for decision in self.tree.decisions(id) {
+                    state.apply(&self.model, decision, &mut self.propagator.dirty);
+                }
+                state.limit = Time::MIN;
+                state
+            }
+        };
+        if state.limit != self.limit {
+            state.limit = self.limit;
+            self.propagator.all(&self.model, &mut state)?;
+        }
+        Ok(state)
+    }
+
+    fn expand(&mut self, id: NodeId, bound: Time) -> Step {
+        let Ok(mut state) = self.state_of(id) else { return Step::Done };
+        self.fresh.clear();
+        let mut implied: SmallVec<[Decision; 2]> = SmallVec::new();
+        loop {
+            if self.budget.is_over() {
+                return Step::Stopped;
+            }
+            let least = state.bound(&self.model).max(bound);
+            let mut chosen = choose(&self.model, &state, self.limit - least);
+            self.statistics.bypasses += chosen.iter().filter(|c| c.is_bypass).count() as u64;
+            let settled = settle(&self.model, &state, &mut chosen);
+            let (list, count) = branchings(&self.model, &state, &chosen, settled, least);
+            if self.try_ways(&state, &chosen, count == 0) {
+                if least > self.limit {
+                    return Step::Done;
+                }
+                state.limit = self.limit;
+                if self.propagator.all(&self.model, &mut state).is_err() {
+                    return Step::Done;
+                }
+                continue;
+            }
+            if list.is_empty() {
+                // The ways have no conflict, yet the simulator does not take them: tasks of no length in a circle.
+                self.unresolved = self.unresolved.min(least);
+                return Step::Done;
+            }
+            match self.branch(&state, &list) {
+                Branched::Dead => return Step::Done,
+                Branched::Implied(decision, next) => {
+                    self.statistics.implied += 1;
+                    implied.push(decision);
+                    state = *next;
+                }
+                Branched::Children(cause, children) => {
+                    self.open(id, &implied, cause, children, least);
+                    return Step::Done;
+                }
+            }
+        }
+    }
+
+    /// Runs the chosen ways, with or without conflicts; whether that brought a better execution.
+    fn try_ways(&mut self, state: &State, chosen: &[Choice], clean: bool) -> bool {
+        if !execution::keeps_rules(&self.model, chosen) {
+            return false;
+        }
+        let rules: &[Rule] = if clean { &[Rule::Chosen, Rule::Urgent] } else { &[Rule::Urgent, Rule::Chosen] };
+        let mut better = false;
+        for rule in rules {
+            if let Some(found) = execution::run(&self.model, chosen, &state.last, *rule)
+                && found.value <= self.limit
+            {
+                self.limit = found.value - 1;
+                self.best = Some(found);
+                better = true;
+            }
+        }
+        better
+    }
+
+    /// Makes the children for some of the conflicts and chooses the conflict whose children cost most.
+    fn branch(&mut self, state: &State, list: &[(Cause, Branching)]) -> Branched {
+        let mut best: Option<(Score, Cause, Vec<(Decision, State)>)> = None;
+        for (cause, branching) in most_promising(&self.model, state, list) {
+            let mut children = Vec::new();
+            for decision in branching {
+                let mut child = state.clone();
+                child.apply(&self.model, *decision, &mut self.propagator.dirty);
+                if self.propagator.run(&self.model, &mut child).is_ok() {
+                    children.push((*decision, child));
+                }
+            }
+            if children.len() <= 1 {
+                return match children.pop() {
+                    Some((decision, child)) => Branched::Implied(decision, Box::new(child)),
+                    None => Branched::Dead,
+                };
+            }
+            let score = score(&self.model, children.iter().map(|(_, state)| state));
+            if best.as_ref().is_none_or(|(other, _, _)| score > *other) {
+                best = Some((score, *cause, children));
+            }
+        }
+        match best {
+            Some((_, cause, children)) => Branched::Children(cause, children),
+            None => Branched::Dead,
+        }
+    }
+
+    fn open(
+        &mut self,
+        parent: NodeId,
+        implied: &[Decision],
+        cause: Cause,
+        children: Vec<(Decision, State)>,
+        bound: Time,
+    ) {
+        let statistics = &mut self.statistics;
+        match cause {
+            Cause::Quota => statistics.quota_conflicts += 1,
+            Cause::Length => statistics.length_conflicts += 1,
+            Cause::Memory => statistics.memory_conflicts += 1,
+            Cause::Overlap => statistics.overlap_conflicts += 1,
+            Cause::Detour => statistics.detours += 1,
+        }
+        statistics.cardinal += u64::from(children.iter().all(|(_, s)| s.bound(&self.model) > bound));
+        for (decision, state) in children {
+            let own = state.bound(&self.model).max(bound);
+            let mut chosen = choose(&self.model, &state, self.limit - own);
+            let settled = settle(&self.model, &state, &mut chosen);
+            let (_, conflicts) = branchings(&self.model, &state, &chosen, settled, own);
+            let decisions = implied.iter().copied().chain([decision]).collect();
+            match self.tree.open(parent, decisions, own, conflicts as u32) {
+                Some(id) => self.fresh.push((id, state)),
+                None => self.statistics.duplicates += 1,
+            }
+        }
+    }
+}
+
+enum Branched {
+    /// No child is left.
+    Dead,
+    /// One is.
+    Implied(Decision, Box<State>),
+    /// The children of one conflict.
+    Children(Cause, Vec<(Decision, State)>),
+}
+
+/// The least bound of the children, the sum of their bounds, how few ways are left in them.
+type Score = (Time, Time, std::cmp::Reverse<u32>);
+
+fn score<'s>(model: &Model<'_>, children: impl Iterator<Item = &'s State>) -> Score {
+    let mut score = (NEVER, 0, std::cmp::Reverse(0));
+    for child in children {
+        let bound = child.bound(model);
+        score.0 = score.0.min(bound);
+        score.1 += bound;
+        score.2.0 += child.agents.iter().map(|a| a.ways).sum::<u32>();
+    }
+    score
+}
+
+/// A few of the conflicts: those that break a rule first, then those for which the children have least slack left.
+fn most_promising<'l>(
+    model: &Model<'_>,
+    state: &State,
+    list: &'l [(Cause, Branching)],
+) -> SmallVec<[&'l (Cause, Branching); MOST_TRIED]> {
+    let key = |(cause, branching): &(Cause, Branching)| {
+        let slack = branching.iter().map(|decision| slack_after(model, state, *decision)).max().unwrap_or(NEVER);
+        (*cause == Cause::Overlap || *cause == Cause::Memory, slack)
+    };
+    let mut order: Vec<((bool, Time), usize)> = list.iter().enumerate().map(|(i, b)| (key(b), i)).collect();
+    order.sort_unstable();
+    let mut chosen: SmallVec<[&(Cause, Branching); MOST_TRIED]> = smallvec![];
+    for (_, place) in order {
+        if chosen.len() < MOST_TRIED && !chosen.iter().any(|other| other.1 == list[place].1) {
+            chosen.push(&list[place]);
+        }
+    }
+    chosen
+}
+
+/// About the slack that a constraint leaves to those whom it concerns.
+fn slack_after(model: &Model<'_>, state: &State, decision: Decision) -> Time {
+    match decision {
+        Decision::Order(first, second) => {
+            let (first, second) = (first as usize, second as usize);
+            let start = (state.head[first] + model.length[first]).max(state.head[second]);
+            state.last[second] - model.length[second] - start
+        }
+        Decision::Node(agent, ..)
+        | Decision::Stage(agent, ..)
+        | Decision::Long(agent, _)
+        | Decision::Way(agent, ..) => state.agents[agent as usize].slack,
+    }
+}

@@ -1,0 +1,317 @@
+//! Routes of all tasks as a point of local search: complete, within CC1 to CC3, lengths and TC1 `routes`; every
+//! change that is applied keeps them so.
+
+use rand::RngExt;
+use rand_pcg::Pcg64;
+use smallvec::SmallVec;
+
+use crate::problem::Instance;
+use crate::route::{Lengths, RouteTask, StageOrder};
+use crate::rules::MemoryRule;
+
+/// Nodes of one route in order of the forward pass.
+pub type Path = SmallVec<[u32; 16]>;
+
+/// New paths of one or two routes.
+pub type Change = SmallVec<[(u32, Path); 2]>;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Routes<'a> {
+    instance: &'a Instance,
+    tasks: &'a [RouteTask],
+    paths: Vec<Path>,
+    /// Routes over each node, in no particular but a repeatable order.
+    users: Vec<SmallVec<[u32; 6]>>,
+    /// Routes over each stage.
+    visits: Vec<usize>,
+    /// The fewest and the most routes that a stage other than 0 may lie on.
+    quota: (usize, usize),
+}
+
+impl<'a> Routes<'a> {
+    /// `paths` must keep the rules.
+    #[must_use]
+    pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], paths: Vec<Path>) -> Self {
+        let inner = instance.present.iter().filter(|s| **s != 0).count();
+        let mut routes = Self {
+            instance,
+            tasks,
+            paths: vec![Path::new(); tasks.len()],
+            users: vec![SmallVec::new(); instance.node_count()],
+            visits: vec![0; instance.stage_count()],
+            quota: (0, usize::MAX),
+        };
+        for (route, path) in paths.into_iter().enumerate() {
+            routes.set(route, path);
+        }
+        if instance.rules.cc3 && inner > 0 {
+            let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+            let visits = lengths.total - routes.visits[0];
+            routes.quota = (visits / inner, visits.div_ceil(inner));
+        }
+        routes
+    }
+
+    /// Nodes of a route.
+    #[must_use]
+    pub fn path(&self, route: usize) -> &Path {
+        &self.paths[route]
+    }
+
+    /// Takes other paths for all routes; they must keep the rules.
+    pub fn replace(&mut self, paths: &[Path]) {
+        for (route, path) in paths.iter().enumerate() {
+            self.set(route, path.clone());
+        }
+    }
+
+    fn set(&mut self, route: usize, path: Path) -> Path {
+        let old = std::mem::replace(&mut self.paths[route], path);
+        for node in &old {
+            let users = &mut self.users[*node as usize];
+            if let Some(place) = users.iter().position(|r| *r as usize == route) {
+                users.swap_remove(place);
+            }
+            self.visits[self.instance.stage_of[*node as usize]] -= 1;
+        }
+        for node in &self.paths[route] {
+            self.users[*node as usize].push(route as u32);
+            self.visits[self.instance.stage_of[*node as usize]] += 1;
+        }
+        old
+    }
+
+    /// Applies a change and gives the one that takes it back; none, and nothing changed, where a rule forbids it.
+    pub fn apply(&mut self, change: Change) -> Option<Change> {
+        if !change.iter().all(|(_, path)| self.keeps_order(path)) {
+            return None;
+        }
+        let back = self.exchange(change);
+        if back.iter().all(|(route, _)| self.fits(*route as usize)) && self.keeps_quota(&back) {
+            return Some(back);
+        }
+        self.exchange(back);
+        None
+    }
+
+    /// Takes a change back.
+    pub fn undo(&mut self, back: Change) {
+        self.exchange(back);
+    }
+
+    fn exchange(&mut self, change: Change) -> Change {
+        change.into_iter().map(|(route, path)| (route, self.set(route as usize, path))).collect()
+    }
+
+    fn keeps_order(&self, path: &Path) -> bool {
+        let rules = &self.instance.rules;
+        let stages = path.iter().map(|node| self.instance.stage_of[*node as usize]);
+        stages.into_iter().try_fold(StageOrder::start(rules), |order, stage| order.step(stage, rules)).is_some()
+    }
+
+    fn fits(&self, route: usize) -> bool {
+        self.instance.rules.tc1 != MemoryRule::Routes
+            || self.paths[route]
+                .iter()
+                .all(|node| self.users[*node as usize].len() <= self.instance.memory[*node as usize] as usize)
+    }
+
+    /// Whether the stages of the paths before and after a change still lie on as many routes as they must.
+    fn keeps_quota(&self, before: &Change) -> bool {
+        let within = |node: &u32| {
+            let stage = self.instance.stage_of[*node as usize];
+            stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
+        };
+        before.iter().all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
+    }
+
+    /// A random change of `route` and perhaps one other; none where the draw led nowhere.
+    #[must_use]
+    pub fn propose(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let task = &self.tasks[route];
+        if self.instance.loads[task.load].forced.is_some() {
+            return None;
+        }
+        match rng.random_range(0..16) {
+            0..5 => self.other_node(route, rng),
+            5..10 => self.other_stage(route, rng),
+            10..12 => self.other_order(route, rng),
+            12..14 => self.cross(route, rng),
+            14 => self.trade_ways(route, rng),
+            _ => self.trade_length(route, rng),
+        }
+    }
+
+    /// First place that a move may touch.
+    fn free_from(&self) -> usize {
+        usize::from(self.instance.rules.cc1)
+    }
+
+    fn hop(&self, route: usize, rng: &mut Pcg64) -> Option<usize> {
+        let (from, to) = (self.free_from(), self.paths[route].len());
+        (from < to).then(|| rng.random_range(from..to))
+    }
+
+    /// Another node of the same stage; where it has no room, the two routes change places.
+    fn other_node(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(route, rng)?;
+        let node = self.paths[route][hop];
+        let members = &self.instance.members[self.instance.stage_of[node as usize]];
+        if members.len() < 2 {
+            return None;
+        }
+        let mut other = members[rng.random_range(0..members.len() - 1)] as u32;
+        if other == node {
+            other = members[members.len() - 1] as u32;
+        }
+        let mut path = self.paths[route].clone();
+        path[hop] = other;
+        let mut change: Change = SmallVec::new();
+        change.push((route as u32, path));
+        let users = &self.users[other as usize];
+        let full = self.instance.rules.tc1 == MemoryRule::Routes
+            && users.len() >= self.instance.memory[other as usize] as usize;
+        if full || (!users.is_empty() && rng.random_bool(0.3)) {
+            let partner = users[rng.random_range(0..users.len())];
+            let mut path = self.paths[partner as usize].clone();
+            let place = path.iter().position(|n| *n == other)?;
+            path[place] = node;
+            change.push((partner, path));
+        }
+        Some(change)
+    }
+
+    /// Another stage in place of one; where quotas forbid that, another route makes the opposite change.
+    fn other_stage(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(route, rng)?;
+        let node = self.paths[route][hop];
+        let stage_of = &self.instance.stage_of;
+        let stage = stage_of[node as usize];
+        let target = self.instance.present[rng.random_range(0..self.instance.present.len())];
+        let visits = |path: &Path, stage: usize| path.iter().any(|n| stage_of[*n as usize] == stage);
+        if target == stage || (target == 0 && self.instance.rules.cc1) || visits(&self.paths[route], target) {
+            return None;
+        }
+        let members = &self.instance.members[target];
+        let other = members[rng.random_range(0..members.len())] as u32;
+        let mut change: Change = SmallVec::new();
+        let users = &self.users[other as usize];
+        if !users.is_empty() && rng.random_bool(0.8) {
+            let partner = users[rng.random_range(0..users.len())];
+            if visits(&self.paths[partner as usize], stage) {
+                return None;
+            }
+            let place = self.paths[partner as usize].iter().position(|n| *n == other)?;
+            change.push((partner, self.moved(partner as usize, place, node, rng)?));
+        }
+        change.push((route as u32, self.moved(route, hop, other, rng)?));
+        Some(change)
+    }
+
+    /// The path of `route` without its node at `hop`, and with `node` at one of the places that its stage may take.
+    fn moved(&self, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+        let mut path = self.paths[route].clone();
+        path.remove(hop);
+        self.inserted(path, self.tasks[route].source, node, rng)
+    }
+
+    /// `path` with `node` at the nearest of its possible places, sometimes at any of them.
+    fn inserted(&self, mut path: Path, source: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+        let stage_of = &self.instance.stage_of;
+        let (from, to) = (self.free_from(), path.len());
+        let places = if self.instance.rules.cc2 {
+            // Where order puts it, or with a neighbour on the other side of it.
+            let stage = stage_of[node as usize];
+            let place = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
+            place.saturating_sub(1).max(from)..=(place + 1).min(to)
+        } else {
+            from..=to
+        };
+        let any = rng.random_bool(0.2);
+        let cost = |place: usize, rng: &mut Pcg64| {
+            if any { i64::from(rng.random::<u32>()) } else { self.detour(&path, source, place, node) }
+        };
+        let mut ordered: SmallVec<[(i64, usize); 8]> = places.map(|place| (cost(place, rng), place)).collect();
+        ordered.sort_unstable();
+        for (_, place) in ordered {
+            path.insert(place, node);
+            if self.keeps_order(&path) {
+                return Some(path);
+            }
+            path.remove(place);
+        }
+        None
+    }
+
+    /// What a visit of `node` between `place - 1` and `place` adds to the way out and back.
+    fn detour(&self, path: &Path, source: usize, place: usize, node: u32) -> i64 {
+        let around = |a: usize, b: usize| self.instance.transfer(a, b) + self.instance.transfer(b, a);
+        let before = if place == 0 { source } else { path[place - 1] as usize };
+        let after = path.get(place).map_or(source, |n| *n as usize);
+        around(before, node as usize) + around(node as usize, after) - around(before, after)
+    }
+
+    /// Two neighbours in the other order.
+    fn other_order(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let mut path = self.paths[route].clone();
+        let from = self.free_from();
+        if path.len() < from + 2 {
+            return None;
+        }
+        let hop = rng.random_range(from..path.len() - 1);
+        path.swap(hop, hop + 1);
+        Some(SmallVec::from_iter([(route as u32, path)]))
+    }
+
+    /// Two routes go on as the other one did.
+    fn cross(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        let (own, its) = (&self.paths[route], &self.paths[other]);
+        if other == route || own.len() != its.len() || self.is_forced(other) {
+            return None;
+        }
+        let hop = self.hop(route, rng)?;
+        let join = |a: &Path, b: &Path| a[..hop].iter().chain(&b[hop..]).copied().collect::<Path>();
+        Some(SmallVec::from_iter([(route as u32, join(own, its)), (other as u32, join(its, own))]))
+    }
+
+    /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than place.
+    fn trade_ways(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        let (own, its) = (&self.paths[route], &self.paths[other]);
+        if other == route || self.is_forced(other) {
+            return None;
+        }
+        let (a, b) = (self.hop(route, rng)?, self.hop(other, rng)?);
+        let last = (own.len() - a).min(its.len() - b);
+        let count = rng.random_range(1..=last);
+        let (mut left, mut right) = (own.clone(), its.clone());
+        for i in 0..count {
+            std::mem::swap(&mut left[a + i], &mut right[b + i]);
+        }
+        Some(SmallVec::from_iter([(route as u32, left), (other as u32, right)]))
+    }
+
+    /// A visit goes from a long route to a short one.
+    fn trade_length(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        if self.is_forced(other) {
+            return None;
+        }
+        let (long, short) =
+            if self.paths[route].len() > self.paths[other].len() { (route, other) } else { (other, route) };
+        if self.paths[long].len() != self.paths[short].len() + 1 {
+            return None;
+        }
+        let hop = self.hop(long, rng)?;
+        let mut less = self.paths[long].clone();
+        let node = less.remove(hop);
+        let more = self.inserted(self.paths[short].clone(), self.tasks[short].source, node, rng)?;
+        Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
+    }
+
+    fn is_forced(&self, route: usize) -> bool {
+        self.instance.loads[self.tasks[route].load].forced.is_some()
+    }
+}

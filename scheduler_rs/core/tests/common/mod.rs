@@ -1,0 +1,3 @@
+//! What tests of several files share.
+
+pub mod job_shop;

@@ -1,0 +1,31 @@
+"""When, and on what, something was measured."""
+
+import datetime as dt
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import skippipe
+
+
+def environment() -> dict[str, Any]:
+    """When and on what this was measured."""
+    return {
+        "date": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
+        "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
+        "versions": {"skippipe": skippipe.__version__, "python": sys.version.split()[0], "numpy": np.__version__},
+    }
+
+
+def _processor() -> str:
+    """Name of the processor, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

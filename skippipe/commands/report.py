@@ -1,0 +1,76 @@
+"""`skippipe report`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from skippipe.application import Context
+from skippipe.commands.needed import check_installed
+from skippipe.config import ReportJob
+from skippipe.errors import InputError, LockupError
+from skippipe.files import check_writable, write_bytes
+from skippipe.plan import load_plan
+from skippipe.report.console import show_report
+from skippipe.report.document import document
+from skippipe.report.explained import Explained, explain, replan
+from skippipe.report.page import make_page
+from skippipe.report.pictures import draw_curves, draw_gantt
+from skippipe.report.terminal import make_console, seconds
+
+
+def report(job: ReportJob, context: Context) -> float:
+    """Explain a plan, print and write what there is to say; returns the iteration time in seconds."""
+    outputs = _outputs(job, context)
+    if job.picture is not None or job.curve is not None:
+        check_installed("drawing pictures", ["matplotlib"])
+    plans = [_explained(path, job) for path in (job.plan, job.compare) if path is not None]
+    written = _write(job, outputs, plans)
+    console = make_console()
+    iteration_s = plans[0].plan.predicted.iteration_s
+    if context.label is not None:
+        console.print(f"{context.label} iteration {seconds(iteration_s)}", markup=False, soft_wrap=True)
+        return iteration_s
+    show_report(console, plans, job.top)
+    for path in written:
+        console.print(f"\nwritten: {context.shown(path)}", end="", markup=False, soft_wrap=True)
+    if job.curve is not None and outputs["curve"] not in written:
+        console.print("\nno curve: the plan does not say how its search went", end="", markup=False)
+    console.print()
+    return iteration_s
+
+
+def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
+    """Files to be written by the setting that names them, each checked to be writable."""
+    asked = {key: context.output(getattr(job, key)) for key in ("output", "picture", "curve", "json")}
+    outputs = {key: path for key, path in asked.items() if path is not None}
+    for key, path in outputs.items():
+        check_writable(path, key)
+        first = next(other for other, taken in outputs.items() if taken == path)
+        if first != key:
+            raise InputError(f"{key} is {path} as {first} is, a file of its own is expected")
+    return outputs
+
+
+def _explained(path: str, job: ReportJob) -> Explained:
+    try:
+        explained = explain(load_plan(path), path)
+    except LockupError as error:
+        raise LockupError(f"{path}: {error}") from None
+    return dataclasses.replace(explained, replanned=replan(explained)) if job.replan else explained
+
+
+def _write(job: ReportJob, outputs: dict[str, Path], plans: list[Explained]) -> list[Path]:
+    """Write what is asked for; gives the files that there are now."""
+    contents: dict[str, bytes | None] = {}
+    if "output" in outputs:
+        contents["output"] = make_page(plans, job.top).encode()
+    if "picture" in outputs:
+        contents["picture"] = draw_gantt(plans)
+    if "curve" in outputs:
+        contents["curve"] = draw_curves(plans)
+    if "json" in outputs:
+        contents["json"] = (json.dumps(document(plans), indent=1) + "\n").encode()
+    written = {key: content for key, content in contents.items() if content is not None}
+    for key, content in written.items():
+        write_bytes(outputs[key], content)
+    return [outputs[key] for key in written]

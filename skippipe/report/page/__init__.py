@@ -1,0 +1,63 @@
+"""The page of a report: one HTML file that needs nothing else, neither network nor other files."""
+
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from skippipe.report.explained import Explained
+from skippipe.report.page.columns import plan_columns
+from skippipe.report.page.curves import curves
+from skippipe.report.tables import Table, figures, tables
+
+SCRIPTS = ("plan.js", "paint.js", "chart.js", "main.js")
+
+
+def make_page(plans: Sequence[Explained], most: int) -> str:
+    """Write the page of one plan, or of two side by side; `most` upgrades are listed for each."""
+    parts = {
+        "title": html.escape(" and ".join(explained.name for explained in plans)),
+        "style": _asset("page.css"),
+        "figures": _table(figures(plans)),
+        "sections": "\n".join(_sections(explained, most, named=len(plans) > 1) for explained in plans),
+        "data": embedded({"plans": [plan_columns(explained) for explained in plans]}),
+        "script": "\n".join(_asset(name) for name in SCRIPTS),
+    }
+    before, *rest = _asset("page.html").split("{{")
+    pieces = [before]
+    for piece in rest:
+        name, _, after = piece.partition("}}")
+        pieces += [parts[name], after]
+    return "".join(pieces)
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand within a script element of HTML, whatever the texts in it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (files(__name__) / name).read_text(encoding="utf-8")
+
+
+def _sections(explained: Explained, most: int, *, named: bool) -> str:
+    found = "".join(f"<div>{_titled(table)}</div>" for table in tables(explained, most))
+    heading = f"<h2>{html.escape(explained.name)}</h2>" if named else ""
+    return f'<section>{heading}<div class="columns">{found}</div>{curves(explained.search.events)}</section>'
+
+
+def _titled(table: Table) -> str:
+    return f"<h2>{html.escape(table.title)}</h2>{_table(table)}"
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if table.rows else ""
+    return rows + _notes(table)
+
+
+def _notes(table: Table) -> str:
+    return "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)

@@ -1,0 +1,70 @@
+"""What the page's script needs of a plan: its tasks as columns, each a list with one entry per task."""
+
+from typing import Any
+
+from skippipe._scheduler import Segment
+from skippipe.report.explained import Explained, reductions
+
+DIGITS = 9
+"""Times are whole nanoseconds."""
+
+
+def plan_columns(explained: Explained) -> dict[str, Any]:
+    """Plan, explanation and critical path as plain values for JSON; times in seconds."""
+    plan, explanation, tasks = explained.plan, explained.explanation, explained.tasks
+    cluster, predicted, batches = plan.cluster, plan.predicted, plan.microbatches
+    number = {batch.id: i for i, batch in enumerate(batches)}
+    detour = any(batch.nodes[0] != batch.source for batch in batches)
+    transfer = cluster.transfer_matrix() if detour else None
+    epilogue = sum(s.end_s - s.start_s for s in explanation.critical if s.part in ("norm", "step"))
+    return {
+        "title": explained.name,
+        "iteration_s": predicted.iteration_s,
+        "epilogue_s": round(epilogue, DIGITS),
+        "nodes": cluster.names,
+        "memory": cluster.memory.tolist(),
+        "stages": plan.stages,
+        "region_of": None if cluster.region_of is None else cluster.region_of.tolist(),
+        "batches": [
+            {
+                "id": batch.id,
+                "source": batch.source,
+                "nodes": batch.nodes,
+                "out_s": 0.0 if transfer is None else float(transfer[batch.source, batch.nodes[0]]),
+                "home_s": 0.0 if transfer is None else float(transfer[batch.nodes[0], batch.source]),
+            }
+            for batch in batches
+        ],
+        "tasks": {
+            "node": [task.node for task in tasks],
+            "batch": [number[task.microbatch] for task in tasks],
+            "kind": "".join(task.kind for task in tasks),
+            "hop": [task.hop for task in tasks],
+            "start": [task.start_s for task in tasks],
+            "end": [task.end_s for task in tasks],
+            "arrival": _rounded(explanation.arrival_s),
+            "slack": _rounded(explanation.slack_s),
+            "reason": explanation.reasons,
+            "blocker": explanation.blockers.tolist(),
+            "busy": _rounded(explanation.busy_s),
+            "memory": _rounded(explanation.memory_s),
+            "order": _rounded(explanation.order_s),
+        },
+        "path": [_segment(segment) for segment in explanation.critical],
+        "allreduce": [{"stage": stage, "start": start, "end": end} for stage, start, end in reductions(explained)],
+    }
+
+
+def _rounded(values: Any) -> list[float]:
+    return [round(value, DIGITS) for value in values.tolist()]
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "part": segment.part,
+        "start": segment.start_s,
+        "end": segment.end_s,
+        "task": segment.task,
+        "link": segment.link,
+        "stage": segment.stage,
+    }

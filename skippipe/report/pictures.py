@@ -1,0 +1,143 @@
+"""A report's pictures as PNG: the Gantt chart of its plans, and how their search went."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from skippipe.report.explained import Explained, reductions
+
+COLOURS = {"F": "#a9d3ee", "L": "#f0a53a", "B": "#1f5f99"}
+HATCHES = {"F": "", "L": "....", "B": "////"}
+NAMES = {"F": "forward", "L": "head and loss", "B": "backward"}
+ACCENT = "#b3005e"
+MOST_HATCHED = 3000
+"""tasks; with more, bars are too narrow for a pattern"""
+MOST_NAMED = 120
+"""nodes; with more, rows are too low for names"""
+
+
+def draw_gantt(plans: Sequence[Explained]) -> bytes:
+    """Draw a PNG of what each node does over time, one chart below the other; the critical path is outlined."""
+    # Imported here: it takes a second, and reports do without.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    rows = [sum(len(nodes) for nodes in explained.plan.stages) for explained in plans]
+    heights = [min(max(0.19 * count, 1.5), 36) for count in rows]
+    figure = Figure(figsize=(14, sum(heights) + 1.2 * len(plans)), dpi=100, layout="constrained")
+    charts = figure.subplots(len(plans), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, explained in zip(charts, plans, strict=True):
+        _draw_chart(axes, explained)
+    longest = max(explained.plan.predicted.iteration_s for explained in plans)
+    charts[0].set_xlim(0, longest * 1.01 or 1.0)
+    charts[-1].set_xlabel("seconds")
+    patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES[k], edgecolor="0.35", label=NAMES[k]) for k in COLOURS]
+    patches.append(Patch(facecolor="0.6", label="all-reduce"))
+    patches.append(Patch(facecolor="none", edgecolor=ACCENT, label="critical path"))
+    charts[0].legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def _draw_chart(axes: Any, explained: Explained) -> None:
+    from matplotlib.collections import LineCollection, PolyCollection  # noqa: PLC0415
+
+    plan, tasks = explained.plan, explained.tasks
+    serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
+    row = {node: place for place, (_, node) in enumerate(serving)}
+
+    def box(number: int) -> list[tuple[float, float]]:
+        task, low = tasks[number], row[tasks[number].node] - 0.42
+        return [(task.start_s, low), (task.start_s, low + 0.84), (task.end_s, low + 0.84), (task.end_s, low)]
+
+    hatched = len(tasks) <= MOST_HATCHED
+    for kind, colour in COLOURS.items():
+        boxes = [box(number) for number, task in enumerate(tasks) if task.kind == kind]
+        bars = PolyCollection(boxes, facecolor=colour)
+        if hatched:
+            bars.set(edgecolor="white" if kind == "B" else "0.35", linewidth=0.3, hatch=HATCHES[kind])
+        axes.add_collection(bars)
+    reducing = [
+        [(start, row[node] - 0.1), (start, row[node] + 0.1), (end, row[node] + 0.1), (end, row[node] - 0.1)]
+        for stage, start, end in reductions(explained)
+        for node in plan.stages[stage]
+    ]
+    axes.add_collection(PolyCollection(reducing, facecolor="0.6"))
+    path = explained.explanation.critical
+    outlined = [box(segment.task) for segment in path if segment.task is not None]
+    axes.add_collection(PolyCollection(outlined, facecolor="none", edgecolor=ACCENT, linewidth=1.2))
+    hops = [[(s.start_s, row[s.link[0]]), (s.end_s, row[s.link[1]])] for s in path if s.link is not None]
+    axes.add_collection(LineCollection(hops, color=ACCENT, linewidth=0.9))
+    axes.axvline(plan.predicted.iteration_s, color="0.2", linewidth=0.8, linestyle="--")
+    axes.set_ylim(len(serving) - 0.4, -0.6)
+    named = len(serving) <= MOST_NAMED
+    names = plan.cluster.names
+    axes.set_yticks(range(len(serving)) if named else _middles(plan.stages))
+    labels = [f"{stage}: {_plain(names[node])}" for stage, node in serving]
+    axes.set_yticklabels(
+        labels if named else [f"stage {s}" for s, nodes in enumerate(plan.stages) if nodes], fontsize=7
+    )
+    ends = [place for place in range(1, len(serving)) if serving[place][0] != serving[place - 1][0]]
+    axes.hlines([end - 0.5 for end in ends], 0, plan.predicted.iteration_s, color="0.75", linewidth=0.6)
+    predicted = plan.predicted
+    title = f"{_plain(explained.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
+    axes.set_title(f"{title}, lower bound {predicted.lower_bound_s:.3f} s", fontsize=9, loc="left")
+
+
+def _middles(stages: Sequence[Sequence[int]]) -> list[float]:
+    """Middle row of each stage that some node serves."""
+    middles, first = [], 0
+    for nodes in stages:
+        if nodes:
+            middles.append(first + (len(nodes) - 1) / 2)
+        first += len(nodes)
+    return middles
+
+
+def draw_curves(plans: Sequence[Explained]) -> bytes | None:
+    """Draw a PNG of best iteration and best bound over time and over work; None where no plan tells them."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    told = [explained for explained in plans if any(e.upper_s is not None for e in explained.search.events)]
+    if not told:
+        return None
+    figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
+    charts = figure.subplots(1, 2, sharey=True)
+    for number, explained in enumerate(told):
+        events = explained.search.events
+        for axes, places in zip(charts, ([e.elapsed_s for e in events], [e.work for e in events]), strict=True):
+            for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
+                known = [(p, v) for p, v in zip(places, values, strict=True) if v is not None]
+                known.append((places[-1], known[-1][1])) if known else None
+                label = _plain(explained.name) + (": best plan" if line == "-" else ": lower bound")
+                axes.step(
+                    *zip(*known, strict=True), line, where="post", color=f"C{number}", label=label
+                ) if known else None
+    low, high = _limits(told)
+    charts[0].set_ylim(low, high)
+    for axes, label in zip(charts, ("seconds of planning", "work"), strict=True):
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.25)
+    charts[0].set_ylabel("iteration, seconds")
+    charts[0].legend(fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def _limits(told: Sequence[Explained]) -> tuple[float, float]:
+    """What the axis shows: all but the first plans of a search where they are much longer than the last."""
+    uppers = [[e.upper_s for e in explained.search.events if e.upper_s is not None] for explained in told]
+    lowers = [e.lower_s for explained in told for e in explained.search.events if e.lower_s is not None]
+    high = max(min(max(own), 3 * own[-1]) for own in uppers)
+    low = min([*lowers, *(own[-1] for own in uppers)])
+    margin = 0.03 * (high - low) or 0.1
+    return low - margin, high + margin
+
+
+def _plain(text: str) -> str:
+    """Names of others, with nothing that matplotlib takes for a formula."""
+    return text.replace("$", r"\$")
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

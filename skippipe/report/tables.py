@@ -1,0 +1,144 @@
+"""What a report says in words and figures, as tables; terminal and page show the same ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from skippipe._scheduler import Constraints
+from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
+from skippipe.report.terminal import percent, seconds
+
+MAX_LINKS = 10
+REASONS = {
+    "input": "when their input arrived",
+    "busy": "after their node had been busy",
+    "memory": "after memory had been full",
+    "order": "after the plan had let others go first",
+    "wave": "when the wave before was home",
+}
+"""Why a task on the critical path did not start before."""
+
+UNCHANGED = (
+    "Routes and order stay as they are (dispatch rule: the order made anew, where that is shorter); a new plan may "
+    "gain more. A node's forward, loss and backward are halved; a link's latency is halved and its bandwidth doubled."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, rows of text below it (the first column is a name, the rest are figures), and notes."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    notes: tuple[str, ...] = ()
+
+
+def figures(plans: Sequence[Explained]) -> Table:
+    """Iteration, bound and rules of each plan."""
+    headings = [
+        "plan", "strategy", "iteration", "lower bound", "gap", "pipeline", "nodes", "stages", "microbatches",
+        "skip ratio",
+    ]  # fmt: skip
+    rows = []
+    for explained in plans:
+        plan, predicted = explained.plan, explained.plan.predicted
+        times = [seconds(predicted.iteration_s), seconds(predicted.lower_bound_s), percent(predicted.gap)]
+        counts = [len(plan.cluster), len(plan.stages), len(explained.plan.microbatches)]
+        rows.append(
+            [explained.name, plan.strategy, *times, seconds(predicted.pipeline_s), *map(str, counts),
+             f"{plan.skip_ratio:.4g}"]
+        )  # fmt: skip
+    rules = [_rules(explained.plan.constraints) for explained in plans]
+    notes = [f"Rules of {explained.name}: {own}." for explained, own in zip(plans, rules, strict=True)]
+    return Table("Figures", headings, rows, (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes))
+
+
+def _rules(rules: Constraints) -> str:
+    parts = [name for name in ("cc1", "cc2", "cc3") if getattr(rules, name)]
+    parts += [f"tc1 {rules.tc1}", "tc2" if rules.tc2 else "tc2 off", f"at most {rules.max_swaps} swaps"]
+    parts += [f"waves {rules.waves}"] + (
+        [f"jumps of at most {rules.max_stage_jump}"] if rules.max_stage_jump is not None else []
+    )
+    return ", ".join(parts)
+
+
+def times(explained: Explained) -> Table:
+    """What the iteration is made of, on two ways through it."""
+    explanation, whole = explained.explanation, explained.plan.predicted.iteration_s
+    ways = [composition(explained.tasks, way) for way in (explanation.critical, explanation.last)]
+    last = [segment.task for segment in explanation.last if segment.task is not None]
+    owner = f"microbatch {explained.tasks[last[-1]].microbatch}" if last else "no microbatch"
+    rows = [
+        [words, *(cell for way in ways for cell in _cells(way.get(part), whole))]
+        for part, words in PARTS.items()
+        if any(part in way for way in ways)
+    ]
+    rows.append(["iteration", *_cells(whole, whole), *_cells(whole, whole)])
+    ends_with = (
+        f"The critical path is one chain of tasks and messages without a pause. It ends with {owner}, whose own way "
+        "shows what it waited for."
+    )
+    headings = ["", "critical path", "share", "its last microbatch", "share"]
+    return Table("What takes the time", headings, rows, (_path_in_words(explained), ends_with))
+
+
+def _cells(value: float | None, whole: float) -> list[str]:
+    share = value / whole if value is not None and whole > 0 else None
+    return [seconds(value), percent(share)]
+
+
+def _path_in_words(explained: Explained) -> str:
+    on_path = [explained.tasks[s.task] for s in explained.explanation.critical if s.task is not None]
+    batches, nodes = {task.microbatch for task in on_path}, {task.node for task in on_path}
+    counts = handovers(explained)
+    reasons = ", ".join(f"{counts[reason]} {words}" for reason, words in REASONS.items() if counts[reason])
+    return f"{len(on_path)} tasks of {len(batches)} microbatches on {len(nodes)} nodes are on the critical path" + (
+        f"; of these started {reasons}." if reasons else "."
+    )
+
+
+def link_times(explained: Explained) -> Table:
+    """Links on the critical path."""
+    cluster, uses = explained.plan.cluster, links(explained.plan.cluster, explained.explanation.critical)
+    rows = [
+        [f"{place(cluster, use.sender)} -> {place(cluster, use.receiver)}", str(use.messages), seconds(use.seconds)]
+        for use in uses[:MAX_LINKS]
+    ]
+    more = (f"and {len(uses) - MAX_LINKS} more",) if len(uses) > MAX_LINKS else ()
+    return Table("Links on the critical path", ["link", "messages", "seconds"], rows, more)
+
+
+def upgrades(explained: Explained, most: int) -> Table:
+    """Which node or link to make faster first."""
+    cluster, whole = explained.plan.cluster, explained.plan.predicted.iteration_s
+    headings = ["twice as fast", "iteration", "saved", "share", "dispatch rule"]
+    headings += ["planned anew"] if explained.replanned else []
+    rows = []
+    for number, upgrade in enumerate(explained.upgrades[:most]):
+        saved = whole - upgrade.iteration_s
+        row = [upgrade_name(cluster, upgrade), seconds(upgrade.iteration_s), seconds(saved), percent(saved / whole)]
+        row.append(seconds(upgrade.dispatched_s))
+        if explained.replanned:
+            row.append(seconds(explained.replanned[number]) if number < len(explained.replanned) else "")
+        rows.append(row)
+    notes = [UNCHANGED]
+    if not rows:
+        notes.insert(0, "No single node or link shortens the iteration as long as routes and order stay as they are.")
+    elif len(explained.upgrades) > most:
+        notes.append(f"{len(explained.upgrades) - most} more shorten it by less.")
+    return Table("What to upgrade first", headings, rows, tuple(notes))
+
+
+def statistics(explained: Explained) -> Table:
+    """What the search counted."""
+    rows = [
+        [name.replace("_", " "), f"{value:,.0f}" if value % 1 == 0 else f"{value:,.4g}"]
+        for name, value in explained.search.statistics.items()
+    ]
+    return Table("Statistics of the search", ["", "count"], rows)
+
+
+def tables(explained: Explained, most: int) -> list[Table]:
+    """All tables of one plan that have something to show."""
+    found = [times(explained), link_times(explained), upgrades(explained, most), statistics(explained)]
+    return [table for table in found if table.rows or table.notes]

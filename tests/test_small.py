@@ -1,0 +1,62 @@
+"""The small instances whose optima CP-SAT has proved: nothing of ours may contradict a proof."""
+
+import dataclasses
+
+import pytest
+
+from skippipe.benchmark import Case, contradictions, judged, load_cases, measure_planner, small_folder
+from skippipe.config import PlannerConfig
+
+CASES = load_cases("set", small_folder())
+PLANNER = PlannerConfig(work_limit=20_000)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.known and case.known.proved])
+def test_a_plan_never_contradicts_a_proof(name: str) -> None:
+    case = CASES[name]
+    assert case.known is not None
+    row, plan = measure_planner(case, "skippipe", PLANNER)
+    assert contradictions(row, case.known) == []
+    if case.known.iteration_s is None:
+        assert plan is None
+        return
+    assert plan is not None, row.note
+    assert judged(plan, case, None) == []
+    if row.proved:
+        assert row.iteration_s == pytest.approx(case.known.iteration_s, abs=1e-8)
+
+
+def test_the_set_is_large_and_of_both_rule_sets() -> None:
+    proved = [case for case in CASES.values() if case.known is not None and case.known.proved]
+    feasible = [case for case in proved if case.known is not None and case.known.iteration_s is not None]
+    assert len(feasible) >= 25
+    assert len(feasible) < len(proved)
+    assert {(case.schedule.tc1, case.schedule.waves) for case in feasible} == {("held", 1), ("routes", 2)}
+    for case in CASES.values():
+        assert 3 <= len(case.instance.allocation.stages) <= 5
+        assert 6 <= len(case.instance.cluster) <= 15
+        assert 4 <= sum(case.counts) <= 18
+
+
+def reached(name: str) -> tuple[Case, float]:
+    """An instance with a proved optimum, and that."""
+    case = CASES[name]
+    assert case.known is not None
+    assert case.known.iteration_s is not None
+    return case, case.known.iteration_s
+
+
+def test_what_contradicts_a_proof_is_noticed() -> None:
+    case, best_s = reached("held-3s-06n-04m")
+    row, _ = measure_planner(case, "skippipe", PLANNER)
+    assert row.iteration_s is not None
+    assert contradictions(row, case.known) == []
+    for change in (
+        {"iteration_s": best_s - 0.001},
+        {"lower_bound_s": best_s + 0.001},
+        {"iteration_s": None, "lower_bound_s": None, "proved": True},
+        {"iteration_s": best_s + 0.001, "lower_bound_s": best_s + 0.001},
+    ):
+        assert len(contradictions(dataclasses.replace(row, **change), case.known)) == 1, change
+    nothing = CASES["held-4s-08n-06m-impossible"].known
+    assert contradictions(row, nothing) != []
