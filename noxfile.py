@@ -88,7 +88,7 @@ def generate_stub(session: nox.Session, folder: Path) -> Path:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the inner loops (criterion), then simulator and planner as installed; figures go to benchmarks/out."""
+    """Measure the inner loops (criterion), then simulator and planner; figures go to benchmarks/out."""
     session.run("cargo", "bench", "--locked", "--package", "skippipe-core", external=True)
     wanted = nox.project.dependency_groups(PROJECT, "bench")
     session.install("--reinstall-package", "skippipe", ".", *wanted)
@@ -98,6 +98,17 @@ def bench(session: nox.Session) -> None:
     session.chdir(session.create_tmp())
     for what in ("simulator", "planner"):
         session.run("skippipe", "bench", what, f"output={out / what}.json", *session.posargs)
+    small = (f"set={ROOT / 'benchmarks' / 'small'}", "strategies=[skippipe]", f"output={out / 'small.json'}")
+    session.run("skippipe", "bench", "planner", *small, *session.posargs)
+
+
+@nox.session
+def studies(session: nox.Session) -> None:
+    """Run the studies of `benchmarks`, about an hour in all; arguments after `--`: one study and its own arguments."""
+    session.install(".", *nox.project.dependency_groups(PROJECT, "bench"))
+    name, *arguments = session.posargs or [""]
+    for study in [name] if name else ["tc2", "heterogeneity", "effort"]:
+        session.run("python", str(ROOT / "benchmarks" / f"{study}.py"), *arguments)
 
 
 @nox.session

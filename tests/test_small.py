@@ -1,8 +1,10 @@
 """The small instances whose optima CP-SAT has proved: nothing of ours may contradict a proof."""
 
 import dataclasses
+import json
 
 import pytest
+from scripts import load_script
 
 from skippipe.benchmark import Case, contradictions, judged, load_cases, measure_planner, small_folder
 from skippipe.config import PlannerConfig
@@ -24,6 +26,16 @@ def test_a_plan_never_contradicts_a_proof(name: str) -> None:
     assert judged(plan, case, None) == []
     if row.proved:
         assert row.iteration_s == pytest.approx(case.known.iteration_s, abs=1e-8)
+
+
+def test_the_instances_are_those_that_the_script_draws() -> None:
+    small = load_script("small")
+    assert sorted(CASES) == sorted(recipe.name for recipe in small.RECIPES)
+    for recipe in small.RECIPES:
+        cluster, question = small.draw(recipe)
+        found = [json.loads((small_folder() / f"{recipe.name}{end}").read_text()) for end in (".cluster.json", ".json")]
+        assert found[0] == cluster, recipe.name
+        assert question.items() <= found[1].items(), recipe.name
 
 
 def test_the_set_is_large_and_of_both_rule_sets() -> None:

@@ -88,9 +88,9 @@ fn demand(instance: &Instance, tasks: &[RouteTask], others: usize) -> Option<Dem
             .then_some((lengths.long_routes(), lengths.long_routes())),
     };
     if instance.rules.cc3 {
-        // Without CC1 the share of the inner stages depends on the routes, which a demand cannot say.
+        // Without CC1 the share of the inner stages depends on the routes; the search knows that itself.
         if !instance.rules.cc1 {
-            return None;
+            return (others == 0).then_some(demand);
         }
         let inner = instance.present.len() - 1;
         let visits = lengths.total - lengths.routes;
@@ -160,6 +160,11 @@ fn adds_up(instance: &Instance, demand: &Demand, chosen: &[&Vec<usize>]) -> bool
     let visits = |stage: usize| chosen.iter().filter(|r| r.iter().any(|n| instance.stage_of[*n] == stage)).count();
     let users = |node: usize| chosen.iter().filter(|r| r.contains(&node)).count();
     let memory = |node: usize| instance.memory[node] as usize;
+    let inner: Vec<usize> = instance.present.iter().filter(|s| **s != 0).map(|s| visits(*s)).collect();
+    let is_even = inner.iter().max() <= inner.iter().min().map(|least| least + 1).as_ref();
+    if instance.rules.cc3 && !instance.rules.cc1 && demand.total.is_some() && !is_even {
+        return false;
+    }
     within(demand.total, chosen.iter().map(|r| r.len()).sum())
         && within(demand.long_routes, chosen.iter().filter(|r| r.len() > demand.short).count())
         && instance.present.iter().all(|s| demand.least[*s] <= visits(*s) && visits(*s) <= demand.most[*s])
@@ -473,7 +478,7 @@ fn one_source_alone_is_a_relaxation() {
         tried += 1;
         for source in &instance.sources {
             let tasks: Vec<RouteTask> = all.iter().copied().filter(|t| t.source == source.node).collect();
-            let part = demand(&instance, &tasks, all.len() - tasks.len()).unwrap();
+            let Some(part) = demand(&instance, &tasks, all.len() - tasks.len()) else { continue };
             let outlook = outlook_of(&instance, &part);
             let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, outlook: &outlook };
             let answer = asked.solve(NEVER, 1.0, u64::MAX);

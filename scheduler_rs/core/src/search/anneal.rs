@@ -40,8 +40,9 @@ const MOST_DOUBLINGS: u32 = 16;
 const MEAN: f64 = 0.1;
 /// How hot a run begins and ends, as a share of the iteration.
 const SIMULATED: Heat = Heat { hot: 3e-3, cold: 1e-4 };
-/// The same for the logarithm of the estimate, and its powers.
-const ESTIMATED: Heat = Heat { hot: 1e-2, cold: 5e-4 };
+/// The same for the logarithm of the estimate, for each route, since a sum over more routes changes by less; and its
+/// powers.
+const ESTIMATED: Heat = Heat { hot: 0.15, cold: 0.0075 };
 const POWERS: (i32, i32) = (4, 32);
 /// A run that goes on from the best plan keeps most of it.
 const MILDER: f64 = 0.3;
@@ -211,7 +212,7 @@ impl<'a> Island<'a> {
         let share = self.share();
         let low = if self.mild { MILDER_POWER } else { POWERS.0 };
         self.estimate.raise(low + (f64::from(POWERS.1 - low) * share) as i32);
-        let heat = ESTIMATED.at(share);
+        let heat = ESTIMATED.at(share) / self.tasks.len() as f64;
         let heat = if self.mild { heat * MILDER } else { heat };
         self.work += (until - self.step) * ESTIMATE_WORK;
         while self.step < until {

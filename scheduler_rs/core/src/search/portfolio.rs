@@ -34,7 +34,7 @@ const EXCHANGES: usize = 40;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
 /// Steps that the search for one way may take before any good one will do.
-const PATIENCE: u64 = 20_000;
+const PATIENCE: u64 = 40_000;
 /// Draws for a first plan at once.
 const FIRST_DRAWS: u64 = 500;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
@@ -90,6 +90,12 @@ struct Attempt<'a> {
     by_travel: bool,
 }
 
+/// A search and the work that it has taken.
+struct Lane<'a> {
+    slot: Slot<'a>,
+    work: u64,
+}
+
 /// One of the searches that run beside each other and learn of what the others found after every round.
 enum Slot<'a> {
     /// Routes by travel time alone.
@@ -122,7 +128,7 @@ impl<'a> Search<'a> {
             fastest =
                 self.travel.as_ref().and_then(|travel| travelled(travel, &mut router, &paths_of(&first.board)).ok());
         }
-        let mut slots = self.slots();
+        let mut lanes = self.lanes();
         while rounds < MOST_ROUNDS {
             budget.check_cancelled()?;
             // The first draws may use up the work and find nothing; one round is always worth it.
@@ -134,10 +140,17 @@ impl<'a> Search<'a> {
             {
                 break;
             }
-            let attempts: Vec<Attempt<'a>> = slots
+            // What has taken more than its share sits out until the others have caught up.
+            let attempts: Vec<Attempt<'a>> = lanes
                 .par_iter_mut()
                 .enumerate()
-                .map(|(i, slot)| self.advance(slot, best.as_ref(), fastest.as_ref(), rounds * ATTEMPTS + i as u64))
+                .filter(|(_, lane)| lane.work <= rounds * ROUND_WORK)
+                .map(|(i, lane)| {
+                    let number = rounds * ATTEMPTS + i as u64;
+                    let attempt = self.advance(&mut lane.slot, best.as_ref(), fastest.as_ref(), number);
+                    lane.work += attempt.work;
+                    attempt
+                })
                 .collect();
             rounds += 1;
             for attempt in attempts {
@@ -184,11 +197,12 @@ impl<'a> Search<'a> {
     }
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
-    fn slots(&self) -> Vec<Slot<'a>> {
-        match self.travel {
+    fn lanes(&self) -> Vec<Lane<'a>> {
+        let slots = match self.travel {
             Some(_) => vec![Slot::Anneal(None), Slot::Travel, Slot::Exchange, Slot::Anneal(None)],
             None => vec![Slot::Exchange, Slot::Afresh, Slot::Exchange, Slot::Exchange],
-        }
+        };
+        slots.into_iter().map(|slot| Lane { slot, work: 0 }).collect()
     }
 
     fn advance(
@@ -222,7 +236,9 @@ impl<'a> Search<'a> {
         let Some(island) = slot else { return nothing(1) };
         let before = island.work;
         if island.is_cold() {
-            let fresh = draw_paths(context, &mut rng).filter(|_| island.is_for_fresh_routes());
+            // The first island looks elsewhere in every other run, the others stay with the best plan.
+            let elsewhere = number % ATTEMPTS == 0 && island.is_for_fresh_routes();
+            let fresh = if elsewhere { draw_paths(context, &mut rng) } else { None };
             match (fresh, best) {
                 (Some(paths), _) => {
                     let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());

@@ -154,6 +154,9 @@ pub struct Router<'a> {
 /// Depth rank of a label that has reached its last stage: its value is exact.
 const COMPLETE: Time = 0;
 
+/// Work of a step whose node's reservations had to be looked through, beside the 1 of any step.
+const SEARCHED: u64 = 4;
+
 /// How often the search asks whether to give up.
 const STEPS_PER_POLL: u64 = 4096;
 
@@ -302,6 +305,7 @@ impl<'a> Router<'a> {
         if hopeful.is_none_or(|value| value > request.limit) {
             return;
         }
+        self.work += SEARCHED;
         for (from, to) in line.windows() {
             if *to <= arrival {
                 continue;

@@ -3,7 +3,9 @@
 
 use smallvec::SmallVec;
 
+use super::Question;
 use super::model::Demand;
+use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageOrder, StageSet, stage_bit};
 use crate::rules::MemoryRule;
@@ -41,20 +43,20 @@ pub struct Step {
     pub reduce: Time,
 }
 
-/// More ways than this for one kind of agent, and the question is left to other methods.
-const MOST_WAYS: usize = 30_000;
-/// Search steps of one enumeration.
-const MOST_STEPS: usize = 20_000_000;
+/// Search steps between two questions whether to stop.
+const STEPS_PER_POLL: u64 = 4096;
 
-/// Node sequences (global node numbers) for the agents like `task`, none where they are too many. `latest`: ways
-/// that take longer for all their waves are of no use.
+/// Node sequences (global node numbers) for the agents like `task`, none where they are more than `most` or the time
+/// is over. `latest`: ways that take longer for all their waves are of no use.
 pub fn sequences(
-    instance: &Instance,
+    question: &Question<'_>,
     outlook: &Outlook,
-    demand: &Demand,
     task: &RouteTask,
     latest: Time,
+    most: usize,
+    budget: &Budget,
 ) -> Option<Vec<Vec<u32>>> {
+    let Question { instance, demand, .. } = *question;
     if let Some(nodes) = &instance.loads[task.load].forced {
         return Some(vec![nodes.clone()]);
     }
@@ -67,13 +69,16 @@ pub fn sequences(
         length: 0,
         nodes: Vec::new(),
         found: Vec::new(),
-        steps: MOST_STEPS,
+        most,
+        steps: 0,
+        is_stopped: false,
+        budget,
     };
     for length in demand.short..=demand.long {
         search.length = length;
         search.go(StageOrder::start(&instance.rules), 0, task.source, 0);
     }
-    (search.steps > 0 && search.found.len() <= MOST_WAYS).then_some(search.found)
+    (!search.is_stopped).then_some(search.found)
 }
 
 struct Search<'a> {
@@ -86,7 +91,10 @@ struct Search<'a> {
     length: usize,
     nodes: Vec<u32>,
     found: Vec<Vec<u32>>,
-    steps: usize,
+    most: usize,
+    steps: u64,
+    is_stopped: bool,
+    budget: &'a Budget,
 }
 
 impl Search<'_> {
@@ -94,6 +102,7 @@ impl Search<'_> {
     fn go(&mut self, order: StageOrder, visited: StageSet, last: usize, around: Time) {
         if self.nodes.len() == self.length {
             self.found.push(self.nodes.clone());
+            self.is_stopped |= self.found.len() > self.most;
             return;
         }
         let instance = self.instance;
@@ -110,10 +119,11 @@ impl Search<'_> {
             for node in instance.members[stage].iter().copied() {
                 let begins_elsewhere = rules.cc1 && self.nodes.is_empty() && node != self.task.source;
                 let no_room = rules.tc1 != MemoryRule::Off && instance.memory[node] == 0;
-                if self.steps == 0 || self.found.len() > MOST_WAYS || begins_elsewhere || no_room {
+                if self.is_stopped || begins_elsewhere || no_room {
                     continue;
                 }
-                self.steps -= 1;
+                self.steps += 1;
+                self.is_stopped |= self.steps % STEPS_PER_POLL == 0 && self.budget.is_over();
                 let ahead = self.outlook.least(self.task.source, node, position, left);
                 let own = instance.forward(self.task.load, node) + instance.backward(self.task.load, node);
                 let whole = around + own + instance.transfer(last, node) + instance.transfer(node, last);

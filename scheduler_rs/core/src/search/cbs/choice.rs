@@ -6,7 +6,7 @@ use crate::time::Time;
 
 use super::catalogue::Way;
 use super::model::Model;
-use super::propagate::fit;
+use super::propagate::{Times, fit};
 use super::state::State;
 
 /// One agent's way with its starts.
@@ -46,14 +46,14 @@ impl Run {
 /// passes over the agents bring about.
 pub fn choose(model: &Model<'_>, state: &State, slack: Time) -> Vec<Choice> {
     let mut options: Vec<Vec<Choice>> = Vec::new();
-    let mut starts = Vec::new();
+    let mut times = Times::default();
     for agent in 0..model.agents.len() {
         let mut own: Vec<Choice> = Vec::new();
         for way in state.ways(model, agent) {
-            if let Some(found) = fit(model, state, agent, way, &mut starts, None)
+            if let Some(found) = fit(model, state, agent, way, &mut times)
                 && found >= slack
             {
-                own.push(Choice { way, starts: starts.clone(), slack: found, is_bypass: false });
+                own.push(Choice { way, starts: times.starts.clone(), slack: found, is_bypass: false });
             }
         }
         own.sort_by_key(|c| (std::cmp::Reverse(c.slack), c.way));

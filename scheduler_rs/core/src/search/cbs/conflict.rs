@@ -78,25 +78,41 @@ impl Found<'_> {
     }
 
     fn quotas(&mut self) {
-        for stage in self.model.instance.present.iter().copied() {
-            let bit = stage_bit(stage);
-            let visits = |found: &Self, agent: usize| found.way(agent).stages & bit != 0;
-            let count = (0..self.chosen.len()).filter(|a| visits(self, *a)).count();
-            let over = count > self.model.demand.most[stage];
-            let under = count < self.model.demand.least[stage];
-            if !over && !under {
-                continue;
+        let model = self.model;
+        let mut counts = vec![0_usize; model.instance.stage_count()];
+        for node in (0..self.chosen.len()).flat_map(|a| &self.way(a).nodes) {
+            counts[model.stage_of[*node as usize]] += 1;
+        }
+        let inner = || model.instance.present.iter().filter(|s| **s != 0).map(|s| counts[*s]);
+        // Where the stages only have to be even, the fewest and the most visited one are at odds.
+        let (fewest, most) = if model.is_even {
+            let (low, high) = (inner().min().unwrap_or(0), inner().max().unwrap_or(0));
+            (high.saturating_sub(1), low + 1)
+        } else {
+            (0, usize::MAX)
+        };
+        for stage in model.instance.present.iter().copied() {
+            let count = counts[stage];
+            let is_inner = stage != 0;
+            let over = count > model.demand.most[stage] || (is_inner && count > most);
+            let under = !over && (count < model.demand.least[stage] || (is_inner && count < fewest));
+            if over || under {
+                self.count += 1;
+                self.quota(stage, over);
             }
-            self.count += 1;
-            // Over the quota one of the visitors must not visit, under it one of the others must.
-            let agents = (0..self.chosen.len()).filter(|a| visits(self, *a) == over);
-            let open = |a: &usize| self.state.agents[*a].may & !self.state.agents[*a].must & bit != 0;
-            let mut agents: Vec<usize> = agents.filter(open).collect();
-            agents.sort_by_key(|a| (self.state.agents[*a].ways, *a));
-            for agent in agents.into_iter().take(2) {
-                let decide = |visit: bool| Decision::Stage(agent as u32, stage as u32, visit);
-                self.list.push((Cause::Quota, smallvec![decide(under), decide(over)]));
-            }
+        }
+    }
+
+    /// Over the quota one of the visitors must not visit, under it one of the others must.
+    fn quota(&mut self, stage: usize, over: bool) {
+        let bit = stage_bit(stage);
+        let agents = (0..self.chosen.len()).filter(|a| (self.way(*a).stages & bit != 0) == over);
+        let open = |a: &usize| self.state.agents[*a].may & !self.state.agents[*a].must & bit != 0;
+        let mut agents: Vec<usize> = agents.filter(open).collect();
+        agents.sort_by_key(|a| (self.state.agents[*a].ways, *a));
+        for agent in agents.into_iter().take(2) {
+            let decide = |visit: bool| Decision::Stage(agent as u32, stage as u32, visit);
+            self.list.push((Cause::Quota, smallvec![decide(!over), decide(over)]));
         }
     }
 

@@ -1,18 +1,23 @@
 //! What all routes together must and may visit: quotas of the stages (CC3), lengths, routes over a node (TC1
 //! `routes`); and whether the nodes of a stage can do the work of the routes that it must lie on.
 
+use smallvec::SmallVec;
+
 use crate::route::{StageSet, stage_bit};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Time};
 
-use super::model::Model;
+use super::model::{Model, Yard};
 use super::state::{Dead, State};
 
 /// Takes off the ways that leave the others no choice that adds up; whether there were any.
 pub fn quotas(model: &Model<'_>, state: &mut State, dirty: &mut [bool]) -> Result<bool, Dead> {
     let mut any = false;
+    let (fewest, most) = if model.is_even { even(model, state) } else { (0, usize::MAX) };
     for stage in model.instance.present.iter().copied() {
-        any |= visitors(model, state, stage, dirty)?;
+        let demand = (model.demand.least[stage], model.demand.most[stage]);
+        let (least, most) = if stage == 0 { demand } else { (demand.0.max(fewest), demand.1.min(most)) };
+        any |= visitors(model, state, stage, (least, most), dirty)?;
     }
     if model.instance.rules.tc1 == MemoryRule::Routes {
         for node in 0..model.nodes.len() {
@@ -46,11 +51,30 @@ fn choice(certain: usize, open: usize, least: usize, most: usize) -> Result<Choi
     }
 }
 
-fn visitors(model: &Model<'_>, state: &mut State, stage: usize, dirty: &mut [bool]) -> Result<bool, Dead> {
+/// Agents that certainly visit a stage, and those that may.
+fn visits(state: &State, stage: usize) -> (usize, usize) {
     let bit = stage_bit(stage);
     let certain = state.agents.iter().filter(|a| a.must & bit != 0).count();
-    let open = state.agents.iter().filter(|a| a.may & !a.must & bit != 0).count();
-    let all = match choice(certain, open, model.demand.least[stage], model.demand.most[stage])? {
+    (certain, state.agents.iter().filter(|a| a.may & !a.must & bit != 0).count())
+}
+
+/// Where the inner stages are to lie on equally many routes: how many these are at least and at most.
+fn even(model: &Model<'_>, state: &State) -> (usize, usize) {
+    let inner = || model.instance.present.iter().filter(|s| **s != 0).map(|s| visits(state, *s));
+    let fewest = inner().map(|(certain, _)| certain).max().unwrap_or(0).saturating_sub(1);
+    (fewest, inner().map(|(certain, open)| certain + open + 1).min().unwrap_or(usize::MAX))
+}
+
+fn visitors(
+    model: &Model<'_>,
+    state: &mut State,
+    stage: usize,
+    (least, most): (usize, usize),
+    dirty: &mut [bool],
+) -> Result<bool, Dead> {
+    let bit = stage_bit(stage);
+    let (certain, open) = visits(state, stage);
+    let all = match choice(certain, open, least, most)? {
         Choice::Open => return Ok(false),
         Choice::All => true,
         Choice::Nobody => false,
@@ -70,11 +94,19 @@ fn users(model: &Model<'_>, state: &mut State, node: usize, dirty: &mut [bool]) 
     let count = model.agents.len();
     let certain = (0..count).filter(|a| forced(state, *a)).count();
     let open = (0..count).filter(|a| free(state, *a)).count();
-    let Choice::Nobody = choice(certain, open, 0, model.memory(node))? else { return Ok(false) };
+    // What the other nodes of the stage have no room for comes here.
+    let stage = model.stage_of[node];
+    let others = model.members[stage].iter().filter(|n| **n != node);
+    let least = others.fold(model.demand.least[stage], |left, n| left.saturating_sub(model.memory(*n)));
+    let all = match choice(certain, open, least, model.memory(node))? {
+        Choice::Open => return Ok(false),
+        Choice::All => true,
+        Choice::Nobody => false,
+    };
     for agent in 0..count {
         if free(state, agent) {
             let ways = model.ways(agent);
-            dirty[agent] |= state.retain(model, agent, |way| !ways[way].nodes.contains(&(node as u32)));
+            dirty[agent] |= state.retain(model, agent, |way| ways[way].nodes.contains(&(node as u32)) == all);
         }
     }
     Ok(true)
@@ -125,10 +157,11 @@ fn long_routes(model: &Model<'_>, state: &mut State, dirty: &mut [bool]) -> Resu
 /// The stages' work: how much slack the limit leaves.
 pub fn loads(model: &Model<'_>, state: &mut State) -> Result<(), Dead> {
     state.stage_slack = NEVER;
+    let others = state.slack();
     for stage in model.instance.present.iter().copied() {
         let least = model.demand.least[stage];
         if least > 0 && !(stage == 0 && model.instance.rules.cc1) {
-            let slack = load(model, state, stage, least);
+            let slack = load(model, state, stage, least, others.min(state.stage_slack));
             state.stage_slack = state.stage_slack.min(slack);
             if slack < 0 {
                 return Err(Dead);
@@ -138,77 +171,84 @@ pub fn loads(model: &Model<'_>, state: &mut State) -> Result<(), Dead> {
     Ok(())
 }
 
-/// What one agent would do at a stage, whichever of its nodes it goes to.
-#[derive(Clone, Copy, Debug)]
-struct Visit {
-    /// Earliest start of the forward, of the backward.
-    from: (Time, Time),
-    /// Latest end of the forward, of the backward.
-    to: (Time, Time),
+/// When forwards, or backwards, of the agents that may visit a stage can run there.
+#[derive(Debug, Default)]
+struct Windows {
+    from: Vec<Time>,
+    to: Vec<Time>,
+}
+
+impl Windows {
+    fn sort(&mut self) {
+        self.from.sort_unstable();
+        self.to.sort_unstable();
+    }
 }
 
 /// At least `least` routes visit `stage`, who knows which: in each stretch of time lie at least as many forwards and
 /// backwards as there are visits, less the agents that could be early and those that could be late. How much earlier
-/// could everything have to end until the nodes cannot do that?
-fn load(model: &Model<'_>, state: &State, stage: usize, least: usize) -> Time {
+/// could everything have to end until the nodes cannot do that? Slack of `enough` or more is all the same.
+fn load(model: &Model<'_>, state: &State, stage: usize, least: usize, enough: Time) -> Time {
     let bit: StageSet = stage_bit(stage);
     let nodes = &model.members[stage];
-    let mut visits: Vec<Visit> = Vec::new();
-    let (mut microbatches, mut shortest) = (Vec::new(), (NEVER, NEVER));
+    let (mut outs, mut backs) = (Windows::default(), Windows::default());
+    let mut microbatches: SmallVec<[usize; 32]> = SmallVec::new();
     for (agent, known) in model.agents.iter().enumerate().filter(|(a, _)| state.agents[*a].may & bit != 0) {
         microbatches.push(known.waves);
         for wave in 0..known.waves {
-            let mut visit = Visit { from: (NEVER, NEVER), to: (-1, -1) };
-            for node in nodes.iter().filter(|n| state.is_possible(model, agent, **n)) {
-                let (out, back) =
-                    (model.slot(agent, wave, 2 * *node as u32), model.slot(agent, wave, 2 * *node as u32 + 1));
-                visit.from = (visit.from.0.min(state.head[out]), visit.from.1.min(state.head[back]));
-                visit.to = (visit.to.0.max(state.last[out]), visit.to.1.max(state.last[back]));
-                shortest = (shortest.0.min(model.length[out]), shortest.1.min(model.length[back]));
+            for (windows, op) in [(&mut outs, 0), (&mut backs, 1)] {
+                let (mut from, mut to) = (NEVER, -1);
+                for node in nodes.iter().filter(|n| state.is_possible(model, agent, **n)) {
+                    let slot = model.slot(agent, wave, 2 * *node as u32 + op);
+                    (from, to) = (from.min(state.head[slot]), to.max(state.last[slot]));
+                }
+                windows.from.push(from);
+                windows.to.push(to);
             }
-            visits.push(visit);
         }
     }
     microbatches.sort_unstable();
     let wanted: usize = microbatches.iter().take(least).sum();
-    if wanted == 0 {
-        return NEVER;
-    }
-    // Work of a node counts as what the fastest node would need for it.
-    let speed = |node: &usize| {
-        let lengths = |agent: usize| {
-            let slot = model.slot(agent, 0, 2 * *node as u32);
-            (model.length[slot], model.length[slot + 1])
-        };
-        let ratio = |fast: Time, own: Time| if own == 0 { 1.0 } else { fast as f64 / own as f64 };
-        (0..model.agents.len())
-            .map(lengths)
-            .map(|(f, b)| ratio(shortest.0, f).max(ratio(shortest.1, b)).min(1.0))
-            .fold(0.0, f64::max)
-    };
-    let room: f64 = nodes.iter().map(speed).sum();
-    let sorted = |key: &dyn Fn(&Visit) -> Time| {
-        let mut times: Vec<Time> = visits.iter().map(key).collect();
-        times.sort_unstable();
-        times
-    };
-    let (out_from, back_from) = (sorted(&|v| v.from.0), sorted(&|v| v.from.1));
-    let (out_to, back_to) = (sorted(&|v| v.to.0), sorted(&|v| v.to.1));
-    let mut slack = NEVER;
-    for begin in out_from.iter().chain(&back_from) {
-        let early_out = out_from.partition_point(|t| t < begin);
-        let early_back = back_from.partition_point(|t| t < begin);
-        if early_out >= wanted && early_back >= wanted {
-            continue;
+    let Yard { forward, backward, room } = model.yards[stage];
+    let work = |outs: usize, backs: usize| (outs as Time * forward + backs as Time * backward) as f64 / room;
+    let most = work(wanted, wanted) as Time + 1;
+    outs.sort();
+    backs.sort();
+    let count = outs.from.len();
+    let mut slack = enough;
+    let mut begins: SmallVec<[Time; 64]> = outs.from.iter().chain(&backs.from).copied().collect();
+    begins.sort_unstable();
+    begins.dedup();
+    let mut ends: SmallVec<[Time; 64]> = outs.to.iter().chain(&backs.to).copied().collect();
+    ends.sort_unstable();
+    ends.dedup();
+    let (mut early_out, mut early_back) = (0, 0);
+    for begin in begins {
+        while early_out < count && outs.from[early_out] < begin {
+            early_out += 1;
         }
-        for end in out_to.iter().chain(&back_to).filter(|end| *end > begin) {
-            let late_out = visits.len() - out_to.partition_point(|t| t <= end);
-            let late_back = visits.len() - back_to.partition_point(|t| t <= end);
-            let outs = wanted.saturating_sub(early_out + late_out) as Time;
-            let backs = wanted.saturating_sub(early_back + late_back) as Time;
-            let work = outs * shortest.0 + backs * shortest.1;
-            if work > 0 {
-                slack = slack.min(end - begin - (work as f64 / room - 1e-3).ceil() as Time);
+        while early_back < count && backs.from[early_back] < begin {
+            early_back += 1;
+        }
+        if early_out >= wanted && early_back >= wanted {
+            break;
+        }
+        let (mut within_out, mut within_back) = (0, 0);
+        for end in ends.iter().copied().skip_while(|end| *end <= begin) {
+            if end - begin >= most + slack {
+                break;
+            }
+            while within_out < count && outs.to[within_out] <= end {
+                within_out += 1;
+            }
+            while within_back < count && backs.to[within_back] <= end {
+                within_back += 1;
+            }
+            let outs = wanted.saturating_sub(early_out + count - within_out);
+            let backs = wanted.saturating_sub(early_back + count - within_back);
+            if outs + backs > 0 {
+                // A nanosecond less, so that rounding cannot count against anybody.
+                slack = slack.min(end - begin - (work(outs, backs) - 1e-3).ceil() as Time);
             }
         }
     }

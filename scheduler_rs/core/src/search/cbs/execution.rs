@@ -45,9 +45,11 @@ pub fn keeps_rules(model: &Model<'_>, chosen: &[Choice]) -> bool {
     }
     let within = |range: Option<(usize, usize)>, value: usize| range.is_none_or(|(a, b)| (a..=b).contains(&value));
     let quotas = model.instance.present.iter().all(|s| (demand.least[*s]..=demand.most[*s]).contains(&visits[*s]));
+    let inner = || model.instance.present.iter().filter(|s| **s != 0).map(|s| visits[*s]);
+    let even = !model.is_even || inner().max().unwrap_or(0) <= inner().min().unwrap_or(0) + 1;
     let room = model.instance.rules.tc1 != MemoryRule::Routes
         || users.iter().enumerate().all(|(node, count)| *count <= model.memory(node));
-    quotas && room && within(demand.total, total) && within(demand.long_routes, long)
+    quotas && even && room && within(demand.total, total) && within(demand.long_routes, long)
 }
 
 /// Runs the chosen ways by `rule`; none where microbatches end up waiting for each other's memory. `urgency` is

@@ -1,11 +1,13 @@
 //! What stays the same all over the tree: agents, their ways, the numbering of tasks.
 
+use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
 use crate::rules::MemoryRule;
 use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
+use super::Question;
 use super::catalogue::{Way, lay_out, sequences};
 
 /// How many visits the routes make together.
@@ -25,6 +27,9 @@ pub struct Demand {
     pub long_routes: Option<(usize, usize)>,
 }
 
+/// More ways than this, and the question is left to other methods.
+const MOST_WAYS: usize = 60_000;
+
 /// One route to be found, for one or more microbatches.
 #[derive(Clone, Debug)]
 pub struct Agent {
@@ -38,6 +43,17 @@ pub struct Agent {
     pub base: usize,
     /// First word of its ways in a state's sets.
     pub words: usize,
+}
+
+/// What the nodes of a stage can do together: work of each counts as what the fastest one would need for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Yard {
+    /// The least forward and backward of any agent on any of its nodes.
+    pub forward: Time,
+    /// See `forward`.
+    pub backward: Time,
+    /// So many of such fast nodes would do.
+    pub room: f64,
 }
 
 /// Agents that are alike: any two may be exchanged.
@@ -68,6 +84,8 @@ pub struct Model<'a> {
     pub stage_of: Vec<usize>,
     /// Local nodes of each stage.
     pub members: Vec<Vec<usize>>,
+    /// What the nodes of each stage can do.
+    pub yards: Vec<Yard>,
     /// Tasks of one wave: two for each node and the loss.
     pub width: usize,
     /// Number of slots.
@@ -82,19 +100,17 @@ pub struct Model<'a> {
     pub idle: Time,
     /// Everything one after the other.
     pub serial: Time,
+    /// CC3 without CC1: how many routes visit stage 0 is open, so a demand cannot say how many visit the others; but
+    /// these are to differ by at most one.
+    pub is_even: bool,
 }
 
 impl<'a> Model<'a> {
     /// None where the ways are too many to list. `latest`: iterations above are of no use.
-    pub fn new(
-        instance: &'a Instance,
-        tasks: &'a [RouteTask],
-        demand: &'a Demand,
-        outlook: &Outlook,
-        latest: Time,
-    ) -> Option<Self> {
+    pub fn new(question: &Question<'a>, outlook: &Outlook, latest: Time, budget: &Budget) -> Option<Self> {
+        let Question { instance, tasks, demand, .. } = *question;
         let mut keys: Vec<(usize, usize)> = Vec::new();
-        let mut lists = Vec::new();
+        let mut lists: Vec<Vec<Vec<u32>>> = Vec::new();
         let mut kind_of = Vec::new();
         for task in tasks {
             let key = (task.source, task.load);
@@ -103,7 +119,9 @@ impl<'a> Model<'a> {
                 // The agent with the fewest waves has the most ways.
                 let waves = tasks.iter().filter(|t| (t.source, t.load) == key).map(|t| t.waves).min().unwrap_or(1);
                 keys.push(key);
-                lists.push(sequences(instance, outlook, demand, &RouteTask { waves, ..*task }, latest)?);
+                let listed: usize = lists.iter().map(Vec::len).sum();
+                let task = RouteTask { waves, ..*task };
+                lists.push(sequences(question, outlook, &task, latest, MOST_WAYS.checked_sub(listed)?, budget)?);
             }
             kind_of.push(kind);
         }
@@ -153,6 +171,7 @@ impl<'a> Model<'a> {
         for (l, stage) in stage_of.iter().enumerate() {
             members[*stage].push(l);
         }
+        let yards = members.iter().map(|own| yard(instance, tasks, own.iter().map(|l| nodes[*l]))).collect();
         Some(Self {
             instance,
             tasks,
@@ -163,6 +182,7 @@ impl<'a> Model<'a> {
             nodes,
             stage_of,
             members,
+            yards,
             width,
             slots: base,
             words,
@@ -170,6 +190,7 @@ impl<'a> Model<'a> {
             agent_of,
             idle,
             serial,
+            is_even: instance.rules.cc3 && !instance.rules.cc1 && demand.total.is_some(),
         })
     }
 
@@ -216,6 +237,17 @@ impl<'a> Model<'a> {
     pub fn horizon(&self, limit: Time) -> Time {
         (limit.min(NEVER) - 1).min(self.serial)
     }
+}
+
+fn yard(instance: &Instance, tasks: &[RouteTask], nodes: impl Iterator<Item = usize> + Clone) -> Yard {
+    let lengths =
+        |node: usize| tasks.iter().map(move |t| (instance.forward(t.load, node), instance.backward(t.load, node)));
+    let all = || nodes.clone().flat_map(lengths);
+    let forward = all().map(|l| l.0).min().unwrap_or(0);
+    let backward = all().map(|l| l.1).min().unwrap_or(0);
+    let ratio = |fast: Time, own: Time| if own == 0 { 1.0 } else { fast as f64 / own as f64 };
+    let speed = |node: usize| lengths(node).map(|(f, b)| ratio(forward, f).max(ratio(backward, b))).fold(0.0, f64::max);
+    Yard { forward, backward, room: nodes.clone().map(speed).sum::<f64>().max(f64::MIN_POSITIVE) }
 }
 
 fn groups(tasks: &[RouteTask]) -> Vec<Group> {

@@ -1,6 +1,7 @@
 //! From constraints to windows, until nothing changes any more: the low level of each agent, then what agents mean
 //! to each other on nodes and stages.
 
+use crate::budget::Budget;
 use crate::route::StageSet;
 use crate::time::{NEVER, Time};
 
@@ -11,14 +12,18 @@ use super::model::Model;
 use super::state::{Dead, Known, State};
 
 /// Memory that propagation reuses, and what it counts.
-#[derive(Debug, Default)]
-pub struct Propagator {
+#[derive(Debug)]
+pub struct Propagator<'a> {
+    budget: &'a Budget,
+    /// Whether the budget was over before a fixed point was reached: windows and all that follows from them are not
+    /// to be used then.
+    pub is_stopped: bool,
     /// Agents whose ways are to be looked at again.
     pub dirty: Vec<bool>,
     nodes: Vec<bool>,
     head: Vec<Time>,
     last: Vec<Time>,
-    starts: Vec<Time>,
+    times: Times,
     machine: Machine,
     /// Ways tried: the measure of work.
     pub labels: u64,
@@ -27,15 +32,19 @@ pub struct Propagator {
 /// Rounds after which propagation gives up on going on; windows may then be wider than they could be.
 const MOST_ROUNDS: usize = 400;
 
-impl Propagator {
+impl<'a> Propagator<'a> {
     /// For one model.
-    pub fn new(model: &Model<'_>) -> Self {
+    pub fn new(model: &Model<'_>, budget: &'a Budget) -> Self {
         Self {
+            budget,
+            is_stopped: false,
             dirty: vec![false; model.agents.len()],
             nodes: vec![false; model.nodes.len()],
             head: vec![0; model.slots],
             last: vec![0; model.slots],
-            ..Self::default()
+            times: Times::default(),
+            machine: Machine::default(),
+            labels: 0,
         }
     }
 
@@ -43,12 +52,6 @@ impl Propagator {
     pub fn all(&mut self, model: &Model<'_>, state: &mut State) -> Result<(), Dead> {
         self.dirty.fill(true);
         self.nodes.fill(true);
-        for agent in 0..model.agents.len() {
-            if let Err(dead) = self.agent(model, state, agent) {
-                self.clear();
-                return Err(dead);
-            }
-        }
         self.run(model, state)
     }
 
@@ -67,8 +70,14 @@ impl Propagator {
     fn rounds(&mut self, model: &Model<'_>, state: &mut State) -> Result<(), Dead> {
         for _ in 0..MOST_ROUNDS {
             self.agents(model, state)?;
+            if self.is_stopped {
+                return Ok(());
+            }
             while counting::quotas(model, state, &mut self.dirty)? {
                 self.agents(model, state)?;
+                if self.is_stopped {
+                    return Ok(());
+                }
             }
             orders(model, state, &mut self.dirty);
             if model.is_held() {
@@ -87,12 +96,16 @@ impl Propagator {
             }
         }
         self.agents(model, state)?;
-        counting::loads(model, state)
+        if self.is_stopped { Ok(()) } else { counting::loads(model, state) }
     }
 
     fn agents(&mut self, model: &Model<'_>, state: &mut State) -> Result<(), Dead> {
         for agent in 0..model.agents.len() {
             if self.dirty[agent] {
+                self.is_stopped |= self.budget.is_over();
+                if self.is_stopped {
+                    return Ok(());
+                }
                 self.agent(model, state, agent)?;
             }
         }
@@ -119,12 +132,11 @@ impl Propagator {
                 let number = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 self.labels += model.agents[agent].waves as u64;
-                let Some(slack) =
-                    fit(model, state, agent, number, &mut self.starts, Some((&mut self.head, &mut self.last)))
-                else {
+                let Some(slack) = fit(model, state, agent, number, &mut self.times) else {
                     state.remove(model, agent, number);
                     continue;
                 };
+                self.widen(model, agent, number);
                 let way = &model.ways(agent)[number];
                 known.ways += 1;
                 known.must &= way.stages;
@@ -142,7 +154,6 @@ impl Propagator {
         if known.ways == 0 {
             return Err(Dead);
         }
-        state.agents[agent] = known;
         let fewer = known.ways != before.ways;
         for slot in base..base + slots {
             if state.head[slot] != self.head[slot] || state.last[slot] != self.last[slot] || fewer {
@@ -151,23 +162,42 @@ impl Propagator {
                 self.nodes[model.node_of(agent, ((slot - base) % model.width) as u32)] = true;
             }
         }
+        state.agents[agent] = known;
         Ok(())
+    }
+
+    /// Widens the windows of an agent to hold the way that was fitted last.
+    fn widen(&mut self, model: &Model<'_>, agent: usize, number: usize) {
+        let steps = &model.ways(agent)[number].steps;
+        let mut at = 0;
+        let mut ends = self.times.ends.iter().rev();
+        for wave in 0..model.agents[agent].waves {
+            let base = model.slot(agent, wave, 0);
+            for step in steps {
+                let slot = base + step.op as usize;
+                self.head[slot] = self.head[slot].min(self.times.starts[at]);
+                self.last[slot] = self.last[slot].max(ends.next().copied().unwrap_or(NEVER));
+                at += 1;
+            }
+        }
     }
 }
 
+/// Times of the tasks of one way.
+#[derive(Debug, Default)]
+pub struct Times {
+    /// Earliest starts, wave by wave.
+    pub starts: Vec<Time>,
+    /// Latest ends, from the last task back to the first.
+    ends: Vec<Time>,
+}
+
 /// One way within its agent's windows: the least slack of its tasks between earliest and latest end, none where one
-/// does not fit. The starts go into `starts`, wave by wave; windows of all slots used are widened to hold it.
-pub fn fit(
-    model: &Model<'_>,
-    state: &State,
-    agent: usize,
-    number: usize,
-    starts: &mut Vec<Time>,
-    windows: Option<(&mut [Time], &mut [Time])>,
-) -> Option<Time> {
+/// does not fit.
+pub fn fit(model: &Model<'_>, state: &State, agent: usize, number: usize, times: &mut Times) -> Option<Time> {
     let way = &model.ways(agent)[number];
     let waves = model.agents[agent].waves;
-    starts.clear();
+    times.starts.clear();
     let mut time = 0;
     for wave in 0..waves {
         let base = model.slot(agent, wave, 0);
@@ -178,7 +208,7 @@ pub fn fit(
             if time > state.due[slot] || time + step.reduce > state.limit {
                 return None;
             }
-            starts.push(start);
+            times.starts.push(start);
         }
         time += way.home;
     }
@@ -187,35 +217,18 @@ pub fn fit(
     if slack < 0 {
         return None;
     }
-    // Whether it fits is known only at the end, so the windows are widened in a second run.
+    times.ends.clear();
     for wave in (0..waves).rev() {
         let base = model.slot(agent, wave, 0);
         end -= way.home;
         for (place, step) in way.steps.iter().enumerate().rev() {
-            let slot = base + step.op as usize;
-            let latest = end.min(state.due[slot]).min(state.limit - step.reduce);
-            slack = slack.min(latest - starts[wave * way.steps.len() + place] - step.length);
+            let latest = end.min(state.due[base + step.op as usize]).min(state.limit - step.reduce);
             end = latest - step.length - step.travel;
+            slack = slack.min(latest - times.starts[wave * way.steps.len() + place] - step.length);
+            times.ends.push(latest);
         }
     }
-    if slack < 0 {
-        return None;
-    }
-    if let Some((head, last)) = windows {
-        let mut end = state.limit;
-        for wave in (0..waves).rev() {
-            let base = model.slot(agent, wave, 0);
-            end -= way.home;
-            for (place, step) in way.steps.iter().enumerate().rev() {
-                let slot = base + step.op as usize;
-                let latest = end.min(state.due[slot]).min(state.limit - step.reduce);
-                head[slot] = head[slot].min(starts[wave * way.steps.len() + place]);
-                last[slot] = last[slot].max(latest);
-                end = latest - step.length - step.travel;
-            }
-        }
-    }
-    Some(slack)
+    (slack >= 0).then_some(slack)
 }
 
 /// What the orders decided on mean for the windows. Both tasks are on every way that is left.

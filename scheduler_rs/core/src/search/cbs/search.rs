@@ -17,6 +17,8 @@ use super::{Answer, Ended, Question, Statistics};
 
 /// Conflicts of a node for which the children are made before one is chosen.
 const MOST_TRIED: usize = 6;
+/// A phase that costs no more is followed by one twice as far up.
+const CHEAP_PHASE: u64 = 50_000;
 /// Nodes of the tree, whatever the limits: about half a gigabyte.
 const MOST_NODES: usize = 4_000_000;
 
@@ -25,9 +27,15 @@ pub struct Search<'a> {
     question: &'a Question<'a>,
     model: Model<'a>,
     budget: &'a Budget,
-    propagator: Propagator,
+    propagator: Propagator<'a>,
     tree: Tree,
     root: State,
+    /// No execution takes less.
+    proved: Time,
+    /// Nodes of trees that are done with.
+    closed_nodes: u64,
+    /// Work done before the phase began.
+    phase_start: u64,
     best: Option<Found>,
     /// Only iterations up to this one are of use.
     limit: Time,
@@ -49,7 +57,7 @@ impl<'a> Search<'a> {
     pub fn run(question: &'a Question<'a>, outlook: &Outlook, budget: &'a Budget) -> Answer {
         let idle = question.instance.allreduce.iter().copied().max().unwrap_or(0);
         let latest = question.limit.min(NEVER) - 1;
-        let Some(model) = Model::new(question.instance, question.tasks, question.demand, outlook, latest) else {
+        let Some(model) = Model::new(question, outlook, latest, budget) else {
             let bound = idle.min(question.limit);
             return Answer { bound, best: None, ended: Ended::Limit, statistics: Statistics::default() };
         };
@@ -57,8 +65,11 @@ impl<'a> Search<'a> {
         let root = State::root(&model, limit);
         let mut search = Self {
             question,
-            propagator: Propagator::new(&model),
-            tree: Tree::new(idle, question.suboptimality),
+            propagator: Propagator::new(&model, budget),
+            tree: Tree::empty(question.suboptimality),
+            proved: idle,
+            closed_nodes: 0,
+            phase_start: 0,
             model,
             budget,
             root,
@@ -73,30 +84,80 @@ impl<'a> Search<'a> {
     }
 
     fn answer(mut self, ended: Ended) -> Answer {
-        let least = self.tree.least().unwrap_or(NEVER).min(self.unresolved);
-        let beyond = self.best.as_ref().map_or(self.question.limit, |b| b.value);
-        let bound = least.min(beyond);
-        let ended = if self.unresolved <= self.limit { Ended::Limit } else { ended };
+        let ended = if self.unresolved < self.known() { Ended::Limit } else { ended };
         self.statistics.labels = self.propagator.labels;
-        self.statistics.nodes = self.tree.len() as u64;
-        Answer { bound, best: self.best, ended, statistics: self.statistics }
+        self.statistics.nodes = self.nodes();
+        Answer { bound: self.bound(), best: self.best, ended, statistics: self.statistics }
     }
 
+    /// The best value so far, or what the question asks to be below.
+    fn known(&self) -> Time {
+        self.best.as_ref().map_or(self.question.limit, |b| b.value)
+    }
+
+    /// Nothing known to exist takes less.
+    fn bound(&self) -> Time {
+        self.tree.least().map_or(self.proved, |least| least.max(self.proved)).min(self.unresolved).min(self.known())
+    }
+
+    fn nodes(&self) -> u64 {
+        self.closed_nodes + self.tree.len() as u64
+    }
+
+    /// In phases: the limit is first set a little above the bound, which makes short work of everything that is not
+    /// near it, and then further and further, until something is found or nothing is left.
     fn go(&mut self) -> Ended {
-        let mut state = self.root.clone();
-        if self.propagator.all(&self.model, &mut state).is_err() {
-            self.tree.take();
+        let last = self.limit;
+        let Some(low) = self.destroy() else {
+            self.proved = NEVER;
             return Ended::Exhausted;
+        };
+        self.proved = low;
+        let mut step = ((last - low) / 8).min(low / 128).max(1);
+        loop {
+            self.limit = self.limit.min(low.max(self.proved).saturating_add(step)).min(self.known() - 1);
+            if let Ended::Limit = self.phase() {
+                return Ended::Limit;
+            }
+            let end = last.min(self.known() - 1);
+            if self.limit >= end && self.tree.least().is_none() {
+                self.proved = NEVER;
+                return Ended::Exhausted;
+            }
+            if self.is_good_enough() {
+                return Ended::Exhausted;
+            }
+            self.limit = end;
+            // The further up, the harder: steps grow only while they cost little.
+            let (before, cost) = (self.phase_start, self.work() - self.phase_start);
+            step = if cost < CHEAP_PHASE || cost < before / 8 { 2 * step } else { (step / 2).max(1) };
         }
-        let bound = self.destroy(&state);
-        self.root = state;
-        self.tree = Tree::new(bound, self.question.suboptimality);
+    }
+
+    /// Whether what is known is within the factor of the bound.
+    fn is_good_enough(&self) -> bool {
+        self.tree.within(self.bound()) >= self.known()
+    }
+
+    /// One tree, for iterations up to the limit.
+    fn phase(&mut self) -> Ended {
+        let target = self.limit;
+        self.fresh.clear();
+        self.phase_start = self.work();
+        let mut state = State::root(&self.model, self.limit);
+        if self.propagator.all(&self.model, &mut state).is_err() {
+            self.plant(None);
+        } else if self.propagator.is_stopped {
+            return Ended::Limit;
+        } else {
+            let bound = state.bound(&self.model).max(self.proved);
+            self.root = state;
+            self.plant(Some(bound));
+        }
         self.note();
         while let Some(least) = self.tree.least() {
-            let known = self.best.as_ref().map_or(self.question.limit, |b| b.value);
-            if least > self.limit || self.tree.within(least) >= known {
-                // What is left is no better than what is known, or that is good enough.
-                return Ended::Exhausted;
+            if least > self.limit || self.is_good_enough() {
+                break;
             }
             if self.is_over() {
                 return Ended::Limit;
@@ -111,28 +172,50 @@ impl<'a> Search<'a> {
             }
             self.note();
         }
+        if self.tree.least().is_none_or(|least| least > self.limit) {
+            // Everything up to the target has been looked at.
+            self.proved = self.proved.max(target.min(self.limit) + 1);
+            self.plant(None);
+        }
         Ended::Exhausted
     }
 
+    /// A new tree, of a root with this bound.
+    fn plant(&mut self, bound: Option<Time>) {
+        self.closed_nodes += self.tree.len() as u64;
+        self.tree = match bound {
+            Some(bound) => Tree::new(bound, self.question.suboptimality),
+            None => Tree::empty(self.question.suboptimality),
+        };
+    }
+
+    /// Ways tried and nodes made.
+    fn work(&self) -> u64 {
+        self.propagator.labels + self.nodes()
+    }
+
     fn is_over(&self) -> bool {
-        self.budget.is_over()
-            || self.tree.len() >= MOST_NODES
-            || self.propagator.labels + self.tree.len() as u64 >= self.question.work_limit
+        self.budget.is_over() || self.tree.len() >= MOST_NODES || self.work() >= self.question.work_limit
     }
 
     /// Remembers what has changed.
     fn note(&mut self) {
-        let upper = self.best.as_ref().map_or(NEVER, |b| b.value);
-        let lower = self.tree.least().unwrap_or(NEVER).min(self.unresolved).min(upper).min(self.question.limit);
+        self.proved = self.bound();
+        let (upper, lower) = (self.best.as_ref().map_or(NEVER, |b| b.value), self.bound());
         let last = self.statistics.events.last();
         if last.is_none_or(|(_, u, l)| (*u, *l) != (upper, lower)) {
-            let work = self.propagator.labels + self.tree.len() as u64;
-            self.statistics.events.push((work, upper, lower));
+            self.statistics.events.push((self.work(), upper, lower));
         }
     }
 
-    /// A first bound: the limit is brought down until propagation alone finds that nothing is left.
-    fn destroy(&mut self, state: &State) -> Time {
+    /// A first bound: the limit is brought down until propagation alone finds that nothing is left; none where that
+    /// is so from the first.
+    fn destroy(&mut self) -> Option<Time> {
+        let mut state = State::root(&self.model, self.limit);
+        self.propagator.all(&self.model, &mut state).ok()?;
+        if self.propagator.is_stopped {
+            return Some(self.proved);
+        }
         let (mut low, mut high) = (state.bound(&self.model), self.limit + 1);
         while low < high && !self.is_over() {
             let middle = low + (high - low) / 2;
@@ -140,11 +223,13 @@ impl<'a> Search<'a> {
             trial.limit = middle;
             if self.propagator.all(&self.model, &mut trial).is_err() {
                 low = middle + 1;
+            } else if self.propagator.is_stopped {
+                break;
             } else {
                 high = middle;
             }
         }
-        low
+        Some(low)
     }
 
     /// The state of a node, none where nothing is left in it.
@@ -173,7 +258,7 @@ impl<'a> Search<'a> {
         self.fresh.clear();
         let mut implied: SmallVec<[Decision; 2]> = SmallVec::new();
         loop {
-            if self.budget.is_over() {
+            if self.propagator.is_stopped || self.budget.is_over() {
                 return Step::Stopped;
             }
             let least = state.bound(&self.model).max(bound);
@@ -198,6 +283,7 @@ impl<'a> Search<'a> {
             }
             match self.branch(&state, &list) {
                 Branched::Dead => return Step::Done,
+                Branched::Stopped => return Step::Stopped,
                 Branched::Implied(decision, next) => {
                     self.statistics.implied += 1;
                     implied.push(decision);
@@ -220,9 +306,9 @@ impl<'a> Search<'a> {
         let mut better = false;
         for rule in rules {
             if let Some(found) = execution::run(&self.model, chosen, &state.last, *rule)
-                && found.value <= self.limit
+                && found.value < self.known()
             {
-                self.limit = found.value - 1;
+                self.limit = self.limit.min(found.value - 1);
                 self.best = Some(found);
                 better = true;
             }
@@ -238,7 +324,11 @@ impl<'a> Search<'a> {
             for decision in branching {
                 let mut child = state.clone();
                 child.apply(&self.model, *decision, &mut self.propagator.dirty);
-                if self.propagator.run(&self.model, &mut child).is_ok() {
+                let result = self.propagator.run(&self.model, &mut child);
+                if self.propagator.is_stopped {
+                    return Branched::Stopped;
+                }
+                if result.is_ok() {
                     children.push((*decision, child));
                 }
             }
@@ -293,6 +383,8 @@ impl<'a> Search<'a> {
 enum Branched {
     /// No child is left.
     Dead,
+    /// The budget was over before that was clear.
+    Stopped,
     /// One is.
     Implied(Decision, Box<State>),
     /// The children of one conflict.

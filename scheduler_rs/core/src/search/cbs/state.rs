@@ -104,9 +104,12 @@ impl State {
 
     /// Nothing below this can keep the constraints.
     pub fn bound(&self, model: &Model<'_>) -> Time {
-        let agents = self.agents.iter().map(|a| a.slack);
-        let slack = agents.chain(self.node_slack.iter().copied()).chain([self.stage_slack]).min().unwrap_or(NEVER);
-        (self.limit - slack.min(self.limit)).max(model.idle)
+        (self.limit - self.slack().min(self.stage_slack).min(self.limit)).max(model.idle)
+    }
+
+    /// By how much the limit could be lower before an agent, or a node, cannot do its part.
+    pub fn slack(&self) -> Time {
+        self.agents.iter().map(|a| a.slack).chain(self.node_slack.iter().copied()).min().unwrap_or(NEVER)
     }
 
     /// Takes a way off.

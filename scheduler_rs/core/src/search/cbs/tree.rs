@@ -40,6 +40,14 @@ pub struct Tree {
 }
 
 impl Tree {
+    /// Nothing is open.
+    pub fn empty(suboptimality: f64) -> Self {
+        let mut tree = Self::new(0, suboptimality);
+        tree.by_bound.clear();
+        tree.nodes.clear();
+        tree
+    }
+
     /// The root alone, open.
     pub fn new(bound: Time, suboptimality: f64) -> Self {
         let root = Node { parent: ROOT, depth: 0, decisions: SmallVec::new() };
