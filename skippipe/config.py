@@ -183,8 +183,10 @@ class ScheduleConfig:
 class PlannerConfig:
     """How long and how hard to search."""
 
-    method: str = setting("auto", choices=("auto",))
-    """auto: everything there is, side by side"""
+    method: str = setting("auto", choices=("auto", "cbs"))
+    """auto: everything there is, side by side; cbs: conflict-based search alone, until the plan is proved optimal"""
+    suboptimality: float = setting(1.0, within=AT_LEAST_1)
+    """with method=cbs: end with a plan that takes at most so many times the lower bound"""
     time_limit_s: float | None = setting(None, within=AT_LEAST_0)
     """seconds; null: 1 second, or no limit where work_limit is set"""
     work_limit: int | None = setting(None, within=AT_LEAST_1)

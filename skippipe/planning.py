@@ -129,6 +129,8 @@ def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress:
     return _scheduler.plan(
         problem,
         strategy,
+        method=planner.method,
+        suboptimality=planner.suboptimality,
         time_limit_s=time_limit(planner),
         work_limit=planner.work_limit,
         threads=planner.threads,

@@ -49,7 +49,7 @@ fn problem() -> Problem {
 }
 
 fn plan(problem: &Problem, work_limit: u64) -> Plan {
-    let options = Options { strategy: Strategy::Skippipe, seed: 0, threads: 1 };
+    let options = Options::new(Strategy::Skippipe, 0);
     plan_for(problem, options, &Budget::new(None, Some(work_limit))).unwrap()
 }
 

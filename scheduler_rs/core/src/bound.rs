@@ -10,9 +10,6 @@ use crate::search::outlook::Outlook;
 use crate::simulate::Batch;
 use crate::time::{NEVER, Time};
 
-/// How much of the time the bound may take.
-const SHARE_OF_TIME: f64 = 0.4;
-
 /// Whether an iteration is as short as a bound allows, to within the clock's rounding (one part in 10^9).
 #[must_use]
 pub fn is_tight(iteration: Time, bound: Time) -> bool {
@@ -23,11 +20,11 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
-pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], budget: &Budget) -> Result<Time> {
+pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, budget: &Budget) -> Result<Time> {
+    budget.check_cancelled()?;
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let short = lengths.short();
     let long = short + usize::from(lengths.long_routes() > 0);
-    let outlook = Outlook::new(instance, long, budget, SHARE_OF_TIME)?;
     let trip = |source: usize| {
         let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
         if least >= NEVER { 0 } else { least }

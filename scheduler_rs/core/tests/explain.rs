@@ -27,7 +27,7 @@ fn explanation() -> Explanation {
     };
     let cluster = Cluster::new(parts, "").unwrap();
     let problem = Problem::new(cluster, vec![vec![0], vec![1]], vec![], vec![2], 0.0, Constraints::default()).unwrap();
-    let options = Options { strategy: Strategy::Full, seed: 0, threads: 1 };
+    let options = Options::new(Strategy::Full, 0);
     explain(&plan_for(&problem, options, &Budget::new(None, Some(100))).unwrap()).unwrap()
 }
 

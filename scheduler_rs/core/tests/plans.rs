@@ -65,7 +65,7 @@ prop_compose! {
 }
 
 fn plan(problem: &Problem, strategy: PlanStrategy, threads: usize) -> Result<Plan, Error> {
-    plan_for(problem, Options { strategy, seed: 3, threads }, &Budget::new(None, Some(2000)))
+    plan_for(problem, Options { threads, ..Options::new(strategy, 3) }, &Budget::new(None, Some(2000)))
 }
 
 proptest! {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::rules::Strategy;
-use skippipe_core::search::{Options, plan_for};
+use skippipe_core::search::{Method, Options, plan_for};
 use skippipe_core::simulate::{Dispatch, count_evaluations, resimulate};
 
 use crate::errors::OrRaise;
@@ -20,25 +20,34 @@ use crate::problem::Problem;
 const POLL: Duration = Duration::from_millis(50);
 
 /// The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
-/// threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `work_limit` counts
-/// search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called about twenty times a second
-/// (`incumbent_s` is infinite as long as there is no plan). Raises ImpossibleError where no plan can exist,
-/// NoPlanError where none was found, LockupError where the dispatch rule locks up, KeyboardInterrupt.
+/// threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
+/// "cbs" for conflict-based search alone, which with `suboptimality` above 1 ends with a plan of at most so many times
+/// the lower bound; `work_limit` counts search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
+/// about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
+/// search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
+/// ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
+/// up.
 #[pyfunction]
-#[pyo3(signature = (problem, strategy="skippipe", *, time_limit_s=1.0, work_limit=None, threads=1, seed=0, progress=None))]
+#[pyo3(signature = (
+    problem, strategy="skippipe", *, method="auto", suboptimality=1.0, time_limit_s=1.0, work_limit=None, threads=1,
+    seed=0, progress=None,
+))]
 #[expect(clippy::too_many_arguments, reason = "the options of a search")]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
 pub fn plan(
     py: Python<'_>,
     problem: &Bound<'_, Problem>,
     strategy: &str,
+    method: &str,
+    suboptimality: f64,
     time_limit_s: Option<f64>,
     work_limit: Option<i64>,
     threads: i64,
     seed: i64,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Plan> {
-    let (options, time_limit, work_limit) = options(strategy, time_limit_s, work_limit, threads, seed).or_raise()?;
+    let (options, time_limit, work_limit) =
+        options(strategy, method, suboptimality, time_limit_s, work_limit, threads, seed).or_raise()?;
     let budget = Arc::new(Budget::new(time_limit, work_limit));
     let problem = problem.get().0.clone();
     let (sender, receiver) = channel();
@@ -69,15 +78,19 @@ pub fn plan(
         }
     };
     let ended = py.detach(|| worker.join());
-    if let Some(error) = interrupted {
-        return Err(error);
-    }
     match (ended, result) {
-        (Ok(()), Some(result)) => {
-            let plan = result.or_raise()?;
-            tell(progress.as_ref(), &budget)?;
-            Ok(Plan(plan))
-        }
+        (Ok(()), Some(result)) => match (result, interrupted) {
+            (Ok(mut plan), Some(error)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
+                plan.solver.insert("interrupted".to_owned(), true.into());
+                Ok(Plan(plan))
+            }
+            (_, Some(error)) => Err(error),
+            (result, None) => {
+                let plan = result.or_raise()?;
+                tell(progress.as_ref(), &budget)?;
+                Ok(Plan(plan))
+            }
+        },
         _ => Err(PyRuntimeError::new_err("the planner failed: please report this with the cluster and the command")),
     }
 }
@@ -92,12 +105,22 @@ type Limits = (Options, Option<Duration>, Option<u64>);
 
 fn options(
     strategy: &str,
+    method: &str,
+    suboptimality: f64,
     time_limit_s: Option<f64>,
     work_limit: Option<i64>,
     threads: i64,
     seed: i64,
 ) -> Result<Limits> {
     let strategy = Strategy::from_name(strategy)?;
+    let method = match method {
+        "auto" => Method::Auto,
+        "cbs" => Method::Cbs,
+        _ => return invalid("method", format!("{method:?}"), "\"auto\" or \"cbs\""),
+    };
+    if !(suboptimality.is_finite() && suboptimality >= 1.0) {
+        return invalid("suboptimality", suboptimality, "a number of at least 1");
+    }
     let time_limit = match time_limit_s {
         None => None,
         Some(s) if s >= 0.0 => Some(Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX)),
@@ -119,7 +142,7 @@ fn options(
         _ => return invalid("threads", threads, format!("an integer from 1 to {MOST_THREADS}")),
     };
     match u64::try_from(seed) {
-        Ok(seed) => Ok((Options { strategy, seed, threads }, time_limit, work_limit)),
+        Ok(seed) => Ok((Options { strategy, seed, threads, method, suboptimality }, time_limit, work_limit)),
         Err(_) => invalid("seed", seed, "an integer of at least 0"),
     }
 }

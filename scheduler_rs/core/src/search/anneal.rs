@@ -72,7 +72,6 @@ enum Phase {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Island<'a> {
-    instance: &'a Instance,
     tasks: &'a [RouteTask],
     routes: Routes<'a>,
     estimate: Estimate<'a>,
@@ -109,7 +108,6 @@ impl<'a> Island<'a> {
         }
         let routes = Routes::new(instance, tasks, paths);
         let mut island = Self {
-            instance,
             tasks,
             estimate: Estimate::new(instance, tasks, &routes, scale),
             routes,

@@ -2,12 +2,13 @@
 
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
+use smallvec::SmallVec;
 
 use super::anneal::Found;
 use super::board::{Board, Targets};
 use super::router::{Request, Router, Way};
 use super::routes::Path;
-use super::{Context, Objective, draw, straight};
+use super::{Context, Objective, cbs, draw, straight};
 use crate::error::Error;
 use crate::simulate::{Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Time};
@@ -93,7 +94,7 @@ fn targets_of(context: &Context<'_>, paths: &[Path]) -> Targets {
     for node in paths.iter().flatten() {
         visits[instance.stage_of[*node as usize]] += 1;
     }
-    let lengths = paths.iter().map(|path| path.len()).collect();
+    let lengths = paths.iter().map(SmallVec::len).collect();
     Targets { visits: instance.rules.cc3.then_some(visits), lengths, sets: None }
 }
 
@@ -113,11 +114,7 @@ pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
 /// What an island has found, with the times that its ranks give.
 pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
     let instance = context.instance;
-    let mut board = Board::new(instance, context.tasks, &targets_of(context, &found.paths), false);
-    for (route, path) in found.paths.iter().enumerate() {
-        let way = Way { nodes: path.to_vec(), starts: Vec::new(), home: 0, value: 0 };
-        board.place(route, vec![way; context.tasks[route].waves]);
-    }
+    let mut board = board_of(context, &found.paths);
     let mut simulator = Simulator::new(instance);
     simulator.load(&board.batches());
     *work += 2 * simulator.task_count() as u64;
@@ -126,6 +123,31 @@ pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried
     let outcome = simulator.run_order(&order).map_err(|_| None)?;
     board.retime(&simulator, &order);
     Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+}
+
+/// What conflict-based search has found: the routes and order of its execution.
+pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
+    let mut paths = vec![Path::new(); context.tasks.len()];
+    for batch in &found.batches {
+        paths[batch.route] = Path::from_slice(&batch.nodes);
+    }
+    let mut board = board_of(context, &paths);
+    let mut simulator = Simulator::new(context.instance);
+    simulator.load(&board.batches());
+    *work += simulator.task_count() as u64;
+    let outcome = simulator.run_order(&found.order).map_err(|_| None)?;
+    board.retime(&simulator, &found.order);
+    Ok(Candidate { board, order: found.order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+}
+
+/// A board with these routes, not yet timed.
+fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
+    let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
+    for (route, path) in paths.iter().enumerate() {
+        let way = Way { nodes: path.to_vec(), starts: Vec::new(), home: 0, value: 0 };
+        board.place(route, vec![way; context.tasks[route].waves]);
+    }
+    board
 }
 
 /// A candidate as islands see it; its ranks follow the times at which its microbatches go out and turn round.

@@ -6,8 +6,10 @@ mod board;
 pub mod cbs;
 mod draw;
 mod estimate;
+mod journal;
 pub mod outlook;
 mod portfolio;
+mod proof;
 mod router;
 #[cfg(test)]
 mod router_tests;
@@ -44,6 +46,36 @@ pub struct Options {
     pub seed: u64,
     /// At least 1.
     pub threads: usize,
+    /// How plans are looked for.
+    pub method: Method,
+    /// With [`Method::Cbs`], at least 1: a plan that takes at most so many times the bound will do.
+    pub suboptimality: f64,
+}
+
+/// How plans are looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// Everything there is, side by side.
+    #[default]
+    Auto,
+    /// Conflict-based search alone, until the proof.
+    Cbs,
+}
+
+impl Options {
+    /// Everything there is, on one thread.
+    #[must_use]
+    pub fn new(strategy: Strategy, seed: u64) -> Self {
+        Self { strategy, seed, threads: 1, method: Method::Auto, suboptimality: 1.0 }
+    }
+}
+
+/// A search that has looked through everything and found nothing.
+fn nothing_exists<T>() -> Result<T> {
+    impossible(
+        "CC1 to CC3 and TC1",
+        "all choices of routes and orders have been looked through, none keeps all of them".to_owned(),
+    )
 }
 
 /// What attempts are compared by.
@@ -240,7 +272,7 @@ fn solve_full(
 ) -> Result<Solution> {
     let mut simulator = Simulator::new(instance);
     let mut best: Option<(Outcome, Vec<Batch>)> = None;
-    let bound = lower_bound(below, tasks, budget)?;
+    let bound = straight_bound(below, tasks, budget)?;
     let mut stuck = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;
@@ -276,6 +308,11 @@ fn solve_full(
     dispatched(&mut simulator)?;
     let order = simulator.dispatched_order();
     Ok(Solution { batches, order, bound, statistics: counts(work, draws) })
+}
+
+fn straight_bound(below: &Instance, tasks: &[RouteTask], budget: &Budget) -> Result<Time> {
+    let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
+    lower_bound(below, tasks, &Outlook::new(below, lengths.long(), budget, 0.4)?, budget)
 }
 
 fn counts(work: u64, attempts: u64) -> Map<String, Value> {

@@ -9,24 +9,27 @@ use serde_json::{Map, json};
 
 use super::anneal::{self, Island, plain_ranks};
 use super::attempt::{
-    Candidate, Tried, construct, draw_paths, draw_routes, finish, found_of, paths_of, priority, ranked, replace,
-    straight_routes, travelled,
+    Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
+    replace, straight_routes, travelled,
 };
+use super::cbs::{self, Ended};
+use super::journal::{Journal, counts_of};
 use super::outlook::Outlook;
+use super::proof::{Prover, demand_of};
 use super::router::Router;
-use super::{Context, Objective, Options, Solution};
+use super::{Context, Method, Objective, Options, Solution, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
-use crate::time::{NEVER, Time, seconds};
+use crate::time::{NEVER, Time};
 
 /// How much of the time the look-ahead may take.
 const SHARE_OF_TIME: f64 = 0.2;
 /// Attempts of one round.
-const ATTEMPTS: u64 = 4;
+const ATTEMPTS: u64 = 5;
 /// Work of an attempt, after which it ends as soon as it can.
 const ROUND_WORK: u64 = 100_000;
 /// Exchanges that an improving attempt makes one after the other.
@@ -56,17 +59,19 @@ pub(super) fn solve(
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
     let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed, sets };
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
-    let bound = lower_bound(below, tasks, budget)?;
+    let beneath = Outlook::new(below, lengths.long(), budget, SHARE_OF_TIME)?;
+    let bound = lower_bound(below, tasks, &beneath, budget)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    let search = Search { context, travel, bound };
-    let found = pool.install(|| search.run())?;
+    let search = Search { context, travel, below, beneath: &beneath, options, bound };
+    let mut found = pool.install(|| search.run())?;
     let batches = found.best.board.batches();
-    let by_routes = options.strategy == Strategy::SkippipeNoTc2;
-    let bound = if by_routes { route_bound(below, &batches) } else { bound };
-    Ok(Solution { batches, order: found.best.order, bound, statistics: found.statistics })
+    if options.strategy == Strategy::SkippipeNoTc2 {
+        found.bound = route_bound(below, &batches);
+    }
+    Ok(Solution { batches, order: found.best.order, bound: found.bound, statistics: found.statistics })
 }
 
 struct Search<'a> {
@@ -74,11 +79,17 @@ struct Search<'a> {
     /// The same for travel time alone, a search beside the main one: it is many times faster, and where nodes
     /// are idle most of the time its routes are hard to beat. What it finds is compared as simulated.
     travel: Option<Context<'a>>,
+    /// With durations rounded down.
+    below: &'a Instance,
+    beneath: &'a Outlook,
+    options: Options,
+    /// What is known before the search.
     bound: Time,
 }
 
 struct Found<'a> {
     best: Candidate<'a>,
+    bound: Time,
     statistics: Map<String, serde_json::Value>,
 }
 
@@ -88,6 +99,49 @@ struct Attempt<'a> {
     work: u64,
     /// Its cost is one of travel alone.
     by_travel: bool,
+    /// No plan takes less.
+    bound: Time,
+    /// Proved: there is no plan.
+    is_impossible: bool,
+}
+
+impl Attempt<'_> {
+    fn failed(work: u64) -> Self {
+        Self { tried: Err(None), work, by_travel: false, bound: 0, is_impossible: false }
+    }
+}
+
+/// The search as it stands after some rounds.
+struct State<'a> {
+    best: Option<Candidate<'a>>,
+    /// The best by travel alone.
+    fastest: Option<Candidate<'a>>,
+    bound: Time,
+    work: u64,
+    rounds: u64,
+    /// Why the dispatch rule ran no routes so far.
+    locked: Option<Error>,
+    journal: Journal<'a>,
+    statistics: cbs::Statistics,
+}
+
+impl<'a> State<'a> {
+    fn new(bound: Time, budget: &'a Budget) -> Self {
+        Self {
+            best: None,
+            fastest: None,
+            bound,
+            work: 0,
+            rounds: 0,
+            locked: None,
+            journal: Journal::new(budget),
+            statistics: cbs::Statistics::default(),
+        }
+    }
+
+    fn note(&mut self) {
+        self.journal.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
+    }
 }
 
 /// A search and the work that it has taken.
@@ -105,101 +159,175 @@ enum Slot<'a> {
     /// All routes are placed anew.
     Afresh,
     /// Small changes of routes and order.
-    Anneal(Option<Island<'a>>),
+    Anneal(Option<Box<Island<'a>>>),
+    /// Lower bounds.
+    Prove(Box<Prover<'a>>),
 }
 
 impl<'a> Search<'a> {
     fn run(&self) -> Result<Found<'a>> {
         let budget = self.context.budget;
         let mut router = Router::new(self.context.instance, self.context.outlook, PATIENCE);
-        let mut best = self.first(&mut router);
-        let mut fastest: Option<Candidate<'a>> = None; // by travel alone
-        let mut work = router.work;
-        let mut rounds = 0_u64;
-        let mut locked = None;
-        let mut events = Vec::new();
-        let mut record = |best: &Candidate<'a>, work: u64| {
-            let iteration_s = seconds(best.outcome.iteration);
-            events.push(json!([budget.elapsed_s(), iteration_s, work]));
-            budget.report(iteration_s, seconds(self.bound));
-        };
-        if let Some(first) = &best {
-            record(first, work);
-            fastest =
-                self.travel.as_ref().and_then(|travel| travelled(travel, &mut router, &paths_of(&first.board)).ok());
+        let mut state = State::new(self.bound, budget);
+        if let Some(first) = self.first(&mut router) {
+            self.take(&mut state, first, &mut router);
         }
-        let mut lanes = self.lanes();
-        while rounds < MOST_ROUNDS {
+        state.work = router.work;
+        if self.options.method == Method::Cbs && self.context.objective == Objective::Simulated {
+            self.prove(&mut state, &mut router)?;
+        } else {
+            self.rounds(&mut state, &mut router)?;
+        }
+        let State { best, bound, work, rounds, locked, mut journal, statistics, .. } = state;
+        let Some(best) = best else {
             budget.check_cancelled()?;
+            let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
+            return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
+        };
+        journal.note(work, Some(best.outcome.iteration), bound);
+        let mut told = Map::new();
+        told.insert("work".to_owned(), json!(work));
+        told.insert("rounds".to_owned(), json!(rounds));
+        told.insert("events".to_owned(), journal.into_json());
+        told.insert("statistics".to_owned(), counts_of(&statistics, rounds, work));
+        Ok(Found { best, bound, statistics: told })
+    }
+
+    /// Conflict-based search over the whole instance and nothing else, below a first plan.
+    fn prove(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
+        let budget = self.context.budget;
+        // Routes placed one after the other are a better start than random ones.
+        let placed = self.attempt(&self.context, None, 0, true);
+        state.work += placed.work;
+        if let Ok(candidate) = placed.tried {
+            self.take(state, candidate, router);
+        }
+        let Some(demand) = demand_of(self.below, self.context.tasks.len(), self.context.tasks.len()) else {
+            return Ok(());
+        };
+        let epilogue = self.below.epilogue;
+        let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
+        let answer = cbs::solve(
+            &cbs::Question {
+                instance: self.below,
+                tasks: self.context.tasks,
+                demand: &demand,
+                limit,
+                suboptimality: self.options.suboptimality,
+                work_limit: budget.work_limit.unwrap_or(u64::MAX),
+            },
+            self.beneath,
+            budget,
+        );
+        if answer.ended == Ended::Exhausted && answer.best.is_none() && state.best.is_none() {
+            return nothing_exists();
+        }
+        state.work += answer.statistics.labels + answer.statistics.nodes;
+        state.bound = state.bound.max(answer.bound.min(limit).saturating_add(epilogue));
+        state.statistics = answer.statistics;
+        if let Some(candidate) = answer.best.and_then(|found| executed(&self.context, found, &mut state.work).ok()) {
+            self.take(state, candidate, router);
+        }
+        Ok(())
+    }
+
+    /// Rounds of attempts until the proof or the first limit.
+    fn rounds(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
+        let budget = self.context.budget;
+        let mut lanes = self.lanes();
+        while state.rounds < MOST_ROUNDS {
             // The first draws may use up the work and find nothing; one round is always worth it.
-            let worked = budget.work_limit.is_some_and(|limit| work >= limit) && (rounds > 0 || best.is_some());
-            let over = budget.is_over() || worked;
-            if over
-                || best.as_ref().is_some_and(|b| self.is_proved(b))
-                || (best.is_none() && rounds >= MOST_BARREN_ROUNDS)
-            {
+            let worked = budget.work_limit.is_some_and(|limit| state.work >= limit)
+                && (state.rounds > 0 || state.best.is_some());
+            let barren = state.best.is_none() && state.rounds >= MOST_BARREN_ROUNDS;
+            if budget.is_over() || worked || barren || self.is_proved(state) {
                 break;
             }
+            let rounds = state.rounds;
+            let (best, fastest) = (state.best.as_ref(), state.fastest.as_ref());
             // What has taken more than its share sits out until the others have caught up.
             let attempts: Vec<Attempt<'a>> = lanes
                 .par_iter_mut()
                 .enumerate()
                 .filter(|(_, lane)| lane.work <= rounds * ROUND_WORK)
                 .map(|(i, lane)| {
-                    let number = rounds * ATTEMPTS + i as u64;
-                    let attempt = self.advance(&mut lane.slot, best.as_ref(), fastest.as_ref(), number);
+                    let attempt = self.advance(&mut lane.slot, best, fastest, rounds * ATTEMPTS + i as u64);
                     lane.work += attempt.work;
                     attempt
                 })
                 .collect();
-            rounds += 1;
+            state.rounds += 1;
             for attempt in attempts {
-                work += attempt.work;
-                let candidate = match attempt.tried {
-                    Ok(candidate) if attempt.by_travel => {
-                        if fastest.as_ref().is_some_and(|f| candidate.cost >= f.cost) {
-                            continue;
-                        }
-                        let board = candidate.board.clone();
-                        fastest = Some(candidate);
-                        match finish(&self.context, board, &mut work) {
-                            Ok(candidate) => candidate,
-                            Err(_) => continue,
-                        }
+                self.merge(state, attempt, router)?;
+            }
+        }
+        state.statistics = lanes
+            .into_iter()
+            .find_map(|lane| if let Slot::Prove(prover) = lane.slot { Some(prover.into_statistics()) } else { None })
+            .unwrap_or_default();
+        Ok(())
+    }
+
+    fn merge(&self, state: &mut State<'a>, attempt: Attempt<'a>, router: &mut Router<'a>) -> Result<()> {
+        state.work += attempt.work;
+        if attempt.is_impossible {
+            return nothing_exists();
+        }
+        if attempt.bound > state.bound {
+            state.bound = attempt.bound;
+            state.note();
+        }
+        match attempt.tried {
+            Ok(candidate) if attempt.by_travel => {
+                if state.fastest.as_ref().is_none_or(|f| candidate.cost < f.cost) {
+                    let board = candidate.board.clone();
+                    state.fastest = Some(candidate);
+                    if let Ok(candidate) = finish(&self.context, board, &mut state.work) {
+                        self.take(state, candidate, router);
                     }
-                    Ok(candidate) => candidate,
-                    Err(lockup) => {
-                        locked = locked.or(lockup);
-                        continue;
-                    }
-                };
-                if best.as_ref().is_none_or(|b| candidate.cost < b.cost) {
-                    let better = best.as_ref().is_none_or(|b| candidate.outcome.iteration < b.outcome.iteration);
-                    if better {
-                        record(&candidate, work);
-                    }
-                    let travelled = self.travel.as_ref().and_then(|travel| {
-                        let tried = travelled(travel, &mut router, &paths_of(&candidate.board));
-                        tried.ok().filter(|own| fastest.as_ref().is_none_or(|f| own.cost < f.cost))
-                    });
-                    fastest = travelled.or(fastest);
-                    best = Some(candidate);
+                }
+            }
+            Ok(candidate) => self.take(state, candidate, router),
+            Err(lockup) => {
+                if state.locked.is_none() {
+                    state.locked = lockup;
                 }
             }
         }
-        budget.check_cancelled()?;
-        let Some(best) = best else {
-            let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
-            return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
-        };
-        let statistics = [("work", json!(work)), ("rounds", json!(rounds)), ("incumbents", json!(events))];
-        Ok(Found { best, statistics: statistics.into_iter().map(|(k, v)| (k.to_owned(), v)).collect() })
+        Ok(())
+    }
+
+    /// Keeps a candidate that is better than the best.
+    fn take(&self, state: &mut State<'a>, candidate: Candidate<'a>, router: &mut Router<'a>) {
+        if state.best.as_ref().is_some_and(|best| candidate.cost >= best.cost) {
+            return;
+        }
+        if let Some(travel) = &self.travel
+            && let Ok(own) = travelled(travel, router, &paths_of(&candidate.board))
+            && state.fastest.as_ref().is_none_or(|f| own.cost < f.cost)
+        {
+            state.fastest = Some(own);
+        }
+        let better = state.best.as_ref().is_none_or(|best| candidate.outcome.iteration < best.outcome.iteration);
+        state.best = Some(candidate);
+        if better {
+            state.note();
+        }
     }
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     fn lanes(&self) -> Vec<Lane<'a>> {
         let slots = match self.travel {
-            Some(_) => vec![Slot::Anneal(None), Slot::Travel, Slot::Exchange, Slot::Anneal(None)],
+            Some(_) => {
+                let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
+                vec![
+                    Slot::Anneal(None),
+                    Slot::Prove(Box::new(prover)),
+                    Slot::Travel,
+                    Slot::Exchange,
+                    Slot::Anneal(None),
+                ]
+            }
             None => vec![Slot::Exchange, Slot::Afresh, Slot::Exchange, Slot::Exchange],
         };
         slots.into_iter().map(|slot| Lane { slot, work: 0 }).collect()
@@ -213,31 +341,42 @@ impl<'a> Search<'a> {
         number: u64,
     ) -> Attempt<'a> {
         match (slot, &self.travel) {
-            (Slot::Travel, Some(travel)) => {
-                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
-            }
+            (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
             (Slot::Anneal(island), _) => self.anneal(island, best, number),
+            (Slot::Prove(prover), _) => self.advance_proof(prover, best),
             (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
             _ => self.attempt(&self.context, best, number, best.is_none()),
         }
     }
 
+    fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
+        if prover.is_over() {
+            return Attempt { bound: prover.bound(), ..Attempt::failed(ROUND_WORK) };
+        }
+        let upper = best.map_or(NEVER, |best| best.outcome.iteration);
+        let step = prover.advance(upper, self.context.budget);
+        let mut work = step.work;
+        let tried = step.found.map_or(Err(None), |found| executed(&self.context, found, &mut work));
+        Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
+    }
+
     /// Lets an island go on; where it has cooled down it begins anew, with other routes or those of the best plan in
     /// turn.
-    fn anneal(&self, slot: &mut Option<Island<'a>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    fn anneal(&self, slot: &mut Option<Box<Island<'a>>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
         let mut rng = context.rng(number);
-        let nothing = |work: u64| Attempt { tried: Err(None), work, by_travel: false };
         if slot.is_none() {
-            let paths = (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng)).or(best.map(|b| paths_of(&b.board)));
-            let Some(paths) = paths else { return nothing(1) };
-            *slot = Some(Island::new(context.instance, context.tasks, paths, context.rng(!number), self.bound));
+            let paths =
+                (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng)).or(best.map(|b| paths_of(&b.board)));
+            let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
+            let island = Island::new(context.instance, context.tasks, paths, context.rng(!number), self.bound);
+            *slot = Some(Box::new(island));
         }
-        let Some(island) = slot else { return nothing(1) };
+        let Some(island) = slot else { return Attempt::failed(ROUND_WORK) };
         let before = island.work;
         if island.is_cold() {
             // The first island looks elsewhere in every other run, the others stay with the best plan.
-            let elsewhere = number % ATTEMPTS == 0 && island.is_for_fresh_routes();
+            let elsewhere = number.is_multiple_of(ATTEMPTS) && island.is_for_fresh_routes();
             let fresh = if elsewhere { draw_paths(context, &mut rng) } else { None };
             match (fresh, best) {
                 (Some(paths), _) => {
@@ -253,12 +392,13 @@ impl<'a> Search<'a> {
         let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
         let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));
         context.budget.add_work(work);
-        Attempt { tried, work, by_travel: false }
+        Attempt { tried, ..Attempt::failed(work) }
     }
 
     /// Nothing better exists.
-    fn is_proved(&self, candidate: &Candidate<'_>) -> bool {
-        self.context.objective == Objective::Simulated && is_tight(candidate.outcome.iteration, self.bound)
+    fn is_proved(&self, state: &State<'_>) -> bool {
+        self.context.objective == Objective::Simulated
+            && state.best.as_ref().is_some_and(|best| is_tight(best.outcome.iteration, state.bound))
     }
 
     /// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size.
@@ -297,7 +437,7 @@ impl<'a> Search<'a> {
             }
         };
         context.budget.add_work(router.work);
-        Attempt { tried, work: router.work, by_travel: false }
+        Attempt { tried, ..Attempt::failed(router.work) }
     }
 
     /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
@@ -312,7 +452,8 @@ impl<'a> Search<'a> {
         for _ in 0..EXCHANGES {
             if context.budget.is_over()
                 || router.work >= ROUND_WORK
-                || (context.objective == self.context.objective && self.is_proved(&current)) {
+                || (context.objective == Objective::Simulated && is_tight(current.outcome.iteration, self.bound))
+            {
                 break;
             }
             let routes = self.choose(&current, rng);

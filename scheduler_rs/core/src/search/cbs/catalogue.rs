@@ -123,7 +123,7 @@ impl Search<'_> {
                     continue;
                 }
                 self.steps += 1;
-                self.is_stopped |= self.steps % STEPS_PER_POLL == 0 && self.budget.is_over();
+                self.is_stopped |= self.steps.is_multiple_of(STEPS_PER_POLL) && self.budget.is_over();
                 let ahead = self.outlook.least(self.task.source, node, position, left);
                 let own = instance.forward(self.task.load, node) + instance.backward(self.task.load, node);
                 let whole = around + own + instance.transfer(last, node) + instance.transfer(node, last);

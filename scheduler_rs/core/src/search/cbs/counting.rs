@@ -81,8 +81,7 @@ fn visitors(
     };
     for agent in 0..model.agents.len() {
         if state.agents[agent].may & !state.agents[agent].must & bit != 0 {
-            let ways = model.ways(agent);
-            dirty[agent] |= state.retain(model, agent, |way| (ways[way].stages & bit != 0) == all);
+            state.keep(model, agent, dirty, |way| (way.stages & bit != 0) == all);
         }
     }
     Ok(true)
@@ -105,8 +104,7 @@ fn users(model: &Model<'_>, state: &mut State, node: usize, dirty: &mut [bool]) 
     };
     for agent in 0..count {
         if free(state, agent) {
-            let ways = model.ways(agent);
-            dirty[agent] |= state.retain(model, agent, |way| ways[way].nodes.contains(&(node as u32)) == all);
+            state.keep(model, agent, dirty, |way| way.nodes.contains(&(node as u32)) == all);
         }
     }
     Ok(true)
@@ -125,9 +123,7 @@ fn total(model: &Model<'_>, state: &mut State, dirty: &mut [bool]) -> Result<boo
         let (low, high) = (usize::from(state.agents[agent].visits.0), usize::from(state.agents[agent].visits.1));
         let (at_least, at_most) = (least.saturating_sub(greatest - high), most - (fewest - low));
         if at_least > low || at_most < high {
-            let ways = model.ways(agent);
-            any |= state.retain(model, agent, |way| (at_least..=at_most).contains(&ways[way].nodes.len()));
-            dirty[agent] = true;
+            any |= state.keep(model, agent, dirty, |way| (at_least..=at_most).contains(&way.nodes.len()));
         }
     }
     Ok(any)
@@ -147,8 +143,7 @@ fn long_routes(model: &Model<'_>, state: &mut State, dirty: &mut [bool]) -> Resu
     for agent in 0..model.agents.len() {
         let visits = state.agents[agent].visits;
         if !is_long(visits.0) && is_long(visits.1) {
-            let ways = model.ways(agent);
-            dirty[agent] |= state.retain(model, agent, |way| (ways[way].nodes.len() > short) == all);
+            state.keep(model, agent, dirty, |way| (way.nodes.len() > short) == all);
         }
     }
     Ok(true)

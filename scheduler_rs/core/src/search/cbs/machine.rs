@@ -106,10 +106,7 @@ pub fn pairs(
                 (true, true) => {}
                 (false, false) if y.forced => return Err(Dead),
                 (false, false) => {
-                    let ways = model.ways(y.agent);
-                    if state.retain(model, y.agent, |way| !ways[way].nodes.contains(&(node as u32))) {
-                        dirty[y.agent] = true;
-                    }
+                    state.keep(model, y.agent, dirty, |way| !way.nodes.contains(&(node as u32)));
                 }
                 (true, false) => {
                     release(state, y.first, y.agent, x.soonest, dirty);

@@ -171,7 +171,7 @@ impl<'a> Model<'a> {
         for (l, stage) in stage_of.iter().enumerate() {
             members[*stage].push(l);
         }
-        let yards = members.iter().map(|own| yard(instance, tasks, own.iter().map(|l| nodes[*l]))).collect();
+        let yards = instance.members.iter().map(|own| yard(instance, tasks, own)).collect();
         Some(Self {
             instance,
             tasks,
@@ -239,15 +239,16 @@ impl<'a> Model<'a> {
     }
 }
 
-fn yard(instance: &Instance, tasks: &[RouteTask], nodes: impl Iterator<Item = usize> + Clone) -> Yard {
+fn yard(instance: &Instance, tasks: &[RouteTask], nodes: &[usize]) -> Yard {
     let lengths =
         |node: usize| tasks.iter().map(move |t| (instance.forward(t.load, node), instance.backward(t.load, node)));
-    let all = || nodes.clone().flat_map(lengths);
+    let all = || nodes.iter().flat_map(|n| lengths(*n));
     let forward = all().map(|l| l.0).min().unwrap_or(0);
     let backward = all().map(|l| l.1).min().unwrap_or(0);
     let ratio = |fast: Time, own: Time| if own == 0 { 1.0 } else { fast as f64 / own as f64 };
-    let speed = |node: usize| lengths(node).map(|(f, b)| ratio(forward, f).max(ratio(backward, b))).fold(0.0, f64::max);
-    Yard { forward, backward, room: nodes.clone().map(speed).sum::<f64>().max(f64::MIN_POSITIVE) }
+    let speed =
+        |node: &usize| lengths(*node).map(|(f, b)| ratio(forward, f).max(ratio(backward, b))).fold(0.0, f64::max);
+    Yard { forward, backward, room: nodes.iter().map(speed).sum::<f64>().max(f64::MIN_POSITIVE) }
 }
 
 fn groups(tasks: &[RouteTask]) -> Vec<Group> {

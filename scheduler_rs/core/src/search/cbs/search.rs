@@ -3,6 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::budget::Budget;
+use crate::route::RouteTask;
 use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
@@ -19,6 +20,8 @@ use super::{Answer, Ended, Question, Statistics};
 const MOST_TRIED: usize = 6;
 /// A phase that costs no more is followed by one twice as far up.
 const CHEAP_PHASE: u64 = 50_000;
+/// A phase that costs more has its root shaved.
+const HARD_PHASE: u64 = 100_000;
 /// Nodes of the tree, whatever the limits: about half a gigabyte.
 const MOST_NODES: usize = 4_000_000;
 
@@ -30,6 +33,8 @@ pub struct Search<'a> {
     propagator: Propagator<'a>,
     tree: Tree,
     root: State,
+    /// What is looked for is below this: the question's limit, or where there are too many ways, a lower one.
+    asked: Time,
     /// No execution takes less.
     proved: Time,
     /// Nodes of trees that are done with.
@@ -46,6 +51,44 @@ pub struct Search<'a> {
     fresh: Vec<(NodeId, State)>,
 }
 
+/// No execution takes less, even if no microbatch were in another one's way.
+fn least_value(question: &Question<'_>, outlook: &Outlook) -> Time {
+    let Question { instance, tasks, demand, .. } = *question;
+    let trip = |task: &RouteTask| {
+        if instance.loads[task.load].forced.is_some() {
+            return 0;
+        }
+        let trips = (demand.short..=demand.long).map(|length| outlook.round_trip(instance, task.source, length));
+        let least = trips.min().unwrap_or(NEVER);
+        if least >= NEVER { 0 } else { least * task.waves as Time }
+    };
+    let idle = instance.allreduce.iter().copied().max().unwrap_or(0);
+    tasks.iter().map(trip).max().unwrap_or(0).max(idle)
+}
+
+/// All ways below the limit; where these are too many, all below a lower one, which is given as well.
+fn model_within<'a>(
+    question: &Question<'a>,
+    outlook: &Outlook,
+    least: Time,
+    budget: &Budget,
+) -> Option<(Model<'a>, Time)> {
+    let mut limit = question.limit.min(NEVER);
+    for _ in 0..MOST_LIMITS {
+        if let Some(model) = Model::new(question, outlook, limit - 1, budget) {
+            return Some((model, if limit == NEVER { question.limit } else { limit }));
+        }
+        limit = least + (limit.min(4 * least) - least) / 2;
+        if limit <= least || budget.is_over() {
+            break;
+        }
+    }
+    None
+}
+
+/// How often a lower limit is tried.
+const MOST_LIMITS: usize = 12;
+
 /// What became of a node.
 enum Step {
     Done,
@@ -55,19 +98,18 @@ enum Step {
 impl<'a> Search<'a> {
     /// The whole search.
     pub fn run(question: &'a Question<'a>, outlook: &Outlook, budget: &'a Budget) -> Answer {
-        let idle = question.instance.allreduce.iter().copied().max().unwrap_or(0);
-        let latest = question.limit.min(NEVER) - 1;
-        let Some(model) = Model::new(question, outlook, latest, budget) else {
-            let bound = idle.min(question.limit);
-            return Answer { bound, best: None, ended: Ended::Limit, statistics: Statistics::default() };
+        let proved = least_value(question, outlook).min(question.limit);
+        let Some((model, asked)) = model_within(question, outlook, proved, budget) else {
+            return Answer { bound: proved, best: None, ended: Ended::Limit, statistics: Statistics::default() };
         };
-        let limit = model.horizon(question.limit);
+        let limit = model.horizon(asked);
         let root = State::root(&model, limit);
         let mut search = Self {
             question,
             propagator: Propagator::new(&model, budget),
             tree: Tree::empty(question.suboptimality),
-            proved: idle,
+            asked,
+            proved,
             closed_nodes: 0,
             phase_start: 0,
             model,
@@ -84,7 +126,8 @@ impl<'a> Search<'a> {
     }
 
     fn answer(mut self, ended: Ended) -> Answer {
-        let ended = if self.unresolved < self.known() { Ended::Limit } else { ended };
+        let is_whole = self.best.is_some() || self.asked == self.question.limit;
+        let ended = if is_whole && self.unresolved >= self.known() { ended } else { Ended::Limit };
         self.statistics.labels = self.propagator.labels;
         self.statistics.nodes = self.nodes();
         Answer { bound: self.bound(), best: self.best, ended, statistics: self.statistics }
@@ -92,7 +135,7 @@ impl<'a> Search<'a> {
 
     /// The best value so far, or what the question asks to be below.
     fn known(&self) -> Time {
-        self.best.as_ref().map_or(self.question.limit, |b| b.value)
+        self.best.as_ref().map_or(self.asked, |b| b.value)
     }
 
     /// Nothing known to exist takes less.
@@ -130,7 +173,11 @@ impl<'a> Search<'a> {
             self.limit = end;
             // The further up, the harder: steps grow only while they cost little.
             let (before, cost) = (self.phase_start, self.work() - self.phase_start);
-            step = if cost < CHEAP_PHASE || cost < before / 8 { 2 * step } else { (step / 2).max(1) };
+            step = match cost {
+                _ if cost < CHEAP_PHASE || cost < before / 4 => 2 * step,
+                _ if cost < before => step,
+                _ => (step / 2).max(1),
+            };
         }
     }
 
@@ -155,12 +202,16 @@ impl<'a> Search<'a> {
             self.plant(Some(bound));
         }
         self.note();
+        let mut is_shaved = false;
         while let Some(least) = self.tree.least() {
             if least > self.limit || self.is_good_enough() {
                 break;
             }
             if self.is_over() {
                 return Ended::Limit;
+            }
+            if self.work() > self.phase_start + HARD_PHASE && !std::mem::replace(&mut is_shaved, true) {
+                self.shave();
             }
             let Some((id, bound)) = self.tree.take() else { break };
             if bound > self.limit {
@@ -178,6 +229,40 @@ impl<'a> Search<'a> {
             self.plant(None);
         }
         Ended::Exhausted
+    }
+
+    /// Tries for every agent and node what follows if it goes there, and if it does not; what leads nowhere is taken
+    /// off at the root, for the whole tree.
+    fn shave(&mut self) {
+        for agent in 0..self.model.agents.len() {
+            for node in 0..self.model.nodes.len() {
+                for visits in [true, false] {
+                    let root = &self.root;
+                    let is_open =
+                        root.is_possible(&self.model, agent, node) && !root.is_forced(&self.model, agent, node);
+                    if !is_open {
+                        continue;
+                    }
+                    let decide = |visits: bool| Decision::Node(agent as u32, node as u32, visits);
+                    let mut trial = self.root.clone();
+                    trial.apply(&self.model, decide(visits), &mut self.propagator.dirty);
+                    if self.propagator.run(&self.model, &mut trial).is_ok() {
+                        continue;
+                    }
+                    let mut root = self.root.clone();
+                    root.apply(&self.model, decide(!visits), &mut self.propagator.dirty);
+                    let result = self.propagator.run(&self.model, &mut root);
+                    if self.propagator.is_stopped {
+                        return;
+                    }
+                    if result.is_err() {
+                        self.plant(None);
+                        return;
+                    }
+                    self.root = root;
+                }
+            }
+        }
     }
 
     /// A new tree, of a root with this bound.
@@ -318,7 +403,7 @@ impl<'a> Search<'a> {
 
     /// Makes the children for some of the conflicts and chooses the conflict whose children cost most.
     fn branch(&mut self, state: &State, list: &[(Cause, Branching)]) -> Branched {
-        let mut best: Option<(Score, Cause, Vec<(Decision, State)>)> = None;
+        let mut best: Option<(Score, Cause, Children)> = None;
         for (cause, branching) in most_promising(&self.model, state, list) {
             let mut children = Vec::new();
             for decision in branching {
@@ -349,14 +434,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn open(
-        &mut self,
-        parent: NodeId,
-        implied: &[Decision],
-        cause: Cause,
-        children: Vec<(Decision, State)>,
-        bound: Time,
-    ) {
+    fn open(&mut self, parent: NodeId, implied: &[Decision], cause: Cause, children: Children, bound: Time) {
         let statistics = &mut self.statistics;
         match cause {
             Cause::Quota => statistics.quota_conflicts += 1,
@@ -380,6 +458,9 @@ impl<'a> Search<'a> {
     }
 }
 
+/// What is left of a branching, laid open.
+type Children = Vec<(Decision, State)>;
+
 enum Branched {
     /// No child is left.
     Dead,
@@ -388,7 +469,7 @@ enum Branched {
     /// One is.
     Implied(Decision, Box<State>),
     /// The children of one conflict.
-    Children(Cause, Vec<(Decision, State)>),
+    Children(Cause, Children),
 }
 
 /// The least bound of the children, the sum of their bounds, how few ways are left in them.

@@ -1,8 +1,11 @@
 //! A node of the tree laid open: which ways each agent has left, and when each of its tasks can run.
 
+use smallvec::SmallVec;
+
 use crate::route::{StageSet, stage_bit};
 use crate::time::{NEVER, Time};
 
+use super::catalogue::Way;
 use super::model::Model;
 
 /// A constraint of the tree. Each stands beside others that together leave nothing out.
@@ -133,12 +136,14 @@ impl State {
         })
     }
 
-    /// Keeps only the ways for which `keep` holds; whether any was taken off.
-    pub fn retain(&mut self, model: &Model<'_>, agent: usize, keep: impl Fn(usize) -> bool) -> bool {
-        let gone: Vec<usize> = self.ways(model, agent).filter(|way| !keep(*way)).collect();
+    /// Keeps only the ways for which `fits` holds; whether any was taken off, and so the agent is dirty.
+    pub fn keep(&mut self, model: &Model<'_>, agent: usize, dirty: &mut [bool], fits: impl Fn(&Way) -> bool) -> bool {
+        let ways = model.ways(agent);
+        let gone: SmallVec<[usize; 64]> = self.ways(model, agent).filter(|way| !fits(&ways[*way])).collect();
         for way in &gone {
             self.remove(model, agent, *way);
         }
+        dirty[agent] |= !gone.is_empty();
         !gone.is_empty()
     }
 
@@ -157,24 +162,19 @@ impl State {
         match decision {
             Decision::Order(first, second) => self.orders.push((first, second)),
             Decision::Node(agent, node, visits) => {
-                let ways = model.ways(agent as usize);
-                self.retain(model, agent as usize, |way| ways[way].nodes.contains(&node) == visits);
-                dirty[agent as usize] = true;
+                self.keep(model, agent as usize, dirty, |way| way.nodes.contains(&node) == visits);
             }
             Decision::Stage(agent, stage, visits) => {
-                let ways = model.ways(agent as usize);
                 let bit = stage_bit(stage as usize);
-                self.retain(model, agent as usize, |way| (ways[way].stages & bit != 0) == visits);
-                dirty[agent as usize] = true;
-            }
-            Decision::Way(agent, number, takes) => {
-                self.retain(model, agent as usize, |way| (way == number as usize) == takes);
-                dirty[agent as usize] = true;
+                self.keep(model, agent as usize, dirty, |way| (way.stages & bit != 0) == visits);
             }
             Decision::Long(agent, long) => {
-                let ways = model.ways(agent as usize);
-                self.retain(model, agent as usize, |way| (ways[way].nodes.len() > model.demand.short) == long);
-                dirty[agent as usize] = true;
+                let short = model.demand.short;
+                self.keep(model, agent as usize, dirty, |way| (way.nodes.len() > short) == long);
+            }
+            Decision::Way(agent, number, takes) => {
+                let chosen: *const Way = &model.ways(agent as usize)[number as usize];
+                self.keep(model, agent as usize, dirty, |way| std::ptr::eq(way, chosen) == takes);
             }
         }
     }
