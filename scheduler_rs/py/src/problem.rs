@@ -1,13 +1,12 @@
 //! `Constraints` and `Problem`.
 
 use pyo3::prelude::*;
-use skippipe_core::bound::lower_bound;
+use skippipe_core::bound::lower_bound_of;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
-use skippipe_core::problem::{Instance, Problem as Core};
-use skippipe_core::route::route_tasks;
+use skippipe_core::problem::Problem as Core;
 use skippipe_core::rules::{Constraints as CoreConstraints, MemoryRule};
-use skippipe_core::time::{Rounding, seconds};
+use skippipe_core::time::seconds;
 
 use crate::cluster::{Cluster, index};
 use crate::errors::OrRaise;
@@ -162,8 +161,7 @@ impl Problem {
 
     /// A bound in seconds that no plan of this allocation and these rules can beat.
     fn lower_bound_s(&self) -> PyResult<f64> {
-        let instance = Instance::new(&self.0, Rounding::Down);
-        lower_bound(&instance, &route_tasks(&instance), &Budget::new(None, None)).or_raise().map(seconds)
+        lower_bound_of(&self.0, &Budget::new(None, None)).or_raise().map(seconds)
     }
 }
 

@@ -24,7 +24,7 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64;
 use serde_json::{Map, Value, json};
 
-use crate::bound::{is_tight, lower_bound, route_bound};
+use crate::bound::{is_tight, lower_bound_of, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::plan::{Microbatch, Plan, Predicted};
@@ -148,7 +148,7 @@ pub fn plan_for(problem: &Problem, options: Options, budget: &Budget) -> Result<
     let sets = sets.as_deref();
     let below = Instance::new(&problem, Rounding::Down);
     let solution = match options.strategy {
-        Strategy::Full => solve_full(&instance, &below, &tasks, options, budget),
+        Strategy::Full => solve_full(&problem, &instance, options, budget),
         Strategy::RandomSkip => solve_random(&instance, &below, &tasks, sets, options, budget),
         Strategy::FullRouted | Strategy::SkippipeNoTc2 | Strategy::Skippipe => {
             portfolio::solve(&instance, &below, &tasks, sets, options, budget)
@@ -263,16 +263,10 @@ fn some_order(instance: &Instance, order: StageOrder, from: usize, length: usize
 }
 
 /// Random ties until the limit; the first matching is always there.
-fn solve_full(
-    instance: &Instance,
-    below: &Instance,
-    tasks: &[RouteTask],
-    options: Options,
-    budget: &Budget,
-) -> Result<Solution> {
+fn solve_full(problem: &Problem, instance: &Instance, options: Options, budget: &Budget) -> Result<Solution> {
     let mut simulator = Simulator::new(instance);
     let mut best: Option<(Outcome, Vec<Batch>)> = None;
-    let bound = straight_bound(below, tasks, budget)?;
+    let bound = lower_bound_of(problem, budget)?;
     let mut stuck = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;
@@ -308,11 +302,6 @@ fn solve_full(
     dispatched(&mut simulator)?;
     let order = simulator.dispatched_order();
     Ok(Solution { batches, order, bound, statistics: counts(work, draws) })
-}
-
-fn straight_bound(below: &Instance, tasks: &[RouteTask], budget: &Budget) -> Result<Time> {
-    let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
-    lower_bound(below, tasks, &Outlook::new(below, lengths.long(), budget, 0.4)?, budget)
 }
 
 fn counts(work: u64, attempts: u64) -> Map<String, Value> {

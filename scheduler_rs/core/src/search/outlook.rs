@@ -170,7 +170,7 @@ impl Table {
 }
 
 /// Stages that may follow stage `from`, and what the place is then.
-fn successors(instance: &Instance, from: usize, position: Position) -> Vec<(usize, Position)> {
+pub(crate) fn successors(instance: &Instance, from: usize, position: Position) -> Vec<(usize, Position)> {
     let rules = &instance.rules;
     let furthest = from + position as usize;
     let within = |s: usize| rules.max_stage_jump.is_none_or(|jump| s <= furthest + jump as usize);

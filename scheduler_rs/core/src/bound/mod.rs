@@ -2,13 +2,19 @@
 //!
 //! All of them are computed on the instance with durations rounded down.
 
+mod flow;
+mod visits;
+
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::problem::{Instance, Load, NO_STAGE};
-use crate::route::{Lengths, RouteTask};
+use crate::problem::{Instance, Load, NO_STAGE, Problem};
+use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::search::outlook::Outlook;
 use crate::simulate::Batch;
-use crate::time::{NEVER, Time};
+use crate::time::{NEVER, Rounding, Time};
+
+/// How much of the time a bound may take.
+const SHARE_OF_TIME: f64 = 0.3;
 
 /// Whether an iteration is as short as a bound allows, to within the clock's rounding (one part in 10^9).
 #[must_use]
@@ -46,7 +52,19 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, 
             bound = bound.max(stage_bound(instance, tasks, *stage, quota));
         }
     }
+    bound = bound.max(visits::visits_bound(instance, tasks, outlook, budget, SHARE_OF_TIME)?);
     Ok(bound + instance.epilogue)
+}
+
+/// The same for a problem, in nanoseconds.
+///
+/// # Errors
+/// [`crate::Error::Cancelled`]
+pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
+    let below = Instance::new(problem, Rounding::Down);
+    let tasks = route_tasks(&below);
+    let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
+    lower_bound(&below, &tasks, &Outlook::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
 }
 
 /// A source that starts `count` microbatches, none of them home in less than `trip`.
