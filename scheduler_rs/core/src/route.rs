@@ -143,6 +143,12 @@ impl StageOrder {
         self.visited == 0 && stage + 1 < usize::from(self.reached)
     }
 
+    /// Whether the stage just below the last one may follow, as the second half of a swap.
+    #[must_use]
+    pub fn may_swap(self) -> bool {
+        self.turn == Turn::MaySwap && self.swaps_left > 0
+    }
+
     /// Stages that may still follow at any later point; those in `required` must then be among them.
     #[must_use]
     pub fn reachable(self, rules: &Constraints) -> StageSet {

@@ -187,14 +187,13 @@ impl Ways {
         let forward = |node: usize| instance.loads.iter().map(|l| l.forward[node]).min().unwrap_or(0);
         let backward = |node: usize| instance.loads.iter().map(|l| l.backward[node]).min().unwrap_or(0);
         // Time out and home together, out alone, home alone: before a node's own tasks.
-        let mut reached: [Vec<(Time, Time, Time)>; 2] =
-            [vec![(NEVER, NEVER, NEVER); n], vec![(NEVER, NEVER, NEVER); n]];
-        reached[Position::Furthest as usize][source] = (0, 0, 0);
+        let nowhere = || Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); n]);
+        let mut reached = nowhere();
+        reached[Position::Ahead as usize][source] = (0, 0, 0);
         for hop in 1..longest {
-            let mut level: [Vec<(Time, Time, Time)>; 2] =
-                [vec![(NEVER, NEVER, NEVER); n], vec![(NEVER, NEVER, NEVER); n]];
+            let mut level = nowhere();
             for from in 0..instance.stage_count() {
-                for position in [Position::Furthest, Position::Swapped] {
+                for position in Position::ALL {
                     let starts: Vec<usize> = instance.members[from]
                         .iter()
                         .copied()
@@ -218,7 +217,7 @@ impl Ways {
                 }
             }
             for node in (0..n).filter(|node| instance.stage_of[*node] != NO_STAGE) {
-                for position in [Position::Furthest, Position::Swapped] {
+                for position in Position::ALL {
                     let (around, out, home) = level[position as usize][node];
                     if around >= NEVER {
                         continue;

@@ -5,6 +5,8 @@
 //! it simulates every change, under ranks that say which task a node takes first, and changes those as well. It can be
 //! stopped after any number of steps and go on later; when it has cooled down it starts anew, for twice as many steps.
 
+use std::cmp::Reverse;
+
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
@@ -12,7 +14,7 @@ use super::estimate::Estimate;
 use super::routes::{Change, Path, Routes};
 use crate::budget::Budget;
 use crate::problem::Instance;
-use crate::route::RouteTask;
+use crate::route::{Lengths, RouteTask};
 use crate::simulate::{Batch, Outcome, Simulator};
 use crate::time::Time;
 
@@ -36,6 +38,8 @@ const ESTIMATE_WORK: u64 = 4;
 const FIRST_RUN: u64 = 4_000;
 /// Most doublings.
 const MOST_DOUBLINGS: u32 = 16;
+/// The most routes whose parts are dealt anew at once.
+const MOST_DEALT: usize = 128;
 /// Weight of the mean homecoming beside the iteration: a change that helps all but the last one counts a little.
 const MEAN: f64 = 0.1;
 /// How hot a run begins and ends, as a share of the iteration.
@@ -213,6 +217,9 @@ impl<'a> Island<'a> {
         let heat = ESTIMATED.at(share) / self.tasks.len() as f64;
         let heat = if self.mild { heat * MILDER } else { heat };
         self.work += (until - self.step) * ESTIMATE_WORK;
+        if self.step / self.deal_every() != until / self.deal_every() {
+            self.deal();
+        }
         while self.step < until {
             self.step += 1;
             let route = self.pick(0.3, self.tasks.len() / 16, |island, route| island.estimate.way(route));
@@ -233,6 +240,48 @@ impl<'a> Island<'a> {
             self.routes.undo(back);
             self.estimate.follow(&self.routes, &forth);
         }
+    }
+
+    /// Steps between two deals: these take about a fifth of the time.
+    fn deal_every(&self) -> u64 {
+        deal_work(self.tasks.len().min(MOST_DEALT) as u64).max(STEPS_PER_POLL)
+    }
+
+    /// Deals the parts of many routes between two places anew, so that the estimate falls by as much as it can: what
+    /// would take chains of changes, most of them for the worse, is one step here.
+    fn deal(&mut self) {
+        let count = self.tasks.len();
+        let model = self.pick(0.5, count / 16, |island, route| island.estimate.way(route));
+        let length = self.routes.path(model).len();
+        let is_open = |route: &usize| self.routes.path(*route).len() == length && !self.routes.is_forced(*route);
+        let mut chosen: Vec<usize> = (0..count).filter(is_open).collect();
+        if chosen.len() > MOST_DEALT {
+            // The longest ones and any others.
+            chosen.sort_by_key(|route| (Reverse(self.estimate.way(*route)), *route));
+            for place in MOST_DEALT / 2..MOST_DEALT {
+                let other = self.rng.random_range(place..chosen.len());
+                chosen.swap(place, other);
+            }
+            chosen.truncate(MOST_DEALT);
+        }
+        let first = self.routes.free_from();
+        if length <= first || chosen.len() < 2 {
+            return;
+        }
+        let from = self.rng.random_range(first..length);
+        let to = if self.rng.random_bool(0.5) { from + 1 } else { self.rng.random_range(from + 1..=length) };
+        self.work += deal_work(chosen.len() as u64);
+        let change = self.routes.redeal(&chosen, from, to, |route, path| self.estimate.of_path(route, path));
+        let before = self.estimate.sum();
+        let Some(back) = change.and_then(|change| self.routes.apply(change)) else { return };
+        self.estimate.follow(&self.routes, &back);
+        if self.estimate.sum() <= before {
+            self.write(&back);
+            return;
+        }
+        let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
+        self.routes.undo(back);
+        self.estimate.follow(&self.routes, &forth);
     }
 
     /// A random route, now and then the longest one of several.
@@ -311,6 +360,19 @@ impl<'a> Island<'a> {
             }
         }
     }
+}
+
+/// Work of dealing among `n` routes: costs of all pairs, then the assignment.
+fn deal_work(n: u64) -> u64 {
+    n * n + n * n * n / 60
+}
+
+/// Work of an island's first run.
+#[must_use]
+pub fn first_run(tasks: &[RouteTask], instance: &Instance) -> u64 {
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let batches: usize = tasks.iter().map(|t| t.waves).sum();
+    FIRST_RUN * (batches * (2 * lengths.short() + 1)) as u64
 }
 
 /// Changes between two looks at the clock.

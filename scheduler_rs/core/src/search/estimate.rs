@@ -90,10 +90,15 @@ impl<'a> Estimate<'a> {
     pub fn rise_of_ways(&self, change: &Change) -> f64 {
         let rise = |(route, path): &(u32, Path)| {
             let route = *route as usize;
-            let way = self.trip(route, path) * self.tasks[route].waves as Time;
-            self.power(way) - self.of_route(route)
+            self.of_path(route, path) - self.of_route(route)
         };
         change.iter().map(rise).sum()
+    }
+
+    /// What a route would add to the sum on another path.
+    #[must_use]
+    pub fn of_path(&self, route: usize, path: &Path) -> f64 {
+        self.power(self.trip(route, path) * self.tasks[route].waves as Time)
     }
 
     fn trip(&self, route: usize, path: &Path) -> Time {

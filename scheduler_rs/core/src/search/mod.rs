@@ -1,6 +1,7 @@
 //! From a problem to a plan: the five strategies, and the rounds of attempts that improve on each other.
 
 mod anneal;
+mod assign;
 mod attempt;
 mod board;
 pub mod cbs;

@@ -5,16 +5,33 @@ use rustc_hash::FxHashMap;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::Instance;
+use crate::route::StageOrder;
 use crate::time::{NEVER, Time};
 
-/// Whether the node just visited is the furthest stage, or the second half of a swap (the stage above it
-/// has been visited already).
+/// What may follow the node just visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// The furthest stage so far.
-    Furthest = 0,
-    /// One below the furthest.
-    Swapped = 1,
+    /// It is of the furthest stage so far: only stages above.
+    Ahead = 0,
+    /// The stage below it has been left out: that one too, as the second half of a swap.
+    MaySwap = 1,
+    /// It was the second half of a swap: the stage above it has been visited already.
+    Swapped = 2,
+}
+
+impl Position {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Ahead, Self::MaySwap, Self::Swapped];
+
+    /// Of a stage order whose last stage is `stage`.
+    #[must_use]
+    pub fn of(order: StageOrder, stage: usize) -> Self {
+        match (order.is_swapped(stage), order.may_swap()) {
+            (true, _) => Self::Swapped,
+            (false, true) => Self::MaySwap,
+            (false, false) => Self::Ahead,
+        }
+    }
 }
 
 /// Nodes of one stage with the same links: what lies beyond them takes equally long.
@@ -29,11 +46,11 @@ struct Class {
 
 /// For one source: from the end of a node's forward to the arrival of the gradient for its backward, with
 /// a given number of further stages to visit, were no node ever busy. Exact under CC1, CC2 and
-/// `max_stage_jump` but for the number of swaps and repeated visits, so never too long.
+/// `max_stage_jump` but for the number of swaps, so never too long.
 #[derive(Debug)]
 struct Table {
     /// `[hops left][position][class]`.
-    least: Vec<[Vec<Time>; 2]>,
+    least: Vec<[Vec<Time>; 3]>,
 }
 
 /// Tables of all sources; sources with equal links and loss share one.
@@ -80,7 +97,10 @@ impl Outlook {
     #[must_use]
     pub fn round_trip(&self, instance: &Instance, source: usize, length: usize) -> Time {
         let around = |node: usize| {
-            let out = self.least(source, node, Position::Furthest, length - 1);
+            let stage = instance.stage_of[node];
+            let begun = StageOrder::start(&instance.rules).step(stage, &instance.rules);
+            let position = begun.map_or(Position::Ahead, |order| Position::of(order, stage));
+            let out = self.least(source, node, position, length - 1);
             if out >= NEVER {
                 return NEVER;
             }
@@ -139,17 +159,17 @@ impl Table {
         for (c, class) in classes.iter().enumerate() {
             of_stage[class.stage].push(c);
         }
-        let mut least = vec![[base.clone(), base]];
+        let mut least = vec![[base.clone(), base.clone(), base]];
         for hops in 1..longest.max(1) {
             let shorter = &least[hops - 1];
-            let mut level = [vec![NEVER; classes.len()], vec![NEVER; classes.len()]];
+            let mut level = [vec![NEVER; classes.len()], vec![NEVER; classes.len()], vec![NEVER; classes.len()]];
             for from in 0..instance.stage_count() {
                 budget.check_cancelled()?;
                 if budget.is_past(share) {
                     let nothing = vec![instance.least_loss(source); classes.len()];
-                    return Ok(Self { least: vec![[nothing.clone(), nothing]; longest.max(1)] });
+                    return Ok(Self { least: vec![[nothing.clone(), nothing.clone(), nothing]; longest.max(1)] });
                 }
-                for position in [Position::Furthest, Position::Swapped] {
+                for position in Position::ALL {
                     for (to, next) in successors(instance, from, position) {
                         for v in &of_stage[from] {
                             let mut best = level[position as usize][*v];
@@ -172,7 +192,7 @@ impl Table {
 /// Stages that may follow stage `from`, and what the place is then.
 pub(crate) fn successors(instance: &Instance, from: usize, position: Position) -> Vec<(usize, Position)> {
     let rules = &instance.rules;
-    let furthest = from + position as usize;
+    let furthest = from + usize::from(position == Position::Swapped);
     let within = |s: usize| rules.max_stage_jump.is_none_or(|jump| s <= furthest + jump as usize);
     instance
         .present
@@ -182,12 +202,12 @@ pub(crate) fn successors(instance: &Instance, from: usize, position: Position) -
         .filter_map(|s| {
             if !rules.cc2 {
                 // The furthest stage is not known here, so a jump cannot be ruled out.
-                Some((s, Position::Furthest))
+                Some((s, Position::Ahead))
             } else if s > furthest {
-                within(s).then_some((s, Position::Furthest))
+                let next = if s > furthest + 1 && rules.max_swaps > 0 { Position::MaySwap } else { Position::Ahead };
+                within(s).then_some((s, next))
             } else {
-                let swap = position == Position::Furthest && s + 1 == from && rules.max_swaps > 0;
-                swap.then_some((s, Position::Swapped))
+                (position == Position::MaySwap && s + 1 == from).then_some((s, Position::Swapped))
             }
         })
         .collect()

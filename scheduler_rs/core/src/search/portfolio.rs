@@ -7,7 +7,7 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::anneal::{self, Island, plain_ranks};
+use super::anneal::{self, Island, first_run, plain_ranks};
 use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
     replace, straight_routes, travelled,
@@ -317,20 +317,25 @@ impl<'a> Search<'a> {
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     fn lanes(&self) -> Vec<Lane<'a>> {
-        let slots = match self.travel {
-            Some(_) => {
-                let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
-                vec![
-                    Slot::Anneal(None),
-                    Slot::Prove(Box::new(prover)),
-                    Slot::Travel,
-                    Slot::Exchange,
-                    Slot::Anneal(None),
-                ]
-            }
-            None => vec![Slot::Exchange, Slot::Afresh, Slot::Exchange, Slot::Exchange],
-        };
-        slots.into_iter().map(|slot| Lane { slot, work: 0 }).collect()
+        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work };
+        if self.travel.is_none() {
+            return vec![
+                lane(Slot::Exchange, 0),
+                lane(Slot::Afresh, 0),
+                lane(Slot::Exchange, 0),
+                lane(Slot::Exchange, 0),
+            ];
+        }
+        let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
+        // Those that improve on what is there join when the first run of the annealing has had its time.
+        let later = first_run(self.context.tasks, self.context.instance);
+        vec![
+            lane(Slot::Anneal(None), 0),
+            lane(Slot::Prove(Box::new(prover)), 0),
+            lane(Slot::Travel, later / 2),
+            lane(Slot::Exchange, later / 2),
+            lane(Slot::Anneal(None), later),
+        ]
     }
 
     fn advance(
@@ -364,20 +369,27 @@ impl<'a> Search<'a> {
     /// turn.
     fn anneal(&self, slot: &mut Option<Box<Island<'a>>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
-        let mut rng = context.rng(number);
+        // The first island looks elsewhere in every other run, the other one stays with the best plan.
+        let stays = !number.is_multiple_of(ATTEMPTS);
         if slot.is_none() {
-            let paths =
-                (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng)).or(best.map(|b| paths_of(&b.board)));
+            let mut rng = context.rng(number);
+            let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
+            let paths = match best {
+                Some(best) if stays => Some(paths_of(&best.board)),
+                _ => drawn().or(best.map(|best| paths_of(&best.board))),
+            };
             let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
             let island = Island::new(context.instance, context.tasks, paths, context.rng(!number), self.bound);
             *slot = Some(Box::new(island));
+            if let (Some(island), Some(best), true) = (slot.as_mut(), best, stays) {
+                island.restart(&found_of(best), true);
+            }
         }
         let Some(island) = slot else { return Attempt::failed(ROUND_WORK) };
         let before = island.work;
         if island.is_cold() {
-            // The first island looks elsewhere in every other run, the others stay with the best plan.
-            let elsewhere = number.is_multiple_of(ATTEMPTS) && island.is_for_fresh_routes();
-            let fresh = if elsewhere { draw_paths(context, &mut rng) } else { None };
+            let elsewhere = !stays && island.is_for_fresh_routes();
+            let fresh = if elsewhere { draw_paths(context, &mut context.rng(number)) } else { None };
             match (fresh, best) {
                 (Some(paths), _) => {
                     let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());

@@ -292,7 +292,7 @@ impl<'a> Router<'a> {
         let instance = self.instance;
         let stage = instance.stage_of[node];
         let left = request.visits.length - parent.hops - 1;
-        let position = if order.is_swapped(stage) { Position::Swapped } else { Position::Furthest };
+        let position = Position::of(order, stage);
         let ahead = self.outlook.least(request.source, node, position, left);
         if ahead >= NEVER {
             return;

@@ -5,6 +5,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
+use super::assign::least_assignment;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageOrder};
 use crate::rules::MemoryRule;
@@ -144,7 +145,8 @@ impl<'a> Routes<'a> {
     }
 
     /// First place that a move may touch.
-    fn free_from(&self) -> usize {
+    #[must_use]
+    pub fn free_from(&self) -> usize {
         usize::from(self.instance.rules.cc1)
     }
 
@@ -311,7 +313,40 @@ impl<'a> Routes<'a> {
         Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
     }
 
-    fn is_forced(&self, route: usize) -> bool {
+    /// The parts of some routes between two places, dealt to them anew so that the sum of `cost` is least; all these
+    /// routes must be as long as each other. None where nothing changes.
+    #[must_use]
+    pub fn redeal(
+        &self,
+        chosen: &[usize],
+        from: usize,
+        to: usize,
+        cost: impl Fn(usize, &Path) -> f64,
+    ) -> Option<Change> {
+        let n = chosen.len();
+        let mut costs = vec![f64::INFINITY; n * n];
+        let dealt = |i: usize, j: usize| {
+            let mut path = self.paths[chosen[i]].clone();
+            path[from..to].copy_from_slice(&self.paths[chosen[j]][from..to]);
+            path
+        };
+        for i in 0..n {
+            for j in 0..n {
+                let path = dealt(i, j);
+                if i == j || self.keeps_order(&path) {
+                    costs[i * n + j] = cost(chosen[i], &path);
+                }
+            }
+        }
+        let columns = least_assignment(n, &costs);
+        let moved = columns.iter().enumerate().filter(|(i, j)| i != *j);
+        let change: Change = moved.map(|(i, j)| (chosen[i] as u32, dealt(i, *j))).collect();
+        (!change.is_empty()).then_some(change)
+    }
+
+    /// Whether the route is not to be chosen.
+    #[must_use]
+    pub fn is_forced(&self, route: usize) -> bool {
         self.instance.loads[self.tasks[route].load].forced.is_some()
     }
 }

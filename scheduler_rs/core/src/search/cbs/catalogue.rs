@@ -115,7 +115,7 @@ impl Search<'_> {
             }
             open &= !stage_bit(stage);
             let Some(next) = order.step(stage, rules) else { continue };
-            let position = if next.is_swapped(stage) { Position::Swapped } else { Position::Furthest };
+            let position = Position::of(next, stage);
             for node in instance.members[stage].iter().copied() {
                 let begins_elsewhere = rules.cc1 && self.nodes.is_empty() && node != self.task.source;
                 let no_room = rules.tc1 != MemoryRule::Off && instance.memory[node] == 0;

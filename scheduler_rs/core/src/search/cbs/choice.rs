@@ -126,15 +126,24 @@ impl Table {
         }
     }
 
-    /// The option that costs least: rules broken, then overlaps, then slack.
+    /// The option that costs least: rules broken and overlaps, then slack.
     fn best(&self, model: &Model<'_>, agent: usize, options: &[Choice], first: bool) -> usize {
-        let cost = |choice: &Choice| {
-            let overlaps: usize = runs(model, agent, choice)
-                .map(|(node, run)| self.runs[node].iter().filter(|r| r.agent != agent && r.overlaps(&run)).count())
-                .sum();
-            RULE_COST * self.broken(model, &model.ways(agent)[choice.way], first) + overlaps as i32
-        };
-        let (_, best) = (0..options.len()).map(|i| (cost(&options[i]), i)).min().unwrap_or((0, 0));
+        let (mut least, mut best) = (i32::MAX, 0);
+        for (number, choice) in options.iter().enumerate() {
+            let mut cost = RULE_COST * self.broken(model, &model.ways(agent)[choice.way], first);
+            for (node, run) in runs(model, agent, choice) {
+                if cost >= least {
+                    break;
+                }
+                cost += self.runs[node].iter().filter(|r| r.overlaps(&run)).count() as i32;
+            }
+            if cost < least {
+                (least, best) = (cost, number);
+            }
+            if least == 0 {
+                break;
+            }
+        }
         best
     }
 
@@ -171,10 +180,11 @@ const RULE_COST: i32 = 4;
 /// The tasks of a choice with their nodes.
 pub fn runs<'m>(model: &'m Model<'_>, agent: usize, choice: &'m Choice) -> impl Iterator<Item = (usize, Run)> + 'm {
     let steps = &model.ways(agent)[choice.way].steps;
-    choice.starts.iter().enumerate().map(move |(place, start)| {
-        let step = &steps[place % steps.len()];
-        let slot = model.slot(agent, place / steps.len(), step.op);
-        (model.node_of(agent, step.op), Run { start: *start, end: *start + step.length, agent, slot })
+    choice.starts.chunks(steps.len()).enumerate().flat_map(move |(wave, starts)| {
+        steps.iter().zip(starts).map(move |(step, start)| {
+            let slot = model.slot(agent, wave, step.op);
+            (model.node_of(agent, step.op), Run { start: *start, end: *start + step.length, agent, slot })
+        })
     })
 }
 

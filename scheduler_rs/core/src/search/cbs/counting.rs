@@ -242,8 +242,9 @@ fn load(model: &Model<'_>, state: &State, stage: usize, least: usize, enough: Ti
             let outs = wanted.saturating_sub(early_out + count - within_out);
             let backs = wanted.saturating_sub(early_back + count - within_back);
             if outs + backs > 0 {
-                // A nanosecond less, so that rounding cannot count against anybody.
-                slack = slack.min(end - begin - (work(outs, backs) - 1e-3).ceil() as Time);
+                // A little less, so that rounding cannot count against anybody.
+                let least = work(outs, backs) * (1.0 - 1e-12) - 1e-3;
+                slack = slack.min(end - begin - least.ceil() as Time);
             }
         }
     }

@@ -22,8 +22,8 @@ const MOST_TRIED: usize = 6;
 const CHEAP_PHASE: u64 = 50_000;
 /// A phase that costs more has its root shaved.
 const HARD_PHASE: u64 = 100_000;
-/// Nodes of the tree, whatever the limits: about half a gigabyte.
-const MOST_NODES: usize = 4_000_000;
+/// Nodes of the tree, whatever the limits: about a quarter of a gigabyte.
+const MOST_NODES: usize = 1_000_000;
 
 /// See the [module](self).
 pub struct Search<'a> {
@@ -311,7 +311,8 @@ impl<'a> Search<'a> {
             } else if self.propagator.is_stopped {
                 break;
             } else {
-                high = middle;
+                // What is gone at this limit is gone at every lower one.
+                (high, state) = (middle, trial);
             }
         }
         Some(low)
