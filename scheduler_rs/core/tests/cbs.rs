@@ -504,3 +504,37 @@ fn one_source_alone_is_a_relaxation() {
         }
     }
 }
+
+#[test]
+fn too_many_ways_are_cut_down_by_a_lower_limit() {
+    let mut rng = Pcg64::seed_from_u64(3);
+    let (stage_count, replicas) = (7, 9);
+    let n = 1 + (stage_count - 1) * replicas;
+    let stages: Vec<Vec<usize>> = std::iter::once(vec![0])
+        .chain((0..stage_count - 1).map(|s| (1 + s * replicas..1 + (s + 1) * replicas).collect()))
+        .collect();
+    let nodes = (0..n)
+        .map(|i| Node { name: format!("n{i}"), forward_s: 0.1, backward_s: 0.2, loss_s: 0.1, memory: 1 })
+        .collect();
+    let parts = ClusterParts {
+        nodes,
+        links: Links::Transfer((0..n).map(|_| (0..n).map(|_| rng.random_range(1.0..9.0)).collect()).collect()),
+        region_of: None,
+        activation_bytes: 0.0,
+        gradient_bytes: vec![],
+        step_s: vec![],
+        norm_s: 0.0,
+        source: None,
+    };
+    let rules = Constraints { max_swaps: 0, ..Constraints::default() };
+    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1], 0.0, rules).unwrap();
+    let instance = Instance::new(&problem, Rounding::Up);
+    let tasks = route_tasks(&instance);
+    let demand = demand(&instance, &tasks, 0).unwrap();
+    let outlook = outlook_of(&instance, &demand);
+    let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, outlook: &outlook };
+    let least = outlook.round_trip(&instance, 0, stage_count);
+    let answer = asked.solve(NEVER, 1.0, u64::MAX);
+    assert_eq!((answer.ended, answer.bound), (Ended::Exhausted, least));
+    assert_eq!(answer.best.map(|best| best.value), Some(least));
+}

@@ -249,7 +249,7 @@ impl<'a> Search<'a> {
             let attempts: Vec<Attempt<'a>> = lanes
                 .par_iter_mut()
                 .enumerate()
-                .filter(|(_, lane)| lane.work <= rounds * ROUND_WORK)
+                .filter(|(_, lane)| best.is_none() || lane.work <= rounds * ROUND_WORK)
                 .map(|(i, lane)| {
                     let attempt = self.advance(&mut lane.slot, best, fastest, rounds * ATTEMPTS + i as u64);
                     lane.work += attempt.work;

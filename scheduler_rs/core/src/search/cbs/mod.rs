@@ -1,7 +1,8 @@
 //! Continuous-time conflict-based search: complete, with proof.
 //!
-//! Each agent, a route with all its waves, is planned by itself under the constraints of a node of the tree. Where the agents' ways
-//! collide, the node gets children whose constraints break the conflict and together leave nothing out.
+//! Each agent, a route with all its waves, is planned by itself under the constraints of a node of the tree. Where
+//! the agents' ways collide, the node gets children whose constraints break the conflict and together leave nothing
+//! out. What each part rests on stands in docs/planner.md.
 
 mod catalogue;
 mod choice;
@@ -93,7 +94,12 @@ pub struct Statistics {
     pub events: Vec<(u64, Time, Time)>,
 }
 
-/// Searches until the proof or the first limit.
+/// Searches until the proof or the first limit. `outlook` is that of the question's instance, for ways of at least
+/// `demand.long` visits.
+///
+/// With CC3 and without CC1 a demand cannot say how many routes visit the inner stages, since that depends on how many
+/// visit stage 0: where `demand.total` is given, the inner stages then lie on numbers of routes that differ by at most
+/// one.
 #[must_use]
 pub fn solve(question: &Question<'_>, outlook: &Outlook, budget: &Budget) -> Answer {
     search::Search::run(question, outlook, budget)
