@@ -1,6 +1,7 @@
 """From settings to a plan: put the question together, and have the extension answer it."""
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -121,11 +122,27 @@ def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress:
     """Plan with one strategy.
 
     Raises:
+        KeyboardInterrupt: somebody did not want to wait; `plan_until_stopped` keeps what was found.
         ImpossibleError: proved that no plan can hold the rules.
         NoPlanError: none was found within the limit.
         LockupError: the dispatch rule locks up.
 
     """
+    plan = plan_until_stopped(problem, strategy, planner, progress)
+    if is_interrupted(plan):
+        raise KeyboardInterrupt
+    return plan
+
+
+def is_interrupted(plan: Plan) -> bool:
+    """Whether the search for this plan was ended by hand."""
+    return bool(json.loads(plan.solver).get("interrupted", False))
+
+
+def plan_until_stopped(
+    problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None
+) -> Plan:
+    """Plan with one strategy as `make_plan` does; an interrupt ends the search with the best plan so far."""
     return _scheduler.plan(
         problem,
         strategy,

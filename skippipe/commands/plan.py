@@ -7,7 +7,17 @@ from skippipe.application import Context
 from skippipe.config import PlanJob
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
-from skippipe.planning import Instance, Outcome, compared, evaluate, make_plan, outcome, prepare, saving
+from skippipe.planning import (
+    Instance,
+    Outcome,
+    compared,
+    evaluate,
+    is_interrupted,
+    outcome,
+    plan_until_stopped,
+    prepare,
+    saving,
+)
 from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes, show_plan
 
 
@@ -19,10 +29,12 @@ def plan(job: PlanJob, context: Context) -> float:
     instance = prepare(job.cluster, job.allocate, job.schedule)
     strategy = job.schedule.strategy
     with planning_progress(strategy) as progress:
-        made = make_plan(instance.problem, strategy, job.planner, progress)
+        made = plan_until_stopped(instance.problem, strategy, job.planner, progress)
     if output is not None:
         save_plan(made, output)
-    others = _evaluate_others(job, instance)
+    # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
+    stopped = is_interrupted(made)
+    others = [] if stopped else _evaluate_others(job, instance)
     console = make_console()
     if context.label is None:
         _print(console, made, others)
@@ -35,6 +47,8 @@ def plan(job: PlanJob, context: Context) -> float:
         console.print(line, markup=False, soft_wrap=True)
     if output is not None and context.label is None:
         console.print(f"plan written to {context.shown(output)}", markup=False, soft_wrap=True)
+    if stopped:
+        raise KeyboardInterrupt
     return made.predicted.iteration_s
 
 

@@ -118,6 +118,7 @@ impl<'a> Prover<'a> {
         let epilogue = self.below.epilogue;
         let part = &mut self.parts[place];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
+        let allowed = part.steps;
         let question = Question {
             instance: self.below,
             tasks: &part.tasks,
@@ -127,15 +128,15 @@ impl<'a> Prover<'a> {
             work_limit: part.steps,
         };
         let answer = cbs::solve(&question, self.outlook, budget);
-        part.spent += (answer.statistics.labels + answer.statistics.nodes).max(part.steps / 8);
+        let steps = answer.statistics.labels + answer.statistics.nodes;
+        part.spent += steps.max(allowed / 8);
         part.steps *= 2;
         part.bound = part.bound.max(answer.bound.min(limit));
-        part.is_over = answer.ended == Ended::Exhausted;
+        // It may also end because the question is too large for it; asked again it would end there again.
+        part.is_over = answer.ended == Ended::Exhausted || (steps < allowed && !budget.is_over());
         let is_whole = part.tasks.len() == self.all.len();
-        // A search that finds its questions too large does nothing.
-        part.is_over |= answer.statistics.labels + answer.statistics.nodes == 0;
         self.bound = self.bound.max(part.bound.min(NEVER).saturating_add(epilogue));
-        let work = STEP_WORK * (answer.statistics.labels + answer.statistics.nodes).max(1);
+        let work = STEP_WORK * steps.max(1);
         add(&mut self.statistics, &answer.statistics);
         budget.add_work(work);
         if self.parts[1.min(self.parts.len() - 1)..].iter().all(|part| part.is_over) {
