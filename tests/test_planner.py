@@ -376,6 +376,13 @@ def test_interrupt_ends_a_long_call_at_once(size: str, strategy: str) -> None:
     assert kept or size == "large"
 
 
+def test_long_searches_give_the_same_plan_whatever_the_number_of_threads() -> None:
+    """Long enough for every kind of search to have had its turn."""
+    found = [plan(long_problem(), time_limit_s=None, work_limit=6_000_000, threads=threads) for threads in (1, 3)]
+    first, second = (json.loads(each.to_json()) for each in found)
+    assert {**first, "solver": None} == {**second, "solver": None}
+
+
 def test_other_threads_run_while_planning() -> None:
     problem, ticks = long_problem(), [0]
     done = threading.Event()

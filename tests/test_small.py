@@ -28,6 +28,32 @@ def test_a_plan_never_contradicts_a_proof(name: str) -> None:
         assert row.iteration_s == pytest.approx(case.known.iteration_s, abs=1e-8)
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.known and case.known.proved])
+def test_conflict_based_search_proves_what_is_proved(name: str) -> None:
+    """The same optimum, or that there is no plan, by a method that shares nothing with the other's."""
+    case = CASES[name]
+    assert case.known is not None
+    row, _ = measure_planner(case, "skippipe", PlannerConfig(method="cbs", work_limit=5_000_000))
+    assert row.proved, row
+    assert contradictions(row, case.known) == []
+    assert row.iteration_s == pytest.approx(case.known.iteration_s, abs=1e-8)
+
+
+@pytest.mark.parametrize("factor", [1.02, 1.2, 2.0])
+def test_a_factor_on_the_bound_is_kept(factor: float) -> None:
+    planner = PlannerConfig(method="cbs", suboptimality=factor, work_limit=5_000_000)
+    for name, case in CASES.items():
+        if not name.startswith(("held-3s", "reference-3s")) or case.known is None or case.known.iteration_s is None:
+            continue
+        row, plan = measure_planner(case, "skippipe", planner)
+        assert plan is not None
+        assert row.iteration_s is not None
+        assert row.lower_bound_s is not None
+        assert judged(plan, case, None) == []
+        assert contradictions(row, case.known) == []
+        assert row.iteration_s <= factor * row.lower_bound_s * (1 + 1e-9)
+
+
 def test_the_instances_are_those_that_the_script_draws() -> None:
     small = load_script("small")
     assert sorted(CASES) == sorted(recipe.name for recipe in small.RECIPES)
