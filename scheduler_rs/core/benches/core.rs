@@ -19,7 +19,7 @@ use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::search::Options;
 use skippipe_core::search::cbs::solve;
 use skippipe_core::search::outlook::Outlook;
-use skippipe_core::simulate::{Batch, Simulator};
+use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::Rounding;
 
 /// 20 nodes in 6 stages, 5 sources with 6 microbatches each, random links of 0.3 to 4 s.
@@ -84,12 +84,36 @@ fn simulation(c: &mut Criterion) {
             simulator.run_dispatch().unwrap().iteration
         });
     });
+    changes(c, &instance, &batches, &order);
     // As the dispatch rule has it: backwards and losses first.
     let ranks: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
     c.bench_function("simulate/ranked/30", |b| {
         b.iter(|| {
             simulator.load(black_box(&batches));
             simulator.run_ranked(black_box(&ranks)).unwrap().iteration
+        });
+    });
+}
+
+/// Two neighbours on a node change places, and the iteration with them.
+fn changes(c: &mut Criterion, instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) {
+    let mut graph = OrderGraph::new(instance, batches, order).unwrap();
+    let mut pairs = Vec::new();
+    for from in 0..graph.order().len() - 1 {
+        let [a, b] = [graph.order()[from], graph.order()[from + 1]];
+        if graph.node_of(a) == graph.node_of(b) && graph.replace(from, &[b, a]) == Replaced::Done {
+            graph.replace(from, &[a, b]);
+            pairs.push((from, [b, a]));
+        }
+    }
+    let mut turn = 0;
+    c.bench_function("simulate/changed-order/30", |bencher| {
+        bencher.iter(|| {
+            let (from, [a, b]) = pairs[turn / 2 % pairs.len()];
+            let pair = if turn % 2 == 0 { [a, b] } else { [b, a] };
+            turn += 1;
+            graph.replace(black_box(from), black_box(&pair));
+            graph.iteration()
         });
     });
 }

@@ -3,7 +3,7 @@
 //! An [`Island`] goes from one set of routes to the next by small changes (see [`super::routes`]). First it looks at
 //! an estimate of the iteration alone, which costs nothing: at scale the choice of routes decides, not the order. Then
 //! it simulates every change, under ranks that say which task a node takes first, and changes those as well. It can be
-//! stopped after any number of steps and go on later; when it has cooled down it starts anew, for twice as many steps.
+//! stopped after any number of steps and go on later; when it has cooled down it starts anew, for more steps.
 
 use std::cmp::Reverse;
 
@@ -34,8 +34,10 @@ pub struct Found {
 
 /// Work of a change that is only estimated, in simulated tasks.
 const ESTIMATE_WORK: u64 = 4;
-/// Work of the first run of an island, in simulations of all tasks; each further one may do twice as much.
-const FIRST_RUN: u64 = 4_000;
+/// Work of the first run of an island, in simulations of all tasks.
+const FIRST_RUN: u64 = 250;
+/// Each further run may do four times as much, from this on twice as much.
+const LONG_RUN: u64 = 4_000;
 /// Most doublings.
 const MOST_DOUBLINGS: u32 = 16;
 /// The most routes whose parts are dealt anew at once.
@@ -146,13 +148,7 @@ impl<'a> Island<'a> {
         self.phase == Phase::Done
     }
 
-    /// Whether the next run is to begin from other routes; those in between go on from the best plan.
-    #[must_use]
-    pub fn is_for_fresh_routes(&self) -> bool {
-        self.runs % 2 == 1
-    }
-
-    /// Begins the next run, twice as long as the one before, with the routes and ranks of a plan, or with other routes
+    /// Begins the next run, longer than the one before, with the routes and ranks of a plan, or with other routes
     /// altogether.
     pub fn restart(&mut self, from: &Found, mild: bool) {
         self.runs = (self.runs + 1).min(MOST_DOUBLINGS);
@@ -166,7 +162,7 @@ impl<'a> Island<'a> {
 
     fn enter(&mut self, phase: Phase) {
         let tasks = self.batches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
-        let work = (FIRST_RUN * tasks) << self.runs;
+        let work = run_length(self.runs) * tasks;
         self.step = 0;
         self.phase = phase;
         match phase {
@@ -373,6 +369,11 @@ pub fn first_run(tasks: &[RouteTask], instance: &Instance) -> u64 {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let batches: usize = tasks.iter().map(|t| t.waves).sum();
     FIRST_RUN * (batches * (2 * lengths.short() + 1)) as u64
+}
+
+/// Work of run number `run`, in simulations of all tasks.
+fn run_length(run: u32) -> u64 {
+    (0..run).fold(FIRST_RUN, |length, _| if length < LONG_RUN { 4 * length } else { 2 * length })
 }
 
 /// Changes between two looks at the clock.

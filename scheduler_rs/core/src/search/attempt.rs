@@ -131,13 +131,27 @@ pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) ->
     for batch in &found.batches {
         paths[batch.route] = Path::from_slice(&batch.nodes);
     }
-    let mut board = board_of(context, &paths);
+    timed(context, board_of(context, &paths), found.order, work)
+}
+
+/// The routes of a candidate in another order.
+pub fn reordered<'a>(
+    context: &Context<'a>,
+    from: &Candidate<'a>,
+    order: Vec<Vec<TaskId>>,
+    work: &mut u64,
+) -> Tried<'a> {
+    timed(context, from.board.clone(), order, work)
+}
+
+/// A complete board in a given order.
+fn timed<'a>(context: &Context<'a>, mut board: Board<'a>, order: Vec<Vec<TaskId>>, work: &mut u64) -> Tried<'a> {
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&board.batches());
     *work += simulator.task_count() as u64;
-    let outcome = simulator.run_order(&found.order).map_err(|_| None)?;
-    board.retime(&simulator, &found.order);
-    Ok(Candidate { board, order: found.order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+    let outcome = simulator.run_order(&order).map_err(|_| None)?;
+    board.retime(&simulator, &order);
+    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
 }
 
 /// A board with these routes, not yet timed.

@@ -8,6 +8,7 @@ pub mod cbs;
 mod draw;
 mod estimate;
 mod journal;
+pub mod order;
 pub mod outlook;
 mod portfolio;
 mod proof;

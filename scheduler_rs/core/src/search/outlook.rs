@@ -87,6 +87,18 @@ impl Outlook {
         Ok(outlook)
     }
 
+    /// That knows nothing but that head and loss take their time.
+    #[must_use]
+    pub fn blank(instance: &Instance, longest: usize) -> Self {
+        let (classes, class_of) = classes(instance);
+        let mut outlook = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
+        for source in &instance.sources {
+            outlook.table_of[source.node] = outlook.tables.len() as u32;
+            outlook.tables.push(Table::blank(instance, &classes, source.node, longest));
+        }
+        outlook
+    }
+
     /// Nanoseconds, [`NEVER`] where no route of that length exists.
     #[must_use]
     pub fn least(&self, source: usize, node: usize, position: Position, hops_left: usize) -> Time {
@@ -139,6 +151,11 @@ fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
 }
 
 impl Table {
+    fn blank(instance: &Instance, classes: &[Class], source: usize, longest: usize) -> Self {
+        let nothing = vec![instance.least_loss(source); classes.len()];
+        Self { least: vec![[nothing.clone(), nothing.clone(), nothing]; longest.max(1)] }
+    }
+
     fn new(
         instance: &Instance,
         classes: &[Class],
@@ -166,8 +183,7 @@ impl Table {
             for from in 0..instance.stage_count() {
                 budget.check_cancelled()?;
                 if budget.is_past(share) {
-                    let nothing = vec![instance.least_loss(source); classes.len()];
-                    return Ok(Self { least: vec![[nothing.clone(), nothing.clone(), nothing]; longest.max(1)] });
+                    return Ok(Self::blank(instance, classes, source, longest));
                 }
                 for position in Position::ALL {
                     for (to, next) in successors(instance, from, position) {

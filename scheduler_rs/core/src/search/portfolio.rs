@@ -10,10 +10,11 @@ use serde_json::{Map, json};
 use super::anneal::{self, Island, first_run, plain_ranks};
 use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
-    replace, straight_routes, travelled,
+    reordered, replace, straight_routes, travelled,
 };
 use super::cbs::{self, Ended};
 use super::journal::{Journal, counts_of};
+use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
@@ -29,7 +30,7 @@ use crate::time::{NEVER, Time};
 /// How much of the time the look-ahead may take.
 const SHARE_OF_TIME: f64 = 0.2;
 /// Attempts of one round.
-const ATTEMPTS: u64 = 5;
+const ATTEMPTS: u64 = 6;
 /// Work of an attempt, after which it ends as soon as it can.
 const ROUND_WORK: u64 = 100_000;
 /// Exchanges that an improving attempt makes one after the other.
@@ -55,9 +56,15 @@ pub(super) fn solve(
     budget: &Budget,
 ) -> Result<Solution> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
-    let outlook = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME)?;
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
-    let context = Context { instance, tasks, outlook: &outlook, budget, objective, seed: options.seed, sets };
+    // A first plan before anything that takes time at scale.
+    let blank = Outlook::blank(instance, lengths.long());
+    let unprepared = Context { instance, tasks, outlook: &blank, budget, objective, seed: options.seed, sets };
+    let mut journal = Journal::new(budget);
+    let (first, work) = first(&unprepared);
+    journal.note(work, first.as_ref().map(|first| first.outcome.iteration), 0);
+    let outlook = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME)?;
+    let context = Context { outlook: &outlook, ..unprepared };
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
     let beneath = Outlook::new(below, lengths.long(), budget, SHARE_OF_TIME)?;
     let bound = lower_bound(below, tasks, &beneath, budget)?;
@@ -66,12 +73,30 @@ pub(super) fn solve(
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     let search = Search { context, travel, below, beneath: &beneath, options, bound };
-    let mut found = pool.install(|| search.run())?;
+    let mut state = State::new(bound, journal);
+    state.work = work;
+    let mut found = pool.install(|| search.run(state, first))?;
     let batches = found.best.board.batches();
     if options.strategy == Strategy::SkippipeNoTc2 {
         found.bound = route_bound(below, &batches);
     }
     Ok(Solution { batches, order: found.best.order, bound: found.bound, statistics: found.statistics })
+}
+
+/// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size. And the work of it.
+fn first<'a>(context: &Context<'a>) -> (Option<Candidate<'a>>, u64) {
+    let mut router = Router::new(context.instance, context.outlook, PATIENCE);
+    let mut rng = context.rng(u64::MAX);
+    let drawn = (0..FIRST_DRAWS)
+        .take_while(|i| *i == 0 || !context.budget.is_over())
+        .find_map(|_| draw_routes(context, &mut router, &mut rng).ok());
+    let rules = &context.instance.rules;
+    let comparable = rules.waves == 1 && rules.max_stage_jump.is_none() && rules.tc1 != MemoryRule::Routes;
+    if context.objective == Objective::Travel || context.instance.skip_ratio > 0.0 || !comparable {
+        return (drawn, router.work);
+    }
+    let straight = straight_routes(context, &mut router, &mut rng).ok();
+    (drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost), router.work)
 }
 
 struct Search<'a> {
@@ -126,7 +151,7 @@ struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    fn new(bound: Time, budget: &'a Budget) -> Self {
+    fn new(bound: Time, journal: Journal<'a>) -> Self {
         Self {
             best: None,
             fastest: None,
@@ -134,7 +159,7 @@ impl<'a> State<'a> {
             work: 0,
             rounds: 0,
             locked: None,
-            journal: Journal::new(budget),
+            journal,
             statistics: cbs::Statistics::default(),
         }
     }
@@ -144,10 +169,11 @@ impl<'a> State<'a> {
     }
 }
 
-/// A search and the work that it has taken.
+/// A search, and the work that it has taken as a part of its share.
 struct Lane<'a> {
     slot: Slot<'a>,
     work: u64,
+    share: u64,
 }
 
 /// One of the searches that run beside each other and learn of what the others found after every round.
@@ -160,19 +186,19 @@ enum Slot<'a> {
     Afresh,
     /// Small changes of routes and order.
     Anneal(Option<Box<Island<'a>>>),
+    /// The order of the best plan, its routes as they are.
+    Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
     Prove(Box<Prover<'a>>),
 }
 
 impl<'a> Search<'a> {
-    fn run(&self) -> Result<Found<'a>> {
+    fn run(&self, mut state: State<'a>, first: Option<Candidate<'a>>) -> Result<Found<'a>> {
         let budget = self.context.budget;
         let mut router = Router::new(self.context.instance, self.context.outlook, PATIENCE);
-        let mut state = State::new(self.bound, budget);
-        if let Some(first) = self.first(&mut router) {
+        if let Some(first) = first {
             self.take(&mut state, first, &mut router);
         }
-        state.work = router.work;
         if self.options.method == Method::Cbs && self.context.objective == Objective::Simulated {
             self.prove(&mut state, &mut router)?;
         } else {
@@ -252,7 +278,7 @@ impl<'a> Search<'a> {
                 .filter(|(_, lane)| best.is_none() || lane.work <= rounds * ROUND_WORK)
                 .map(|(i, lane)| {
                     let attempt = self.advance(&mut lane.slot, best, fastest, rounds * ATTEMPTS + i as u64);
-                    lane.work += attempt.work;
+                    lane.work += attempt.work / lane.share;
                     attempt
                 })
                 .collect();
@@ -317,7 +343,7 @@ impl<'a> Search<'a> {
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     fn lanes(&self) -> Vec<Lane<'a>> {
-        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work };
+        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work, share: 1 };
         if self.travel.is_none() {
             return vec![
                 lane(Slot::Exchange, 0),
@@ -331,10 +357,11 @@ impl<'a> Search<'a> {
         let later = first_run(self.context.tasks, self.context.instance);
         vec![
             lane(Slot::Anneal(None), 0),
-            lane(Slot::Prove(Box::new(prover)), 0),
-            lane(Slot::Travel, later / 2),
-            lane(Slot::Exchange, later / 2),
-            lane(Slot::Anneal(None), later),
+            Lane { share: 2, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
+            lane(Slot::Travel, 2 * later),
+            lane(Slot::Exchange, 2 * later),
+            lane(Slot::Order(None), 2 * later),
+            lane(Slot::Anneal(None), 4 * later),
         ]
     }
 
@@ -348,10 +375,33 @@ impl<'a> Search<'a> {
         match (slot, &self.travel) {
             (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
             (Slot::Anneal(island), _) => self.anneal(island, best, number),
+            (Slot::Order(search), _) => self.reorder(search, best, number),
             (Slot::Prove(prover), _) => self.advance_proof(prover, best),
             (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
             _ => self.attempt(&self.context, best, number, best.is_none()),
         }
+    }
+
+    /// Goes on with the order of the best plan, from the beginning where that is another plan by now.
+    fn reorder(&self, slot: &mut Option<Box<OrderSearch>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+        let context = &self.context;
+        let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
+        if slot.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
+            let batches = best.board.batches();
+            let search =
+                OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
+            *slot = search.map(Box::new);
+        }
+        let Some(search) = slot.as_mut().filter(|search| !search.is_over()) else {
+            return Attempt::failed(ROUND_WORK);
+        };
+        let before = search.work();
+        search.run(ROUND_WORK, context.budget);
+        let mut work = search.work() - before;
+        let better = if search.key() < best.cost { search.best() } else { None };
+        let tried = better.map_or(Err(None), |found| reordered(context, best, found.order, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
     }
 
     fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
@@ -369,7 +419,7 @@ impl<'a> Search<'a> {
     /// turn.
     fn anneal(&self, slot: &mut Option<Box<Island<'a>>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
-        // The first island looks elsewhere in every other run, the other one stays with the best plan.
+        // The first island begins every run with other routes, the other one stays with the best plan.
         let stays = !number.is_multiple_of(ATTEMPTS);
         if slot.is_none() {
             let mut rng = context.rng(number);
@@ -388,7 +438,7 @@ impl<'a> Search<'a> {
         let Some(island) = slot else { return Attempt::failed(ROUND_WORK) };
         let before = island.work;
         if island.is_cold() {
-            let elsewhere = !stays && island.is_for_fresh_routes();
+            let elsewhere = !stays;
             let fresh = if elsewhere { draw_paths(context, &mut context.rng(number)) } else { None };
             match (fresh, best) {
                 (Some(paths), _) => {
@@ -411,22 +461,6 @@ impl<'a> Search<'a> {
     fn is_proved(&self, state: &State<'_>) -> bool {
         self.context.objective == Objective::Simulated
             && state.best.as_ref().is_some_and(|best| is_tight(best.outcome.iteration, state.bound))
-    }
-
-    /// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size.
-    fn first(&self, router: &mut Router<'_>) -> Option<Candidate<'a>> {
-        let context = &self.context;
-        let mut rng = context.rng(u64::MAX);
-        let drawn = (0..FIRST_DRAWS)
-            .take_while(|i| *i == 0 || !context.budget.is_over())
-            .find_map(|_| draw_routes(context, router, &mut rng).ok());
-        let rules = &context.instance.rules;
-        let comparable = rules.waves == 1 && rules.max_stage_jump.is_none() && rules.tc1 != MemoryRule::Routes;
-        if context.objective == Objective::Travel || context.instance.skip_ratio > 0.0 || !comparable {
-            return drawn;
-        }
-        let straight = straight_routes(context, router, &mut rng).ok();
-        drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost)
     }
 
     fn attempt(

@@ -11,9 +11,12 @@ use crate::route::{Lengths, RouteTask};
 use crate::time::{NEVER, Time};
 
 /// What [`super::cbs`] counts, in simulated tasks.
-const STEP_WORK: u64 = 100;
+const STEP_WORK: u64 = 4;
 /// Steps of the first search of each question; every further one may take twice as many.
-const FIRST_STEPS: u64 = 1_000;
+const FIRST_STEPS: u64 = 20_000;
+
+/// So many times as much work as on a part goes to the whole.
+const SHARE_OF_WHOLE: u64 = 4;
 
 /// A question of conflict-based search.
 #[derive(Debug)]
@@ -95,6 +98,10 @@ impl<'a> Prover<'a> {
         self.parts.iter().all(|part| part.is_over)
     }
 
+    fn is_whole(&self, part: usize) -> bool {
+        self.parts[part].tasks.len() == self.all.len()
+    }
+
     fn add(&mut self, sources: Vec<usize>) {
         let tasks: Vec<RouteTask> = {
             let of_part = |task: &&RouteTask| {
@@ -111,10 +118,14 @@ impl<'a> Prover<'a> {
         }
     }
 
-    /// Works on the question that has had least work so far; only what is below `upper` is of interest.
+    /// Works on the question that has had least of its share so far; only what is below `upper` is of interest.
     pub fn advance(&mut self, upper: Time, budget: &Budget) -> Step {
         let open = (0..self.parts.len()).filter(|i| !self.parts[*i].is_over);
-        let Some(place) = open.min_by_key(|i| (self.parts[*i].spent, *i)) else { return Step::default() };
+        // The whole decides in the end, so it may take more than any part.
+        let taken =
+            |i: usize| if self.is_whole(i) { self.parts[i].spent / SHARE_OF_WHOLE } else { self.parts[i].spent };
+        let Some(place) = open.min_by_key(|i| (taken(*i), *i)) else { return Step::default() };
+        let is_whole = self.is_whole(place);
         let epilogue = self.below.epilogue;
         let part = &mut self.parts[place];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
@@ -134,9 +145,8 @@ impl<'a> Prover<'a> {
         part.bound = part.bound.max(answer.bound.min(limit));
         // It may also end because the question is too large for it; asked again it would end there again.
         part.is_over = answer.ended == Ended::Exhausted || (steps < allowed && !budget.is_over());
-        let is_whole = part.tasks.len() == self.all.len();
         self.bound = self.bound.max(part.bound.min(NEVER).saturating_add(epilogue));
-        let work = STEP_WORK * steps.max(1);
+        let work = STEP_WORK * steps.max(1) + answer.statistics.listed / 2;
         add(&mut self.statistics, &answer.statistics);
         budget.add_work(work);
         if self.parts[1.min(self.parts.len() - 1)..].iter().all(|part| part.is_over) {
@@ -172,6 +182,7 @@ impl<'a> Prover<'a> {
 
 fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
     all.nodes += one.nodes;
+    all.listed += one.listed;
     all.labels += one.labels;
     all.quota_conflicts += one.quota_conflicts;
     all.length_conflicts += one.length_conflicts;

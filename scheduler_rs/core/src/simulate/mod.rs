@@ -6,9 +6,11 @@
 //! times a second.
 
 mod dispatch;
+mod graph;
 mod order;
 mod replay;
 
+pub use graph::{OrderGraph, Replaced};
 pub(crate) use replay::Replay;
 pub use replay::{Dispatch, count_evaluations, resimulate};
 

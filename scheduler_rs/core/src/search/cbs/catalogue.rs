@@ -47,7 +47,7 @@ pub struct Step {
 const STEPS_PER_POLL: u64 = 4096;
 
 /// Node sequences (global node numbers) for the agents like `task`, none where they are more than `most` or the time
-/// is over. `latest`: ways that take longer for all their waves are of no use.
+/// is over. `latest`: ways that take longer for all their waves are of no use. `listed` counts what was looked at.
 pub fn sequences(
     question: &Question<'_>,
     outlook: &Outlook,
@@ -55,6 +55,7 @@ pub fn sequences(
     latest: Time,
     most: usize,
     budget: &Budget,
+    listed: &mut u64,
 ) -> Option<Vec<Vec<u32>>> {
     let Question { instance, demand, .. } = *question;
     if let Some(nodes) = &instance.loads[task.load].forced {
@@ -78,6 +79,7 @@ pub fn sequences(
         search.length = length;
         search.go(StageOrder::start(&instance.rules), 0, task.source, 0);
     }
+    *listed += search.steps;
     (!search.is_stopped).then_some(search.found)
 }
 

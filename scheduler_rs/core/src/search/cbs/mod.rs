@@ -70,6 +70,8 @@ pub struct Answer {
 pub struct Statistics {
     /// Nodes of the tree.
     pub nodes: u64,
+    /// Places looked at while the ways were listed.
+    pub listed: u64,
     /// Ways tried by the low level.
     pub labels: u64,
     /// Branchings on stages over or under their quota.

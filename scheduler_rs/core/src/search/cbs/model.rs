@@ -106,8 +106,15 @@ pub struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// None where the ways are too many to list. `latest`: iterations above are of no use.
-    pub fn new(question: &Question<'a>, outlook: &Outlook, latest: Time, budget: &Budget) -> Option<Self> {
+    /// None where the ways are too many to list. `latest`: iterations above are of no use. `listed` counts what was
+    /// looked at.
+    pub fn new(
+        question: &Question<'a>,
+        outlook: &Outlook,
+        latest: Time,
+        budget: &Budget,
+        listed: &mut u64,
+    ) -> Option<Self> {
         let Question { instance, tasks, demand, .. } = *question;
         let mut keys: Vec<(usize, usize)> = Vec::new();
         let mut lists: Vec<Vec<Vec<u32>>> = Vec::new();
@@ -119,9 +126,9 @@ impl<'a> Model<'a> {
                 // The agent with the fewest waves has the most ways.
                 let waves = tasks.iter().filter(|t| (t.source, t.load) == key).map(|t| t.waves).min().unwrap_or(1);
                 keys.push(key);
-                let listed: usize = lists.iter().map(Vec::len).sum();
+                let room = MOST_WAYS.checked_sub(lists.iter().map(Vec::len).sum())?;
                 let task = RouteTask { waves, ..*task };
-                lists.push(sequences(question, outlook, &task, latest, MOST_WAYS.checked_sub(listed)?, budget)?);
+                lists.push(sequences(question, outlook, &task, latest, room, budget, listed)?);
             }
             kind_of.push(kind);
         }

@@ -72,10 +72,11 @@ fn model_within<'a>(
     outlook: &Outlook,
     least: Time,
     budget: &Budget,
+    listed: &mut u64,
 ) -> Option<(Model<'a>, Time)> {
     let mut limit = question.limit.min(NEVER);
     for _ in 0..MOST_LIMITS {
-        if let Some(model) = Model::new(question, outlook, limit - 1, budget) {
+        if let Some(model) = Model::new(question, outlook, limit - 1, budget, listed) {
             return Some((model, if limit == NEVER { question.limit } else { limit }));
         }
         limit = least + (limit.min(4 * least) - least) / 2;
@@ -99,8 +100,10 @@ impl<'a> Search<'a> {
     /// The whole search.
     pub fn run(question: &'a Question<'a>, outlook: &Outlook, budget: &'a Budget) -> Answer {
         let proved = least_value(question, outlook).min(question.limit);
-        let Some((model, asked)) = model_within(question, outlook, proved, budget) else {
-            return Answer { bound: proved, best: None, ended: Ended::Limit, statistics: Statistics::default() };
+        let mut statistics = Statistics::default();
+        let found = model_within(question, outlook, proved, budget, &mut statistics.listed);
+        let Some((model, asked)) = found else {
+            return Answer { bound: proved, best: None, ended: Ended::Limit, statistics };
         };
         let limit = model.horizon(asked);
         let root = State::root(&model, limit);
@@ -118,7 +121,7 @@ impl<'a> Search<'a> {
             best: None,
             limit,
             unresolved: NEVER,
-            statistics: Statistics::default(),
+            statistics,
             fresh: Vec::new(),
         };
         let ended = search.go();

@@ -1,0 +1,252 @@
+//! The best order for given routes, against plain simulation and an exhaustive search.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use skippipe_core::budget::Budget;
+use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::problem::{Instance, Problem};
+use skippipe_core::rules::{Constraints, MemoryRule};
+use skippipe_core::search::order::{OrderSearch, improve};
+use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
+use skippipe_core::time::{Rounding, Time};
+
+/// Three stages of one or two nodes; durations of 0 to 3 s, so that many are equal and some are nothing.
+fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
+    let mut stages: Vec<Vec<usize>> = (0..3).map(|stage| vec![stage]).collect();
+    for node in 3..rng.random_range(3..=5) {
+        stages[rng.random_range(0..3)].push(node);
+    }
+    let n = stages.concat().len();
+    let mut whole = |most: u32| f64::from(rng.random_range(0..=most));
+    let node = |i: usize, whole: &mut dyn FnMut(u32) -> f64| Node {
+        name: format!("n{i}"),
+        forward_s: whole(3),
+        backward_s: whole(3),
+        loss_s: whole(1),
+        memory: 1 + whole(memory - 1) as u32,
+    };
+    let parts = ClusterParts {
+        nodes: (0..n).map(|i| node(i, &mut whole)).collect(),
+        links: Links::Rated {
+            latency_s: (0..n).map(|_| (0..n).map(|_| whole(3)).collect()).collect(),
+            bandwidth: vec![vec![60.0; n]; n],
+            overhead_s: 0.0,
+        },
+        region_of: None,
+        activation_bytes: 0.0,
+        gradient_bytes: (0..3).map(|_| 60.0 * whole(3)).collect(),
+        step_s: vec![],
+        norm_s: whole(1),
+        source: None,
+    };
+    let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
+    let rules = Constraints { tc1, ..Constraints::default() };
+    let counts = stages[0].iter().map(|_| 1).collect();
+    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], counts, 0.0, rules).unwrap();
+    Instance::new(&problem, Rounding::Up)
+}
+
+/// Any routes of at most `hops` visits, stage 0 among them or not, some of them of two waves.
+fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    while batches.len() < count {
+        let id = batches.len();
+        if id > 0 && batches[id - 1].wave == 0 && rng.random_bool(0.25) {
+            batches.push(Batch { id, wave: 1, ..batches[id - 1].clone() });
+            continue;
+        }
+        let source = instance.members[0][rng.random_range(0..instance.members[0].len())];
+        let mut nodes = if rng.random_bool(0.8) { vec![source as u32] } else { vec![] };
+        for members in &instance.members[1..] {
+            if nodes.len() < hops && rng.random_bool(0.8) {
+                nodes.push(members[rng.random_range(0..members.len())] as u32);
+            }
+        }
+        if !nodes.is_empty() {
+            batches.push(Batch { id, source, route: id, wave: 0, load: 0, nodes });
+        }
+    }
+    batches
+}
+
+/// The order of the dispatch rule.
+fn dispatched(instance: &Instance, batches: &[Batch]) -> Option<Vec<Vec<TaskId>>> {
+    let mut simulator = Simulator::new(instance);
+    simulator.load(batches);
+    simulator.run_dispatch().ok()?;
+    Some(simulator.dispatched_order())
+}
+
+proptest! {
+    /// Random moves; some of them are refused, for the very reasons that the simulator would give.
+    #[test]
+    fn a_changed_order_is_simulated_as_a_new_one(seed: u64, count in 1_usize..20) {
+        let mut rng = Pcg64::seed_from_u64(seed);
+        let instance = instance(&mut rng, 4);
+        let batches = batches(&instance, &mut rng, count, 3);
+        let Some(mut order) = dispatched(&instance, &batches) else { return Ok(()) };
+        let mut graph = OrderGraph::new(&instance, &batches, &order).unwrap();
+        let mut simulator = Simulator::new(&instance);
+        simulator.load(&batches);
+        for _ in 0..50 {
+            let node = rng.random_range(0..order.len());
+            if order[node].is_empty() {
+                continue;
+            }
+            let (a, b) = (rng.random_range(0..order[node].len()), rng.random_range(0..order[node].len()));
+            let (from, to) = (a.min(b), a.max(b) + 1);
+            let before = order[node].clone();
+            if rng.random_bool(0.5) {
+                order[node][from..to].rotate_left(1);
+            } else {
+                order[node].swap(a, b);
+            }
+            let done = graph.replace(graph.places_of(node).start + from, &order[node][from..to]);
+            if let Ok(outcome) = simulator.run_order(&order) {
+                prop_assert_eq!(done, Replaced::Done);
+                prop_assert_eq!(graph.outcome(), outcome);
+                for task in 0..simulator.task_count() as TaskId {
+                    prop_assert_eq!(graph.head_of(task), simulator.start_of(task));
+                    // No path is longer than the longest, and each backward ends one.
+                    prop_assert!(simulator.end_of(task) + graph.tail_of(task) <= graph.end());
+                }
+            } else {
+                prop_assert_ne!(done, Replaced::Done);
+                order[node] = before;
+            }
+        }
+        prop_assert_eq!(graph.order(), order.concat());
+        let mut again = OrderGraph::new(&instance, &batches, &order).unwrap();
+        for task in 0..simulator.task_count() as TaskId {
+            prop_assert_eq!(graph.tail_of(task), again.tail_of(task));
+        }
+        prop_assert!(again.reset(graph.order()));
+        prop_assert_eq!(again.outcome(), graph.outcome());
+    }
+}
+
+#[test]
+fn slices_change_nothing() {
+    let mut rng = Pcg64::seed_from_u64(3);
+    let instance = instance(&mut rng, 4);
+    let batches = batches(&instance, &mut rng, 30, 3);
+    let order = dispatched(&instance, &batches).unwrap();
+    let (budget, total) = (Budget::new(None, None), 50_000);
+    let search = || OrderSearch::new(&instance, &batches, &order, &mut Pcg64::seed_from_u64(1), 0).unwrap();
+    let (mut whole, mut sliced) = (search(), search());
+    whole.run(total, &budget);
+    while sliced.work() < total {
+        sliced.run(777.min(total - sliced.work()), &budget);
+    }
+    assert!(whole.best().is_some());
+    assert_eq!(whole.best(), sliced.best());
+}
+
+/// Every order of every node, by appending the next task of any microbatch in every possible way.
+struct Exhaustive<'a> {
+    instance: &'a Instance,
+    batches: &'a [Batch],
+    /// Per microbatch: tasks done, and when the next may start.
+    done: Vec<usize>,
+    ready: Vec<Time>,
+    free: Vec<Time>,
+    held: Vec<u32>,
+    best: Time,
+}
+
+impl Exhaustive<'_> {
+    fn best(instance: &Instance, batches: &[Batch]) -> Time {
+        let mut search = Exhaustive {
+            instance,
+            batches,
+            done: vec![0; batches.len()],
+            ready: batches.iter().map(|b| instance.transfer(b.source, b.nodes[0] as usize)).collect(),
+            free: vec![0; instance.node_count()],
+            held: vec![0; instance.node_count()],
+            best: Time::MAX,
+        };
+        search.go(instance.allreduce.iter().copied().max().unwrap());
+        search.best + instance.epilogue
+    }
+
+    fn go(&mut self, ends: Time) {
+        if ends >= self.best {
+            return;
+        }
+        if (0..self.batches.len()).all(|b| self.done[b] > 2 * self.batches[b].nodes.len()) {
+            self.best = ends;
+            return;
+        }
+        for b in 0..self.batches.len() {
+            let batch = &self.batches[b];
+            let (hops, place) = (batch.nodes.len(), self.done[b]);
+            let first = self.batches.iter().position(|other| other.route == batch.route).unwrap();
+            if place > 2 * hops || (b > first && self.done[b - 1] <= 2 * hops) {
+                continue;
+            }
+            let node_at = |place: usize| match place {
+                p if p < hops => batch.nodes[p] as usize,
+                p if p == hops => batch.source,
+                p => batch.nodes[2 * hops - p] as usize,
+            };
+            let node = node_at(place);
+            let (is_forward, is_backward) = (place < hops, place > hops);
+            if is_forward && self.instance.memory_is_held() && self.held[node] == self.instance.memory[node] {
+                continue;
+            }
+            let length = match (is_forward, is_backward) {
+                (true, _) => self.instance.forward(0, node),
+                (_, true) => self.instance.backward(0, node),
+                _ => self.instance.loss(0, node),
+            };
+            let end = self.ready[b].max(self.free[node]) + length;
+            let saved = (self.ready.clone(), self.free.clone(), self.held[node]);
+            self.free[node] = end;
+            self.held[node] = self.held[node] + u32::from(is_forward) - u32::from(is_backward);
+            self.done[b] += 1;
+            let mut ends = ends;
+            if is_backward {
+                ends = ends.max(end + self.instance.allreduce[self.instance.stage_of[node]]);
+            }
+            if place == 2 * hops {
+                let home = end + self.instance.transfer(node, batch.source);
+                ends = ends.max(home);
+                if self.batches.get(b + 1).is_some_and(|next| next.route == batch.route) {
+                    self.ready[b + 1] = home + self.instance.transfer(batch.source, node);
+                }
+            } else {
+                self.ready[b] = end + self.instance.transfer(node, node_at(place + 1));
+            }
+            self.go(ends);
+            self.done[b] -= 1;
+            (self.ready, self.free, self.held[node]) = saved;
+        }
+    }
+}
+
+#[test]
+fn the_best_order_is_found() {
+    let mut better = 0;
+    for seed in 0..150 {
+        let mut rng = Pcg64::seed_from_u64(seed);
+        let instance = instance(&mut rng, 2);
+        let count = rng.random_range(2..=4);
+        let batches = batches(&instance, &mut rng, count, if count < 4 { 2 } else { 1 });
+        let Some(order) = dispatched(&instance, &batches) else { continue };
+        let mut simulator = Simulator::new(&instance);
+        simulator.load(&batches);
+        let first = simulator.run_order(&order).unwrap();
+        let least = Exhaustive::best(&instance, &batches);
+        let found = improve(&instance, &batches, &order, &mut rng, 500_000, least, &Budget::new(None, None));
+        let outcome = found.map_or(first.clone(), |found| {
+            assert_eq!(simulator.run_order(&found.order).unwrap(), found.outcome);
+            assert!((found.outcome.iteration, found.outcome.finish_sum) < (first.iteration, first.finish_sum));
+            found.outcome
+        });
+        assert_eq!(outcome.iteration, least, "seed {seed}, first {}", first.iteration);
+        better += usize::from(outcome.iteration < first.iteration);
+    }
+    assert!(better > 20, "too easy: {better}");
+}
