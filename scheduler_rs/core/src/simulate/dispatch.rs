@@ -30,6 +30,14 @@ struct NodeState {
     ran: Vec<TaskId>,
 }
 
+impl NodeState {
+    /// The forward at `place` of its queue, which is held from now on.
+    fn start_forward(&mut self, place: usize) -> TaskId {
+        self.held += 1;
+        self.forwards.swap_remove(place).2
+    }
+}
+
 impl Simulator<'_> {
     /// A free node takes a backward or loss first, else the earliest arrival, then the lower microbatch.
     /// With TC1 `held` a forward starts only where the node has memory for one more.
@@ -128,18 +136,15 @@ impl Simulator<'_> {
                 if state.busy {
                     continue;
                 }
+                let urgent = first(&state.urgent);
                 let full = gated && state.held >= self.instance.memory[node as usize];
-                let forward = if full { None } else { first(&state.forwards) };
-                let task = match (first(&state.urgent), forward) {
+                // Without ranks what is urgent goes first anyway.
+                let forward = if full || (ranks.is_none() && urgent.is_some()) { None } else { first(&state.forwards) };
+                let task = match (urgent, forward) {
                     (None, None) => continue,
-                    (Some((place, key)), other) if ranks.is_none() || other.is_none_or(|(_, its)| key <= its) => {
-                        state.urgent.swap_remove(place).2
-                    }
-                    (_, Some((place, _))) => {
-                        state.held += 1;
-                        state.forwards.swap_remove(place).2
-                    }
-                    (Some((place, _)), None) => state.urgent.swap_remove(place).2,
+                    (Some((_, key)), Some((place, its))) if its < key => state.start_forward(place),
+                    (None, Some((place, _))) => state.start_forward(place),
+                    (Some((place, _)), _) => state.urgent.swap_remove(place).2,
                 };
                 state.busy = true;
                 state.ran.push(task);
