@@ -15,6 +15,7 @@ skippipe plan cluster=local4 output=plan.json          another preset; write the
 skippipe plan cluster.file=my.json allocate.sizes=[4,2,2]
 skippipe plan compare=[full,random-skip]               what does skipping gain, and what routing?
 skippipe plan cluster=synthetic cluster.nodes=40 cluster.seed=3 planner.time_limit_s=5
+skippipe plan cluster=local4 planner.method=cbs        search until the plan is proved optimal
 skippipe plan schedule=reference schedule.stages=6     the rules of the reference implementation
 skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
                                                        a sweep; plans go to multirun/DATE/TIME/N""",

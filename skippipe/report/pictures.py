@@ -104,7 +104,9 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
     charts = figure.subplots(1, 2, sharey=True)
     for number, explained in enumerate(told):
         events = explained.search.events
-        for axes, places in zip(charts, ([e.elapsed_s for e in events], [e.work for e in events]), strict=True):
+        # On a logarithmic axis, since most happens in the first moments.
+        places_of = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1) for e in events])
+        for axes, places in zip(charts, places_of, strict=True):
             for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
                 known = [(p, v) for p, v in zip(places, values, strict=True) if v is not None]
                 known.append((places[-1], known[-1][1])) if known else None
@@ -116,6 +118,7 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
     charts[0].set_ylim(low, high)
     for axes, label in zip(charts, ("seconds of planning", "work"), strict=True):
         axes.set_xlabel(label)
+        axes.set_xscale("log")
         axes.grid(alpha=0.25)
     charts[0].set_ylabel("iteration, seconds")
     charts[0].legend(fontsize=8, frameon=False)
@@ -123,11 +126,12 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
 
 
 def _limits(told: Sequence[Explained]) -> tuple[float, float]:
-    """What the axis shows: all but the first plans of a search where they are much longer than the last."""
+    """What the axis shows: all but the first plans and bounds of a search, where these are far from the last ones."""
     uppers = [[e.upper_s for e in explained.search.events if e.upper_s is not None] for explained in told]
     lowers = [e.lower_s for explained in told for e in explained.search.events if e.lower_s is not None]
-    high = max(min(max(own), 3 * own[-1]) for own in uppers)
-    low = min([*lowers, *(own[-1] for own in uppers)])
+    high = max(min(max(own), 1.5 * own[-1]) for own in uppers)
+    last = min(own[-1] for own in uppers)
+    low = min([*(lower for lower in lowers if lower > 0.5 * last), last])
     margin = 0.03 * (high - low) or 0.1
     return low - margin, high + margin
 

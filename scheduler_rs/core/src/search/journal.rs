@@ -24,9 +24,13 @@ impl<'a> Journal<'a> {
     /// Writes down where the search stands, and tells whoever watches.
     pub fn note(&mut self, work: u64, best: Option<Time>, bound: Time) {
         let known = self.events.last().is_some_and(|(_, _, upper, lower)| (*upper, *lower) == (best, bound));
-        if known {
-            return;
+        if !known {
+            self.end(work, best, bound);
         }
+    }
+
+    /// Writes down where the search ended, changed or not.
+    pub fn end(&mut self, work: u64, best: Option<Time>, bound: Time) {
         self.events.push((self.budget.elapsed_s(), work, best, bound));
         self.budget.report(best.map_or(f64::INFINITY, seconds), seconds(bound));
     }

@@ -210,7 +210,7 @@ impl<'a> Search<'a> {
             let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
             return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
         };
-        journal.note(work, Some(best.outcome.iteration), bound);
+        journal.end(work, Some(best.outcome.iteration), bound);
         let mut told = Map::new();
         told.insert("work".to_owned(), json!(work));
         told.insert("rounds".to_owned(), json!(rounds));
