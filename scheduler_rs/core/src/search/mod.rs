@@ -8,6 +8,8 @@ pub mod cbs;
 mod draw;
 mod estimate;
 mod journal;
+#[cfg(test)]
+mod local_tests;
 pub mod order;
 pub mod outlook;
 mod portfolio;
