@@ -2,6 +2,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
+use smallvec::SmallVec;
 
 use super::estimate::Estimate;
 use super::routes::{Path, Routes};
@@ -75,7 +76,7 @@ fn keeps_rules(instance: &Instance, tasks: &[RouteTask], paths: &[Path], lengths
             users[*node as usize] += 1;
         }
     }
-    let mut lengths: Vec<usize> = paths.iter().map(|path| path.len()).collect();
+    let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
     lengths.sort_unstable();
     assert_eq!(lengths, lengths_before);
     assert_eq!(lengths.iter().sum::<usize>(), Lengths::new(tasks.len(), 5, instance.skip_ratio).total);
@@ -95,7 +96,7 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
         let instance = instance(&mut rng);
         let tasks = route_tasks(&instance);
         let Some(paths) = start(&instance, &tasks, &mut rng) else { continue };
-        let mut lengths: Vec<usize> = paths.iter().map(|path| path.len()).collect();
+        let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
         lengths.sort_unstable();
         let mut routes = Routes::new(&instance, &tasks, paths);
         let all = |routes: &Routes<'_>| (0..tasks.len()).map(|r| routes.path(r).clone()).collect::<Vec<_>>();
