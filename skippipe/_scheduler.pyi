@@ -523,13 +523,16 @@ def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsInde
     first, and add up to the nodes of the cluster. Gives the nodes of each stage.
     """
 
-def plan(problem: Problem, strategy: str = "skippipe", *, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None) -> Plan:
+def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None) -> Plan:
     """
     The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
-    threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `work_limit` counts
-    search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called about twenty times a second
-    (`incumbent_s` is infinite as long as there is no plan). Raises ImpossibleError where no plan can exist,
-    NoPlanError where none was found, LockupError where the dispatch rule locks up, KeyboardInterrupt.
+    threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
+    "cbs" for conflict-based search alone, which with `suboptimality` above 1 ends with a plan of at most so many times
+    the lower bound; `work_limit` counts search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
+    about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
+    search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
+    ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
+    up.
     """
 
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:

@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -343,6 +344,15 @@ def large_problem() -> Problem:
 SEARCHING = [name for name in STRATEGIES if name != "random-skip"]
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in the background or others have changed that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("strategy", SEARCHING)
 @pytest.mark.parametrize("size", ["long", "large"])
 def test_interrupt_ends_a_long_call_at_once(size: str, strategy: str) -> None:
