@@ -59,13 +59,11 @@ pub fn visits_bound(
     }
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let mut groups: Vec<Group> = Vec::new();
+    let times = |node: usize| instance.loads.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
     for task in tasks {
         let alike = |group: &&mut Group| {
             let (a, b) = (group.source, task.source);
-            group.waves == task.waves
-                && instance.place(a) == instance.place(b)
-                && instance.least_work(a) == instance.least_work(b)
-                && instance.least_loss(a) == instance.least_loss(b)
+            group.waves == task.waves && instance.place(a) == instance.place(b) && times(a).eq(times(b))
         };
         if let Some(group) = groups.iter_mut().find(alike) {
             group.routes += 1;
@@ -105,7 +103,8 @@ pub fn visits_bound(
         }
     }
     // The very time at which it becomes enough is one of the times around, where those decide.
-    let exact = groups.iter().flat_map(|g| g.ways.around.iter().map(move |t| t * g.waves as Time));
+    let exact =
+        groups.iter().flat_map(|g| g.ways.around.iter().filter(|t| **t < NEVER).map(move |t| t * g.waves as Time));
     let exact = exact.filter(|t| (low..=high).contains(t)).max().unwrap_or(low);
     Ok(if exact > low && !fits(exact - 1) { exact } else { low })
 }

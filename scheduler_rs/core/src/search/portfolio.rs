@@ -63,11 +63,14 @@ pub(super) fn solve(
     let mut journal = Journal::new(budget);
     let (first, work) = first(&unprepared);
     journal.note(work, first.as_ref().map(|first| first.outcome.iteration), 0);
-    let outlook = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME)?;
+    let blank_again = || Outlook::blank(instance, lengths.long());
+    let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
+    let outlook = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
     let context = Context { outlook: &outlook, ..unprepared };
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
-    let beneath = Outlook::new(below, lengths.long(), budget, SHARE_OF_TIME)?;
-    let bound = lower_bound(below, tasks, &beneath, budget)?;
+    let prepared = Outlook::new(below, lengths.long(), budget, 2.0 * SHARE_OF_TIME);
+    let beneath = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
+    let bound = unless_stopped(lower_bound(below, tasks, &beneath, budget), first.as_ref())?.unwrap_or(0);
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
@@ -81,6 +84,14 @@ pub(super) fn solve(
         found.bound = route_bound(below, &batches);
     }
     Ok(Solution { batches, order: found.best.order, bound: found.bound, statistics: found.statistics })
+}
+
+/// What was prepared; none where somebody stopped it and there is a plan already, which is then the answer.
+fn unless_stopped<T>(prepared: Result<T>, first: Option<&Candidate<'_>>) -> Result<Option<T>> {
+    match prepared {
+        Err(Error::Cancelled) if first.is_some() => Ok(None),
+        prepared => prepared.map(Some),
+    }
 }
 
 /// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size. And the work of it.
@@ -296,7 +307,7 @@ impl<'a> Search<'a> {
 
     fn merge(&self, state: &mut State<'a>, attempt: Attempt<'a>, router: &mut Router<'a>) -> Result<()> {
         state.work += attempt.work;
-        if attempt.is_impossible {
+        if attempt.is_impossible && state.best.is_none() {
             return nothing_exists();
         }
         if attempt.bound > state.bound {
@@ -392,9 +403,7 @@ impl<'a> Search<'a> {
                 OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
             *slot = search.map(Box::new);
         }
-        let Some(search) = slot.as_mut().filter(|search| !search.is_over()) else {
-            return Attempt::failed(ROUND_WORK);
-        };
+        let Some(search) = slot.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
         let before = search.work();
         search.run(ROUND_WORK, context.budget);
         let mut work = search.work() - before;
@@ -405,10 +414,10 @@ impl<'a> Search<'a> {
     }
 
     fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
-        if prover.is_over() {
-            return Attempt { bound: prover.bound(), ..Attempt::failed(ROUND_WORK) };
-        }
         let upper = best.map_or(NEVER, |best| best.outcome.iteration);
+        if prover.is_over(upper) {
+            return Attempt { bound: prover.bound(), ..Attempt::failed(0) };
+        }
         let step = prover.advance(upper, self.context.budget);
         let mut work = step.work;
         let tried = step.found.map_or(Err(None), |found| executed(&self.context, found, &mut work));

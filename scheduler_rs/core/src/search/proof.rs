@@ -30,6 +30,8 @@ struct Part {
     /// In nanoseconds, what follows once after everything left out.
     bound: Time,
     is_over: bool,
+    /// It was too large to be listed below this limit; below a lower one it may not be.
+    too_large_below: Option<Time>,
 }
 
 /// What one call found.
@@ -92,9 +94,14 @@ impl<'a> Prover<'a> {
         self.statistics
     }
 
-    /// Whether nothing is left to ask.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
+    /// Whether nothing is left to ask, now that only what is below `upper` is of interest.
+    pub fn is_over(&mut self, upper: Time) -> bool {
+        for part in &mut self.parts {
+            if part.too_large_below.is_some_and(|limit| upper < limit - limit / 50) {
+                part.is_over = false;
+                part.too_large_below = None;
+            }
+        }
         self.parts.iter().all(|part| part.is_over)
     }
 
@@ -113,7 +120,16 @@ impl<'a> Prover<'a> {
             self.all.iter().filter(of_part).copied().collect()
         };
         if let Some(demand) = demand_of(self.below, tasks.len(), self.all.len()) {
-            let part = Part { sources, tasks, demand, steps: FIRST_STEPS, spent: 0, bound: 0, is_over: false };
+            let part = Part {
+                sources,
+                tasks,
+                demand,
+                steps: FIRST_STEPS,
+                spent: 0,
+                bound: 0,
+                is_over: false,
+                too_large_below: None,
+            };
             self.parts.push(part);
         }
     }
@@ -143,8 +159,13 @@ impl<'a> Prover<'a> {
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;
         part.bound = part.bound.max(answer.bound.min(limit));
-        // It may also end because the question is too large for it; asked again it would end there again.
-        part.is_over = answer.ended == Ended::Exhausted || (steps < allowed && !budget.is_over());
+        part.is_over = answer.ended == Ended::Exhausted;
+        // It may also end because the question is too large for it; asked again it would end there again, but for a
+        // lower limit.
+        if !part.is_over && steps < allowed && !budget.is_over() {
+            part.is_over = true;
+            part.too_large_below = Some(upper);
+        }
         self.bound = self.bound.max(part.bound.min(NEVER).saturating_add(epilogue));
         let work = STEP_WORK * steps.max(1) + answer.statistics.listed / 2;
         add(&mut self.statistics, &answer.statistics);

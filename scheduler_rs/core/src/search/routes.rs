@@ -34,7 +34,6 @@ impl<'a> Routes<'a> {
     /// `paths` must keep the rules.
     #[must_use]
     pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], paths: Vec<Path>) -> Self {
-        let inner = instance.present.iter().filter(|s| **s != 0).count();
         let mut routes = Self {
             instance,
             tasks,
@@ -46,11 +45,7 @@ impl<'a> Routes<'a> {
         for (route, path) in paths.into_iter().enumerate() {
             routes.set(route, path);
         }
-        if instance.rules.cc3 && inner > 0 {
-            let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
-            let visits = lengths.total - routes.visits[0];
-            routes.quota = (visits / inner, visits.div_ceil(inner));
-        }
+        routes.take_quota();
         routes
     }
 
@@ -64,6 +59,17 @@ impl<'a> Routes<'a> {
     pub fn replace(&mut self, paths: &[Path]) {
         for (route, path) in paths.iter().enumerate() {
             self.set(route, path.clone());
+        }
+        self.take_quota();
+    }
+
+    /// What CC3 makes of the visits; without CC1 it depends on how many of them are of stage 0.
+    fn take_quota(&mut self) {
+        let inner = self.instance.present.iter().filter(|s| **s != 0).count();
+        if self.instance.rules.cc3 && inner > 0 {
+            let lengths = Lengths::new(self.tasks.len(), self.instance.present.len(), self.instance.skip_ratio);
+            let visits = lengths.total - self.visits[0];
+            self.quota = (visits / inner, visits.div_ceil(inner));
         }
     }
 
@@ -118,13 +124,21 @@ impl<'a> Routes<'a> {
                 .all(|node| self.users[*node as usize].len() <= self.instance.memory[*node as usize] as usize)
     }
 
-    /// Whether the stages of the paths before and after a change still lie on as many routes as they must.
+    /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number
+    /// of visits of stage 0 stays as it was, so that the quotas do.
     fn keeps_quota(&self, before: &Change) -> bool {
+        let stage_of = &self.instance.stage_of;
         let within = |node: &u32| {
-            let stage = self.instance.stage_of[*node as usize];
+            let stage = stage_of[*node as usize];
             stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
         };
-        before.iter().all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
+        let at_home = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
+        let home_before: usize = before.iter().map(|(_, path)| at_home(path)).sum();
+        let home_after: usize = before.iter().map(|(route, _)| at_home(&self.paths[*route as usize])).sum();
+        (!self.instance.rules.cc3 || home_before == home_after)
+            && before
+                .iter()
+                .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
     }
 
     /// A random change of `route` and perhaps one other; none where the draw led nowhere.

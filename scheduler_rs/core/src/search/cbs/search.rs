@@ -347,7 +347,7 @@ impl<'a> Search<'a> {
         self.fresh.clear();
         let mut implied: SmallVec<[Decision; 2]> = SmallVec::new();
         loop {
-            if self.propagator.is_stopped || self.budget.is_over() {
+            if self.propagator.is_stopped || self.is_over() {
                 return Step::Stopped;
             }
             let least = state.bound(&self.model).max(bound);
@@ -374,6 +374,13 @@ impl<'a> Search<'a> {
                 Branched::Dead => return Step::Done,
                 Branched::Stopped => return Step::Stopped,
                 Branched::Implied(decision, next) => {
+                    if let Decision::Order(first, second) = decision
+                        && state.orders.contains(&(first, second))
+                    {
+                        // It stands already and yet did not part the two: this node would go on for ever.
+                        self.unresolved = self.unresolved.min(least);
+                        return Step::Done;
+                    }
                     self.statistics.implied += 1;
                     implied.push(decision);
                     state = *next;
