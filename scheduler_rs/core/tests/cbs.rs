@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::{Map, Value};
+use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
@@ -40,14 +41,18 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
     let matrix: Vec<Vec<f64>> = (0..n).map(|_| (0..n).map(|_| whole(0, 3)).collect()).collect();
     let gradients: Vec<f64> = (0..stage_count).map(|_| 60.0 * whole(0, 3)).collect();
     let is_rated = rng.random_bool(0.4);
+    // Nodes of one region have the same links and yet times of their own.
+    let regions = rng.random_bool(0.3).then_some(2);
+    let side = regions.unwrap_or(n);
+    let matrix: Vec<Vec<f64>> = matrix.into_iter().take(side).map(|row| row[..side].to_vec()).collect();
     let parts = ClusterParts {
         nodes,
         links: if is_rated {
-            Links::Rated { latency_s: matrix, bandwidth: vec![vec![60.0; n]; n], overhead_s: 0.0 }
+            Links::Rated { latency_s: matrix, bandwidth: vec![vec![60.0; side]; side], overhead_s: 0.0 }
         } else {
             Links::Transfer(matrix)
         },
-        region_of: None,
+        region_of: regions.map(|count| (0..n).map(|i| i % count).collect()),
         activation_bytes: 0.0,
         gradient_bytes: if is_rated { gradients } else { vec![] },
         step_s: vec![],
@@ -455,6 +460,9 @@ fn optimum_is_that_of_the_exhaustive_search() {
             continue;
         };
         found += 1;
+        // Whole seconds: rounding down changes nothing.
+        let bound = lower_bound(&instance, &tasks, &outlook, &Budget::new(None, None)).unwrap();
+        assert!(bound <= expected + instance.epilogue, "case {case}: bound {bound} above {expected}");
         let plan = plan_of(&problem, &instance, answer.best.as_ref().unwrap());
         // Plans know one kind of microbatch.
         if !is_uneven {
