@@ -97,7 +97,7 @@ def test_a_plan_that_says_nothing_about_its_search(run: Run, plans: Path, tmp_pa
 
 
 def test_planning_anew_with_the_first_upgrades(run: Run, tmp_path: Path) -> None:
-    assert run("plan", "cluster=local4", "planner.work_limit=3000", "output=plan.json").status == 0
+    assert run("plan", "cluster=local4", "planner.work_limit=3000000", "output=plan.json").status == 0
     result = run("report", "plan=plan.json", "replan=true", "output=null", "json=all.json")
     assert result.status == 0, result.err
     assert "planned anew" in result.out
