@@ -232,10 +232,15 @@ impl<'a> Island<'a> {
                 self.write(&back);
                 continue;
             }
-            let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
-            self.routes.undo(back);
-            self.estimate.follow(&self.routes, &forth);
+            self.take_back(back);
         }
+    }
+
+    /// Takes a change back that the estimate has followed; `back` is what undoes it.
+    fn take_back(&mut self, back: Change) {
+        let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
+        self.routes.undo(back);
+        self.estimate.follow(&self.routes, &forth);
     }
 
     /// Steps between two deals: these take about a fifth of the time.
@@ -273,11 +278,9 @@ impl<'a> Island<'a> {
         self.estimate.follow(&self.routes, &back);
         if self.estimate.sum() <= before {
             self.write(&back);
-            return;
+        } else {
+            self.take_back(back);
         }
-        let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
-        self.routes.undo(back);
-        self.estimate.follow(&self.routes, &forth);
     }
 
     /// A random route, now and then the longest one of several.

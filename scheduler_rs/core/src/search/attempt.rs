@@ -113,16 +113,12 @@ pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
 
 /// What an island has found, with the times that its ranks give.
 pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
-    let instance = context.instance;
-    let mut board = board_of(context, &found.paths);
-    let mut simulator = Simulator::new(instance);
+    let board = board_of(context, &found.paths);
+    let mut simulator = Simulator::new(context.instance);
     simulator.load(&board.batches());
-    *work += 2 * simulator.task_count() as u64;
+    *work += simulator.task_count() as u64;
     simulator.run_ranked(&found.ranks).map_err(|_| None)?;
-    let order = simulator.dispatched_order();
-    let outcome = simulator.run_order(&order).map_err(|_| None)?;
-    board.retime(&simulator, &order);
-    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+    timed(context, board, simulator.dispatched_order(), work)
 }
 
 /// What conflict-based search has found: the routes and order of its execution.

@@ -424,8 +424,7 @@ impl<'a> Search<'a> {
         Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
     }
 
-    /// Lets an island go on; where it has cooled down it begins anew, with other routes or those of the best plan in
-    /// turn.
+    /// Lets an island go on; where it has cooled down it begins anew.
     fn anneal(&self, slot: &mut Option<Box<Island<'a>>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
         // The first island begins every run with other routes, the other one stays with the best plan.
@@ -447,8 +446,7 @@ impl<'a> Search<'a> {
         let Some(island) = slot else { return Attempt::failed(ROUND_WORK) };
         let before = island.work;
         if island.is_cold() {
-            let elsewhere = !stays;
-            let fresh = if elsewhere { draw_paths(context, &mut context.rng(number)) } else { None };
+            let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
             match (fresh, best) {
                 (Some(paths), _) => {
                     let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());
