@@ -1,5 +1,7 @@
 //! The question: which plan for this cluster, allocation and rules; and the same in whole nanoseconds.
 
+use std::sync::Arc;
+
 use crate::cluster::Cluster;
 use crate::error::{Error, Result, invalid};
 use crate::plan::{check_skip_ratio, check_stages};
@@ -256,7 +258,8 @@ pub struct Instance {
     pub skip_ratio: f64,
     place: Vec<u32>,
     side: usize,
-    transfer: Vec<Time>,
+    /// Shared by all copies: it is the greatest part.
+    transfer: Arc<[Time]>,
 }
 
 impl Instance {
@@ -300,7 +303,7 @@ impl Instance {
             stage_of,
             place,
             side,
-            transfer,
+            transfer: transfer.into(),
         }
     }
 

@@ -11,11 +11,11 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 
 use super::estimate::Estimate;
-use super::routes::{Change, Path, Routes};
+use super::routes::{Change, Ground, Path, Routes};
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
-use crate::simulate::{Batch, Outcome, Simulator};
+use crate::simulate::{Batch, Outcome, Simulator, Workspace};
 use crate::time::Time;
 
 /// What plans are compared by: the iteration, then the sum of the homecomings.
@@ -75,13 +75,26 @@ enum Phase {
     Done,
 }
 
+/// What [`Ground`] borrows: an island has its own, since it may change the allocation.
+#[derive(Clone, Debug)]
+struct Land {
+    instance: Instance,
+    tasks: Vec<RouteTask>,
+}
+
+impl Land {
+    fn on(&self) -> Ground<'_> {
+        Ground { instance: &self.instance, tasks: &self.tasks }
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Island<'a> {
-    tasks: &'a [RouteTask],
-    routes: Routes<'a>,
-    estimate: Estimate<'a>,
-    simulator: Simulator<'a>,
+pub struct Island {
+    land: Land,
+    routes: Routes,
+    estimate: Estimate,
+    workspace: Workspace,
     batches: Vec<Batch>,
     /// First batch of each route.
     first: Vec<usize>,
@@ -99,25 +112,25 @@ pub struct Island<'a> {
     pub work: u64,
 }
 
-impl<'a> Island<'a> {
+impl Island {
     /// From complete routes; `scale` is about the iteration that is hoped for.
     #[must_use]
-    pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
+    pub fn new(on: Ground<'_>, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
         let mut batches = Vec::new();
         let mut first = Vec::new();
-        for (route, task) in tasks.iter().enumerate() {
+        for (route, task) in on.tasks.iter().enumerate() {
             first.push(batches.len());
             for wave in 0..task.waves {
                 let nodes = paths[route].to_vec();
                 batches.push(Batch { id: batches.len(), source: task.source, route, wave, load: task.load, nodes });
             }
         }
-        let routes = Routes::new(instance, tasks, paths);
+        let routes = Routes::new(on, paths);
         let mut island = Self {
-            tasks,
-            estimate: Estimate::new(instance, tasks, &routes, scale),
+            land: Land { instance: on.instance.clone(), tasks: on.tasks.to_vec() },
+            estimate: Estimate::new(on, &routes, scale),
             routes,
-            simulator: Simulator::new(instance),
+            workspace: Workspace::default(),
             ranks: plain_ranks(batches.len()),
             batches,
             first,
@@ -154,7 +167,7 @@ impl<'a> Island<'a> {
         self.runs = (self.runs + 1).min(MOST_DOUBLINGS);
         self.mild = mild;
         let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
-        self.routes.replace(&from.paths);
+        self.routes.replace(self.land.on(), &from.paths);
         self.write(&all);
         self.ranks.clone_from(&from.ranks);
         self.enter(Phase::Estimate);
@@ -168,7 +181,7 @@ impl<'a> Island<'a> {
         match phase {
             Phase::Estimate => {
                 self.steps = work / 2 / ESTIMATE_WORK;
-                self.estimate.rebuild(&self.routes);
+                self.estimate.rebuild(self.land.on(), &self.routes);
             }
             Phase::Simulate => {
                 self.steps = work / 2 / tasks;
@@ -209,8 +222,8 @@ impl<'a> Island<'a> {
     fn settle(&mut self, until: u64) {
         let share = self.share();
         let low = if self.mild { MILDER_POWER } else { POWERS.0 };
-        self.estimate.raise(low + (f64::from(POWERS.1 - low) * share) as i32);
-        let heat = ESTIMATED.at(share) / self.tasks.len() as f64;
+        self.estimate.raise(self.land.on(), low + (f64::from(POWERS.1 - low) * share) as i32);
+        let heat = ESTIMATED.at(share) / self.land.tasks.len() as f64;
         let heat = if self.mild { heat * MILDER } else { heat };
         self.work += (until - self.step) * ESTIMATE_WORK;
         if self.step / self.deal_every() != until / self.deal_every() {
@@ -218,16 +231,21 @@ impl<'a> Island<'a> {
         }
         while self.step < until {
             self.step += 1;
-            let route = self.pick(0.3, self.tasks.len() / 16, |island, route| island.estimate.way(route));
-            let Some(change) = self.routes.propose(route, &mut self.rng) else { continue };
+            let route = self
+                .pick(0.3, self.land.tasks.len() / 16, |island, route| island.estimate.way(island.land.on(), route));
+            let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
+                continue;
+            };
             // The sum may rise by so much; the ways alone tell in most cases that it rises further.
             let most = -self.estimate.sum() * heat * self.rng.random::<f64>().ln();
-            if self.estimate.rise_of_ways(&change) > most {
+            if self.estimate.rise_of_ways(self.land.on(), &change) > most {
                 continue;
             }
             let before = self.estimate.sum();
-            let Some(back) = self.routes.apply(change) else { continue };
-            self.estimate.follow(&self.routes, &back);
+            let Some(back) = self.routes.apply(self.land.on(), change) else {
+                continue;
+            };
+            self.estimate.follow(self.land.on(), &self.routes, &back);
             if self.estimate.sum() - before <= most {
                 self.write(&back);
                 continue;
@@ -239,43 +257,47 @@ impl<'a> Island<'a> {
     /// Takes a change back that the estimate has followed; `back` is what undoes it.
     fn take_back(&mut self, back: Change) {
         let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
-        self.routes.undo(back);
-        self.estimate.follow(&self.routes, &forth);
+        self.routes.undo(self.land.on(), back);
+        self.estimate.follow(self.land.on(), &self.routes, &forth);
     }
 
     /// Steps between two deals: these take about a fifth of the time.
     fn deal_every(&self) -> u64 {
-        deal_work(self.tasks.len().min(MOST_DEALT) as u64).max(STEPS_PER_POLL)
+        deal_work(self.land.tasks.len().min(MOST_DEALT) as u64).max(STEPS_PER_POLL)
     }
 
     /// Deals the parts of many routes between two places anew, so that the estimate falls by as much as it can: what
     /// would take chains of changes, most of them for the worse, is one step here.
     fn deal(&mut self) {
-        let count = self.tasks.len();
-        let model = self.pick(0.5, count / 16, |island, route| island.estimate.way(route));
+        let count = self.land.tasks.len();
+        let model = self.pick(0.5, count / 16, |island, route| island.estimate.way(island.land.on(), route));
         let length = self.routes.path(model).len();
-        let is_open = |route: &usize| self.routes.path(*route).len() == length && !self.routes.is_forced(*route);
+        let is_open = |route: &usize| self.routes.path(*route).len() == length && !self.land.on().is_forced(*route);
         let mut chosen: Vec<usize> = (0..count).filter(is_open).collect();
         if chosen.len() > MOST_DEALT {
             // The longest ones and any others.
-            chosen.sort_by_key(|route| (Reverse(self.estimate.way(*route)), *route));
+            chosen.sort_by_key(|route| (Reverse(self.estimate.way(self.land.on(), *route)), *route));
             for place in MOST_DEALT / 2..MOST_DEALT {
                 let other = self.rng.random_range(place..chosen.len());
                 chosen.swap(place, other);
             }
             chosen.truncate(MOST_DEALT);
         }
-        let first = self.routes.free_from();
+        let first = self.land.on().free_from();
         if length <= first || chosen.len() < 2 {
             return;
         }
         let from = self.rng.random_range(first..length);
         let to = if self.rng.random_bool(0.5) { from + 1 } else { self.rng.random_range(from + 1..=length) };
         self.work += deal_work(chosen.len() as u64);
-        let change = self.routes.redeal(&chosen, from, to, |route, path| self.estimate.of_path(route, path));
+        let change = self.routes.redeal(self.land.on(), &chosen, from, to, |route, path| {
+            self.estimate.of_path(self.land.on(), route, path)
+        });
         let before = self.estimate.sum();
-        let Some(back) = change.and_then(|change| self.routes.apply(change)) else { return };
-        self.estimate.follow(&self.routes, &back);
+        let Some(back) = change.and_then(|change| self.routes.apply(self.land.on(), change)) else {
+            return;
+        };
+        self.estimate.follow(self.land.on(), &self.routes, &back);
         if self.estimate.sum() <= before {
             self.write(&back);
         } else {
@@ -285,7 +307,7 @@ impl<'a> Island<'a> {
 
     /// A random route, now and then the longest one of several.
     fn pick(&mut self, often: f64, several: usize, time: impl Fn(&Self, usize) -> Time) -> usize {
-        let count = self.tasks.len();
+        let count = self.land.tasks.len();
         let mut route = self.rng.random_range(0..count);
         if self.rng.random_bool(often) {
             for _ in 0..several.max(2) {
@@ -299,14 +321,18 @@ impl<'a> Island<'a> {
     }
 
     fn try_route(&mut self, heat: f64) {
-        let home = |island: &Self, r: usize| island.simulator.home_of(island.first[r] + island.tasks[r].waves - 1);
-        let route = self.pick(0.3, self.tasks.len() / 16, home);
-        let Some(change) = self.routes.propose(route, &mut self.rng) else { return };
-        let Some(back) = self.routes.apply(change) else { return };
+        let home = |island: &Self, r: usize| island.workspace.home_of(island.first[r] + island.land.tasks[r].waves - 1);
+        let route = self.pick(0.3, self.land.tasks.len() / 16, home);
+        let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
+            return;
+        };
+        let Some(back) = self.routes.apply(self.land.on(), change) else {
+            return;
+        };
         self.write(&back);
         if !self.judge(heat) {
             let forth: Change = back.iter().map(|(r, _)| (*r, Path::new())).collect();
-            self.routes.undo(back);
+            self.routes.undo(self.land.on(), back);
             self.write(&forth);
         }
     }
@@ -334,16 +360,19 @@ impl<'a> Island<'a> {
     }
 
     fn simulate(&mut self) -> Option<Outcome> {
-        self.simulator.load(&self.batches);
-        self.work += self.simulator.task_count() as u64;
-        self.simulator.run_ranked(&self.ranks).ok()
+        let mut simulator = Simulator::with(&self.land.instance, std::mem::take(&mut self.workspace));
+        simulator.load(&self.batches);
+        self.work += simulator.task_count() as u64;
+        let outcome = simulator.run_ranked(&self.ranks).ok();
+        self.workspace = simulator.into_workspace();
+        outcome
     }
 
     /// Remembers where it is, if that is better than anything before.
     fn keep(&mut self) {
         let key = (self.outcome.iteration, self.outcome.finish_sum);
         if self.best.as_ref().is_none_or(|best| key < best.key) {
-            let paths = (0..self.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
+            let paths = (0..self.land.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
             self.best = Some(Found { paths, ranks: self.ranks.clone(), key });
         }
     }
@@ -352,7 +381,7 @@ impl<'a> Island<'a> {
     fn write(&mut self, change: &Change) {
         for (route, _) in change {
             let route = *route as usize;
-            for wave in 0..self.tasks[route].waves {
+            for wave in 0..self.land.tasks[route].waves {
                 let nodes = &mut self.batches[self.first[route] + wave].nodes;
                 nodes.clear();
                 nodes.extend_from_slice(self.routes.path(route));

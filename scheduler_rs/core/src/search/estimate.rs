@@ -7,16 +7,13 @@
 use smallvec::SmallVec;
 
 use crate::problem::{Instance, NO_STAGE};
-use crate::route::RouteTask;
 use crate::time::{NEVER, Time};
 
-use super::routes::{Change, Path, Routes};
+use super::routes::{Change, Ground, Path, Routes};
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Estimate<'a> {
-    instance: &'a Instance,
-    tasks: &'a [RouteTask],
+pub struct Estimate {
     /// Way out and home of one microbatch of each route.
     trips: Vec<Time>,
     /// Work of each node.
@@ -31,46 +28,44 @@ pub struct Estimate<'a> {
     sum: f64,
 }
 
-impl<'a> Estimate<'a> {
+impl Estimate {
     /// Of complete routes; `scale` is about the time that is hoped for.
     #[must_use]
-    pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], routes: &Routes<'a>, scale: Time) -> Self {
-        let n = instance.node_count();
+    pub fn new(on: Ground<'_>, routes: &Routes, scale: Time) -> Self {
+        let n = on.instance.node_count();
         let mut estimate = Self {
-            instance,
-            tasks,
-            trips: vec![0; tasks.len()],
+            trips: vec![0; on.tasks.len()],
             loads: vec![0; n],
             holds: vec![0; n],
-            around: around(instance),
+            around: around(on.instance),
             scale: scale.max(1) as f64,
             power: 1,
             sum: 0.0,
         };
-        estimate.rebuild(routes);
+        estimate.rebuild(on, routes);
         estimate
     }
 
     /// Starts over with other routes.
-    pub fn rebuild(&mut self, routes: &Routes<'a>) {
+    pub fn rebuild(&mut self, on: Ground<'_>, routes: &Routes) {
         self.loads.fill(0);
         self.holds.fill(0);
-        for (route, task) in self.tasks.iter().enumerate() {
-            self.loads[task.source] += task.waves as Time * self.instance.loss(task.load, task.source);
-            self.add(route, routes.path(route), 1);
+        for (route, task) in on.tasks.iter().enumerate() {
+            self.loads[task.source] += task.waves as Time * on.instance.loss(task.load, task.source);
+            self.add(on, route, routes.path(route), 1);
         }
         self.power = 0;
-        self.raise(1);
+        self.raise(on, 1);
     }
 
     /// Sets the power of the sum: the higher, the more the longest time counts.
-    pub fn raise(&mut self, power: i32) {
+    pub fn raise(&mut self, on: Ground<'_>, power: i32) {
         if power == self.power {
             return;
         }
         self.power = power;
-        self.sum = (0..self.tasks.len()).map(|r| self.of_route(r)).sum::<f64>()
-            + (0..self.loads.len()).map(|node| self.of_node(node)).sum::<f64>();
+        self.sum = (0..on.tasks.len()).map(|r| self.of_route(on, r)).sum::<f64>()
+            + (0..self.loads.len()).map(|node| self.of_node(on, node)).sum::<f64>();
     }
 
     /// The power sum.
@@ -81,29 +76,29 @@ impl<'a> Estimate<'a> {
 
     /// Way out and home of one microbatch of a route, times its waves.
     #[must_use]
-    pub fn way(&self, route: usize) -> Time {
-        self.trips[route] * self.tasks[route].waves as Time
+    pub fn way(&self, on: Ground<'_>, route: usize) -> Time {
+        self.trips[route] * on.tasks[route].waves as Time
     }
 
     /// By how much a change lengthens the ways of its routes, in the terms of the sum.
     #[must_use]
-    pub fn rise_of_ways(&self, change: &Change) -> f64 {
+    pub fn rise_of_ways(&self, on: Ground<'_>, change: &Change) -> f64 {
         let rise = |(route, path): &(u32, Path)| {
             let route = *route as usize;
-            self.of_path(route, path) - self.of_route(route)
+            self.of_path(on, route, path) - self.of_route(on, route)
         };
         change.iter().map(rise).sum()
     }
 
     /// What a route would add to the sum on another path.
     #[must_use]
-    pub fn of_path(&self, route: usize, path: &Path) -> f64 {
-        self.power(self.trip(route, path) * self.tasks[route].waves as Time)
+    pub fn of_path(&self, on: Ground<'_>, route: usize, path: &Path) -> f64 {
+        self.power(self.trip(on, route, path) * on.tasks[route].waves as Time)
     }
 
-    fn trip(&self, route: usize, path: &Path) -> Time {
-        let task = self.tasks[route];
-        let instance = self.instance;
+    fn trip(&self, on: Ground<'_>, route: usize, path: &Path) -> Time {
+        let task = on.tasks[route];
+        let instance = on.instance;
         let mut before = task.source;
         let mut trip = instance.loss(task.load, task.source);
         for node in path.iter().map(|n| *n as usize) {
@@ -115,9 +110,9 @@ impl<'a> Estimate<'a> {
     }
 
     /// Follows a change that `routes` has made; `before` are the paths that it replaced.
-    pub fn follow(&mut self, routes: &Routes<'a>, before: &Change) {
+    pub fn follow(&mut self, on: Ground<'_>, routes: &Routes, before: &Change) {
         let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
-        let held = self.instance.memory_is_held();
+        let held = on.instance.memory_is_held();
         for (route, path) in before {
             let after = routes.path(*route as usize);
             nodes.extend(path.iter().filter(|n| held || !after.contains(n)).copied());
@@ -126,20 +121,20 @@ impl<'a> Estimate<'a> {
         nodes.sort_unstable();
         nodes.dedup();
         let cost = |estimate: &Self| {
-            before.iter().map(|(route, _)| estimate.of_route(*route as usize)).sum::<f64>()
-                + nodes.iter().map(|node| estimate.of_node(*node as usize)).sum::<f64>()
+            before.iter().map(|(route, _)| estimate.of_route(on, *route as usize)).sum::<f64>()
+                + nodes.iter().map(|node| estimate.of_node(on, *node as usize)).sum::<f64>()
         };
         self.sum -= cost(self);
         for (route, path) in before {
-            self.add(*route as usize, path, -1);
-            self.add(*route as usize, routes.path(*route as usize), 1);
+            self.add(on, *route as usize, path, -1);
+            self.add(on, *route as usize, routes.path(*route as usize), 1);
         }
         self.sum += cost(self);
     }
 
-    fn add(&mut self, route: usize, path: &Path, sign: Time) {
-        let task = self.tasks[route];
-        let instance = self.instance;
+    fn add(&mut self, on: Ground<'_>, route: usize, path: &Path, sign: Time) {
+        let task = on.tasks[route];
+        let instance = on.instance;
         let times = sign * task.waves as Time;
         let mut after = task.source;
         let mut trip = instance.loss(task.load, task.source);
@@ -155,19 +150,19 @@ impl<'a> Estimate<'a> {
         }
     }
 
-    fn of_route(&self, route: usize) -> f64 {
-        self.power(self.way(route))
+    fn of_route(&self, on: Ground<'_>, route: usize) -> f64 {
+        self.power(self.way(on, route))
     }
 
-    fn of_node(&self, node: usize) -> f64 {
+    fn of_node(&self, on: Ground<'_>, node: usize) -> f64 {
         if self.loads[node] == 0 {
             return 0.0;
         }
         let by_work = self.power(self.loads[node] + self.around[node]);
-        if !self.instance.memory_is_held() {
+        if !on.instance.memory_is_held() {
             return by_work;
         }
-        by_work + self.power(self.holds[node] / Time::from(self.instance.memory[node]) + self.around[node])
+        by_work + self.power(self.holds[node] / Time::from(on.instance.memory[node]) + self.around[node])
     }
 
     fn power(&self, time: Time) -> f64 {

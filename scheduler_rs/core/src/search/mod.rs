@@ -39,6 +39,7 @@ use crate::simulate::{Batch, Outcome, Simulator, TaskId};
 use crate::time::{Rounding, Time, seconds};
 
 use outlook::Outlook;
+use routes::Ground;
 use shares::{Shares, share_visits};
 
 /// How to search.
@@ -104,7 +105,11 @@ struct Context<'a> {
     sets: Option<&'a [StageSet]>,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    fn ground(&self) -> Ground<'a> {
+        Ground { instance: self.instance, tasks: self.tasks }
+    }
+
     /// Quotas and lengths of one attempt.
     fn targets(&self, rng: &mut Pcg64) -> board::Targets {
         match self.sets {

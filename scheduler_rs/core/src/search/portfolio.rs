@@ -196,7 +196,7 @@ enum Slot<'a> {
     /// All routes are placed anew.
     Afresh,
     /// Small changes of routes and order.
-    Anneal(Option<Box<Island<'a>>>),
+    Anneal(Option<Box<Island>>),
     /// The order of the best plan, its routes as they are.
     Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
@@ -425,7 +425,7 @@ impl<'a> Search<'a> {
     }
 
     /// Lets an island go on; where it has cooled down it begins anew.
-    fn anneal(&self, slot: &mut Option<Box<Island<'a>>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    fn anneal(&self, slot: &mut Option<Box<Island>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
         // The first island begins every run with other routes, the other one stays with the best plan.
         let stays = !number.is_multiple_of(ATTEMPTS);
@@ -437,7 +437,7 @@ impl<'a> Search<'a> {
                 _ => drawn().or(best.map(|best| paths_of(&best.board))),
             };
             let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
-            let island = Island::new(context.instance, context.tasks, paths, context.rng(!number), self.bound);
+            let island = Island::new(context.ground(), paths, context.rng(!number), self.bound);
             *slot = Some(Box::new(island));
             if let (Some(island), Some(best), true) = (slot.as_mut(), best, stays) {
                 island.restart(&found_of(best), true);

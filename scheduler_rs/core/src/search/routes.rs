@@ -16,11 +16,33 @@ pub type Path = SmallVec<[u32; 16]>;
 /// New paths of one or two routes.
 pub type Change = SmallVec<[(u32, Path); 2]>;
 
+/// What routes are made for: the nodes and their links, and the routes asked for. Both change where the allocation is
+/// searched too, so nothing here holds on to them.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'g> {
+    /// Nodes, links and rules.
+    pub instance: &'g Instance,
+    /// One for each route.
+    pub tasks: &'g [RouteTask],
+}
+
+impl Ground<'_> {
+    /// First place of a path that a change may touch.
+    #[must_use]
+    pub fn free_from(self) -> usize {
+        usize::from(self.instance.rules.cc1)
+    }
+
+    /// Whether the route is not to be chosen.
+    #[must_use]
+    pub fn is_forced(self, route: usize) -> bool {
+        self.instance.loads[self.tasks[route].load].forced.is_some()
+    }
+}
+
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Routes<'a> {
-    instance: &'a Instance,
-    tasks: &'a [RouteTask],
+pub struct Routes {
     paths: Vec<Path>,
     /// Routes over each node, in no particular but a repeatable order.
     users: Vec<SmallVec<[u32; 6]>>,
@@ -30,22 +52,20 @@ pub struct Routes<'a> {
     quota: (usize, usize),
 }
 
-impl<'a> Routes<'a> {
+impl Routes {
     /// `paths` must keep the rules.
     #[must_use]
-    pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], paths: Vec<Path>) -> Self {
+    pub fn new(on: Ground<'_>, paths: Vec<Path>) -> Self {
         let mut routes = Self {
-            instance,
-            tasks,
-            paths: vec![Path::new(); tasks.len()],
-            users: vec![SmallVec::new(); instance.node_count()],
-            visits: vec![0; instance.stage_count()],
+            paths: vec![Path::new(); on.tasks.len()],
+            users: vec![SmallVec::new(); on.instance.node_count()],
+            visits: vec![0; on.instance.stage_count()],
             quota: (0, usize::MAX),
         };
         for (route, path) in paths.into_iter().enumerate() {
-            routes.set(route, path);
+            routes.set(on, route, path);
         }
-        routes.take_quota();
+        routes.take_quota(on);
         routes
     }
 
@@ -56,78 +76,78 @@ impl<'a> Routes<'a> {
     }
 
     /// Takes other paths for all routes; they must keep the rules.
-    pub fn replace(&mut self, paths: &[Path]) {
+    pub fn replace(&mut self, on: Ground<'_>, paths: &[Path]) {
         for (route, path) in paths.iter().enumerate() {
-            self.set(route, path.clone());
+            self.set(on, route, path.clone());
         }
-        self.take_quota();
+        self.take_quota(on);
     }
 
     /// What CC3 makes of the visits; without CC1 it depends on how many of them are of stage 0.
-    fn take_quota(&mut self) {
-        let inner = self.instance.present.iter().filter(|s| **s != 0).count();
-        if self.instance.rules.cc3 && inner > 0 {
-            let lengths = Lengths::new(self.tasks.len(), self.instance.present.len(), self.instance.skip_ratio);
+    fn take_quota(&mut self, on: Ground<'_>) {
+        let inner = on.instance.present.iter().filter(|s| **s != 0).count();
+        if on.instance.rules.cc3 && inner > 0 {
+            let lengths = Lengths::new(on.tasks.len(), on.instance.present.len(), on.instance.skip_ratio);
             let visits = lengths.total - self.visits[0];
             self.quota = (visits / inner, visits.div_ceil(inner));
         }
     }
 
-    fn set(&mut self, route: usize, path: Path) -> Path {
+    fn set(&mut self, on: Ground<'_>, route: usize, path: Path) -> Path {
         let old = std::mem::replace(&mut self.paths[route], path);
         for node in &old {
             let users = &mut self.users[*node as usize];
             if let Some(place) = users.iter().position(|r| *r as usize == route) {
                 users.swap_remove(place);
             }
-            self.visits[self.instance.stage_of[*node as usize]] -= 1;
+            self.visits[on.instance.stage_of[*node as usize]] -= 1;
         }
         for node in &self.paths[route] {
             self.users[*node as usize].push(route as u32);
-            self.visits[self.instance.stage_of[*node as usize]] += 1;
+            self.visits[on.instance.stage_of[*node as usize]] += 1;
         }
         old
     }
 
     /// Applies a change and gives the one that takes it back; none, and nothing changed, where a rule forbids it.
-    pub fn apply(&mut self, change: Change) -> Option<Change> {
-        if !change.iter().all(|(_, path)| self.keeps_order(path)) {
+    pub fn apply(&mut self, on: Ground<'_>, change: Change) -> Option<Change> {
+        if !change.iter().all(|(_, path)| self.keeps_order(on, path)) {
             return None;
         }
-        let back = self.exchange(change);
-        if back.iter().all(|(route, _)| self.fits(*route as usize)) && self.keeps_quota(&back) {
+        let back = self.exchange(on, change);
+        if back.iter().all(|(route, _)| self.fits(on, *route as usize)) && self.keeps_quota(on, &back) {
             return Some(back);
         }
-        self.exchange(back);
+        self.exchange(on, back);
         None
     }
 
     /// Takes a change back.
-    pub fn undo(&mut self, back: Change) {
-        self.exchange(back);
+    pub fn undo(&mut self, on: Ground<'_>, back: Change) {
+        self.exchange(on, back);
     }
 
-    fn exchange(&mut self, change: Change) -> Change {
-        change.into_iter().map(|(route, path)| (route, self.set(route as usize, path))).collect()
+    fn exchange(&mut self, on: Ground<'_>, change: Change) -> Change {
+        change.into_iter().map(|(route, path)| (route, self.set(on, route as usize, path))).collect()
     }
 
-    fn keeps_order(&self, path: &Path) -> bool {
-        let rules = &self.instance.rules;
-        let stages = path.iter().map(|node| self.instance.stage_of[*node as usize]);
+    fn keeps_order(&self, on: Ground<'_>, path: &Path) -> bool {
+        let rules = &on.instance.rules;
+        let stages = path.iter().map(|node| on.instance.stage_of[*node as usize]);
         stages.into_iter().try_fold(StageOrder::start(rules), |order, stage| order.step(stage, rules)).is_some()
     }
 
-    fn fits(&self, route: usize) -> bool {
-        self.instance.rules.tc1 != MemoryRule::Routes
+    fn fits(&self, on: Ground<'_>, route: usize) -> bool {
+        on.instance.rules.tc1 != MemoryRule::Routes
             || self.paths[route]
                 .iter()
-                .all(|node| self.users[*node as usize].len() <= self.instance.memory[*node as usize] as usize)
+                .all(|node| self.users[*node as usize].len() <= on.instance.memory[*node as usize] as usize)
     }
 
     /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number
     /// of visits of stage 0 stays as it was, so that the quotas do.
-    fn keeps_quota(&self, before: &Change) -> bool {
-        let stage_of = &self.instance.stage_of;
+    fn keeps_quota(&self, on: Ground<'_>, before: &Change) -> bool {
+        let stage_of = &on.instance.stage_of;
         let within = |node: &u32| {
             let stage = stage_of[*node as usize];
             stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
@@ -135,7 +155,7 @@ impl<'a> Routes<'a> {
         let at_home = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
         let home_before: usize = before.iter().map(|(_, path)| at_home(path)).sum();
         let home_after: usize = before.iter().map(|(route, _)| at_home(&self.paths[*route as usize])).sum();
-        (!self.instance.rules.cc3 || home_before == home_after)
+        (!on.instance.rules.cc3 || home_before == home_after)
             && before
                 .iter()
                 .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
@@ -143,37 +163,30 @@ impl<'a> Routes<'a> {
 
     /// A random change of `route` and perhaps one other; none where the draw led nowhere.
     #[must_use]
-    pub fn propose(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        let task = &self.tasks[route];
-        if self.instance.loads[task.load].forced.is_some() {
+    pub fn propose(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        if on.is_forced(route) {
             return None;
         }
         match rng.random_range(0..16) {
-            0..5 => self.other_node(route, rng),
-            5..10 => self.other_stage(route, rng),
-            10..12 => self.other_order(route, rng),
-            12..14 => self.cross(route, rng),
-            14 => self.trade_ways(route, rng),
-            _ => self.trade_length(route, rng),
+            0..5 => self.other_node(on, route, rng),
+            5..10 => self.other_stage(on, route, rng),
+            10..12 => self.other_order(on, route, rng),
+            12..14 => self.cross(on, route, rng),
+            14 => self.trade_ways(on, route, rng),
+            _ => self.trade_length(on, route, rng),
         }
     }
 
-    /// First place that a move may touch.
-    #[must_use]
-    pub fn free_from(&self) -> usize {
-        usize::from(self.instance.rules.cc1)
-    }
-
-    fn hop(&self, route: usize, rng: &mut Pcg64) -> Option<usize> {
-        let (from, to) = (self.free_from(), self.paths[route].len());
+    fn hop(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<usize> {
+        let (from, to) = (on.free_from(), self.paths[route].len());
         (from < to).then(|| rng.random_range(from..to))
     }
 
     /// Another node of the same stage; where it has no room, the two routes change places.
-    fn other_node(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        let hop = self.hop(route, rng)?;
+    fn other_node(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(on, route, rng)?;
         let node = self.paths[route][hop];
-        let members = &self.instance.members[self.instance.stage_of[node as usize]];
+        let members = &on.instance.members[on.instance.stage_of[node as usize]];
         if members.len() < 2 {
             return None;
         }
@@ -186,8 +199,8 @@ impl<'a> Routes<'a> {
         let mut change: Change = SmallVec::new();
         change.push((route as u32, path));
         let users = &self.users[other as usize];
-        let full = self.instance.rules.tc1 == MemoryRule::Routes
-            && users.len() >= self.instance.memory[other as usize] as usize;
+        let full =
+            on.instance.rules.tc1 == MemoryRule::Routes && users.len() >= on.instance.memory[other as usize] as usize;
         if full || (!users.is_empty() && rng.random_bool(0.3)) {
             let partner = users[rng.random_range(0..users.len())];
             let mut path = self.paths[partner as usize].clone();
@@ -199,17 +212,17 @@ impl<'a> Routes<'a> {
     }
 
     /// Another stage in place of one; where quotas forbid that, another route makes the opposite change.
-    fn other_stage(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        let hop = self.hop(route, rng)?;
+    fn other_stage(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(on, route, rng)?;
         let node = self.paths[route][hop];
-        let stage_of = &self.instance.stage_of;
+        let stage_of = &on.instance.stage_of;
         let stage = stage_of[node as usize];
-        let target = self.instance.present[rng.random_range(0..self.instance.present.len())];
+        let target = on.instance.present[rng.random_range(0..on.instance.present.len())];
         let visits = |path: &Path, stage: usize| path.iter().any(|n| stage_of[*n as usize] == stage);
-        if target == stage || (target == 0 && self.instance.rules.cc1) || visits(&self.paths[route], target) {
+        if target == stage || (target == 0 && on.instance.rules.cc1) || visits(&self.paths[route], target) {
             return None;
         }
-        let members = &self.instance.members[target];
+        let members = &on.instance.members[target];
         let other = members[rng.random_range(0..members.len())] as u32;
         let mut change: Change = SmallVec::new();
         let users = &self.users[other as usize];
@@ -219,24 +232,24 @@ impl<'a> Routes<'a> {
                 return None;
             }
             let place = self.paths[partner as usize].iter().position(|n| *n == other)?;
-            change.push((partner, self.moved(partner as usize, place, node, rng)?));
+            change.push((partner, self.moved(on, partner as usize, place, node, rng)?));
         }
-        change.push((route as u32, self.moved(route, hop, other, rng)?));
+        change.push((route as u32, self.moved(on, route, hop, other, rng)?));
         Some(change)
     }
 
     /// The path of `route` without its node at `hop`, and with `node` at one of the places that its stage may take.
-    fn moved(&self, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+    fn moved(&self, on: Ground<'_>, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
         let mut path = self.paths[route].clone();
         path.remove(hop);
-        self.inserted(path, self.tasks[route].source, node, rng)
+        self.inserted(on, path, on.tasks[route].source, node, rng)
     }
 
     /// `path` with `node` at the nearest of its possible places, sometimes at any of them.
-    fn inserted(&self, mut path: Path, source: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
-        let stage_of = &self.instance.stage_of;
-        let (from, to) = (self.free_from(), path.len());
-        let places = if self.instance.rules.cc2 {
+    fn inserted(&self, on: Ground<'_>, mut path: Path, source: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+        let stage_of = &on.instance.stage_of;
+        let (from, to) = (on.free_from(), path.len());
+        let places = if on.instance.rules.cc2 {
             // Where order puts it, or with a neighbour on the other side of it.
             let stage = stage_of[node as usize];
             let place = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
@@ -246,13 +259,13 @@ impl<'a> Routes<'a> {
         };
         let any = rng.random_bool(0.2);
         let cost = |place: usize, rng: &mut Pcg64| {
-            if any { i64::from(rng.random::<u32>()) } else { self.detour(&path, source, place, node) }
+            if any { i64::from(rng.random::<u32>()) } else { self.detour(on, &path, source, place, node) }
         };
         let mut ordered: SmallVec<[(i64, usize); 8]> = places.map(|place| (cost(place, rng), place)).collect();
         ordered.sort_unstable();
         for (_, place) in ordered {
             path.insert(place, node);
-            if self.keeps_order(&path) {
+            if self.keeps_order(on, &path) {
                 return Some(path);
             }
             path.remove(place);
@@ -261,17 +274,17 @@ impl<'a> Routes<'a> {
     }
 
     /// What a visit of `node` between `place - 1` and `place` adds to the way out and back.
-    fn detour(&self, path: &Path, source: usize, place: usize, node: u32) -> i64 {
-        let around = |a: usize, b: usize| self.instance.transfer(a, b) + self.instance.transfer(b, a);
+    fn detour(&self, on: Ground<'_>, path: &Path, source: usize, place: usize, node: u32) -> i64 {
+        let around = |a: usize, b: usize| on.instance.transfer(a, b) + on.instance.transfer(b, a);
         let before = if place == 0 { source } else { path[place - 1] as usize };
         let after = path.get(place).map_or(source, |n| *n as usize);
         around(before, node as usize) + around(node as usize, after) - around(before, after)
     }
 
     /// Two neighbours in the other order.
-    fn other_order(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn other_order(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let mut path = self.paths[route].clone();
-        let from = self.free_from();
+        let from = on.free_from();
         if path.len() < from + 2 {
             return None;
         }
@@ -281,25 +294,25 @@ impl<'a> Routes<'a> {
     }
 
     /// Two routes go on as the other one did.
-    fn cross(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn cross(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         let (own, its) = (&self.paths[route], &self.paths[other]);
-        if other == route || own.len() != its.len() || self.is_forced(other) {
+        if other == route || own.len() != its.len() || on.is_forced(other) {
             return None;
         }
-        let hop = self.hop(route, rng)?;
+        let hop = self.hop(on, route, rng)?;
         let join = |a: &Path, b: &Path| a[..hop].iter().chain(&b[hop..]).copied().collect::<Path>();
         Some(SmallVec::from_iter([(route as u32, join(own, its)), (other as u32, join(its, own))]))
     }
 
     /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than place.
-    fn trade_ways(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn trade_ways(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         let (own, its) = (&self.paths[route], &self.paths[other]);
-        if other == route || self.is_forced(other) {
+        if other == route || on.is_forced(other) {
             return None;
         }
-        let (a, b) = (self.hop(route, rng)?, self.hop(other, rng)?);
+        let (a, b) = (self.hop(on, route, rng)?, self.hop(on, other, rng)?);
         let last = (own.len() - a).min(its.len() - b);
         let count = rng.random_range(1..=last);
         let (mut left, mut right) = (own.clone(), its.clone());
@@ -310,9 +323,9 @@ impl<'a> Routes<'a> {
     }
 
     /// A visit goes from a long route to a short one.
-    fn trade_length(&self, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn trade_length(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
-        if self.is_forced(other) {
+        if on.is_forced(other) {
             return None;
         }
         let (long, short) =
@@ -320,10 +333,10 @@ impl<'a> Routes<'a> {
         if self.paths[long].len() != self.paths[short].len() + 1 {
             return None;
         }
-        let hop = self.hop(long, rng)?;
+        let hop = self.hop(on, long, rng)?;
         let mut less = self.paths[long].clone();
         let node = less.remove(hop);
-        let more = self.inserted(self.paths[short].clone(), self.tasks[short].source, node, rng)?;
+        let more = self.inserted(on, self.paths[short].clone(), on.tasks[short].source, node, rng)?;
         Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
     }
 
@@ -332,6 +345,7 @@ impl<'a> Routes<'a> {
     #[must_use]
     pub fn redeal(
         &self,
+        on: Ground<'_>,
         chosen: &[usize],
         from: usize,
         to: usize,
@@ -347,7 +361,7 @@ impl<'a> Routes<'a> {
         for i in 0..n {
             for j in 0..n {
                 let path = dealt(i, j);
-                if i == j || self.keeps_order(&path) {
+                if i == j || self.keeps_order(on, &path) {
                     costs[i * n + j] = cost(chosen[i], &path);
                 }
             }
@@ -356,11 +370,5 @@ impl<'a> Routes<'a> {
         let moved = columns.iter().enumerate().filter(|(i, j)| i != *j);
         let change: Change = moved.map(|(i, j)| (chosen[i] as u32, dealt(i, *j))).collect();
         (!change.is_empty()).then_some(change)
-    }
-
-    /// Whether the route is not to be chosen.
-    #[must_use]
-    pub fn is_forced(&self, route: usize) -> bool {
-        self.instance.loads[self.tasks[route].load].forced.is_some()
     }
 }

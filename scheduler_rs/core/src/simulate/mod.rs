@@ -85,6 +85,28 @@ pub struct Simulator<'a> {
     scratch: Scratch,
 }
 
+/// What a [`Simulator`] keeps between runs, without the instance: for searches that change the instance meanwhile.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    spans: Vec<Span>,
+    node: Vec<u32>,
+    batch: Vec<u32>,
+    length: Vec<Time>,
+    travel: Vec<Time>,
+    start: Vec<Time>,
+    scratch: Scratch,
+}
+
+impl Workspace {
+    /// When microbatch number `batch` was home in the last run.
+    #[must_use]
+    pub fn home_of(&self, batch: usize) -> Time {
+        let span = self.spans[batch];
+        let last = (span.first + 2 * span.hops) as usize;
+        self.start[last] + self.length[last] + span.home
+    }
+}
+
 /// Buffers of the two modes.
 #[derive(Debug, Default)]
 struct Scratch {
@@ -98,16 +120,21 @@ impl<'a> Simulator<'a> {
     /// An empty simulator.
     #[must_use]
     pub fn new(instance: &'a Instance) -> Self {
-        Self {
-            instance,
-            spans: Vec::new(),
-            node: Vec::new(),
-            batch: Vec::new(),
-            length: Vec::new(),
-            travel: Vec::new(),
-            start: Vec::new(),
-            scratch: Scratch::default(),
-        }
+        Self::with(instance, Workspace::default())
+    }
+
+    /// A simulator in the memory of another one.
+    #[must_use]
+    pub fn with(instance: &'a Instance, workspace: Workspace) -> Self {
+        let Workspace { spans, node, batch, length, travel, start, scratch } = workspace;
+        Self { instance, spans, node, batch, length, travel, start, scratch }
+    }
+
+    /// Its memory, with the times of the last run.
+    #[must_use]
+    pub fn into_workspace(self) -> Workspace {
+        let Self { instance: _, spans, node, batch, length, travel, start, scratch } = self;
+        Workspace { spans, node, batch, length, travel, start, scratch }
     }
 
     /// Takes the microbatches of one iteration.
