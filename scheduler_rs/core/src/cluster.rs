@@ -164,6 +164,13 @@ impl Cluster {
         Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source })
     }
 
+    /// What it is made of.
+    #[must_use]
+    pub fn into_parts(self) -> ClusterParts {
+        let Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } = self;
+        ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source }
+    }
+
     /// Reads `skippipe.cluster/1`.
     ///
     /// # Errors
@@ -268,8 +275,13 @@ impl Cluster {
     /// long as its slowest edge with `gradient_bytes / r`.
     #[must_use]
     pub fn allreduce_s(&self, stage: usize, members: &[usize]) -> f64 {
+        self.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
+    }
+
+    /// Seconds of a ring all-reduce of `bytes` over `members` in that order.
+    #[must_use]
+    pub fn ring_s(&self, bytes: f64, members: &[usize]) -> f64 {
         let r = members.len();
-        let Some(bytes) = self.gradient_bytes.get(stage) else { return 0.0 };
         if r < 2 {
             return 0.0;
         }

@@ -127,6 +127,12 @@ impl Problem {
         &self.absent_stages
     }
 
+    /// Microbatches of an iteration, of all sources together.
+    #[must_use]
+    pub fn microbatch_count(&self) -> usize {
+        self.microbatches.iter().sum()
+    }
+
     /// Microbatches of each node of stage 0, in their order.
     #[must_use]
     pub fn microbatches(&self) -> &[usize] {
@@ -228,6 +234,19 @@ pub struct Load {
     pub loss: Vec<Time>,
     /// The nodes of its route in order, where they are not to be chosen.
     pub forced: Option<Vec<u32>>,
+}
+
+/// What a node brings to the place where it serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    /// Index into the link matrices.
+    pub place: u32,
+    /// Forward, backward, head and loss of a microbatch.
+    pub forward: Time,
+    pub backward: Time,
+    pub loss: Time,
+    /// Microbatches that it can hold.
+    pub memory: u32,
 }
 
 /// Not a stage: the node is idle.
@@ -351,6 +370,27 @@ impl Instance {
     #[must_use]
     pub fn place(&self, node: usize) -> usize {
         self.place[node] as usize
+    }
+
+    /// Has `slot` be another machine; the stage that it serves stays.
+    pub(crate) fn seat(&mut self, slot: usize, machine: Machine) {
+        let Machine { place, forward, backward, loss, memory } = machine;
+        self.place[slot] = place;
+        self.memory[slot] = memory;
+        for load in &mut self.loads {
+            (load.forward[slot], load.backward[slot], load.loss[slot]) = (forward, backward, loss);
+        }
+    }
+
+    /// Has two slots exchange their machines.
+    pub(crate) fn swap_seats(&mut self, a: usize, b: usize) {
+        self.place.swap(a, b);
+        self.memory.swap(a, b);
+        for load in &mut self.loads {
+            load.forward.swap(a, b);
+            load.backward.swap(a, b);
+            load.loss.swap(a, b);
+        }
     }
 
     /// Number of nodes.

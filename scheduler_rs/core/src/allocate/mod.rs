@@ -1,5 +1,6 @@
 //! Which node serves which stage.
 
 mod greedy;
+pub mod joint;
 
 pub use greedy::greedy;

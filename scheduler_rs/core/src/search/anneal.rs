@@ -5,6 +5,8 @@
 //! it simulates every change, under ranks that say which task a node takes first, and changes those as well. It can be
 //! stopped after any number of steps and go on later; when it has cooled down it starts anew, for more steps.
 
+mod reseat;
+
 use std::cmp::Reverse;
 
 use rand::RngExt;
@@ -12,6 +14,7 @@ use rand_pcg::Pcg64;
 
 use super::estimate::Estimate;
 use super::routes::{Change, Ground, Path, Routes};
+use crate::allocate::joint::Seats;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
@@ -30,8 +33,39 @@ pub struct Found {
     pub ranks: Vec<u32>,
     /// Iteration and sum of homecomings.
     pub key: Key,
+    /// The allocation, where that was searched too.
+    pub settled: Option<Box<Settled>>,
 }
 
+/// An allocation as an island has it: the instance, its routes and their sources, and who sits where.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    land: Land,
+    seats: Seats,
+}
+
+impl Settled {
+    /// An allocation with the routes that are asked of it.
+    #[must_use]
+    pub fn new(seats: Seats, instance: Instance, tasks: Vec<RouteTask>) -> Self {
+        Self { land: Land { instance, tasks }, seats }
+    }
+
+    /// What routes are made for.
+    #[must_use]
+    pub fn on(&self) -> Ground<'_> {
+        self.land.on()
+    }
+
+    /// Who sits where.
+    #[must_use]
+    pub fn seats(&self) -> &Seats {
+        &self.seats
+    }
+}
+
+/// How often the allocation is changed rather than routes or ranks, where it may be.
+const RESEATS: f64 = 0.2;
 /// Work of a change that is only estimated, in simulated tasks.
 const ESTIMATE_WORK: u64 = 4;
 /// Work of the first run of an island, in simulations of all tasks.
@@ -92,6 +126,8 @@ impl Land {
 #[derive(Debug)]
 pub struct Island {
     land: Land,
+    /// Where the allocation may change.
+    seats: Option<Seats>,
     routes: Routes,
     estimate: Estimate,
     workspace: Workspace,
@@ -128,6 +164,7 @@ impl Island {
         let routes = Routes::new(on, paths);
         let mut island = Self {
             land: Land { instance: on.instance.clone(), tasks: on.tasks.to_vec() },
+            seats: None,
             estimate: Estimate::new(on, &routes, scale),
             routes,
             workspace: Workspace::default(),
@@ -149,6 +186,12 @@ impl Island {
         island
     }
 
+    /// An island that searches the allocation too, from this one on.
+    #[must_use]
+    pub fn free(settled: &Settled, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
+        Self { seats: Some(settled.seats.clone()), ..Self::new(settled.on(), paths, rng, scale) }
+    }
+
     /// The best so far.
     #[must_use]
     pub fn best(&self) -> Option<&Found> {
@@ -166,8 +209,18 @@ impl Island {
     pub fn restart(&mut self, from: &Found, mild: bool) {
         self.runs = (self.runs + 1).min(MOST_DOUBLINGS);
         self.mild = mild;
+        if self.seats.is_some() {
+            // Every run shows what it found, so that there is a second best allocation too.
+            self.best = None;
+        }
         let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
-        self.routes.replace(self.land.on(), &from.paths);
+        if let Some(settled) = &from.settled {
+            self.land = settled.land.clone();
+            self.seats = Some(settled.seats.clone());
+            self.routes = Routes::new(self.land.on(), from.paths.clone());
+        } else {
+            self.routes.replace(self.land.on(), &from.paths);
+        }
         self.write(&all);
         self.ranks.clone_from(&from.ranks);
         self.enter(Phase::Estimate);
@@ -209,7 +262,13 @@ impl Island {
                 self.work += 1;
                 let heat = SIMULATED.at(self.share()) * self.outcome.iteration as f64;
                 let heat = if self.mild { heat * MILDER } else { heat };
-                if self.rng.random_bool(0.3) { self.try_rank(heat) } else { self.try_route(heat) }
+                if self.seats.is_some() && self.rng.random_bool(RESEATS) {
+                    self.try_reseat(heat);
+                } else if self.rng.random_bool(0.3) {
+                    self.try_rank(heat);
+                } else {
+                    self.try_route(heat);
+                }
             }
         }
     }
@@ -231,6 +290,10 @@ impl Island {
         }
         while self.step < until {
             self.step += 1;
+            if self.seats.is_some() && self.rng.random_bool(RESEATS) {
+                self.settle_reseat(heat);
+                continue;
+            }
             let route = self
                 .pick(0.3, self.land.tasks.len() / 16, |island, route| island.estimate.way(island.land.on(), route));
             let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
@@ -373,7 +436,8 @@ impl Island {
         let key = (self.outcome.iteration, self.outcome.finish_sum);
         if self.best.as_ref().is_none_or(|best| key < best.key) {
             let paths = (0..self.land.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
-            self.best = Some(Found { paths, ranks: self.ranks.clone(), key });
+            let settled = self.seats.as_ref().map(|seats| Settled { land: self.land.clone(), seats: seats.clone() });
+            self.best = Some(Found { paths, ranks: self.ranks.clone(), key, settled: settled.map(Box::new) });
         }
     }
 
@@ -382,9 +446,10 @@ impl Island {
         for (route, _) in change {
             let route = *route as usize;
             for wave in 0..self.land.tasks[route].waves {
-                let nodes = &mut self.batches[self.first[route] + wave].nodes;
-                nodes.clear();
-                nodes.extend_from_slice(self.routes.path(route));
+                let batch = &mut self.batches[self.first[route] + wave];
+                batch.source = self.land.tasks[route].source;
+                batch.nodes.clear();
+                batch.nodes.extend_from_slice(self.routes.path(route));
             }
         }
     }

@@ -174,7 +174,7 @@ pub fn found_of(candidate: &Candidate<'_>) -> Found {
     for (rank, (_, place)) in (0..).zip(times) {
         ranks[place as usize] = rank;
     }
-    Found { paths: paths_of(board), ranks, key: candidate.cost }
+    Found { paths: paths_of(board), ranks, key: candidate.cost, settled: None }
 }
 
 /// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.

@@ -22,6 +22,8 @@ pub struct Estimate {
     holds: Vec<Time>,
     /// From the start to a node and from it home, at least.
     around: Vec<Time>,
+    /// The longest all-reduce, which follows the last microbatch.
+    reduce: Time,
     /// Times are compared with this one.
     scale: f64,
     power: i32,
@@ -37,7 +39,8 @@ impl Estimate {
             trips: vec![0; on.tasks.len()],
             loads: vec![0; n],
             holds: vec![0; n],
-            around: around(on.instance),
+            around: Vec::new(),
+            reduce: 0,
             scale: scale.max(1) as f64,
             power: 1,
             sum: 0.0,
@@ -50,12 +53,21 @@ impl Estimate {
     pub fn rebuild(&mut self, on: Ground<'_>, routes: &Routes) {
         self.loads.fill(0);
         self.holds.fill(0);
+        self.around = (0..self.loads.len()).map(|node| around(on.instance, node)).collect();
+        self.reduce = on.instance.allreduce.iter().copied().max().unwrap_or(0);
         for (route, task) in on.tasks.iter().enumerate() {
             self.loads[task.source] += task.waves as Time * on.instance.loss(task.load, task.source);
             self.add(on, route, routes.path(route), 1);
         }
         self.power = 0;
         self.raise(on, 1);
+    }
+
+    /// As [`Estimate::rebuild`], with the power that it has.
+    pub fn rebuild_as_before(&mut self, on: Ground<'_>, routes: &Routes) {
+        let power = self.power;
+        self.rebuild(on, routes);
+        self.raise(on, power);
     }
 
     /// Sets the power of the sum: the higher, the more the longest time counts.
@@ -93,7 +105,7 @@ impl Estimate {
     /// What a route would add to the sum on another path.
     #[must_use]
     pub fn of_path(&self, on: Ground<'_>, route: usize, path: &Path) -> f64 {
-        self.power(self.trip(on, route, path) * on.tasks[route].waves as Time)
+        self.power(self.trip(on, route, path) * on.tasks[route].waves as Time + self.reduce)
     }
 
     fn trip(&self, on: Ground<'_>, route: usize, path: &Path) -> Time {
@@ -109,6 +121,36 @@ impl Estimate {
         trip + instance.transfer(before, task.source) + instance.transfer(task.source, before)
     }
 
+    /// Takes these routes out of the sum, and all that they ask of their nodes and of `others`: before these nodes
+    /// change. Gives the nodes.
+    pub fn lift(&mut self, on: Ground<'_>, routes: &Routes, affected: &[u32], others: &[usize]) -> Vec<u32> {
+        let mut nodes: Vec<u32> = others.iter().map(|node| *node as u32).collect();
+        nodes.extend(affected.iter().flat_map(|route| routes.path(*route as usize)));
+        nodes.sort_unstable();
+        nodes.dedup();
+        self.sum -= self.cost_of(on, affected, &nodes);
+        for route in affected {
+            self.add(on, *route as usize, routes.path(*route as usize), -1);
+        }
+        nodes
+    }
+
+    /// Puts them back after the change; `nodes` is what [`Estimate::lift`] gave.
+    pub fn drop(&mut self, on: Ground<'_>, routes: &Routes, affected: &[u32], others: &[usize], nodes: &[u32]) {
+        for node in others {
+            self.around[*node] = around(on.instance, *node);
+        }
+        for route in affected {
+            self.add(on, *route as usize, routes.path(*route as usize), 1);
+        }
+        self.sum += self.cost_of(on, affected, nodes);
+    }
+
+    fn cost_of(&self, on: Ground<'_>, affected: &[u32], nodes: &[u32]) -> f64 {
+        affected.iter().map(|route| self.of_route(on, *route as usize)).sum::<f64>()
+            + nodes.iter().map(|node| self.of_node(on, *node as usize)).sum::<f64>()
+    }
+
     /// Follows a change that `routes` has made; `before` are the paths that it replaced.
     pub fn follow(&mut self, on: Ground<'_>, routes: &Routes, before: &Change) {
         let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
@@ -120,16 +162,13 @@ impl Estimate {
         }
         nodes.sort_unstable();
         nodes.dedup();
-        let cost = |estimate: &Self| {
-            before.iter().map(|(route, _)| estimate.of_route(on, *route as usize)).sum::<f64>()
-                + nodes.iter().map(|node| estimate.of_node(on, *node as usize)).sum::<f64>()
-        };
-        self.sum -= cost(self);
+        let affected: SmallVec<[u32; 4]> = before.iter().map(|(route, _)| *route).collect();
+        self.sum -= self.cost_of(on, &affected, &nodes);
         for (route, path) in before {
             self.add(on, *route as usize, path, -1);
             self.add(on, *route as usize, routes.path(*route as usize), 1);
         }
-        self.sum += cost(self);
+        self.sum += self.cost_of(on, &affected, &nodes);
     }
 
     fn add(&mut self, on: Ground<'_>, route: usize, path: &Path, sign: Time) {
@@ -151,7 +190,7 @@ impl Estimate {
     }
 
     fn of_route(&self, on: Ground<'_>, route: usize) -> f64 {
-        self.power(self.way(on, route))
+        self.power(self.way(on, route) + self.reduce)
     }
 
     fn of_node(&self, on: Ground<'_>, node: usize) -> f64 {
@@ -170,20 +209,16 @@ impl Estimate {
     }
 }
 
-/// For each node the least time before its first task and after its last one.
-fn around(instance: &Instance) -> Vec<Time> {
-    (0..instance.node_count())
-        .map(|node| {
-            if instance.stage_of[node] == NO_STAGE {
-                return 0;
-            }
-            let by = |source: usize| {
-                if source == node {
-                    return 0;
-                }
-                instance.transfer(source, node) + instance.transfer(node, source) + instance.least_work(source)
-            };
-            instance.sources.iter().map(|s| by(s.node)).min().unwrap_or(NEVER)
-        })
-        .collect()
+/// The least time before the first task of a node and after its last one.
+fn around(instance: &Instance, node: usize) -> Time {
+    if instance.stage_of[node] == NO_STAGE {
+        return 0;
+    }
+    let by = |source: usize| {
+        if source == node {
+            return 0;
+        }
+        instance.transfer(source, node) + instance.transfer(node, source) + instance.least_work(source)
+    };
+    instance.sources.iter().map(|s| by(s.node)).min().unwrap_or(NEVER)
 }

@@ -7,6 +7,7 @@ mod board;
 pub mod cbs;
 mod draw;
 mod estimate;
+mod joint;
 mod journal;
 #[cfg(test)]
 mod local_tests;
@@ -28,6 +29,7 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64;
 use serde_json::{Map, Value, json};
 
+use crate::allocate::joint::Freedom;
 use crate::bound::{is_tight, lower_bound_of, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -150,6 +152,10 @@ const MOST_DRAWS: u64 = 1000;
 /// [`Error::Impossible`] with the rule where no plan can exist, [`Error::NotFound`] where none was found,
 /// [`Error::Lockup`] where the dispatch rule locks up, [`Error::Cancelled`].
 pub fn plan_for(problem: &Problem, options: Options, budget: &Budget) -> Result<Plan> {
+    plan_from(problem, options, budget, None)
+}
+
+fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Option<&Start>) -> Result<Plan> {
     let problem = asked_of(problem, options.strategy)?;
     let instance = Instance::new(&problem, Rounding::Up);
     let tasks = route_tasks(&instance);
@@ -160,10 +166,42 @@ pub fn plan_for(problem: &Problem, options: Options, budget: &Budget) -> Result<
         Strategy::Full => solve_full(&problem, &instance, options, budget),
         Strategy::RandomSkip => solve_random(&instance, &below, &tasks, sets, options, budget),
         Strategy::FullRouted | Strategy::SkippipeNoTc2 | Strategy::Skippipe => {
-            portfolio::solve(&instance, &below, &tasks, sets, options, budget)
+            portfolio::solve(&instance, &below, &tasks, sets, options, budget, start)
         }
     }?;
     assemble(&problem, &instance, options, budget, solution)
+}
+
+/// The best plan found for `problem` or for another allocation that `freedom` allows, within `budget`.
+///
+/// Allocations are searched for `skippipe` and `full-routed` under TC2; the other strategies have no search that could
+/// tell which allocation suits them, and take the problem's own. So does a problem with absent stages.
+///
+/// # Errors
+/// As [`plan_for`].
+pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
+    let asked = asked_of(problem, options.strategy)?;
+    let is_routed = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
+    let joint = if is_routed && asked.absent_stages().is_empty() {
+        joint::search(&asked, freedom, options, budget)?
+    } else {
+        None
+    };
+    let Some(joint) = joint else { return plan_for(problem, options, budget) };
+    let start = Start { found: joint.found, work: joint.work };
+    let mut plan = plan_from(&joint.problem, options, budget, Some(&start))?;
+    if let Some(Value::Array(events)) = plan.solver.get_mut("events") {
+        events.splice(0..0, joint.events);
+    }
+    plan.solver.insert("allocation".to_owned(), joint.told);
+    Ok(plan)
+}
+
+/// What a search begins with.
+struct Start {
+    found: anneal::Found,
+    /// Search steps that it took.
+    work: u64,
 }
 
 /// The problem as the strategy understands it.

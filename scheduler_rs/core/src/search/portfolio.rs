@@ -18,7 +18,7 @@ use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
-use super::{Context, Method, Objective, Options, Solution, nothing_exists};
+use super::{Context, Method, Objective, Options, Solution, Start, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -54,6 +54,7 @@ pub(super) fn solve(
     sets: Option<&[StageSet]>,
     options: Options,
     budget: &Budget,
+    start: Option<&Start>,
 ) -> Result<Solution> {
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
@@ -61,7 +62,13 @@ pub(super) fn solve(
     let blank = Outlook::blank(instance, lengths.long());
     let unprepared = Context { instance, tasks, outlook: &blank, budget, objective, seed: options.seed, sets };
     let mut journal = Journal::new(budget);
-    let (first, work) = first(&unprepared);
+    let (first, work) = match start {
+        Some(start) => {
+            let mut work = start.work;
+            (ranked(&unprepared, &start.found, &mut work).ok(), work)
+        }
+        None => first(&unprepared),
+    };
     journal.note(work, first.as_ref().map(|first| first.outcome.iteration), 0);
     let blank_again = || Outlook::blank(instance, lengths.long());
     let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
@@ -450,7 +457,7 @@ impl<'a> Search<'a> {
             match (fresh, best) {
                 (Some(paths), _) => {
                     let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());
-                    island.restart(&anneal::Found { paths, ranks, key: (NEVER, NEVER) }, false);
+                    island.restart(&anneal::Found { paths, ranks, key: (NEVER, NEVER), settled: None }, false);
                 }
                 (None, Some(best)) => island.restart(&found_of(best), true),
                 (None, None) => {}

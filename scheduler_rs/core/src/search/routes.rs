@@ -75,6 +75,18 @@ impl Routes {
         &self.paths[route]
     }
 
+    /// Routes over a node.
+    #[must_use]
+    pub fn users(&self, node: usize) -> &[u32] {
+        &self.users[node]
+    }
+
+    /// Whether the node has the memory for the routes over it, where that is counted by routes.
+    #[must_use]
+    pub fn has_room(&self, on: Ground<'_>, node: usize) -> bool {
+        on.instance.rules.tc1 != MemoryRule::Routes || self.users[node].len() <= on.instance.memory[node] as usize
+    }
+
     /// Takes other paths for all routes; they must keep the rules.
     pub fn replace(&mut self, on: Ground<'_>, paths: &[Path]) {
         for (route, path) in paths.iter().enumerate() {
@@ -138,10 +150,7 @@ impl Routes {
     }
 
     fn fits(&self, on: Ground<'_>, route: usize) -> bool {
-        on.instance.rules.tc1 != MemoryRule::Routes
-            || self.paths[route]
-                .iter()
-                .all(|node| self.users[*node as usize].len() <= on.instance.memory[*node as usize] as usize)
+        self.paths[route].iter().all(|node| self.has_room(on, *node as usize))
     }
 
     /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number

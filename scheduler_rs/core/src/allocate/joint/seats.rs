@@ -1,0 +1,240 @@
+//! Which machine sits at which place of an instance, and what of that a search may change.
+//!
+//! Routes and orders are made over the places of a [`Problem`]'s nodes. Another allocation is the same instance with
+//! other machines on its places: routes stay what they are, only their times change.
+
+use std::sync::Arc;
+
+use crate::error::{Result, invalid};
+use crate::problem::{Instance, Machine, NO_STAGE, Problem};
+use crate::route::RouteTask;
+use crate::time::Rounding;
+
+/// What a search may change of a problem's allocation, beside which node serves in whose place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Freedom {
+    /// Stages may have other numbers of nodes.
+    pub sizes: bool,
+    /// So many decoder layers are shared out over the stages, and the microbatches over the sources; 0: both stay.
+    /// Times, memory and gradients of the cluster hold for an equal share of the layers.
+    pub layers: usize,
+    /// Other nodes may be sources.
+    pub sources: bool,
+    /// No message between two nodes of one stage takes longer; none: any.
+    pub max_replica_transfer_s: Option<f64>,
+}
+
+impl Default for Freedom {
+    fn default() -> Self {
+        Self { sizes: false, layers: 0, sources: true, max_replica_transfer_s: None }
+    }
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Seats {
+    problem: Arc<Problem>,
+    freedom: Freedom,
+    /// Node at each place.
+    occupant: Vec<usize>,
+    /// Decoder layers of each stage; empty: as the problem has them.
+    layers: Vec<usize>,
+}
+
+impl Seats {
+    /// Every node at its own place, and layers as even as can be.
+    ///
+    /// # Errors
+    /// Where there are too few layers for the stages, or too many for the memory of a node.
+    pub fn new(problem: &Problem, freedom: Freedom) -> Result<Self> {
+        let stages = problem.stages().len();
+        if freedom.layers > 0 && freedom.layers < stages {
+            return invalid("layers", freedom.layers, format!("at least one for each of the {stages} stages"));
+        }
+        if let Some(limit) = freedom.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
+            return invalid("max_replica_transfer_s", limit, "a number of seconds of at least 0");
+        }
+        let even = |stage| freedom.layers / stages + usize::from(stage < freedom.layers % stages);
+        let seats = Self {
+            problem: Arc::new(problem.clone()),
+            occupant: (0..problem.cluster().nodes().len()).collect(),
+            layers: if freedom.layers > 0 { (0..stages).map(even).collect() } else { Vec::new() },
+            freedom,
+        };
+        for (stage, node) in problem.stages().iter().enumerate().flat_map(|(s, m)| m.iter().map(move |n| (s, *n))) {
+            if seats.memory_of(node, stage) == 0 {
+                return invalid(
+                    format!("cluster.nodes[{node}].memory"),
+                    problem.cluster().nodes()[node].memory,
+                    format!("room for a microbatch of {} layers of {}", seats.layers[stage], freedom.layers),
+                );
+            }
+        }
+        Ok(seats)
+    }
+
+    /// What may be changed.
+    #[must_use]
+    pub fn freedom(&self) -> &Freedom {
+        &self.freedom
+    }
+
+    /// Decoder layers of each stage; empty: not to be chosen.
+    #[must_use]
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// The problem's instance with these layers.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        let mut instance = Instance::new(&self.problem, Rounding::Up);
+        if self.freedom.layers > 0 {
+            for stage in 0..instance.stage_count() {
+                self.outfit(&mut instance, stage);
+            }
+        }
+        instance
+    }
+
+    /// Has two places exchange their nodes.
+    pub fn swap(&mut self, instance: &mut Instance, a: usize, b: usize) {
+        self.occupant.swap(a, b);
+        let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
+        if self.layers.is_empty() || left == right {
+            instance.swap_seats(a, b);
+        } else {
+            instance.seat(a, self.machine(a, left));
+            instance.seat(b, self.machine(b, right));
+        }
+        self.reduce(instance, left);
+        if left != right {
+            self.reduce(instance, right);
+        }
+    }
+
+    /// Hands a layer on from one stage to another; whether there was one to give, and memory for it.
+    pub fn shift_layer(&mut self, instance: &mut Instance, from: usize, to: usize) -> bool {
+        if self.layers.get(from).is_none_or(|layers| *layers < 2) {
+            return false;
+        }
+        self.layers[from] -= 1;
+        self.layers[to] += 1;
+        self.outfit(instance, from);
+        self.outfit(instance, to);
+        instance.members[to].iter().all(|place| instance.memory[*place] > 0)
+    }
+
+    /// Has a place serve another stage; whether its node has the memory. No route may lead over it.
+    pub fn switch(&mut self, instance: &mut Instance, place: usize, to: usize) -> bool {
+        let from = instance.stage_of[place];
+        instance.members[from].retain(|p| *p != place);
+        instance.members[to].push(place);
+        instance.stage_of[place] = to;
+        if !self.layers.is_empty() {
+            instance.seat(place, self.machine(place, to));
+        }
+        self.reduce(instance, from);
+        self.reduce(instance, to);
+        instance.memory[place] > 0
+    }
+
+    /// Whether no message within a stage takes longer than is allowed.
+    #[must_use]
+    pub fn is_close(&self, instance: &Instance, stage: usize) -> bool {
+        let Some(limit) = self.freedom.max_replica_transfer_s else { return true };
+        let cluster = self.problem.cluster();
+        let bytes = cluster.activation_bytes();
+        let nodes = || instance.members[stage].iter().map(|place| self.occupant[*place]);
+        nodes().all(|i| nodes().all(|j| cluster.transfer_s(i, j, bytes) <= limit))
+    }
+
+    /// The nodes of each stage.
+    #[must_use]
+    pub fn stages(&self, instance: &Instance) -> Vec<Vec<usize>> {
+        instance.members.iter().map(|places| places.iter().map(|place| self.occupant[*place]).collect()).collect()
+    }
+
+    /// The node at a place.
+    #[must_use]
+    pub fn node_at(&self, place: usize) -> usize {
+        self.occupant[place]
+    }
+
+    /// The problem of this allocation, with times and memory for its layers and the microbatches of these routes.
+    ///
+    /// # Errors
+    /// As [`Problem::new`].
+    pub fn problem(&self, instance: &Instance, tasks: &[RouteTask]) -> Result<Problem> {
+        let stages = self.stages(instance);
+        let started = |place: &usize| tasks.iter().filter(|t| t.source == *place).map(|t| t.waves).sum();
+        let microbatches = instance.members[0].iter().map(started).collect();
+        let base = &self.problem;
+        let mut parts = base.cluster().clone().into_parts();
+        if !self.layers.is_empty() {
+            for (place, node) in self.occupant.iter().enumerate() {
+                let stage = instance.stage_of[place];
+                if stage == NO_STAGE {
+                    continue;
+                }
+                let part = self.part(stage);
+                let room = self.memory_of(*node, stage);
+                let node = &mut parts.nodes[*node];
+                (node.forward_s, node.backward_s, node.memory) = (node.forward_s * part, node.backward_s * part, room);
+            }
+            for (stage, bytes) in parts.gradient_bytes.iter_mut().enumerate().take(self.layers.len()) {
+                *bytes *= self.part(stage);
+            }
+        }
+        let cluster = crate::cluster::Cluster::new(parts, "cluster.")?;
+        let absent = base.absent_stages().to_vec();
+        let layers = if self.layers.is_empty() { base.layers() } else { &self.layers };
+        Problem::new(cluster, stages, absent, microbatches, base.skip_ratio(), base.constraints().clone())?
+            .with_layers(layers.to_vec())
+    }
+
+    /// A stage's layers as a part of an equal share.
+    fn part(&self, stage: usize) -> f64 {
+        let equal = self.freedom.layers as f64 / self.problem.stages().len() as f64;
+        self.layers.get(stage).map_or(1.0, |layers| *layers as f64 / equal)
+    }
+
+    fn memory_of(&self, node: usize, stage: usize) -> u32 {
+        let memory = self.problem.cluster().nodes()[node].memory;
+        if self.layers.is_empty() { memory } else { (f64::from(memory) / self.part(stage) + 1e-9).floor() as u32 }
+    }
+
+    fn machine(&self, place: usize, stage: usize) -> Machine {
+        let number = self.occupant[place];
+        let cluster = self.problem.cluster();
+        let node = &cluster.nodes()[number];
+        let part = self.part(stage);
+        let time = |s: f64| Rounding::Up.nanoseconds(s);
+        Machine {
+            place: cluster.link_index(number) as u32,
+            forward: time(node.forward_s * part),
+            backward: time(node.backward_s * part),
+            loss: time(node.loss_s),
+            memory: self.memory_of(number, stage),
+        }
+    }
+
+    /// Gives the nodes of a stage the times and the memory that go with its layers.
+    fn outfit(&self, instance: &mut Instance, stage: usize) {
+        for i in 0..instance.members[stage].len() {
+            let place = instance.members[stage][i];
+            instance.seat(place, self.machine(place, stage));
+        }
+        self.reduce(instance, stage);
+    }
+
+    fn reduce(&self, instance: &mut Instance, stage: usize) {
+        let cluster = self.problem.cluster();
+        if stage == NO_STAGE || cluster.gradient_bytes().is_empty() {
+            return;
+        }
+        let members: Vec<usize> = instance.members[stage].iter().map(|place| self.occupant[*place]).collect();
+        let bytes = cluster.gradient_bytes().get(stage).copied().unwrap_or(0.0) * self.part(stage);
+        instance.allreduce[stage] = Rounding::Up.nanoseconds(cluster.ring_s(bytes, &members));
+    }
+}

@@ -1,0 +1,316 @@
+//! Changes of the allocation beside those of routes and order: nodes change places, stages give layers or nodes away,
+//! sources give microbatches away.
+
+use rand::RngExt;
+
+use super::Island;
+use crate::allocate::joint::Seats;
+use crate::problem::{Instance, NO_STAGE, Source};
+use crate::search::routes::Change;
+
+/// How often a change is another than an exchange of nodes, where it may be.
+const OTHERS: f64 = 0.3;
+/// How often nodes of one stage change places: their routes do.
+const INSIDE: f64 = 0.15;
+/// How often three nodes change places rather than two.
+const CYCLES: f64 = 0.15;
+/// How often one of the nodes is on one of the longest ways.
+const CRITICAL: f64 = 0.4;
+
+/// Nodes that change places, one pair after the other.
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    first: (usize, usize),
+    second: Option<(usize, usize)>,
+}
+
+impl Exchange {
+    fn pairs(self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
+        [Some(self.first), self.second].into_iter().flatten()
+    }
+
+    fn places(self) -> impl Iterator<Item = usize> {
+        self.pairs().flat_map(|(a, b)| [a, b])
+    }
+}
+
+impl Island {
+    /// Changes the allocation by the estimate alone; the sum may rise by `heat` as a share of it, about.
+    pub(super) fn settle_reseat(&mut self, heat: f64) {
+        let most = self.estimate.sum() * (1.0 - heat * self.rng.random::<f64>().ln());
+        if self.is_about_more() {
+            let saved = self.saved();
+            let done = self.other_change();
+            if done {
+                self.estimate.rebuild_as_before(self.land.on(), &self.routes);
+            }
+            if !done || self.estimate.sum() > most {
+                self.restore(saved);
+            } else {
+                self.write_all();
+            }
+            return;
+        }
+        let Some(exchange) = self.draw_exchange() else { return };
+        if self.is_about_sources(exchange) {
+            self.exchange(exchange, false);
+            let estimate = self.estimate.clone();
+            self.estimate.rebuild_as_before(self.land.on(), &self.routes);
+            if !self.is_allowed(exchange) || self.estimate.sum() > most {
+                self.exchange(exchange, true);
+                self.estimate = estimate;
+            }
+            return;
+        }
+        let places: Vec<usize> = exchange.places().collect();
+        let mut affected: Vec<u32> = places.iter().flat_map(|place| self.routes.users(*place)).copied().collect();
+        affected.sort_unstable();
+        affected.dedup();
+        let nodes = self.estimate.lift(self.land.on(), &self.routes, &affected, &places);
+        self.exchange(exchange, false);
+        self.estimate.drop(self.land.on(), &self.routes, &affected, &places, &nodes);
+        if self.is_allowed(exchange) && self.estimate.sum() <= most {
+            return;
+        }
+        let nodes = self.estimate.lift(self.land.on(), &self.routes, &affected, &places);
+        self.exchange(exchange, true);
+        self.estimate.drop(self.land.on(), &self.routes, &affected, &places, &nodes);
+    }
+
+    /// Changes the allocation and simulates what comes of it.
+    pub(super) fn try_reseat(&mut self, heat: f64) {
+        if self.is_about_more() {
+            let saved = self.saved();
+            let done = self.other_change();
+            if done {
+                self.write_all();
+            }
+            if !done || !self.judge(heat) {
+                self.restore(saved);
+                self.write_all();
+            }
+            return;
+        }
+        let Some(exchange) = self.draw_exchange() else { return };
+        self.exchange(exchange, false);
+        if !self.is_allowed(exchange) || !self.judge(heat) {
+            self.exchange(exchange, true);
+        }
+    }
+
+    fn is_about_more(&mut self) -> bool {
+        let freedom = self.seats.as_ref().map(Seats::freedom);
+        freedom.is_some_and(|freedom| freedom.sizes || freedom.layers > 0) && self.rng.random_bool(OTHERS)
+    }
+
+    /// Two or three places whose nodes may change; none where the draw led nowhere.
+    fn draw_exchange(&mut self) -> Option<Exchange> {
+        let instance = &self.land.instance;
+        let count = instance.node_count();
+        let a = if self.rng.random_bool(CRITICAL) {
+            let (routes, land, estimate) = (&self.routes, &self.land, &self.estimate);
+            let tasks = land.tasks.len();
+            let draws = [0; 3].map(|_| self.rng.random_range(0..tasks));
+            let longest = draws.into_iter().max_by_key(|route| (estimate.way(land.on(), *route), *route))?;
+            let path = routes.path(longest);
+            path[self.rng.random_range(0..path.len())] as usize
+        } else {
+            self.rng.random_range(0..count)
+        };
+        let b = if self.rng.random_bool(INSIDE) {
+            let members = instance.members.get(instance.stage_of[a])?;
+            members[self.rng.random_range(0..members.len())]
+        } else {
+            self.rng.random_range(0..count)
+        };
+        let is_new = |x: usize, y: usize| x != y && instance.stage_of[y] != NO_STAGE;
+        if instance.stage_of[a] == NO_STAGE || !is_new(a, b) || self.is_fixed(a, b) {
+            return None;
+        }
+        let mut second = None;
+        if instance.stage_of[a] != instance.stage_of[b] && self.rng.random_bool(CYCLES) {
+            let c = self.rng.random_range(0..count);
+            if !is_new(a, c) || b == c || self.is_fixed(b, c) {
+                return None;
+            }
+            second = Some((b, c));
+        }
+        Some(Exchange { first: (a, b), second })
+    }
+
+    /// Whether an exchange would change what must stay, or nothing.
+    fn is_fixed(&self, a: usize, b: usize) -> bool {
+        let instance = &self.land.instance;
+        let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
+        let Some(seats) = &self.seats else { return true };
+        (!seats.freedom().sources && left != right && (left == 0 || right == 0)) || instance.is_alike(a, b)
+    }
+
+    fn is_about_sources(&self, exchange: Exchange) -> bool {
+        let instance = &self.land.instance;
+        !instance.allreduce.iter().all(|time| *time == 0) || exchange.places().any(|p| instance.stage_of[p] == 0)
+    }
+
+    fn exchange(&mut self, exchange: Exchange, back: bool) {
+        let Some(seats) = &mut self.seats else { return };
+        if back {
+            exchange.pairs().rev().for_each(|(a, b)| seats.swap(&mut self.land.instance, a, b));
+        } else {
+            exchange.pairs().for_each(|(a, b)| seats.swap(&mut self.land.instance, a, b));
+        }
+    }
+
+    /// Whether memory and distances allow the nodes at these places.
+    fn is_allowed(&self, exchange: Exchange) -> bool {
+        let (instance, seats) = (&self.land.instance, &self.seats);
+        exchange.places().all(|place| {
+            instance.memory[place] > 0
+                && self.routes.has_room(self.land.on(), place)
+                && seats.as_ref().is_some_and(|seats| seats.is_close(instance, instance.stage_of[place]))
+        })
+    }
+
+    /// A stage gives a layer or a node away, or a source a route; whether that could be done.
+    fn other_change(&mut self) -> bool {
+        let freedom = self.seats.as_ref().map(|seats| *seats.freedom()).unwrap_or_default();
+        match self.rng.random_range(0..4) {
+            0..2 if freedom.layers > 0 => self.shift_layer(),
+            2 if freedom.layers > 0 => self.hand_over_route(),
+            _ if freedom.sizes => self.switch_stage(),
+            _ => false,
+        }
+    }
+
+    fn shift_layer(&mut self) -> bool {
+        let present = &self.land.instance.present;
+        let (from, to) = (self.rng.random_range(0..present.len()), self.rng.random_range(0..present.len()));
+        let (from, to) = (present[from], present[to]);
+        let Some(seats) = &mut self.seats else { return false };
+        from != to && seats.shift_layer(&mut self.land.instance, from, to) && self.all_have_room(to)
+    }
+
+    fn all_have_room(&self, stage: usize) -> bool {
+        self.land.instance.members[stage].iter().all(|place| self.routes.has_room(self.land.on(), *place))
+    }
+
+    /// A route begins at another source.
+    fn hand_over_route(&mut self) -> bool {
+        let sources = &self.land.instance.members[0];
+        if sources.len() < 2 {
+            return false;
+        }
+        let route = self.rng.random_range(0..self.land.tasks.len());
+        let to = sources[self.rng.random_range(0..sources.len())];
+        self.start_at(route, to)
+    }
+
+    /// Whether `route` could be given another source; lots that are not full stay with theirs, as every source has one
+    /// at most.
+    fn start_at(&mut self, route: usize, to: usize) -> bool {
+        let task = self.land.tasks[route];
+        let from = task.source;
+        if from == to || task.waves != self.land.instance.rules.waves as usize {
+            return false;
+        }
+        self.land.tasks[route].source = to;
+        if self.land.instance.rules.cc1 {
+            let mut path = self.routes.path(route).clone();
+            path[0] = to as u32;
+            if self.routes.apply(self.land.on(), Change::from_iter([(route as u32, path)])).is_none() {
+                self.land.tasks[route].source = from;
+                return false;
+            }
+        }
+        self.count_sources();
+        true
+    }
+
+    fn count_sources(&mut self) {
+        let land = &mut self.land;
+        let started = |node: usize| land.tasks.iter().filter(|t| t.source == node).map(|t| t.waves).sum::<usize>();
+        let source = |node: &usize| Source { node: *node, microbatches: started(*node), load: 0 };
+        let sources = land.instance.members[0].iter().map(source).filter(|s| s.microbatches > 0).collect();
+        land.instance.sources = sources;
+    }
+
+    /// A node goes to another stage: its routes to the others of its stage, and some of theirs to it.
+    fn switch_stage(&mut self) -> bool {
+        let instance = &self.land.instance;
+        let place = self.rng.random_range(0..instance.node_count());
+        let to = instance.present[self.rng.random_range(0..instance.present.len())];
+        let from = instance.stage_of[place];
+        let sources = self.seats.as_ref().is_some_and(|seats| seats.freedom().sources);
+        if from == NO_STAGE || from == to || instance.members[from].len() < 2 || (!sources && (from == 0 || to == 0)) {
+            return false;
+        }
+        let others: Vec<usize> = instance.members[from].iter().copied().filter(|p| *p != place).collect();
+        let movers = instance.members[to].clone();
+        for route in self.routes.users(place).to_vec() {
+            let other = others[self.rng.random_range(0..others.len())];
+            if !self.divert(route, place, other, from) {
+                return false;
+            }
+        }
+        // Without CC1 a source need not be on its own routes.
+        while let Some(route) = self.land.tasks.iter().position(|t| t.source == place) {
+            let other = others[self.rng.random_range(0..others.len())];
+            if !self.start_at(route, other) {
+                return false;
+            }
+        }
+        let Some(seats) = &mut self.seats else { return false };
+        if !seats.switch(&mut self.land.instance, place, to) || !seats.is_close(&self.land.instance, to) {
+            return false;
+        }
+        for other in &movers {
+            for route in self.routes.users(*other).to_vec() {
+                let share = 1.0 / (movers.len() + 1) as f64;
+                if self.rng.random_bool(share) {
+                    // It need not take all of them.
+                    self.divert(route, *other, place, to);
+                }
+            }
+        }
+        self.count_sources();
+        true
+    }
+
+    /// Leads a route over another node of the same stage; from another source, where that is stage 0.
+    fn divert(&mut self, route: u32, from: usize, to: usize, stage: usize) -> bool {
+        if stage == 0 && self.land.instance.rules.cc1 {
+            return self.start_at(route as usize, to);
+        }
+        let mut path = self.routes.path(route as usize).clone();
+        for node in path.iter_mut().filter(|node| **node as usize == from) {
+            *node = to as u32;
+        }
+        self.routes.apply(self.land.on(), Change::from_iter([(route, path)])).is_some()
+    }
+
+    fn saved(&self) -> Saved {
+        (self.land.clone(), self.seats.clone(), self.routes.clone(), self.estimate.clone())
+    }
+
+    fn restore(&mut self, saved: Saved) {
+        (self.land, self.seats, self.routes, self.estimate) = saved;
+    }
+
+    fn write_all(&mut self) {
+        let all: Change = (0..self.land.tasks.len() as u32).map(|r| (r, self.routes.path(r as usize).clone())).collect();
+        self.write(&all);
+    }
+}
+
+type Saved = (super::Land, Option<Seats>, super::Routes, super::Estimate);
+
+impl Instance {
+    /// Whether nothing changes where two places exchange their nodes.
+    fn is_alike(&self, a: usize, b: usize) -> bool {
+        let load = &self.loads[0];
+        self.place(a) == self.place(b)
+            && self.memory[a] == self.memory[b]
+            && load.forward[a] == load.forward[b]
+            && load.backward[a] == load.backward[b]
+            && load.loss[a] == load.loss[b]
+    }
+}

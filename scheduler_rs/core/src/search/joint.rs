@@ -1,0 +1,201 @@
+//! Allocation, routes and order at once: rounds of annealing that change all three, before the search goes on with the
+//! best allocation as it stands.
+
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use super::anneal::{Found, Island, Settled, plain_ranks};
+use super::routes::{Ground, Path};
+use super::{Options, random_routes, stream_of};
+use crate::allocate::joint::{Freedom, Seats};
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::problem::{Instance, Problem};
+use crate::route::{RouteTask, route_tasks};
+use crate::time::{NEVER, Rounding, Time, seconds};
+
+/// Work of an island in one round.
+const ROUND_WORK: u64 = 100_000;
+/// How much of the time or the work goes into allocations; the rest is for the best of them.
+const SHARE: f64 = 0.6;
+/// Draws for first routes.
+const DRAWS: u64 = 500;
+/// Islands side by side: always as many, so that threads change nothing but the time.
+const ISLANDS: u64 = 2;
+/// Without a limit of work or time the search for allocations ends after so many rounds.
+const MOST_ROUNDS: u64 = 2_000;
+
+/// The best allocation, and how it was found.
+pub(super) struct Joint {
+    /// The question with this allocation.
+    pub problem: Problem,
+    /// Routes and ranks, by the nodes of that problem.
+    pub found: Found,
+    /// Search steps.
+    pub work: u64,
+    /// As a plan's `solver` tells it.
+    pub told: Value,
+    /// Plans as they were found: as a plan's `solver.events`.
+    pub events: Vec<Value>,
+}
+
+/// An allocation that was seen, and its best iteration.
+struct Seen {
+    stages: Vec<Vec<usize>>,
+    key: (Time, Time),
+}
+
+/// Searches allocations; none where the first one has no routes, which the search for one allocation then explains.
+pub(super) fn search(
+    problem: &Problem,
+    freedom: Freedom,
+    options: Options,
+    budget: &Budget,
+) -> Result<Option<Joint>> {
+    let seats = Seats::new(problem, freedom)?;
+    let instance = seats.instance();
+    let tasks = route_tasks(&instance);
+    let first = Settled::new(seats, instance, tasks);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .build()
+        .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
+    pool.install(|| Search { first, options, budget }.run())
+}
+
+struct Search<'a> {
+    first: Settled,
+    options: Options,
+    budget: &'a Budget,
+}
+
+impl Search<'_> {
+    fn run(&self) -> Result<Option<Joint>> {
+        let budget = self.budget;
+        let Some(mut islands) =
+            (0..ISLANDS).map(|number| self.begin(number).map(Box::new)).collect::<Option<Vec<_>>>()
+        else {
+            return Ok(None);
+        };
+        let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * SHARE) as u64);
+        let mut best: Option<Found> = None;
+        let mut seen: Vec<Seen> = Vec::new();
+        let mut events = Vec::new();
+        let (mut work, mut rounds) = (0, 0);
+        while rounds < MOST_ROUNDS && !budget.is_over() && !budget.is_past(SHARE) && work < most {
+            let known = best.as_ref();
+            islands.par_iter_mut().enumerate().for_each(|(number, island)| {
+                self.advance(island, known, number as u64, rounds);
+            });
+            rounds += 1;
+            let total = islands.iter().map(|island| island.work).sum();
+            budget.add_work(total - work);
+            work = total;
+            for island in &islands {
+                let Some(found) = island.best() else { continue };
+                note(&mut seen, found);
+                if best.as_ref().is_none_or(|best| found.key < best.key) {
+                    let iteration = found.key.0;
+                    if best.as_ref().is_none_or(|best| iteration < best.key.0) {
+                        events.push(json!([budget.elapsed_s(), work, seconds(iteration), 0.0]));
+                        budget.report(seconds(iteration), 0.0);
+                    }
+                    best = Some(found.clone());
+                }
+            }
+        }
+        budget.check_cancelled().or_else(|error| if best.is_some() { Ok(()) } else { Err(error) })?;
+        let Some((best, settled)) = best.and_then(|mut best| best.settled.take().map(|settled| (best, settled))) else {
+            return Ok(None);
+        };
+        let (problem, found) = translated(&settled, &best)?;
+        let runner_up = seen.get(1).map(|s| json!({"stages": s.stages, "iteration_s": seconds(s.key.0)}));
+        let told = json!({"runner_up": runner_up, "rounds": rounds, "work": work});
+        Ok(Some(Joint { problem, found, work, told, events }))
+    }
+
+    /// An island that starts from the first allocation and routes of its own.
+    fn begin(&self, number: u64) -> Option<Island> {
+        let paths = self.routes(&self.first, !number)?;
+        Some(Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale()))
+    }
+
+    /// About how long an iteration takes; what estimates are compared with.
+    fn scale(&self) -> Time {
+        let instance = self.first.on().instance;
+        (0..instance.node_count()).map(|n| instance.least_work(n)).max().unwrap_or(1).max(1) * 16
+    }
+
+    fn routes(&self, settled: &Settled, stream: u64) -> Option<Vec<Path>> {
+        let Ground { instance, tasks } = settled.on();
+        let mut rng = stream_of(self.options.seed, stream);
+        let drawn = (0..DRAWS).take_while(|draw| *draw == 0 || !self.budget.is_over());
+        let batches = drawn.into_iter().find_map(|_| random_routes(instance, tasks, None, &mut rng))?;
+        let mut paths = vec![Path::new(); tasks.len()];
+        for batch in batches {
+            paths[batch.route] = Path::from_slice(&batch.nodes);
+        }
+        Some(paths)
+    }
+
+    /// Lets an island go on; where it has cooled down it begins anew: the first one from afar, the other with the best.
+    fn advance(&self, island: &mut Island, best: Option<&Found>, number: u64, round: u64) {
+        if island.is_cold()
+            && let Some(best) = best
+        {
+            let settled = best.settled.as_deref();
+            let afresh = settled.filter(|_| number == 0).and_then(|settled| {
+                let paths = self.routes(settled, round * ISLANDS + number)?;
+                let ranks = plain_ranks(best.ranks.len() / 2);
+                Some(Found { paths, ranks, key: (NEVER, NEVER), settled: best.settled.clone() })
+            });
+            match afresh {
+                Some(afresh) => island.restart(&afresh, false),
+                None => island.restart(best, true),
+            }
+        }
+        island.run(ROUND_WORK, self.budget);
+    }
+}
+
+/// Keeps the two best allocations, each with its best iteration.
+fn note(seen: &mut Vec<Seen>, found: &Found) {
+    let Some(settled) = &found.settled else { return };
+    let mut stages = settled.seats().stages(settled.on().instance);
+    stages.iter_mut().for_each(|members| members.sort_unstable());
+    match seen.iter_mut().find(|s| s.stages == stages) {
+        Some(known) => known.key = known.key.min(found.key),
+        None => seen.push(Seen { stages, key: found.key }),
+    }
+    seen.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.stages.cmp(&b.stages)));
+    seen.truncate(2);
+}
+
+/// The problem of an allocation, and what was found by its nodes and in the order of its routes.
+fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
+    let Ground { instance, tasks } = settled.on();
+    let seats = settled.seats();
+    let problem = seats.problem(instance, tasks)?;
+    let after = route_tasks(&Instance::new(&problem, Rounding::Up));
+    let mut first = Vec::with_capacity(tasks.len());
+    let mut batches = 0;
+    for task in tasks {
+        first.push(batches);
+        batches += task.waves;
+    }
+    let mut taken = vec![false; tasks.len()];
+    let mut paths = Vec::with_capacity(tasks.len());
+    let mut ranks = Vec::with_capacity(found.ranks.len());
+    for task in &after {
+        let is_it = |(route, own): &(usize, &RouteTask)| {
+            !taken[*route] && seats.node_at(own.source) == task.source && own.waves == task.waves
+        };
+        let Some((route, own)) = tasks.iter().enumerate().find(is_it) else {
+            return Err(Error::NotFound("the routes of an allocation do not fit its sources".to_owned()));
+        };
+        taken[route] = true;
+        paths.push(found.paths[route].iter().map(|place| seats.node_at(*place as usize) as u32).collect());
+        ranks.extend_from_slice(&found.ranks[2 * first[route]..2 * (first[route] + own.waves)]);
+    }
+    Ok((problem, Found { paths, ranks, key: found.key, settled: None }))
+}
