@@ -88,7 +88,7 @@ def generate_stub(session: nox.Session, folder: Path) -> Path:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the inner loops (criterion), then simulator and planner; figures go to benchmarks/out."""
+    """Measure the inner loops (criterion), then simulator, planner and allocator; figures go to benchmarks/out."""
     session.run("cargo", "bench", "--locked", "--package", "skippipe-core", external=True)
     wanted = nox.project.dependency_groups(PROJECT, "bench")
     session.install("--reinstall-package", "skippipe", ".", *wanted)
@@ -96,7 +96,7 @@ def bench(session: nox.Session) -> None:
     out.mkdir(exist_ok=True)
     # Run outside the checkout, so that the installed wheel is what is measured.
     session.chdir(session.create_tmp())
-    for what in ("simulator", "planner"):
+    for what in ("simulator", "planner", "allocator"):
         session.run("skippipe", "bench", what, f"output={out / what}.json", *session.posargs)
     small = (f"set={ROOT / 'benchmarks' / 'small'}", "strategies=[skippipe]", f"output={out / 'small.json'}")
     session.run("skippipe", "bench", "planner", *small, *session.posargs)
@@ -104,10 +104,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def studies(session: nox.Session) -> None:
-    """Run the studies of `benchmarks`, about an hour in all; arguments after `--`: one study and its own arguments."""
+    """Run the studies of `benchmarks`, some two hours in all; arguments after `--`: one study and its arguments."""
     session.install(".", *nox.project.dependency_groups(PROJECT, "bench"))
     name, *arguments = session.posargs or [""]
-    for study in [name] if name else ["tc2", "heterogeneity", "effort"]:
+    for study in [name] if name else ["tc2", "heterogeneity", "effort", "allocate", "unequal"]:
         session.run("python", str(ROOT / "benchmarks" / f"{study}.py"), *arguments)
 
 

@@ -23,6 +23,7 @@ from output import OUT, Row, markdown, note, percent, save
 from skippipe._scheduler import Cluster
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
+from skippipe.benchmark import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
 from skippipe.planning import Instance, evaluate, prepare, saving, state_problem
 
@@ -72,7 +73,7 @@ def instances() -> dict[tuple[str, str], tuple[Maker, ScheduleConfig]]:
     """For every instance and rule set, how it is made for a number of samples, and the rules."""
 
     def of_preset(config: ClusterConfig) -> Maker:
-        return lambda samples, schedule: prepare(scaled_preset(config, samples), AllocateConfig(), schedule)
+        return lambda samples, schedule: prepare(scaled_preset(config, samples), AllocateConfig(), schedule, ALLOCATING)
 
     def of_published(samples: int, schedule: ScheduleConfig) -> Instance:
         cluster, allocation = published(samples), read_allocation(str(SHARED / "published20.json"))

@@ -7,7 +7,41 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Cluster", "Constraints", "Explanation", "Microbatch", "Plan", "Predicted", "Problem", "Segment", "Task", "Upgrade", "benchmark_simulator", "explain", "greedy_allocation", "plan", "simulate", "upgrades"]
+__all__ = ["Allocated", "Cluster", "Constraints", "Explanation", "Freedom", "Microbatch", "Plan", "Predicted", "Problem", "Scored", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
+
+@final
+class Allocated:
+    """
+    The best allocation found, and what is known of all others.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def best(self, /) -> Scored:
+        """
+        The best allocation.
+        """
+    @property
+    def lower_bound_s(self, /) -> float:
+        """
+        No allocation that was allowed has a lower score.
+        """
+    @property
+    def optimal(self, /) -> bool:
+        """
+        Whether the best is proved to be the best there is.
+        """
+    @property
+    def runner_up(self, /) -> Scored | None:
+        """
+        The best other one that was seen: not the same stages in another order, nor with other nodes just like these.
+        """
+    @property
+    def statistics(self, /) -> dict[str, int]:
+        """
+        Counts of the search, by name.
+        """
 
 @final
 class Cluster:
@@ -212,6 +246,41 @@ class Explanation:
         """
 
 @final
+class Freedom:
+    """
+    What a search may change of a problem's allocation, beside which node serves in whose place.
+
+    `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+    and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
+    layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
+    two nodes of one stage takes longer, in seconds (None: any).
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None) -> Freedom: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def layers(self, /) -> int:
+        """
+        Decoder layers to be shared out; 0: they stay.
+        """
+    @property
+    def max_replica_transfer_s(self, /) -> float | None:
+        """
+        Seconds that a message within a stage takes at most; None: any.
+        """
+    @property
+    def sizes(self, /) -> bool:
+        """
+        Stages may have other numbers of nodes.
+        """
+    @property
+    def sources(self, /) -> bool:
+        """
+        Other nodes may be sources.
+        """
+
+@final
 class Microbatch:
     """
     One microbatch and its way through the pipeline.
@@ -391,6 +460,42 @@ class Problem:
         """
 
 @final
+class Scored:
+    """
+    An allocation and what the surrogate says of it, in seconds. `stages` holds the nodes of each stage, stage 0 first,
+    the others in the order of the shortest tour.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def compute_s(self, /) -> float:
+        """
+        Sum over the stages of twice the mean forward.
+        """
+    @property
+    def replica_s(self, /) -> float:
+        """
+        Longest transfer of a message between two nodes of one stage.
+        """
+    @property
+    def score_s(self, /) -> float:
+        """
+        The sum of the parts.
+        """
+    @property
+    def stages(self, /) -> list[list[int]]:
+        """
+        Nodes of each stage.
+        """
+    @property
+    def tour_s(self, /) -> float:
+        """
+        The tour over all stages and back to stage 0: from one to the next, the longest round trip of a message in the
+        bottleneck matching of their nodes.
+        """
+
+@final
 class Segment:
     """
     A stretch of time on a way through the iteration.
@@ -507,6 +612,16 @@ class Upgrade:
         The node whose forward, loss and backward are halved; None for a link.
         """
 
+def allocate(cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex], *, sources: SupportsGetItem[int, SupportsIndex] | None = None, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, time_limit_s: SupportsFloat | SupportsIndex | None = 0.2, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None) -> Allocated:
+    """
+    The best allocation by the surrogate that is found within the limits; same seed and work limit: same allocation,
+    whatever the number of threads. `sizes` are the numbers of nodes, stage 0 first; the stages after it come in the
+    order of the tour, so their sizes may change places. `sources` are the nodes of stage 0, where they are fixed;
+    no transfer within a stage takes longer than `max_replica_transfer_s`. `work_limit` counts changes tried;
+    `progress(elapsed_s, score_s, lower_bound_s, work)` is called about twenty times a second. Raises ImpossibleError
+    where no allocation can keep the limit, NoPlanError where none was found, KeyboardInterrupt after Ctrl-C.
+    """
+
 def benchmark_simulator(plan: Plan, *, order: str = "plan", seconds: SupportsFloat | SupportsIndex = 1.0) -> float:
     """
     How many times a second one thread simulates `plan` anew, routes and order included, measured for `seconds`.
@@ -523,7 +638,7 @@ def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsInde
     first, and add up to the nodes of the cluster. Gives the nodes of each stage.
     """
 
-def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None) -> Plan:
+def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None, freedom: Freedom | None = None) -> Plan:
     """
     The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
     threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
@@ -532,7 +647,14 @@ def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", 
     about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
     search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
     ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-    up.
+    up. With `freedom` the allocation is searched too (for "skippipe" and "full-routed" with TC2; other strategies keep
+    the problem's): stages, layers, cluster and microbatches of the plan may then differ from the problem's.
+    """
+
+def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]]) -> Scored:
+    """
+    What the surrogate says of an allocation. `stages` may come in any order but for stage 0. Raises InputError where
+    they are not a partition of the cluster's nodes.
     """
 
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:

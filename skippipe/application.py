@@ -238,6 +238,7 @@ JOBS: dict[str, type[Any]] = {
     "report": config.ReportJob,
     "bench_simulator": config.BenchSimulatorJob,
     "bench_planner": config.BenchPlannerJob,
+    "bench_allocator": config.BenchAllocatorJob,
     "train": training.TrainJob,
     "evaluate": EvaluateJob,
     "study": StudyJob,

@@ -22,6 +22,7 @@ Commands
   skippipe export           write a trained model as a folder that transformers reads
   skippipe bench simulator  evaluations per second of the simulator
   skippipe bench planner    what the planner reaches on a fixed set of instances
+  skippipe bench allocator  what the node allocator reaches, against greedy and random
 
   skippipe COMMAND --help   every key of a command, with examples
   skippipe --version        the version

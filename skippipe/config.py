@@ -11,6 +11,8 @@ from omegaconf import MISSING
 
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
 MEMORY_RULES = ("held", "routes", "off")
+OBJECTIVES = ("surrogate", "simulated")
+LAYERS = ("equal", "auto")
 ORDERS = ("plan", "dispatch")
 
 
@@ -147,6 +149,20 @@ class AllocateConfig:
     """a JSON file: nodes of each stage ("stages"), those left empty ("absent_stages"), their "layers" if known"""
     sizes: list[int] | None = setting(None, within=AT_LEAST_1)
     """nodes per stage, e.g. [5,3,3,3,3,3]; null: what the preset brings, else as even as can be, larger ones first"""
+    sources: list[int] | None = setting(None, within=AT_LEAST_0)
+    """numbers of the nodes that stage 0 has, e.g. [0,3,4]; null: any"""
+    max_replica_transfer_s: float | None = setting(None, within=AT_LEAST_0)
+    """the most seconds that a message may take between two nodes of one stage; null: any"""
+    objective: str = setting("simulated", choices=OBJECTIVES)
+    """what an allocation is judged by: surrogate (slowest transfer inside a stage, tour over the stages, compute), or
+    simulated: from there on by the planned iteration, jointly with the routes (skippipe and full-routed; for the other
+    strategies the surrogate decides)"""
+    layers: str = setting("equal", choices=LAYERS)
+    """decoder layers of the stages: equal, or auto: chosen with the allocation, and nodes per stage too unless sizes
+    says them; microbatches are then dealt to the sources anew, as many in all"""
+    decoder_layers: int | None = setting(None, within=AT_LEAST_1)
+    """decoder layers of the model; times, memory and gradient_bytes of the cluster hold for an equal share of them;
+    null: not known, with layers=auto 4 for each stage"""
 
 
 @dataclass
@@ -244,6 +260,9 @@ class ReportJob:
     """file that the page is written to: one HTML file that needs no network; null: none"""
     picture: str | None = None
     """file that the Gantt chart is written to, as PNG (needs matplotlib); null: none"""
+    map: str | None = None
+    """file that a map is written to, as PNG (needs matplotlib): nodes by the transfer times between them, coloured by
+    stage, with the links in use; null: none"""
     curve: str | None = None
     """file that best plan and bound over the search are written to, as PNG (needs matplotlib); null: none"""
     json: str | None = None
@@ -282,5 +301,24 @@ class BenchPlannerJob:
     checker: str | None = None
     """a Python script that judges each plan beside the scheduler's own checker: called with a plan's file and what was
     asked, its exit status is 0 where all is well; null: none"""
+    output: str | None = None
+    """file that the figures are written to, as JSON; null: none"""
+
+
+@dataclass
+class BenchAllocatorJob:
+    """`skippipe bench allocator`: what the node allocator reaches by its surrogate, against greedy and random."""
+
+    instances: dict[str, ClusterConfig] = field(default_factory=dict)
+    """presets to allocate, by name; +cluster@instances.mine=mine adds one"""
+    folder: str | None = None
+    """a folder with NAME.cluster.json and NAME.json: those clusters are allocated as well, with the sizes of the stages
+    there; data= is the same"""
+    seconds: float = setting(1.0, within=Range(0, 3600, open_low=True))
+    """how long each cluster is searched, once by the allocator and once at random"""
+    threads: int = setting(1, within=Range(1, 1024))
+    """worker threads of the allocator"""
+    seed: int = setting(0, within=Range(0, 2**63 - 1))
+    """seed of every random choice"""
     output: str | None = None
     """file that the figures are written to, as JSON; null: none"""

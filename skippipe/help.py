@@ -14,6 +14,9 @@ skippipe plan                                          plan 20 nodes over 12 clo
 skippipe plan cluster=local4 output=plan.json          another preset; write the plan
 skippipe plan cluster.file=my.json allocate.sizes=[4,2,2]
 skippipe plan compare=[full,random-skip]               what does skipping gain, and what routing?
+skippipe plan allocate.sources=[0,1,2,6,10] allocate.max_replica_transfer_s=4
+skippipe plan cluster=synthetic cluster.speed_spread=4 allocate.layers=auto allocate.decoder_layers=24
+                                                       layers and nodes of each stage to suit unequal nodes
 skippipe plan cluster=synthetic cluster.nodes=40 cluster.seed=3 planner.time_limit_s=5
 skippipe plan cluster=local4 planner.method=cbs        search until the plan is proved optimal
 skippipe plan schedule=reference schedule.stages=6     the rules of the reference implementation
@@ -26,11 +29,15 @@ skippipe simulate plan=plan.json order=dispatch output=dispatched.json""",
 skippipe report plan=plan.json                         prints why it takes so long; writes report.html
 skippipe report plan=plan.json compare=other.json      two plans on one time axis
 skippipe report plan=plan.json replan=true             what would new plans gain with the first upgrades?
-skippipe report plan=plan.json picture=gantt.png curve=search.png json=report.json
+skippipe report plan=plan.json picture=gantt.png curve=search.png map=map.png json=report.json
 xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's way, and the critical path""",
     "bench_simulator": """\
 skippipe bench simulator
 skippipe bench simulator seconds=5 output=simulator.json""",
+    "bench_allocator": """\
+skippipe bench allocator
+skippipe bench allocator seconds=10 threads=2 output=allocator.json
+skippipe bench allocator data=FOLDER                   your own clusters as well""",
     "bench_planner": """\
 skippipe bench planner planner.time_limit_s=5 output=planner.json
 skippipe bench planner data=FOLDER                     your own instances as well

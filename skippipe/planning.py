@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Constraints, Plan, Problem
+from skippipe._scheduler import Allocated, Cluster, Constraints, Freedom, Plan, Problem
 from skippipe.allocation import Allocation, allocate
 from skippipe.cluster import load_cluster, preset_parts
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
@@ -18,16 +18,22 @@ Progress = Callable[[float, float, float, int], None]
 """Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
 
 DEFAULT_TIME_LIMIT_S = 1.0
+ALLOCATING_WORK = 500_000
+"""Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
 RANDOM_SEEDS = 20
+JOINT = ("full-routed", "skippipe")
+"""Strategies whose search may change the allocation."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A question for the planner, and the two parts of it that reports need."""
+    """A question for the planner, and the parts of it that reports need."""
 
     cluster: Cluster
     allocation: Allocation
     problem: Problem
+    freedom: Freedom | None = None
+    """what the planner may change of the allocation; None: nothing"""
 
 
 @dataclass(frozen=True)
@@ -41,27 +47,71 @@ class Outcome:
     note: str = ""
 
 
-def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> Instance:
-    """Resolve cluster and allocation and state the problem.
+def prepare(
+    machines: ClusterConfig,
+    allocating: AllocateConfig,
+    schedule: ScheduleConfig,
+    planner: PlannerConfig | None = None,
+) -> Instance:
+    """Resolve the cluster, allocate its nodes by the surrogate, and state the problem.
+
+    `planner` says how long to search for an allocation; None: for a fixed amount of work.
 
     Raises:
         InputError: settings or files that cannot be used, or a problem that has no plan.
+        NoPlanError: no allocation was found within the limit.
 
     """
+    check_freedom(allocating, schedule)
+    planner = PlannerConfig(work_limit=ALLOCATING_WORK) if planner is None else planner
     if machines.file is not None:
         cluster = load_cluster(machines.file)
-        allocation = allocate(allocating, cluster, schedule.stages, None)
+        allocation = allocate(allocating, cluster, schedule.stages, None, planner)
     else:
         parts = preset_parts(machines)
         cluster = parts.cluster(machines)
-        allocation = allocate(allocating, cluster, schedule.stages, machines.stage_sizes)
+        allocation = allocate(allocating, cluster, schedule.stages, machines.stage_sizes, planner)
         if machines.gradient_bytes > 0:
             cluster = parts.cluster(machines, [machines.gradient_bytes] * len(allocation.stages))
     try:
         problem = state_problem(cluster, allocation, schedule)
     except InputError as error:
         raise _with_origin(error, machines.file, allocating.stages) from None
-    return Instance(cluster, allocation, problem)
+    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation, schedule.strategy))
+
+
+def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
+    """Raise `InputError` where layers are to be chosen, and other settings leave nobody or nothing to choose them."""
+    if allocating.layers != "auto":
+        return
+    if allocating.objective != "simulated":
+        raise InputError(
+            f"allocate.layers is auto, allocate.objective is {allocating.objective}, simulated is expected"
+        )
+    if schedule.strategy not in JOINT:
+        raise InputError(
+            f"allocate.layers is auto, schedule.strategy is {schedule.strategy}, one of {', '.join(JOINT)} is expected"
+        )
+    if not schedule.tc2:
+        raise InputError("allocate.layers is auto, schedule.tc2 is false, true is expected")
+    if isinstance(schedule.microbatches_per_source, list):
+        raise InputError(
+            f"allocate.layers is auto, schedule.microbatches_per_source is {schedule.microbatches_per_source}, "
+            "one number is expected: the microbatches of all sources together are dealt anew"
+        )
+
+
+def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str) -> Freedom | None:
+    """What the planner may change of an allocation; None where it is given, or to be the surrogate's."""
+    if allocation.found is None or allocating.objective != "simulated" or strategy not in JOINT:
+        return None
+    choosing = allocating.layers == "auto"
+    return Freedom(
+        sizes=choosing and allocating.sizes is None,
+        layers=sum(allocation.layers) if choosing else 0,
+        sources=allocating.sources is None,
+        max_replica_transfer_s=allocating.max_replica_transfer_s,
+    )
 
 
 def _with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
@@ -140,9 +190,16 @@ def is_interrupted(plan: Plan) -> bool:
 
 
 def plan_until_stopped(
-    problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None
+    problem: Problem,
+    strategy: str,
+    planner: PlannerConfig,
+    progress: Progress | None = None,
+    freedom: Freedom | None = None,
 ) -> Plan:
-    """Plan with one strategy as `make_plan` does; an interrupt ends the search with the best plan so far."""
+    """Plan with one strategy as `make_plan` does; an interrupt ends the search with the best plan so far.
+
+    With `freedom` the plan may be for another allocation than the problem's.
+    """
     return _scheduler.plan(
         problem,
         strategy,
@@ -153,7 +210,26 @@ def plan_until_stopped(
         threads=planner.threads,
         seed=planner.seed,
         progress=progress,
+        freedom=freedom,
     )
+
+
+def with_surrogate(plan: Plan, found: Allocated) -> Plan:
+    """The same plan; its `solver` tells where the search for an allocation began."""
+    best, other = found.best, found.runner_up
+    told = {
+        "stages": best.stages,
+        "score_s": best.score_s,
+        "replica_s": best.replica_s,
+        "tour_s": best.tour_s,
+        "compute_s": best.compute_s,
+        "lower_bound_s": found.lower_bound_s,
+        "optimal": found.optimal,
+        "runner_up": None if other is None else {"stages": other.stages, "score_s": other.score_s},
+    }
+    content = json.loads(plan.to_json())
+    content["solver"]["surrogate"] = told
+    return Plan.from_json(json.dumps(content))
 
 
 def time_limit(planner: PlannerConfig) -> float | None:

@@ -41,6 +41,34 @@ def test_bench_planner_reads_a_folder(run: Run, shared_data: Path, tmp_path: Pat
     assert float(times[0][2]) == pytest.approx(80, abs=10)
 
 
+def test_bench_allocator(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "allocator", "seconds=0.1", "output=figures.json")
+    assert result.status == 0, result.err
+    content = json.loads((tmp_path / "figures.json").read_text())
+    assert content["bench"] == "allocator"
+    rows = {row["instance"]: row for row in content["rows"]}
+    assert list(rows) == ["geo20", "local4", "five_clusters", "single_cluster", "synthetic"]
+    assert (rows["geo20"]["nodes"], rows["geo20"]["stages"]) == (20, 6)
+    assert rows["local4"]["proved"]
+    for row in rows.values():
+        assert 0 < row["lower_bound_s"] <= row["score_s"] * (1 + 1e-9)
+        assert row["score_s"] <= min(row["greedy_s"], row["random_s"]) * (1 + 1e-9)
+        assert row["gap"] == pytest.approx(row["score_s"] / row["lower_bound_s"] - 1)
+        assert row["best_s"] <= row["wall_s"]
+    assert "five_clusters" in result.out
+
+
+def test_bench_allocator_takes_the_sizes_of_a_folder(run: Run, few: Path, tmp_path: Path) -> None:
+    result = run("bench", "allocator", f"data={few}", "seconds=0.05", "output=figures.json")
+    assert result.status == 0, result.err
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"][5:]
+    assert [(row["instance"], row["nodes"], row["stages"]) for row in rows] == [
+        ("held-3s-06n-04m", 6, 3),
+        ("held-4s-08n-06m-impossible", 8, 4),
+    ]
+    assert all(row["proved"] for row in rows)
+
+
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
     """A folder with two of the small instances, one of which has no plan."""

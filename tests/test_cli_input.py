@@ -24,9 +24,24 @@ COMMAND_LINES = [
     (["+nonsense=1"], ["nonsense is no configuration key"]),
     (["++schedule.nonsense=1"], ["schedule.nonsense is no configuration key"]),
     (["~schedule.cc1"], ["schedule.cc1"]),
-    (["allocate.objective=surrogate"], ["allocate.objective is no configuration key"]),
-    (["allocate.layers=auto"], ["allocate.layers is no configuration key"]),
-    (["allocate.max_replica_transfer_s=1"], ["allocate.max_replica_transfer_s is no configuration key"]),
+    (["allocate.objective=best"], ["allocate.objective is 'best', one of surrogate, simulated is expected"]),
+    (["allocate.layers=some"], ["allocate.layers is 'some', one of equal, auto is expected"]),
+    (["allocate.layers=auto", "allocate.objective=surrogate"], ["allocate.layers is auto", "simulated is expected"]),
+    (["allocate.layers=auto", "schedule.strategy=full"], ["schedule.strategy is full, one of full-routed, skippipe"]),
+    (["allocate.layers=auto", "schedule.microbatches_per_source=[6,6,6,6,6]"], ["one number is expected"]),
+    (["allocate.layers=auto", "schedule.tc2=false"], ["schedule.tc2 is false, true is expected"]),
+    (["allocate.layers=auto", "allocate.decoder_layers=5"], ["allocate.decoder_layers is 5", "number of stages, 6"]),
+    (["allocate.layers=auto", "allocate.stages=x.json"], ["allocate.layers is auto, equal is expected"]),
+    (["allocate.decoder_layers=0"], ["allocate.decoder_layers is 0, an integer of at least 1"]),
+    (["allocate.max_replica_transfer_s=-1"], ["allocate.max_replica_transfer_s is -1"]),
+    (["cluster=local4", "allocate.max_replica_transfer_s=1e-5"], ["no plan exists: allocate.max_replica_transfer_s"]),
+    (["allocate.sources=[3,-1]"], ["allocate.sources[1] is -1, an integer of at least 0"]),
+    (["allocate.sources=[3,20]"], ["allocate.sources[1] is 20, different numbers below 20"]),
+    (["allocate.sources=[3,4,3]"], ["allocate.sources[2] is 3, different numbers below 20"]),
+    (["allocate.sources=[]"], ["allocate.sources is empty"]),
+    (["allocate.sources=[1,2]", "allocate.sizes=[10,10]"], ["allocate.sources is [1, 2]", "10, are expected"]),
+    (["allocate.sources=[0,1,2]", "cluster=local4", "schedule.stages=3"], ["leaves 1 of 4 nodes for 2 other stages"]),
+    (["allocate.sources=[1,2]", "allocate.stages=x.json"], ["allocate.stages and allocate.sources are both set"]),
     (["planner.method=astar"], ["planner.method is 'astar', one of auto, cbs is expected"]),
     (["planner.suboptimality=0.9"], ["planner.suboptimality is 0.9, a finite number of at least 1"]),
     (["cluster=geo20", "cluster.sites=2"], ["cluster.sites", "of what is chosen here"]),
@@ -231,6 +246,7 @@ ALLOCATION_FAULTS: list[tuple[Any, list[str]]] = [
     ({"stages": [[0, 1], [2, 3], []], "absent_stages": [7]}, ["7"]),
     ({"stages": [[0, 1], "x"]}, ["stages[1]"]),
     ({}, ["stages is missing"]),
+    ({"stages": [[0, 1], [2], [3]], "layers": [2, 2]}, ["layers"]),
 ]
 
 
@@ -241,6 +257,16 @@ def test_allocation_file(content: Any, said: list[str], refused: Refused, write:
     assert "groups.json" in message
     for part in said:
         assert part in message
+
+
+def test_allocation_file_against_other_settings(refused: Refused, write: Write) -> None:
+    write("groups.json", {"stages": [[0, 1], [2], [3]], "layers": [2, 1, 1]})
+    arguments = ("plan", "cluster=local4", "allocate.stages=groups.json")
+    message = refused(*arguments, "allocate.max_replica_transfer_s=0.0001")
+    assert "groups.json: stages[0] is [0, 1]: a message from local-0 to local-1 takes " in message
+    assert "allocate.max_replica_transfer_s, 0.0001 s, is expected" in message
+    message = refused(*arguments, "allocate.decoder_layers=5")
+    assert "groups.json: layers add up to 4, allocate.decoder_layers is 5" in message
 
 
 def test_impossible_problems_name_the_rule(refused: Refused) -> None:

@@ -121,6 +121,16 @@ def test_sizes_come_from_the_first_that_says_something() -> None:
     assert [default_stages(n) for n in (1, 2, 3, 4, 5, 6, 10, 99)] == [1, 2, 2, 3, 3, 4, 6, 6]
 
 
+def test_sizes_that_suit_the_sources() -> None:
+    assert choose_sizes(None, 4, None, [2, 1, 1], [3, 0]) == [2, 1, 1]
+    assert choose_sizes([1, 3], 4, None, None, [2]) == [1, 3]
+    assert choose_sizes(None, 9, 3, None, [5, 1]) == [2, 4, 3]
+    assert choose_sizes(None, 9, 3, [3, 3, 3], [5, 1]) == [2, 4, 3]
+    assert choose_sizes(None, 2, 1, None, [1, 0]) == [2]
+    assert choose_sizes(None, 4, None, None, [1, 0, 2]) == [3, 1]
+    assert choose_sizes(None, 2, None, None, [1, 0]) == [2]
+
+
 def test_cluster_files_are_read(small_cluster: dict[str, Any], write: Callable[[str, Any], Path]) -> None:
     cluster = load_cluster(str(write("c.json", small_cluster | {"a_key_of_later": 1})))
     assert cluster.names == ["n0", "n1", "n2", "n3"]

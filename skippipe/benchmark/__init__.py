@@ -1,22 +1,39 @@
-"""What is measured and how: fixed sets of instances, the planner's results on them, the simulator's speed."""
+"""What is measured and how: fixed sets of instances, what planner and allocator reach on them, the simulator."""
 
-from skippipe.benchmark.cases import Case, Cases, Known, load_case, load_cases, preset_cases, small_folder
+from skippipe.benchmark.allocator import (
+    AllocatorRow,
+    Division,
+    best_random,
+    case_divisions,
+    measure_allocator,
+    preset_divisions,
+    random_stages,
+)
+from skippipe.benchmark.cases import ALLOCATING, Case, Cases, Known, load_case, load_cases, preset_cases, small_folder
 from skippipe.benchmark.machine import environment
 from skippipe.benchmark.planner import Row, contradictions, judged, measure_planner
 from skippipe.benchmark.simulator import measure_simulator
 
 __all__ = [
+    "ALLOCATING",
+    "AllocatorRow",
     "Case",
     "Cases",
+    "Division",
     "Known",
     "Row",
+    "best_random",
+    "case_divisions",
     "contradictions",
     "environment",
     "judged",
     "load_case",
     "load_cases",
+    "measure_allocator",
     "measure_planner",
     "measure_simulator",
     "preset_cases",
+    "preset_divisions",
+    "random_stages",
     "small_folder",
 ]

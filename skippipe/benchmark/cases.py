@@ -8,13 +8,15 @@ from typing import Any
 import skippipe
 from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
-from skippipe.config import AllocateConfig, ClusterConfig, ScheduleConfig
+from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.files import read_json_object
 from skippipe.planning import Instance, microbatches, prepare, state_problem
 
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 _CLUSTER = ".cluster.json"
+ALLOCATING = PlannerConfig(work_limit=250_000)
+"""How hard allocations of presets are searched: by work, so that every machine measures the same instance."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ Cases = dict[str, Case]
 def preset_cases(presets: Mapping[str, ClusterConfig]) -> Cases:
     """Make the instances of the presets, with the rules of this project and skip ratio 1/3."""
     schedule = ScheduleConfig()
-    return {name: Case(name, prepare(preset, AllocateConfig(), schedule), schedule) for name, preset in presets.items()}
+    return {
+        name: Case(name, prepare(preset, AllocateConfig(), schedule, ALLOCATING), schedule)
+        for name, preset in presets.items()
+    }
 
 
 def small_folder() -> Path:

@@ -3,7 +3,7 @@
 import re
 
 from skippipe.application import Command
-from skippipe.commands.bench import bench_planner, bench_simulator
+from skippipe.commands.bench import bench_allocator, bench_planner, bench_simulator
 from skippipe.commands.data import data_fetch, data_prepare
 from skippipe.commands.evaluate import evaluate
 from skippipe.commands.export import export
@@ -44,6 +44,7 @@ COMMANDS = (
     Command("simulate", simulate),
     Command("bench simulator", bench_simulator, _bench_argument),
     Command("bench planner", bench_planner, _bench_argument),
+    Command("bench allocator", bench_allocator, _bench_argument),
     Command("report", report),
     Command("train", train, _train_argument),
     Command("evaluate", evaluate, _evaluate_argument),

@@ -1,4 +1,4 @@
-"""`skippipe bench simulator` and `skippipe bench planner`."""
+"""`skippipe bench simulator`, `skippipe bench planner` and `skippipe bench allocator`."""
 
 import dataclasses
 import json
@@ -6,30 +6,35 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skippipe.application import Context
 from skippipe.benchmark import (
     Cases,
     Row,
+    case_divisions,
     contradictions,
     environment,
     judged,
     load_cases,
+    measure_allocator,
     measure_planner,
     measure_simulator,
     preset_cases,
+    preset_divisions,
     small_folder,
 )
-from skippipe.config import BenchPlannerJob, BenchSimulatorJob
+from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob
 from skippipe.errors import InputError, SchedulerError
 from skippipe.files import check_writable, write_text
 from skippipe.report.terminal import make_console, plain_table, planning_progress
 
+Some = TypeVar("Some")
 WIDTH = 180
 """Characters in a line of a table that goes to a file."""
 FORMS = {
     "iteration_s": ".4f", "lower_bound_s": ".4f", "gap": ".1%", "of_best_known": ".4f",
+    "score_s": ".4f", "greedy_s": ".4f", "random_s": ".4f",
     "first_s": ".3f", "best_s": ".3f", "wall_s": ".3f", "cpu_s": ".3f", "of_proof": ".3f",
 }  # fmt: skip
 """How the figures are printed; the file has all their digits."""
@@ -75,6 +80,18 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     return math.inf if None in times else math.fsum(time for time in times if time is not None)
 
 
+def bench_allocator(job: BenchAllocatorJob, context: Context) -> float:
+    """Measure the allocator; returns the sum of the scores, in seconds."""
+    output = _checked(context, job.output)
+    divisions = _some(preset_divisions(job.instances) | case_divisions(_folder(job.folder)))
+    rows = []
+    for number, (name, division) in enumerate(divisions.items()):
+        with planning_progress(f"{number + 1} of {len(divisions)}: {name}") as progress:
+            rows.append(measure_allocator(name, division, job, progress))
+    _report("allocator", [dataclasses.asdict(row) for row in rows], output)
+    return math.fsum(row.score_s for row in rows)
+
+
 def _cases(job: BenchPlannerJob) -> Cases:
     if job.set == "presets":
         return preset_cases(job.instances)
@@ -85,10 +102,10 @@ def _folder(folder: str | None) -> Cases:
     return {} if folder is None else load_cases("data", Path(folder))
 
 
-def _some(cases: Cases) -> Cases:
-    if not cases:
+def _some(instances: dict[str, Some]) -> dict[str, Some]:
+    if not instances:
         raise InputError("instances is empty, at least one preset or data=FOLDER is expected")
-    return cases
+    return instances
 
 
 def _checked(context: Context, name: str | None) -> Path | None:

@@ -2,13 +2,12 @@
 
 from rich.console import Console
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Plan, Problem
 from skippipe.application import Context
 from skippipe.config import PlanJob
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
-    Instance,
     Outcome,
     compared,
     evaluate,
@@ -17,8 +16,10 @@ from skippipe.planning import (
     plan_until_stopped,
     prepare,
     saving,
+    with_surrogate,
 )
-from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes, show_plan
+from skippipe.report.console import show_plan
+from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes
 
 
 def plan(job: PlanJob, context: Context) -> float:
@@ -26,15 +27,17 @@ def plan(job: PlanJob, context: Context) -> float:
     output = context.output(job.output)
     if output is not None:
         check_writable(output)
-    instance = prepare(job.cluster, job.allocate, job.schedule)
+    instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
     strategy = job.schedule.strategy
     with planning_progress(strategy) as progress:
-        made = plan_until_stopped(instance.problem, strategy, job.planner, progress)
+        made = plan_until_stopped(instance.problem, strategy, job.planner, progress, instance.freedom)
+    if instance.allocation.found is not None:
+        made = with_surrogate(made, instance.allocation.found)
     if output is not None:
         save_plan(made, output)
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = is_interrupted(made)
-    others = [] if stopped else _evaluate_others(job, instance)
+    others = [] if stopped else _evaluate_others(job, made.problem())
     console = make_console()
     if context.label is None:
         _print(console, made, others)
@@ -52,11 +55,12 @@ def plan(job: PlanJob, context: Context) -> float:
     return made.predicted.iteration_s
 
 
-def _evaluate_others(job: PlanJob, instance: Instance) -> list[Outcome]:
+def _evaluate_others(job: PlanJob, problem: Problem) -> list[Outcome]:
+    """Plan the other strategies with the allocation of the plan, whatever their search might have changed of it."""
     outcomes = []
     for name in compared(job.compare, job.schedule.strategy):
         with planning_progress(name) as progress:
-            outcomes.append(evaluate(instance.problem, name, job.planner, progress))
+            outcomes.append(evaluate(problem, name, job.planner, progress))
     return outcomes
 
 

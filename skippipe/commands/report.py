@@ -13,6 +13,7 @@ from skippipe.plan import load_plan
 from skippipe.report.console import show_report
 from skippipe.report.document import document
 from skippipe.report.explained import Explained, explain, replan
+from skippipe.report.map import draw_map
 from skippipe.report.page import make_page
 from skippipe.report.pictures import draw_curves, draw_gantt
 from skippipe.report.terminal import make_console, seconds
@@ -21,7 +22,7 @@ from skippipe.report.terminal import make_console, seconds
 def report(job: ReportJob, context: Context) -> float:
     """Explain a plan, print and write what there is to say; returns the iteration time in seconds."""
     outputs = _outputs(job, context)
-    if job.picture is not None or job.curve is not None:
+    if any(name is not None for name in (job.picture, job.curve, job.map)):
         check_installed("drawing pictures", ["matplotlib"])
     plans = [_explained(path, job) for path in (job.plan, job.compare) if path is not None]
     written = _write(job, outputs, plans)
@@ -41,7 +42,7 @@ def report(job: ReportJob, context: Context) -> float:
 
 def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
     """Files to be written by the setting that names them, each checked to be writable."""
-    asked = {key: context.output(getattr(job, key)) for key in ("output", "picture", "curve", "json")}
+    asked = {key: context.output(getattr(job, key)) for key in ("output", "picture", "curve", "map", "json")}
     outputs = {key: path for key, path in asked.items() if path is not None}
     for key, path in outputs.items():
         check_writable(path, key)
@@ -68,6 +69,8 @@ def _write(job: ReportJob, outputs: dict[str, Path], plans: list[Explained]) -> 
         contents["picture"] = draw_gantt(plans)
     if "curve" in outputs:
         contents["curve"] = draw_curves(plans)
+    if "map" in outputs:
+        contents["map"] = draw_map(plans[0].plan)
     if "json" in outputs:
         contents["json"] = (json.dumps(document(plans), indent=1) + "\n").encode()
     written = {key: content for key, content in contents.items() if content is not None}

@@ -7,7 +7,8 @@ from skippipe.errors import LockupError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
-from skippipe.report.terminal import make_console, seconds, show_outcomes, show_plan
+from skippipe.report.console import show_plan
+from skippipe.report.terminal import make_console, seconds, show_outcomes
 
 
 def simulate(job: SimulateJob, context: Context) -> float:

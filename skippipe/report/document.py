@@ -1,10 +1,12 @@
 """A report as JSON: all that terminal and page show, and the upgrades that they leave out."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe._scheduler import Segment
+from skippipe._scheduler import Plan, Segment
 from skippipe.report.explained import Explained, composition
+from skippipe.report.stages import cost, read_allocation_search, slowest_inside
 
 FORMAT = "skippipe.report/1"
 
@@ -24,6 +26,7 @@ def _plan(explained: Explained) -> dict[str, Any]:
         "strategy": explained.plan.strategy,
         "iteration_s": predicted.iteration_s,
         "lower_bound_s": predicted.lower_bound_s,
+        "allocation": _allocation(explained.plan),
         "critical": _way(explained, explanation.critical),
         "last_microbatch": _way(explained, explanation.last),
         "tasks": [
@@ -47,6 +50,21 @@ def _plan(explained: Explained) -> dict[str, Any]:
             for i, upgrade in enumerate(explained.upgrades)
         ],
     }  # fmt: skip
+
+
+def _allocation(plan: Plan) -> dict[str, Any]:
+    """Who serves each stage, and what that costs by the surrogate."""
+    scored = cost(plan)
+    return {
+        "stages": plan.stages,
+        "layers": plan.layers,
+        "slowest_inside_s": slowest_inside(plan),
+        "score_s": scored.score_s,
+        "replica_s": scored.replica_s,
+        "tour_s": scored.tour_s,
+        "compute_s": scored.compute_s,
+        "search": dataclasses.asdict(read_allocation_search(plan)),
+    }
 
 
 def _way(explained: Explained, segments: Sequence[Segment]) -> dict[str, Any]:

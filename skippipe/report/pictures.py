@@ -35,7 +35,7 @@ def draw_gantt(plans: Sequence[Explained]) -> bytes:
     patches.append(Patch(facecolor="0.6", label="all-reduce"))
     patches.append(Patch(facecolor="none", edgecolor=ACCENT, label="critical path"))
     charts[0].legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def _draw_chart(axes: Any, explained: Explained) -> None:
@@ -72,14 +72,14 @@ def _draw_chart(axes: Any, explained: Explained) -> None:
     named = len(serving) <= MOST_NAMED
     names = plan.cluster.names
     axes.set_yticks(range(len(serving)) if named else _middles(plan.stages))
-    labels = [f"{stage}: {_plain(names[node])}" for stage, node in serving]
+    labels = [f"{stage}: {plain(names[node])}" for stage, node in serving]
     axes.set_yticklabels(
         labels if named else [f"stage {s}" for s, nodes in enumerate(plan.stages) if nodes], fontsize=7
     )
     ends = [place for place in range(1, len(serving)) if serving[place][0] != serving[place - 1][0]]
     axes.hlines([end - 0.5 for end in ends], 0, plan.predicted.iteration_s, color="0.75", linewidth=0.6)
     predicted = plan.predicted
-    title = f"{_plain(explained.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
+    title = f"{plain(explained.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
     axes.set_title(f"{title}, lower bound {predicted.lower_bound_s:.3f} s", fontsize=9, loc="left")
 
 
@@ -110,7 +110,7 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
             for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
                 known = [(p, v) for p, v in zip(places, values, strict=True) if v is not None]
                 known.append((places[-1], known[-1][1])) if known else None
-                label = _plain(explained.name) + (": best plan" if line == "-" else ": lower bound")
+                label = plain(explained.name) + (": best plan" if line == "-" else ": lower bound")
                 axes.step(
                     *zip(*known, strict=True), line, where="post", color=f"C{number}", label=label
                 ) if known else None
@@ -122,7 +122,7 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
         axes.grid(alpha=0.25)
     charts[0].set_ylabel("iteration, seconds")
     charts[0].legend(fontsize=8, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def _limits(told: Sequence[Explained]) -> tuple[float, float]:
@@ -136,12 +136,13 @@ def _limits(told: Sequence[Explained]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names of others, with nothing that matplotlib takes for a formula."""
     return text.replace("$", r"\$")
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """A matplotlib figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

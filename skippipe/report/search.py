@@ -15,7 +15,7 @@ class Event:
     upper_s: float | None
     """seconds of the best iteration; None as long as there is no plan"""
     lower_s: float | None
-    """seconds of the best lower bound; None where it is not known"""
+    """seconds of the best lower bound; None where it is not known (0 tells nothing)"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def _events(rows: Any) -> list[Event]:
             return []
         if not all(value is None or _is_time(value) for value in row[2:]):
             return []
-        event = Event(*row)
+        elapsed_s, work, upper_s, lower_s = row
+        event = Event(elapsed_s, work, upper_s, lower_s or None)
         if events and (event.elapsed_s < events[-1].elapsed_s or event.work < events[-1].work):
             return []
         events.append(event)

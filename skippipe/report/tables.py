@@ -1,10 +1,11 @@
 """What a report says in words and figures, as tables; terminal and page show the same ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from skippipe._scheduler import Constraints
 from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
+from skippipe.report.stages import stage_table
+from skippipe.report.table import Table
 from skippipe.report.terminal import percent, seconds
 
 MAX_LINKS = 10
@@ -21,16 +22,6 @@ UNCHANGED = (
     "Routes and order stay as they are (dispatch rule: the order made anew, where that is shorter); a new plan may "
     "gain more. A node's forward, loss and backward are halved; a link's latency is halved and its bandwidth doubled."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A heading, rows of text below it (the first column is a name, the rest are figures), and notes."""
-
-    title: str
-    headings: list[str]
-    rows: list[list[str]]
-    notes: tuple[str, ...] = ()
 
 
 def figures(plans: Sequence[Explained]) -> Table:
@@ -140,5 +131,8 @@ def statistics(explained: Explained) -> Table:
 
 def tables(explained: Explained, most: int) -> list[Table]:
     """All tables of one plan that have something to show."""
-    found = [times(explained), link_times(explained), upgrades(explained, most), statistics(explained)]
+    found = [
+        times(explained), link_times(explained), upgrades(explained, most), stage_table(explained.plan),
+        statistics(explained),
+    ]  # fmt: skip
     return [table for table in found if table.rows or table.notes]

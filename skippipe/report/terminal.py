@@ -13,7 +13,7 @@ from rich.text import Text
 
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
-from skippipe.report.figures import busy_shares, lanes, visits_per_stage
+from skippipe.report.figures import busy_shares, lanes
 
 PLAIN_WIDTH = 110
 """Characters in a line where standard output is no terminal and says nothing about its width."""
@@ -62,27 +62,8 @@ def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def show_plan(console: Console, plan: Plan) -> None:
-    """Print visits per stage, and what each node does over time."""
-    _show_stages(console, plan)
-    console.print()
-    _show_lanes(console, plan)
-
-
-def _show_stages(console: Console, plan: Plan) -> None:
-    table = plain_table()
-    reduces = any(plan.predicted.allreduce_s)
-    for heading in ("stage", "nodes", "visits", "share of microbatches", *(["all-reduce"] if reduces else [])):
-        table.add_column(heading, justify="right")
-    total = len(plan.microbatches)
-    for stage, visits in enumerate(visits_per_stage(plan)):
-        nodes = str(len(plan.stages[stage])) if stage not in plan.absent_stages else "absent"
-        row = [str(stage), nodes, str(visits), percent(visits / total)]
-        table.add_row(*row, *([seconds(plan.predicted.allreduce_s[stage])] if reduces else []))
-    console.print(table)
-
-
-def _show_lanes(console: Console, plan: Plan) -> None:
+def show_lanes(console: Console, plan: Plan) -> None:
+    """Print what each node does over time; of many nodes, what the busiest do."""
     names, shares = plan.cluster.names, busy_shares(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")

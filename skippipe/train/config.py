@@ -140,7 +140,8 @@ class TrainJob:
     cluster: ClusterConfig = MISSING
     """the machines, where no plan is given"""
     allocate: AllocateConfig = field(default_factory=AllocateConfig)
-    """which node serves which stage, where no plan is given"""
+    """which node serves which stage, where no plan is given: by the surrogate, since stages are built before anything
+    is measured"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """what is asked for, where no plan is given"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)

@@ -1,11 +1,13 @@
 """Which node serves which stage, and who serves which node: known before the plan, where that is still to be made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
+from skippipe.config import AllocateConfig
+from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import prepare
+from skippipe.planning import ALLOCATING_WORK, prepare
 from skippipe.train.config import TrainJob
 
 
@@ -31,7 +33,9 @@ class Layout:
 
 
 def layout_of(job: TrainJob) -> Layout:
-    """Read the plan of a job, or allocate the nodes of its cluster.
+    """Read the plan of a job, or allocate the nodes of its cluster by the surrogate.
+
+    Every rank does so for itself, before anything is measured: so no clock may end the search.
 
     Raises:
         InputError: files or settings that cannot be used.
@@ -41,5 +45,21 @@ def layout_of(job: TrainJob) -> Layout:
         plan = load_plan(job.plan)
         allocation = Allocation(plan.stages, tuple(plan.absent_stages), tuple(plan.layers))
         return Layout(plan.cluster, allocation, plan, job.plan)
-    instance = prepare(job.cluster, job.allocate, job.schedule)
+    check_allocating(job.allocate)
+    planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
+    instance = prepare(job.cluster, job.allocate, job.schedule, planner)
     return Layout(instance.cluster, instance.allocation, None, job.allocate.stages or "the plan")
+
+
+def check_allocating(config: AllocateConfig) -> None:
+    """Raise `InputError` where a setting asks for what is settled before a training can measure or know it."""
+    if config.layers == "auto":
+        raise InputError(
+            "allocate.layers is auto, equal is expected in training: stages are built before their times are measured; "
+            "skippipe plan allocate.layers=auto output=plan.json makes a plan to train with (plan=plan.json)"
+        )
+    if config.decoder_layers is not None:
+        raise InputError(
+            f"allocate.decoder_layers is {config.decoder_layers}, null is expected in training: the model says it "
+            "(model.num_hidden_layers)"
+        )

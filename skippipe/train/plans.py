@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skippipe._scheduler import Cluster, Plan, Problem
-from skippipe.allocation import Allocation
+from skippipe.allocation import Allocation, even_shares
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.model.settings import resolved_settings
@@ -218,4 +218,4 @@ def layers_of(
         return list(plan_layers)
     if stages > layers:
         raise InputError(f"model.num_hidden_layers is {layers}, at least the number of stages, {stages}, is expected")
-    return [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    return even_shares(layers, stages)

@@ -62,6 +62,10 @@ def test_seconds_of_the_parts_add_up(run: Run, plans: Path, tmp_path: Path) -> N
     planned = json.loads((plans / "plan.json").read_text())
     keys = ("node", "microbatch", "kind", "hop", "start_s", "end_s")
     assert [[t[key] for key in keys] for t in plan["tasks"]] == [[t[key] for key in keys] for t in planned["tasks"]]
+    allocation = plan["allocation"]
+    assert allocation["stages"] == planned["stages"]
+    assert sum(allocation[key] for key in ("replica_s", "tour_s", "compute_s")) == pytest.approx(allocation["score_s"])
+    assert max(allocation["slowest_inside_s"]) == allocation["replica_s"]
     assert len(plan["upgrades"]) == len(upgrades(explain(load_plan(str(plans / "plan.json")))))
 
 
@@ -93,7 +97,7 @@ def test_a_plan_that_says_nothing_about_its_search(run: Run, plans: Path, tmp_pa
     assert result.status == 0, result.err
     assert "no curve: the plan does not say how its search went" in result.out
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert "<svg" not in (tmp_path / "report.html").read_text()
+    assert 'class="curve"' not in (tmp_path / "report.html").read_text()
 
 
 def test_planning_anew_with_the_first_upgrades(run: Run, tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_in_a_sweep_each_job_says_one_line(run: Run, plans: Path, tmp_path: Path
 def test_help(run: Run) -> None:
     text = run("report", "--help").out
     assert text.startswith("skippipe report: ")
-    for key in ("plan", "compare", "top", "replan", "output", "picture", "curve", "json"):
+    for key in ("plan", "compare", "top", "replan", "output", "picture", "curve", "map", "json"):
         assert re.search(rf"^  {key}  +\w", text, re.MULTILINE), key
     assert "skippipe report plan=plan.json compare=other.json" in text
 
@@ -172,6 +176,7 @@ def test_events_of_a_search() -> None:
     found = read_search({"events": EVENTS, "statistics": STATISTICS})
     assert found.events[0] == Event(0.01, 10, None, 20.0)
     assert len(found.events) == 4
+    assert read_search({"events": [[0.01, 10, 50.0, 0.0]]}).events == [Event(0.01, 10, 50.0, None)]
     assert found.statistics == STATISTICS
 
 

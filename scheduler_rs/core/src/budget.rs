@@ -14,6 +14,8 @@ pub struct Budget {
     deadline: Option<Instant>,
     /// Search steps (labels made and tasks simulated) after which no new round begins.
     pub work_limit: Option<u64>,
+    /// Nanoseconds after the start at which the present part of the search began.
+    part: AtomicU64,
     cancelled: AtomicBool,
     work: AtomicU64,
     progress: Mutex<Progress>,
@@ -42,6 +44,7 @@ impl Budget {
             time_limit,
             deadline: time_limit.and_then(|limit| started.checked_add(limit)),
             work_limit,
+            part: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             work: AtomicU64::new(0),
             progress: Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() }),
@@ -59,10 +62,23 @@ impl Budget {
         self.is_cancelled() || self.deadline.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Whether more than this share of the time is gone.
+    /// Whether the time ends.
+    #[must_use]
+    pub fn has_time_limit(&self) -> bool {
+        self.time_limit.is_some()
+    }
+
+    /// Begins another part of the search: what it has is the time that is left.
+    pub fn begin_part(&self) {
+        self.part.store(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether more than this share of the time is gone that this part of the search began with.
     #[must_use]
     pub fn is_past(&self, share: f64) -> bool {
-        self.time_limit.is_some_and(|limit| self.started.elapsed() > limit.mul_f64(share))
+        let part = Duration::from_nanos(self.part.load(Ordering::Relaxed));
+        let past = |limit: Duration| self.started.elapsed() > part + limit.saturating_sub(part).mul_f64(share);
+        self.time_limit.is_some_and(past)
     }
 
     /// Whether somebody has cancelled.

@@ -210,13 +210,3 @@ fn links(
         _ => invalid("links", "not given in one of the two ways", "transfer_s alone, or latency_s and bandwidth"),
     }
 }
-
-/// A first allocation: compact stages, each near the one before it. `sizes` are the numbers of nodes, stage 0
-/// first, and add up to the nodes of the cluster. Gives the nodes of each stage.
-#[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
-pub fn greedy_allocation(cluster: &Bound<'_, Cluster>, sizes: Vec<i64>) -> PyResult<Vec<Vec<usize>>> {
-    let sizes: Result<Vec<usize>> =
-        sizes.iter().enumerate().map(|(s, size)| index(&format!("sizes[{s}]"), *size)).collect();
-    sizes.and_then(|sizes| skippipe_core::allocate::greedy(&cluster.get().0, &sizes)).or_raise()
-}

@@ -1,6 +1,7 @@
 //! The extension module `skippipe._scheduler`: conversion, GIL and signals only. What is decided is decided in
 //! `skippipe-core`.
 
+mod allocate;
 mod arrays;
 mod cluster;
 mod errors;
@@ -8,6 +9,7 @@ mod explain;
 mod plan;
 mod problem;
 mod search;
+mod waiting;
 
 use pyo3::prelude::*;
 
@@ -15,13 +17,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _scheduler {
     #[pymodule_export]
-    use crate::cluster::{Cluster, greedy_allocation};
+    use crate::allocate::{Allocated, Scored, allocate, greedy_allocation, score_allocation};
+    #[pymodule_export]
+    use crate::cluster::Cluster;
     #[pymodule_export]
     use crate::explain::{Explanation, Segment, Upgrade, explain, upgrades};
     #[pymodule_export]
     use crate::plan::{Microbatch, Plan, Predicted, Task};
     #[pymodule_export]
-    use crate::problem::{Constraints, Problem};
+    use crate::problem::{Constraints, Freedom, Problem};
     #[pymodule_export]
     use crate::search::{benchmark_simulator, plan, simulate};
 }

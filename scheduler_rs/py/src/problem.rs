@@ -1,6 +1,7 @@
 //! `Constraints` and `Problem`.
 
 use pyo3::prelude::*;
+use skippipe_core::allocate::joint::Freedom as CoreFreedom;
 use skippipe_core::bound::lower_bound_of;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
@@ -162,6 +163,61 @@ impl Problem {
     /// A bound in seconds that no plan of this allocation and these rules can beat.
     fn lower_bound_s(&self) -> PyResult<f64> {
         lower_bound_of(&self.0, &Budget::new(None, None)).or_raise().map(seconds)
+    }
+}
+
+/// What a search may change of a problem's allocation, beside which node serves in whose place.
+///
+/// `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+/// and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
+/// layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
+/// two nodes of one stage takes longer, in seconds (None: any).
+#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Freedom(pub CoreFreedom);
+
+#[pymethods]
+impl Freedom {
+    #[new]
+    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None))]
+    fn new(sizes: bool, layers: i64, sources: bool, max_replica_transfer_s: Option<f64>) -> PyResult<Self> {
+        let build = || Ok(CoreFreedom { sizes, layers: index("layers", layers)?, sources, max_replica_transfer_s });
+        build().or_raise().map(Self)
+    }
+
+    /// Stages may have other numbers of nodes.
+    #[getter]
+    fn sizes(&self) -> bool {
+        self.0.sizes
+    }
+
+    /// Decoder layers to be shared out; 0: they stay.
+    #[getter]
+    fn layers(&self) -> usize {
+        self.0.layers
+    }
+
+    /// Other nodes may be sources.
+    #[getter]
+    fn sources(&self) -> bool {
+        self.0.sources
+    }
+
+    /// Seconds that a message within a stage takes at most; None: any.
+    #[getter]
+    fn max_replica_transfer_s(&self) -> Option<f64> {
+        self.0.max_replica_transfer_s
+    }
+
+    fn __repr__(&self) -> String {
+        let flag = |on: bool| if on { "True" } else { "False" };
+        format!(
+            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={})",
+            flag(self.0.sizes),
+            self.0.layers,
+            flag(self.0.sources),
+            self.0.max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
+        )
     }
 }
 

@@ -1,23 +1,19 @@
-//! Planning and simulation: long calls run on a thread of their own, so that the GIL is free and Ctrl-C works.
+//! Planning and simulation.
 
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::rules::Strategy;
-use skippipe_core::search::{Method, Options, plan_for};
+use skippipe_core::search::{Method, Options, plan_for, plan_freely};
 use skippipe_core::simulate::{Dispatch, count_evaluations, resimulate};
 
 use crate::errors::OrRaise;
 use crate::plan::Plan;
-use crate::problem::Problem;
-
-/// How often signals are looked at and progress is told.
-const POLL: Duration = Duration::from_millis(50);
+use crate::problem::{Freedom, Problem};
+use crate::waiting::{Ended, Limits, POLL, wait_for};
 
 /// The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
 /// threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
@@ -26,11 +22,12 @@ const POLL: Duration = Duration::from_millis(50);
 /// about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
 /// search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
 /// ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-/// up.
+/// up. With `freedom` the allocation is searched too (for "skippipe" and "full-routed" with TC2; other strategies keep
+/// the problem's): stages, layers, cluster and microbatches of the plan may then differ from the problem's.
 #[pyfunction]
 #[pyo3(signature = (
     problem, strategy="skippipe", *, method="auto", suboptimality=1.0, time_limit_s=1.0, work_limit=None, threads=1,
-    seed=0, progress=None,
+    seed=0, progress=None, freedom=None,
 ))]
 #[expect(clippy::too_many_arguments, reason = "the options of a search")]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
@@ -45,73 +42,28 @@ pub fn plan(
     threads: i64,
     seed: i64,
     progress: Option<Bound<'_, PyAny>>,
+    freedom: Option<&Bound<'_, Freedom>>,
 ) -> PyResult<Plan> {
-    let (options, time_limit, work_limit) =
-        options(strategy, method, suboptimality, time_limit_s, work_limit, threads, seed).or_raise()?;
-    let budget = Arc::new(Budget::new(time_limit, work_limit));
+    let limits = Limits::new(time_limit_s, work_limit, threads, seed).or_raise()?;
+    let options = options(strategy, method, suboptimality, &limits).or_raise()?;
     let problem = problem.get().0.clone();
-    let (sender, receiver) = channel();
-    let worker = {
-        let budget = Arc::clone(&budget);
-        std::thread::Builder::new().name("skippipe-plan".to_owned()).spawn(move || {
-            let result = plan_for(&problem, options, &budget);
-            // The receiver waits until this has been sent or dropped.
-            let _ = sender.send(result);
-        })?
+    let freedom = freedom.map(|freedom| freedom.get().0);
+    let search = move |budget: &Budget| match freedom {
+        Some(freedom) => plan_freely(&problem, freedom, options, budget),
+        None => plan_for(&problem, options, budget),
     };
-    let mut interrupted = None;
-    // A receiver may be moved to where the GIL is free, not shared with it.
-    let mut receiver = receiver;
-    let result = loop {
-        let (received, back) = py.detach(move || (receiver.recv_timeout(POLL), receiver));
-        receiver = back;
-        match received {
-            Ok(result) => break Some(result),
-            Err(RecvTimeoutError::Disconnected) => break None,
-            Err(RecvTimeoutError::Timeout) => {}
+    let Ended { result, interrupted } = wait_for(py, "the planner", &limits, progress.as_ref(), search)?;
+    match (result, interrupted) {
+        (Ok(mut plan), Some(error)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
+            plan.solver.insert("interrupted".to_owned(), true.into());
+            Ok(Plan(plan))
         }
-        if interrupted.is_none()
-            && let Err(error) = py.check_signals().and_then(|()| tell(progress.as_ref(), &budget))
-        {
-            budget.cancel();
-            interrupted = Some(error);
-        }
-    };
-    let ended = py.detach(|| worker.join());
-    match (ended, result) {
-        (Ok(()), Some(result)) => match (result, interrupted) {
-            (Ok(mut plan), Some(error)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
-                plan.solver.insert("interrupted".to_owned(), true.into());
-                Ok(Plan(plan))
-            }
-            (_, Some(error)) => Err(error),
-            (result, None) => {
-                let plan = result.or_raise()?;
-                tell(progress.as_ref(), &budget)?;
-                Ok(Plan(plan))
-            }
-        },
-        _ => Err(PyRuntimeError::new_err("the planner failed: please report this with the cluster and the command")),
+        (_, Some(error)) => Err(error),
+        (result, None) => result.or_raise().map(Plan),
     }
 }
 
-fn tell(progress: Option<&Bound<'_, PyAny>>, budget: &Budget) -> PyResult<()> {
-    let Some(callback) = progress else { return Ok(()) };
-    let now = budget.progress();
-    callback.call1((now.elapsed_s, now.incumbent_s, now.bound_s, now.work)).map(drop)
-}
-
-type Limits = (Options, Option<Duration>, Option<u64>);
-
-fn options(
-    strategy: &str,
-    method: &str,
-    suboptimality: f64,
-    time_limit_s: Option<f64>,
-    work_limit: Option<i64>,
-    threads: i64,
-    seed: i64,
-) -> Result<Limits> {
+fn options(strategy: &str, method: &str, suboptimality: f64, limits: &Limits) -> Result<Options> {
     let strategy = Strategy::from_name(strategy)?;
     let method = match method {
         "auto" => Method::Auto,
@@ -121,33 +73,8 @@ fn options(
     if !(suboptimality.is_finite() && suboptimality >= 1.0) {
         return invalid("suboptimality", suboptimality, "a number of at least 1");
     }
-    let time_limit = match time_limit_s {
-        None => None,
-        Some(s) if s >= 0.0 => Some(Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX)),
-        Some(s) => return invalid("time_limit_s", s, "a number of seconds of at least 0, or none"),
-    };
-    let work_limit = match work_limit.map(u64::try_from) {
-        None => None,
-        Some(Ok(steps)) => Some(steps),
-        Some(Err(_)) => {
-            return invalid(
-                "work_limit",
-                work_limit.unwrap_or_default(),
-                "a number of search steps of at least 0, or none",
-            );
-        }
-    };
-    let threads = match usize::try_from(threads) {
-        Ok(count) if (1..=MOST_THREADS).contains(&count) => count,
-        _ => return invalid("threads", threads, format!("an integer from 1 to {MOST_THREADS}")),
-    };
-    match u64::try_from(seed) {
-        Ok(seed) => Ok((Options { strategy, seed, threads, method, suboptimality }, time_limit, work_limit)),
-        Err(_) => invalid("seed", seed, "an integer of at least 0"),
-    }
+    Ok(Options { strategy, seed: limits.seed, threads: limits.threads, method, suboptimality })
 }
-
-const MOST_THREADS: usize = 1024;
 
 fn dispatch(order: &str) -> Result<Dispatch> {
     match order {

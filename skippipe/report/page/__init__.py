@@ -9,7 +9,9 @@ from typing import Any
 from skippipe.report.explained import Explained
 from skippipe.report.page.columns import plan_columns
 from skippipe.report.page.curves import curves
-from skippipe.report.tables import Table, figures, tables
+from skippipe.report.page.map import stage_map
+from skippipe.report.table import Table
+from skippipe.report.tables import figures, tables
 
 SCRIPTS = ("plan.js", "paint.js", "chart.js", "main.js")
 
@@ -45,7 +47,8 @@ def _asset(name: str) -> str:
 def _sections(explained: Explained, most: int, *, named: bool) -> str:
     found = "".join(f"<div>{_titled(table)}</div>" for table in tables(explained, most))
     heading = f"<h2>{html.escape(explained.name)}</h2>" if named else ""
-    return f'<section>{heading}<div class="columns">{found}</div>{curves(explained.search.events)}</section>'
+    pictures = stage_map(explained.plan) + curves(explained.search.events)
+    return f'<section>{heading}<div class="columns">{found}</div>{pictures}</section>'
 
 
 def _titled(table: Table) -> str:
@@ -53,10 +56,17 @@ def _titled(table: Table) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    head = _cells("th", table.headings, table.texts)
+    body = "".join(f"<tr>{_cells('td', row, table.texts)}</tr>" for row in table.rows)
     rows = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if table.rows else ""
     return rows + _notes(table)
+
+
+def _cells(tag: str, cells: Sequence[str], texts: Sequence[int]) -> str:
+    return "".join(
+        f"<{tag}{' class=text' if number in texts else ''}>{html.escape(cell)}</{tag}>"
+        for number, cell in enumerate(cells)
+    )
 
 
 def _notes(table: Table) -> str:

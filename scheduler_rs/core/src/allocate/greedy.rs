@@ -10,18 +10,8 @@ use crate::error::{Result, invalid};
 /// # Errors
 /// Where the sizes are not positive or do not add up to the nodes of the cluster.
 pub fn greedy(cluster: &Cluster, sizes: &[usize]) -> Result<Vec<Vec<usize>>> {
+    check_sizes(cluster, sizes)?;
     let n = cluster.nodes().len();
-    if let Some(s) = sizes.iter().position(|size| *size == 0) {
-        return invalid(format!("sizes[{s}]"), 0, "at least one node for every stage");
-    }
-    let total: usize = sizes.iter().sum();
-    if total != n || sizes.is_empty() {
-        return invalid(
-            "sizes",
-            format!("{sizes:?}, {total} nodes in all"),
-            format!("sizes that add up to the {n} nodes of the cluster"),
-        );
-    }
     let bytes = cluster.activation_bytes();
     let distance = |i: usize, j: usize| cluster.transfer_s(i, j, bytes).max(cluster.transfer_s(j, i, bytes));
     let mut free: Vec<usize> = (0..n).collect();
@@ -47,6 +37,23 @@ pub fn greedy(cluster: &Cluster, sizes: &[usize]) -> Result<Vec<Vec<usize>>> {
         stages.push(members);
     }
     Ok(stages)
+}
+
+/// Refuses sizes that are not positive or do not add up to the nodes of the cluster.
+pub(super) fn check_sizes(cluster: &Cluster, sizes: &[usize]) -> Result<()> {
+    let n = cluster.nodes().len();
+    if let Some(s) = sizes.iter().position(|size| *size == 0) {
+        return invalid(format!("sizes[{s}]"), 0, "at least one node for every stage");
+    }
+    let total: usize = sizes.iter().sum();
+    if total != n || sizes.is_empty() {
+        return invalid(
+            "sizes",
+            format!("{sizes:?}, {total} nodes in all"),
+            format!("sizes that add up to the {n} nodes of the cluster"),
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -71,8 +71,10 @@ pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
 ///
 /// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of
 /// the forward number `j` in time. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then
-/// one of those that started at `s_j` or later is home. The last one still needs its trip.
-fn source_bound(
+/// one of those that started at `s_j` or later is home. The last one still needs its trip. If it is number `q c + r + 1`
+/// with `q > 0`, then `r` forwards and `r` backwards more have to run between the end of backward number
+/// `(q - 1) c + 1` and its start: the forwards had no room before, and it has none without the backwards.
+pub(crate) fn source_bound(
     instance: &Instance,
     source: usize,
     count: usize,
@@ -91,7 +93,7 @@ fn source_bound(
     let room = room.max(1);
     let last = count - 1;
     // Backwards leave one after the other as forwards enter, so the slower of both may stand here.
-    let step = step_of(instance, source);
+    let step = if last < room { step_of(instance, source) } else { instance.least_work(source) };
     let by_room = (last / room) as Time * trip + (last % room) as Time * step + trip;
     let load = count as Time * (instance.least_work(source) + instance.least_loss(source));
     in_turn.max(by_room).max(load) + instance.allreduce[0]

@@ -64,8 +64,13 @@ impl Settled {
     }
 }
 
-/// How often the allocation is changed rather than routes or ranks, where it may be.
-const RESEATS: f64 = 0.2;
+/// How often the allocation is changed rather than routes or ranks, where it may be; and how much hotter it is then.
+const RESEATS: f64 = 0.4;
+const HOTTER: f64 = 2.0;
+/// Length of most runs where the allocation may change, as the number of a run; the others are longer.
+const FREE_RUN: u32 = 3;
+/// Where the allocation may change, the estimate gets less of a run: it does not see what nodes and links are waited for.
+const FREE_ESTIMATE: f64 = 0.3;
 /// Work of a change that is only estimated, in simulated tasks.
 const ESTIMATE_WORK: u64 = 4;
 /// Work of the first run of an island, in simulations of all tasks.
@@ -142,7 +147,9 @@ pub struct Island {
     phase: Phase,
     step: u64,
     steps: u64,
-    runs: u32,
+    restarts: u32,
+    /// Says how long this run is.
+    run: u32,
     mild: bool,
     /// Search steps done.
     pub work: u64,
@@ -178,7 +185,8 @@ impl Island {
             phase: Phase::Done,
             step: 0,
             steps: 0,
-            runs: 0,
+            restarts: 0,
+            run: 0,
             mild: false,
             work: 0,
         };
@@ -207,12 +215,16 @@ impl Island {
     /// Begins the next run, longer than the one before, with the routes and ranks of a plan, or with other routes
     /// altogether.
     pub fn restart(&mut self, from: &Found, mild: bool) {
-        self.runs = (self.runs + 1).min(MOST_DOUBLINGS);
+        self.restarts += 1;
         self.mild = mild;
         if self.seats.is_some() {
             // Every run shows what it found, so that there is a second best allocation too.
             self.best = None;
         }
+        // From afar many short runs find more allocations than a long one: lengths as Luby, Sinclair and Zuckerman.
+        let is_afar = self.seats.is_some() && !mild;
+        let run = if is_afar { FREE_RUN + self.restarts.trailing_zeros() } else { self.restarts };
+        self.run = run.min(MOST_DOUBLINGS);
         let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
         if let Some(settled) = &from.settled {
             self.land = settled.land.clone();
@@ -228,12 +240,13 @@ impl Island {
 
     fn enter(&mut self, phase: Phase) {
         let tasks = self.batches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
-        let work = run_length(self.runs) * tasks;
+        let work = run_length(self.run) * tasks;
         self.step = 0;
         self.phase = phase;
         match phase {
             Phase::Estimate => {
-                self.steps = work / 2 / ESTIMATE_WORK;
+                let share = if self.seats.is_some() { FREE_ESTIMATE } else { 1.0 };
+                self.steps = (share * (work / 2 / ESTIMATE_WORK) as f64) as u64;
                 self.estimate.rebuild(self.land.on(), &self.routes);
             }
             Phase::Simulate => {
@@ -260,8 +273,7 @@ impl Island {
             } else {
                 self.step += 1;
                 self.work += 1;
-                let heat = SIMULATED.at(self.share()) * self.outcome.iteration as f64;
-                let heat = if self.mild { heat * MILDER } else { heat };
+                let heat = SIMULATED.at(self.share()) * self.outcome.iteration as f64 * self.heat();
                 if self.seats.is_some() && self.rng.random_bool(RESEATS) {
                     self.try_reseat(heat);
                 } else if self.rng.random_bool(0.3) {
@@ -273,6 +285,11 @@ impl Island {
         }
     }
 
+    /// How much hotter than others this run is.
+    fn heat(&self) -> f64 {
+        (if self.mild { MILDER } else { 1.0 }) * if self.seats.is_some() { HOTTER } else { 1.0 }
+    }
+
     fn share(&self) -> f64 {
         self.step as f64 / self.steps as f64
     }
@@ -282,8 +299,7 @@ impl Island {
         let share = self.share();
         let low = if self.mild { MILDER_POWER } else { POWERS.0 };
         self.estimate.raise(self.land.on(), low + (f64::from(POWERS.1 - low) * share) as i32);
-        let heat = ESTIMATED.at(share) / self.land.tasks.len() as f64;
-        let heat = if self.mild { heat * MILDER } else { heat };
+        let heat = ESTIMATED.at(share) / self.land.tasks.len() as f64 * self.heat();
         self.work += (until - self.step) * ESTIMATE_WORK;
         if self.step / self.deal_every() != until / self.deal_every() {
             self.deal();
@@ -294,25 +310,26 @@ impl Island {
                 self.settle_reseat(heat);
                 continue;
             }
-            let route = self
-                .pick(0.3, self.land.tasks.len() / 16, |island, route| island.estimate.way(island.land.on(), route));
-            let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
-                continue;
-            };
-            // The sum may rise by so much; the ways alone tell in most cases that it rises further.
-            let most = -self.estimate.sum() * heat * self.rng.random::<f64>().ln();
-            if self.estimate.rise_of_ways(self.land.on(), &change) > most {
-                continue;
-            }
-            let before = self.estimate.sum();
-            let Some(back) = self.routes.apply(self.land.on(), change) else {
-                continue;
-            };
-            self.estimate.follow(self.land.on(), &self.routes, &back);
-            if self.estimate.sum() - before <= most {
-                self.write(&back);
-                continue;
-            }
+            self.settle_route(heat);
+        }
+    }
+
+    /// Changes a route by the estimate alone; `heat` says how far the sum may rise.
+    fn settle_route(&mut self, heat: f64) {
+        let several = self.land.tasks.len() / 16;
+        let route = self.pick(0.3, several, |island, route| island.estimate.way(island.land.on(), route));
+        let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else { return };
+        // The sum may rise by so much; the ways alone tell in most cases that it rises further.
+        let most = -self.estimate.sum() * heat * self.rng.random::<f64>().ln();
+        if self.estimate.rise_of_ways(self.land.on(), &change) > most {
+            return;
+        }
+        let before = self.estimate.sum();
+        let Some(back) = self.routes.apply(self.land.on(), change) else { return };
+        self.estimate.follow(self.land.on(), &self.routes, &back);
+        if self.estimate.sum() - before <= most {
+            self.write(&back);
+        } else {
             self.take_back(back);
         }
     }

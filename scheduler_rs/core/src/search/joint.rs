@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::anneal::{Found, Island, Settled, plain_ranks};
 use super::routes::{Ground, Path};
 use super::{Options, random_routes, stream_of};
-use crate::allocate::joint::{Freedom, Seats};
+use crate::allocate::joint::{Freedom, Seats, lower_bound};
+use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::{Instance, Problem};
@@ -18,6 +19,8 @@ use crate::time::{NEVER, Rounding, Time, seconds};
 const ROUND_WORK: u64 = 100_000;
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
 const SHARE: f64 = 0.6;
+/// How much of it goes into the first allocation alone.
+const START_SHARE: f64 = 0.05;
 /// Draws for first routes.
 const DRAWS: u64 = 500;
 /// Islands side by side: always as many, so that threads change nothing but the time.
@@ -33,6 +36,8 @@ pub(super) struct Joint {
     pub found: Found,
     /// Search steps.
     pub work: u64,
+    /// No allocation takes less.
+    pub bound: Time,
     /// As a plan's `solver` tells it.
     pub told: Value,
     /// Plans as they were found: as a plan's `solver.events`.
@@ -46,12 +51,7 @@ struct Seen {
 }
 
 /// Searches allocations; none where the first one has no routes, which the search for one allocation then explains.
-pub(super) fn search(
-    problem: &Problem,
-    freedom: Freedom,
-    options: Options,
-    budget: &Budget,
-) -> Result<Option<Joint>> {
+pub(super) fn search(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Option<Joint>> {
     let seats = Seats::new(problem, freedom)?;
     let instance = seats.instance();
     let tasks = route_tasks(&instance);
@@ -60,10 +60,12 @@ pub(super) fn search(
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| Search { first, options, budget }.run())
+    pool.install(|| Search { problem, freedom, first, options, budget }.run())
 }
 
 struct Search<'a> {
+    problem: &'a Problem,
+    freedom: Freedom,
     first: Settled,
     options: Options,
     budget: &'a Budget,
@@ -72,23 +74,30 @@ struct Search<'a> {
 impl Search<'_> {
     fn run(&self) -> Result<Option<Joint>> {
         let budget = self.budget;
-        let Some(mut islands) =
-            (0..ISLANDS).map(|number| self.begin(number).map(Box::new)).collect::<Option<Vec<_>>>()
+        let Some(mut islands) = (0..ISLANDS).map(|number| self.begin(number).map(Box::new)).collect::<Option<Vec<_>>>()
         else {
             return Ok(None);
         };
+        let bound = lower_bound(self.problem, self.freedom);
         let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * SHARE) as u64);
-        let mut best: Option<Found> = None;
         let mut seen: Vec<Seen> = Vec::new();
         let mut events = Vec::new();
-        let (mut work, mut rounds) = (0, 0);
-        while rounds < MOST_ROUNDS && !budget.is_over() && !budget.is_past(SHARE) && work < most {
+        let (mut best, before) = self.start(most);
+        if let Some(first) = &best {
+            note(&mut seen, first);
+            events.push(json!([budget.elapsed_s(), before, seconds(first.key.0), seconds(bound)]));
+            budget.report(seconds(first.key.0), seconds(bound));
+        }
+        let start_s = best.as_ref().map(|first| seconds(first.key.0));
+        let (mut work, mut rounds) = (before, 0);
+        let is_best = |best: &Option<Found>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
+        while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() && !budget.is_past(SHARE) && work < most {
             let known = best.as_ref();
             islands.par_iter_mut().enumerate().for_each(|(number, island)| {
                 self.advance(island, known, number as u64, rounds);
             });
             rounds += 1;
-            let total = islands.iter().map(|island| island.work).sum();
+            let total = before + islands.iter().map(|island| island.work).sum::<u64>();
             budget.add_work(total - work);
             work = total;
             for island in &islands {
@@ -97,8 +106,8 @@ impl Search<'_> {
                 if best.as_ref().is_none_or(|best| found.key < best.key) {
                     let iteration = found.key.0;
                     if best.as_ref().is_none_or(|best| iteration < best.key.0) {
-                        events.push(json!([budget.elapsed_s(), work, seconds(iteration), 0.0]));
-                        budget.report(seconds(iteration), 0.0);
+                        events.push(json!([budget.elapsed_s(), work, seconds(iteration), seconds(bound)]));
+                        budget.report(seconds(iteration), seconds(bound));
                     }
                     best = Some(found.clone());
                 }
@@ -110,8 +119,29 @@ impl Search<'_> {
         };
         let (problem, found) = translated(&settled, &best)?;
         let runner_up = seen.get(1).map(|s| json!({"stages": s.stages, "iteration_s": seconds(s.key.0)}));
-        let told = json!({"runner_up": runner_up, "rounds": rounds, "work": work});
-        Ok(Some(Joint { problem, found, work, told, events }))
+        let lower_bound_s = seconds(bound.min(best.key.0));
+        let told = json!({"start_s": start_s, "lower_bound_s": lower_bound_s, "runner_up": runner_up, "rounds": rounds, "work": work});
+        Ok(Some(Joint { problem, found, work, bound, told, events }))
+    }
+
+    /// The first allocation as it stands, with the work that it took: what the search has to beat.
+    fn start(&self, most: u64) -> (Option<Found>, u64) {
+        let Some(paths) = self.routes(&self.first, u64::MAX) else { return (None, 0) };
+        let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
+        let is_over = |island: &Island| {
+            let worked = island.work as f64 >= most as f64 * START_SHARE / SHARE;
+            island.is_cold() || worked || self.budget.is_past(START_SHARE) || self.budget.is_over()
+        };
+        while island.best().is_none() || !is_over(&island) {
+            let before = island.work;
+            island.run(ROUND_WORK, self.budget);
+            if island.work == before {
+                break;
+            }
+        }
+        self.budget.add_work(island.work);
+        let settled = Some(Box::new(self.first.clone()));
+        (island.best().map(|found| Found { settled, ..found.clone() }), island.work)
     }
 
     /// An island that starts from the first allocation and routes of its own.
@@ -143,14 +173,14 @@ impl Search<'_> {
         if island.is_cold()
             && let Some(best) = best
         {
-            let settled = best.settled.as_deref();
-            let afresh = settled.filter(|_| number == 0).and_then(|settled| {
-                let paths = self.routes(settled, round * ISLANDS + number)?;
-                let ranks = plain_ranks(best.ranks.len() / 2);
-                Some(Found { paths, ranks, key: (NEVER, NEVER), settled: best.settled.clone() })
-            });
+            // The first allocation again, with other routes: the best one would keep the search where it is.
+            let afresh = if number == 0 { self.routes(&self.first, round * ISLANDS) } else { None };
             match afresh {
-                Some(afresh) => island.restart(&afresh, false),
+                Some(paths) => {
+                    let ranks = plain_ranks(best.ranks.len() / 2);
+                    let settled = Some(Box::new(self.first.clone()));
+                    island.restart(&Found { paths, ranks, key: (NEVER, NEVER), settled }, false);
+                }
                 None => island.restart(best, true),
             }
         }

@@ -188,7 +188,8 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
         None
     };
     let Some(joint) = joint else { return plan_for(problem, options, budget) };
-    let start = Start { found: joint.found, work: joint.work };
+    budget.begin_part();
+    let start = Start { found: joint.found, work: joint.work, bound: joint.bound };
     let mut plan = plan_from(&joint.problem, options, budget, Some(&start))?;
     if let Some(Value::Array(events)) = plan.solver.get_mut("events") {
         events.splice(0..0, joint.events);
@@ -202,6 +203,8 @@ struct Start {
     found: anneal::Found,
     /// Search steps that it took.
     work: u64,
+    /// No plan takes less.
+    bound: Time,
 }
 
 /// The problem as the strategy understands it.

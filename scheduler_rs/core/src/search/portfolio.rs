@@ -69,7 +69,8 @@ pub(super) fn solve(
         }
         None => first(&unprepared),
     };
-    journal.note(work, first.as_ref().map(|first| first.outcome.iteration), 0);
+    let known = start.map_or(0, |start| start.bound);
+    journal.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
     let blank_again = || Outlook::blank(instance, lengths.long());
     let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
     let outlook = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
@@ -77,7 +78,7 @@ pub(super) fn solve(
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
     let prepared = Outlook::new(below, lengths.long(), budget, 2.0 * SHARE_OF_TIME);
     let beneath = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
-    let bound = unless_stopped(lower_bound(below, tasks, &beneath, budget), first.as_ref())?.unwrap_or(0);
+    let bound = unless_stopped(lower_bound(below, tasks, &beneath, budget), first.as_ref())?.unwrap_or(0).max(known);
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()

@@ -70,7 +70,18 @@ impl Seats {
                 );
             }
         }
-        Ok(seats)
+        let instance = seats.instance();
+        match (0..stages).find(|stage| !seats.is_close(&instance, *stage)) {
+            Some(stage) => invalid(
+                format!("stages[{stage}]"),
+                format!("{:?}", problem.stages()[stage]),
+                format!(
+                    "nodes with no transfer above max_replica_transfer_s = {} s",
+                    freedom.max_replica_transfer_s.unwrap_or(f64::INFINITY)
+                ),
+            ),
+            None => Ok(seats),
+        }
     }
 
     /// What may be changed.

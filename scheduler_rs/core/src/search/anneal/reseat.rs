@@ -14,6 +14,10 @@ const OTHERS: f64 = 0.3;
 const INSIDE: f64 = 0.15;
 /// How often three nodes change places rather than two.
 const CYCLES: f64 = 0.15;
+/// How often the routes follow before a change is simulated; by how many changes of each, and at which power.
+const REPAIRS: f64 = 0.5;
+const REPAIR_STEPS: u64 = 8;
+const REPAIR_POWER: i32 = 16;
 /// How often one of the nodes is on one of the longest ways.
 const CRITICAL: f64 = 0.4;
 
@@ -52,11 +56,14 @@ impl Island {
             return;
         }
         let Some(exchange) = self.draw_exchange() else { return };
+        if !self.is_allowed(exchange) {
+            return;
+        }
         if self.is_about_sources(exchange) {
             self.exchange(exchange, false);
             let estimate = self.estimate.clone();
             self.estimate.rebuild_as_before(self.land.on(), &self.routes);
-            if !self.is_allowed(exchange) || self.estimate.sum() > most {
+            if self.estimate.sum() > most {
                 self.exchange(exchange, true);
                 self.estimate = estimate;
             }
@@ -69,7 +76,7 @@ impl Island {
         let nodes = self.estimate.lift(self.land.on(), &self.routes, &affected, &places);
         self.exchange(exchange, false);
         self.estimate.drop(self.land.on(), &self.routes, &affected, &places, &nodes);
-        if self.is_allowed(exchange) && self.estimate.sum() <= most {
+        if self.estimate.sum() <= most {
             return;
         }
         let nodes = self.estimate.lift(self.land.on(), &self.routes, &affected, &places);
@@ -92,9 +99,35 @@ impl Island {
             return;
         }
         let Some(exchange) = self.draw_exchange() else { return };
+        if !self.is_allowed(exchange) {
+            return;
+        }
+        if self.rng.random_bool(REPAIRS) {
+            return self.try_repaired(exchange, heat);
+        }
         self.exchange(exchange, false);
-        if !self.is_allowed(exchange) || !self.judge(heat) {
+        if !self.judge(heat) {
             self.exchange(exchange, true);
+        }
+    }
+
+    /// Exchanges nodes and lets the routes follow, by the estimate, before it is simulated: routes that suited the old
+    /// nodes rarely suit the new ones.
+    fn try_repaired(&mut self, exchange: Exchange, heat: f64) {
+        let saved = self.routes.clone();
+        self.exchange(exchange, false);
+        self.estimate.rebuild(self.land.on(), &self.routes);
+        self.estimate.raise(self.land.on(), REPAIR_POWER);
+        let steps = REPAIR_STEPS * self.land.tasks.len() as u64;
+        self.work += steps * super::ESTIMATE_WORK;
+        for _ in 0..steps {
+            self.settle_route(0.0);
+        }
+        self.write_all();
+        if !self.judge(heat) {
+            self.exchange(exchange, true);
+            self.routes = saved;
+            self.write_all();
         }
     }
 
@@ -143,7 +176,7 @@ impl Island {
         let instance = &self.land.instance;
         let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
         let Some(seats) = &self.seats else { return true };
-        (!seats.freedom().sources && left != right && (left == 0 || right == 0)) || instance.is_alike(a, b)
+        (!seats.freedom().sources && (left == 0 || right == 0)) || instance.is_alike(a, b)
     }
 
     fn is_about_sources(&self, exchange: Exchange) -> bool {
@@ -160,14 +193,17 @@ impl Island {
         }
     }
 
-    /// Whether memory and distances allow the nodes at these places.
-    fn is_allowed(&self, exchange: Exchange) -> bool {
+    /// Whether memory and distances allow an exchange.
+    fn is_allowed(&mut self, exchange: Exchange) -> bool {
+        self.exchange(exchange, false);
         let (instance, seats) = (&self.land.instance, &self.seats);
-        exchange.places().all(|place| {
+        let allowed = exchange.places().all(|place| {
             instance.memory[place] > 0
                 && self.routes.has_room(self.land.on(), place)
                 && seats.as_ref().is_some_and(|seats| seats.is_close(instance, instance.stage_of[place]))
-        })
+        });
+        self.exchange(exchange, true);
+        allowed
     }
 
     /// A stage gives a layer or a node away, or a source a route; whether that could be done.
@@ -296,7 +332,8 @@ impl Island {
     }
 
     fn write_all(&mut self) {
-        let all: Change = (0..self.land.tasks.len() as u32).map(|r| (r, self.routes.path(r as usize).clone())).collect();
+        let all: Change =
+            (0..self.land.tasks.len() as u32).map(|r| (r, self.routes.path(r as usize).clone())).collect();
         self.write(&all);
     }
 }

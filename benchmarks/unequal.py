@@ -1,0 +1,129 @@
+"""What it is worth to fit stages to unequal nodes: stage sizes and layers chosen with the allocation, or equal cuts.
+
+    python benchmarks/unequal.py [--seconds 5] [--seeds 8]
+
+Clusters are drawn as the preset `synthetic`: 24 nodes whose speeds differ by up to four times, with memory for 2 to 6
+microbatches, once with links as slow as between regions and once with fast ones; gradients are averaged as on
+`five_clusters`. Every cluster is cut into six stages of four nodes and four layers by the surrogate, and planned from
+there: as it is; with nodes that may change places; with sizes free too; with 24 layers to share out; with both. All
+have the same number of microbatches, time, rules and skip ratio. Writes out/unequal.json and out/unequal.md.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+
+from heterogeneity import MICROBATCHES, NODES, STAGES
+from heterogeneity import cluster_settings as settings_of_speeds
+from output import Row, markdown, note, percent, save
+
+from skippipe import _scheduler
+from skippipe._scheduler import Cluster, Freedom, Plan, Problem, allocate
+from skippipe.allocation import even_sizes
+from skippipe.cluster import preset_parts
+from skippipe.config import ScheduleConfig, SyntheticConfig
+from skippipe.planning import saving
+
+LAYERS = 24
+GRADIENT_BYTES = 201326592.0
+"""Of a stage of four layers."""
+LINKS = ("slow", "fast")
+FREEDOMS: dict[str, Freedom | None] = {
+    "as cut": None,
+    "places": Freedom(),
+    "places, sizes": Freedom(sizes=True),
+    "places, layers": Freedom(layers=LAYERS),
+    "places, sizes, layers": Freedom(sizes=True, layers=LAYERS),
+}
+"""What the planner may change of the allocation."""
+EQUAL, FREE = "places", "places, sizes, layers"
+"""Equal cuts at their best, and everything."""
+
+
+def cluster_settings(links: str, seed: int) -> SyntheticConfig:
+    """Nodes that differ by four times in speed and by four microbatches in memory."""
+    base = settings_of_speeds(links, seed)
+    return dataclasses.replace(base, node=dataclasses.replace(base.node, memory=2), memory_spread=4)
+
+
+def equal_cut(cluster: Cluster) -> Problem:
+    """Equal stages, by the surrogate, and the same number of microbatches for each source."""
+    stages = allocate(cluster, even_sizes(NODES, STAGES)).best.stages
+    counts = [MICROBATCHES // len(stages[0])] * len(stages[0])
+    skip_ratio = ScheduleConfig().skip_ratio
+    return Problem(cluster, stages, counts, skip_ratio=skip_ratio, layers=[LAYERS // STAGES] * STAGES)
+
+
+def measure(links: str, seed: int, seconds: float) -> list[Row]:
+    """Plan one cluster with every freedom."""
+    config = cluster_settings(links, seed)
+    problem = equal_cut(preset_parts(config).cluster(config, [GRADIENT_BYTES] * STAGES))
+    rows = []
+    for name, freedom in FREEDOMS.items():
+        plan = _scheduler.plan(problem, "skippipe", time_limit_s=seconds, freedom=freedom)
+        broken = plan.check()
+        if broken or len(plan.microbatches) != MICROBATCHES:
+            raise RuntimeError(f"{links}, {seed}, {name}: {broken}, {len(plan.microbatches)} microbatches")
+        rows.append({"links": links, "seed": seed, "free": name, **described(plan)})
+        note(str(rows[-1]))
+    return rows
+
+
+def described(plan: Plan) -> Row:
+    """What a plan reaches, and with what."""
+    return {
+        "iteration_s": plan.predicted.iteration_s,
+        "lower_bound_s": plan.predicted.lower_bound_s,
+        "allreduce_s": max(plan.predicted.allreduce_s),
+        "sizes": [len(stage) for stage in plan.stages],
+        "layers": plan.layers,
+        "microbatches": sorted(plan.microbatches_per_source.values(), reverse=True),
+        "solver": json.loads(plan.solver).get("allocation"),
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """Medians over the clusters, then every cluster."""
+    times = {(row["links"], row["seed"], row["free"]): row["iteration_s"] for row in rows}
+    seeds = sorted({row["seed"] for row in rows})
+    summary = []
+    for links in LINKS:
+        for name in FREEDOMS:
+            gains = {
+                baseline: [saving(times[links, seed, name], times[links, seed, baseline]) for seed in seeds]
+                for baseline in ("as cut", EQUAL)
+            }
+            summary.append({
+                "links": links, "free": name, "clusters": len(seeds),
+                "iteration, median, s": statistics.median(times[links, seed, name] for seed in seeds),
+                **{f"saved of {what!r}, median": percent(statistics.median(gain)) for what, gain in gains.items()},
+                "least": percent(min(gains[EQUAL])), "most": percent(max(gains[EQUAL])),
+            })  # fmt: skip
+    lines = [
+        {"links": links, "seed": seed}
+        | {f"{name}, s": times[links, seed, name] for name in FREEDOMS}
+        | {f"saved of {EQUAL!r}": percent(saving(times[links, seed, FREE], times[links, seed, EQUAL]))}
+        | {what: next(row[what] for row in rows if (row["links"], row["seed"], row["free"]) == (links, seed, FREE))
+           for what in ("sizes", "layers", "microbatches")}
+        for links in LINKS
+        for seed in seeds
+    ]  # fmt: skip
+    return f"{markdown(summary)}\n{markdown(lines)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each plan")
+    parser.add_argument("--seeds", type=int, default=8, help="clusters of each kind")
+    options = parser.parse_args(arguments)
+    rows = [row for links in LINKS for seed in range(options.seeds) for row in measure(links, seed, options.seconds)]
+    save("unequal", vars(options), rows, table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

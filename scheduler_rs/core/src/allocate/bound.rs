@@ -1,0 +1,386 @@
+//! Lower bounds on the score of all partitions.
+//!
+//! Partitions are told apart by their longest transfer within a stage. For each of its values there is a bound on the
+//! tour of the partitions that have it, and the least sum of the two holds for all. The weakest one is worked on.
+
+use super::costs::Costs;
+use super::draft::spread_of;
+use super::genetic::Question;
+use super::matching::{Alike, Matcher};
+
+/// The longest transfer is told apart by so many steps at most.
+const MOST_LEVELS: usize = 128;
+/// Kinds of stages that are listed at most.
+const MOST_KINDS: usize = 10_000;
+/// Changes of the prices at a time.
+const ASCENTS: u32 = 20;
+/// Kinds looked at in the time of one change tried by the search.
+const STEP: u64 = 256;
+/// Changes of the prices after which a level is left as it is.
+const MOST_ASCENTS: u32 = 400;
+
+/// The bound as far as it has been worked out.
+pub struct Bound {
+    compute_s: f64,
+    stages: usize,
+    sites: Vec<u32>,
+    levels: Vec<Level>,
+    groups: Vec<Group>,
+}
+
+/// Partitions whose longest transfer within a stage is at least `low_s` and below `high_s`.
+struct Level {
+    low_s: f64,
+    high_s: f64,
+    /// No tour of these is shorter; infinite where there are none.
+    tour_s: f64,
+    /// What a node of each site is worth.
+    price: Vec<f64>,
+    ascents: u32,
+}
+
+/// Stages of one size, and what they can be made of.
+struct Group {
+    count: usize,
+    kinds: Vec<Kind>,
+}
+
+/// Sites of a stage.
+struct Kind {
+    sites: Vec<Alike>,
+    spread_s: f64,
+    /// Half of what its two legs of the tour take at least.
+    half_s: f64,
+}
+
+impl Bound {
+    /// What is known at once.
+    #[must_use]
+    pub fn new(question: &Question<'_>) -> Self {
+        let Question { costs, sizes, sources, limit_s } = *question;
+        let mut sites = vec![0; costs.sites()];
+        for node in 0..costs.nodes() {
+            sites[costs.site(node)] += 1;
+        }
+        let groups = groups_of(question, &sites).unwrap_or_default();
+        let stages = sizes.len();
+        let mut levels = levels_of(costs, &sites, limit_s);
+        for level in &mut levels {
+            level.tour_s = linked_s(costs, &sites, level.high_s, stages);
+            if is_hopeless(question, level.high_s) {
+                level.tour_s = f64::INFINITY;
+            }
+        }
+        let sources_s = sources.map_or(0.0, |nodes| spread_of(costs, nodes));
+        levels.retain(|level| level.high_s > sources_s);
+        Self { compute_s: least_compute_s(question), stages, sites, levels, groups }
+    }
+
+    /// No allowed partition scores less; infinite where there is none.
+    #[must_use]
+    pub fn score_s(&self) -> f64 {
+        self.compute_s + self.levels.iter().map(|level| level.low_s + level.tour_s).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Works on what holds the bound down; the steps that this took, none where nothing is left to do.
+    pub fn advance(&mut self) -> u64 {
+        let sum = |level: &Level| level.low_s + level.tour_s;
+        let weakest = self.levels.iter_mut().min_by(|a, b| sum(a).total_cmp(&sum(b)));
+        let Some(level) = weakest.filter(|level| level.ascents < MOST_ASCENTS && level.tour_s.is_finite()) else {
+            return 0;
+        };
+        if self.groups.is_empty() || self.stages < 2 {
+            return 0;
+        }
+        level.raise(&self.groups, &self.sites);
+        let kinds: usize = self.groups.iter().map(|group| group.kinds.len()).sum();
+        1 + u64::from(ASCENTS) * kinds as u64 / STEP
+    }
+}
+
+impl Level {
+    /// Every node is in one stage. Where a node's place is paid for, stages may be chosen without regard to each other:
+    /// what all nodes pay, and for each stage the least of its half legs less what its nodes pay, is a bound for any
+    /// prices (Lagrange). Sites that are in too many stages get dearer, the others cheaper (subgradient).
+    fn raise(&mut self, groups: &[Group], sites: &[u32]) {
+        self.price.resize(sites.len(), 0.0);
+        for _ in 0..ASCENTS {
+            self.ascents += 1;
+            let mut bound: f64 = self.price.iter().zip(sites).map(|(price, count)| price * f64::from(*count)).sum();
+            let mut missing: Vec<f64> = sites.iter().map(|count| f64::from(*count)).collect();
+            for group in groups {
+                let reduced = |kind: &Kind| {
+                    let paid: f64 = kind.sites.iter().map(|(s, n)| self.price[*s as usize] * f64::from(*n)).sum();
+                    kind.half_s - paid
+                };
+                let allowed = group.kinds.iter().filter(|kind| kind.spread_s < self.high_s);
+                let least = allowed.map(|kind| (reduced(kind), kind)).min_by(|a, b| a.0.total_cmp(&b.0));
+                let Some((least, kind)) = least else {
+                    self.tour_s = f64::INFINITY;
+                    return;
+                };
+                bound += least * group.count as f64;
+                for (site, count) in &kind.sites {
+                    missing[*site as usize] -= f64::from(*count) * group.count as f64;
+                }
+            }
+            self.tour_s = self.tour_s.max(bound);
+            let length: f64 = missing.iter().map(|m| m * m).sum();
+            if length == 0.0 {
+                return;
+            }
+            let step = 0.5 * self.tour_s.max(f64::MIN_POSITIVE) / length / (1.0 + f64::from(self.ascents) / 20.0);
+            for (price, missing) in self.price.iter_mut().zip(&missing) {
+                *price += step * missing;
+            }
+        }
+    }
+}
+
+/// Least sum over the stages of twice the mean forward: slow nodes in large stages.
+fn least_compute_s(question: &Question<'_>) -> f64 {
+    let Question { costs, sizes, sources, .. } = *question;
+    let fixed = sources.unwrap_or_default();
+    let mut sizes: Vec<usize> = sizes[usize::from(sources.is_some())..].to_vec();
+    sizes.sort_unstable();
+    let mut forwards: Vec<i128> =
+        (0..costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| costs.forward_ps(n)).collect();
+    forwards.sort_unstable();
+    let mut total = Costs::mean_twice_s(fixed.iter().map(|n| costs.forward_ps(*n)).sum(), fixed.len());
+    let mut rest = forwards.as_slice();
+    for size in sizes {
+        let (now, later) = rest.split_at(size.min(rest.len()));
+        total += Costs::mean_twice_s(now.iter().sum(), size);
+        rest = later;
+    }
+    total
+}
+
+/// The values that the longest transfer can have, in steps.
+fn levels_of(costs: &Costs, sites: &[u32], limit_s: f64) -> Vec<Level> {
+    let mut values: Vec<f64> = pairs(sites).map(|(a, b)| costs.apart_s(a, b)).chain([0.0, f64::INFINITY]).collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.dedup();
+    let allowed = values.partition_point(|value| *value <= limit_s && value.is_finite());
+    let stride = allowed.div_ceil(MOST_LEVELS).max(1);
+    let steps = (0..allowed).step_by(stride);
+    let level = |low: usize| Level {
+        low_s: values[low],
+        high_s: values[allowed.min(low + stride)],
+        tour_s: 0.0,
+        price: Vec::new(),
+        ascents: 0,
+    };
+    steps.map(level).collect()
+}
+
+/// Pairs of sites in which two different nodes lie.
+fn pairs(sites: &[u32]) -> impl Iterator<Item = (usize, usize)> {
+    (0..sites.len()).flat_map(|a| (0..=a).map(move |b| (a, b))).filter(|(a, b)| a != b || sites[*a] > 1)
+}
+
+/// A tour over stages within which no transfer takes `high_s` or longer. Stages stay within what such transfers connect,
+/// so the tour goes from one such part to another along a tree at least, and its other legs are no shorter than any.
+fn linked_s(costs: &Costs, sites: &[u32], high_s: f64, stages: usize) -> f64 {
+    let count = sites.len();
+    if stages < 2 {
+        return 0.0;
+    }
+    let least = pairs(sites).map(|(a, b)| costs.round_trip_s(a, b)).fold(f64::INFINITY, f64::min);
+    let mut reach = vec![f64::INFINITY; count];
+    let mut is_in = vec![false; count];
+    let (mut tree_s, mut links) = (0.0, 0);
+    let mut at = 0;
+    for _ in 1..count {
+        is_in[at] = true;
+        for (other, reach) in reach.iter_mut().enumerate() {
+            let link = if costs.apart_s(at, other) < high_s { 0.0 } else { costs.round_trip_s(at, other) };
+            *reach = reach.min(link);
+        }
+        let next = (0..count).filter(|site| !is_in[*site]).min_by(|a, b| reach[*a].total_cmp(&reach[*b]));
+        let Some(next) = next else { break };
+        if reach[next] > 0.0 {
+            tree_s += reach[next];
+            links += 1;
+        }
+        at = next;
+    }
+    tree_s + stages.saturating_sub(links) as f64 * least
+}
+
+/// Some node has too few nodes nearer than `high_s` for the smallest stage that it may be in.
+fn is_hopeless(question: &Question<'_>, high_s: f64) -> bool {
+    let Question { costs, sizes, sources, .. } = *question;
+    let fixed = sources.unwrap_or_default();
+    let Some(least) = sizes[usize::from(sources.is_some())..].iter().min() else { return false };
+    let free = (0..costs.nodes()).filter(|node| fixed.binary_search(node).is_err());
+    let mut left = vec![0; costs.sites()];
+    for node in free {
+        left[costs.site(node)] += 1;
+    }
+    (0..left.len()).filter(|site| left[*site] > 0).any(|site| {
+        let near = (0..left.len()).filter(|other| costs.apart_s(site, *other) < high_s);
+        let alone = usize::from(costs.apart_s(site, site) >= high_s);
+        near.map(|other| left[other]).sum::<usize>() + alone < *least
+    })
+}
+
+/// What stages can be made of, by size; none where that is too much.
+fn groups_of(question: &Question<'_>, sites: &[u32]) -> Option<Vec<Group>> {
+    let Question { costs, sizes, sources, .. } = *question;
+    let mut left = sites.to_vec();
+    let mut groups = Vec::new();
+    let smallest_but = |s: usize| (0..sizes.len()).filter(|o| *o != s).map(|o| sizes[o]).min().unwrap_or(0);
+    let mut list = Listing { costs, all: sites, stages: sizes.len(), matcher: Matcher::default(), room: MOST_KINDS };
+    if let Some(nodes) = sources {
+        let mut own = vec![0; sites.len()];
+        for node in nodes {
+            left[costs.site(*node)] -= 1;
+            own[costs.site(*node)] += 1;
+        }
+        let alike: Vec<Alike> = (0..).zip(own).filter(|(_, count)| *count > 0).collect();
+        groups.push(Group { count: 1, kinds: vec![list.kind(alike, smallest_but(0))] });
+    }
+    let rest = usize::from(sources.is_some())..sizes.len();
+    let mut seen: Vec<usize> = Vec::new();
+    for s in rest.clone() {
+        if seen.contains(&sizes[s]) {
+            continue;
+        }
+        seen.push(sizes[s]);
+        let count = rest.clone().filter(|o| sizes[*o] == sizes[s]).count();
+        let mut kinds = Vec::new();
+        list.extend(&mut Vec::new(), 0, sizes[s], &left, smallest_but(s), &mut kinds)?;
+        groups.push(Group { count, kinds });
+    }
+    Some(groups)
+}
+
+struct Listing<'a> {
+    costs: &'a Costs,
+    all: &'a [u32],
+    stages: usize,
+    matcher: Matcher,
+    room: usize,
+}
+
+impl Listing<'_> {
+    /// All choices of `missing` nodes from the sites from `site` on; none where they are too many.
+    fn extend(
+        &mut self,
+        chosen: &mut Vec<Alike>,
+        site: usize,
+        missing: usize,
+        left: &[u32],
+        others: usize,
+        kinds: &mut Vec<Kind>,
+    ) -> Option<()> {
+        if missing == 0 {
+            self.room = self.room.checked_sub(1)?;
+            kinds.push(self.kind(chosen.clone(), others));
+            return Some(());
+        }
+        for next in site..left.len() {
+            for count in 1..=left[next].min(missing as u32) {
+                chosen.push((next as u32, count));
+                let ended = self.extend(chosen, next + 1, missing - count as usize, left, others, kinds);
+                chosen.pop();
+                ended?;
+            }
+        }
+        Some(())
+    }
+
+    /// Along each of its two legs, as many nodes of a stage as the smallest of the other stages has, or all, find
+    /// partners outside of it. The shorter leg is no shorter than the best matching; and as its neighbours are
+    /// different stages, the longer one is no shorter than the best in which each node finds two partners.
+    fn kind(&mut self, sites: Vec<Alike>, others: usize) -> Kind {
+        let size: u32 = sites.iter().map(|(_, count)| count).sum();
+        let unmatched = size.saturating_sub(others as u32);
+        let nobody = self.all.len() as u32;
+        let own = |site: u32| sites.iter().find(|(s, _)| *s == site).map_or(0, |(_, count)| *count);
+        let mut leg = |times: u32| {
+            let rows: Vec<Alike> = sites.iter().map(|(site, count)| (*site, times * count)).collect();
+            let mut columns: Vec<Alike> =
+                (0..nobody).map(|site| (site, self.all[site as usize] - own(site))).filter(|(_, n)| *n > 0).collect();
+            columns.push((nobody, times * unmatched));
+            let costs = self.costs;
+            let trip = |i: u32, j: u32| if j == nobody { 0.0 } else { costs.round_trip_s(i as usize, j as usize) };
+            self.matcher.bottleneck(&rows, &columns, trip)
+        };
+        let half_s = match self.stages {
+            0 | 1 => 0.0,
+            2 => leg(1),
+            _ => (leg(1) + leg(2)) / 2.0,
+        };
+        let costs = self.costs;
+        let mut spread_s: f64 = 0.0;
+        for (i, (a, count)) in sites.iter().enumerate() {
+            let within = sites[i + 1..].iter().map(|(b, _)| *b).chain((*count > 1).then_some(*a));
+            spread_s = within.map(|b| costs.apart_s(*a as usize, b as usize)).fold(spread_s, f64::max);
+        }
+        Kind { sites, spread_s, half_s }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::exhaustive::exhaust;
+    use super::super::score::scored;
+    use super::*;
+    use crate::budget::Budget;
+    use crate::cluster::{Cluster, ClusterParts, Links, Node};
+    use rand::{RngExt, SeedableRng};
+    use rand_pcg::Pcg64;
+
+    fn cluster(rng: &mut Pcg64, nodes: usize) -> Cluster {
+        let times = [0.5, 1.0, 2.0, 3.5, 6.0];
+        let mut time = |_: usize| times[rng.random_range(0..times.len())];
+        let node = |i: usize, forward_s: f64| Node {
+            name: format!("n{i}"),
+            forward_s,
+            backward_s: 1.0,
+            loss_s: 0.0,
+            memory: 1,
+        };
+        let parts = ClusterParts {
+            nodes: (0..nodes).map(|i| node(i, time(i))).collect(),
+            links: Links::Transfer((0..nodes).map(|_| (0..nodes).map(&mut time).collect()).collect()),
+            region_of: None,
+            activation_bytes: 0.0,
+            gradient_bytes: vec![],
+            step_s: vec![],
+            norm_s: 0.0,
+            source: None,
+        };
+        Cluster::new(parts, "").unwrap()
+    }
+
+    #[test]
+    fn no_partition_scores_less() {
+        let mut rng = Pcg64::seed_from_u64(3);
+        let mut shares = Vec::new();
+        for sizes in [[3, 2, 2, 1].as_slice(), &[2, 2, 2, 2], &[1, 3, 3], &[4, 4], &[5, 1, 1], &[2, 2, 2, 1, 1]] {
+            for case in 0..25 {
+                let cluster = cluster(&mut rng, sizes.iter().sum());
+                let costs = Costs::new(&cluster);
+                let sources: Option<Vec<usize>> = (case % 3 == 0).then(|| (0..sizes[0]).collect());
+                let limit_s = if case % 2 == 0 { f64::INFINITY } else { 3.5 };
+                let question = Question { costs: &costs, sizes, sources: sources.as_deref(), limit_s };
+                let best = exhaust(&question, f64::INFINITY, &Budget::new(None, None)).best;
+                let best = best.map_or(f64::INFINITY, |stages| scored(&costs, &stages).score_s);
+                let mut bound = Bound::new(&question);
+                let first = bound.score_s();
+                while bound.advance() > 0 {
+                    assert!(bound.score_s() <= best + 1e-9, "{sizes:?}: {} above {best}", bound.score_s());
+                }
+                assert!(first <= bound.score_s() + 1e-9);
+                if best.is_finite() {
+                    shares.push(bound.score_s() / best);
+                }
+            }
+        }
+        // Far from empty, too.
+        assert!(shares.iter().sum::<f64>() / shares.len() as f64 > 0.8, "{shares:?}");
+    }
+}

@@ -1,0 +1,350 @@
+//! Genetic clustering: a population of partitions, recombined and refined, generation after generation.
+//!
+//! Every generation has the same number of children, each with random numbers of its own, and they join the population
+//! in the order of their numbers: threads change nothing but the time.
+
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use rand_pcg::Pcg64;
+use rayon::prelude::*;
+
+use super::costs::Costs;
+use super::draft::{Draft, Parts, spread_of};
+use super::refine::{Schedule, refine};
+use super::score::{Scored, scored};
+use crate::budget::Budget;
+
+/// Partitions in the population.
+const POPULATION: usize = 16;
+/// Children of one generation.
+const CHILDREN: usize = 4;
+/// Changes that the refinement of a child tries, for each node.
+const STEPS_PER_NODE: u64 = 100;
+/// Share of the children that have two parents; the others are one of the population, refined once more.
+const CROSSED: f64 = 0.5;
+/// By how much a change may be for the worse, as shares of the median transfer: at most for first ones and for children
+/// when their refinement begins, and when it ends.
+const HOT: f64 = 0.25;
+const WARM: f64 = 0.1;
+const COLD: f64 = 0.03;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The cluster.
+    pub costs: &'a Costs,
+    /// Nodes of each stage, stage 0 first.
+    pub sizes: &'a [usize],
+    /// The nodes of stage 0, ascending, where they are fixed.
+    pub sources: Option<&'a [usize]>,
+    /// Longest transfer that is allowed within a stage.
+    pub limit_s: f64,
+}
+
+/// A member of the population.
+#[derive(Clone, Debug)]
+struct Individual {
+    stages: Vec<Vec<usize>>,
+    scored: Scored,
+    /// The score, and more where the limit is not kept.
+    cost: f64,
+    key: Vec<Vec<usize>>,
+}
+
+/// The population and all that it needs to go on.
+pub struct Genetic<'a> {
+    question: Question<'a>,
+    movable: Vec<u32>,
+    unit_s: f64,
+    seed: u64,
+    born: u64,
+    population: Vec<Individual>,
+    best: Vec<Individual>,
+    steps: u64,
+    generations: u64,
+}
+
+impl<'a> Genetic<'a> {
+    /// Nothing is looked for yet.
+    #[must_use]
+    pub fn new(question: Question<'a>, seed: u64) -> Self {
+        let fixed = question.sources.unwrap_or_default();
+        let movable =
+            (0..question.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
+        Self {
+            question,
+            movable,
+            unit_s: question.costs.median_s(),
+            seed,
+            born: 0,
+            population: Vec::new(),
+            best: Vec::new(),
+            steps: 0,
+            generations: 0,
+        }
+    }
+
+    /// One generation.
+    pub fn advance(&mut self, budget: &Budget) {
+        let this = &*self;
+        let born = this.born;
+        // There is always a first one, however short the time.
+        let is_wanted = |number: u64| number == 0 || !budget.is_over();
+        let born_now = |i: u64| is_wanted(born + i).then(|| this.child(born + i, budget));
+        let children: Vec<Option<(Individual, u64)>> = (0..CHILDREN as u64).into_par_iter().map(born_now).collect();
+        self.born += CHILDREN as u64;
+        self.generations += 1;
+        for (child, steps) in children.into_iter().flatten() {
+            self.steps += steps;
+            budget.add_work(steps);
+            self.note(&child);
+            self.join(child);
+        }
+    }
+
+    /// The best partition so far that keeps the limit.
+    #[must_use]
+    pub fn best(&self) -> Option<&Scored> {
+        self.best.first().map(|individual| &individual.scored)
+    }
+
+    /// The best partition, and the best other one.
+    #[must_use]
+    pub fn into_best(self) -> Vec<Scored> {
+        self.best.into_iter().map(|individual| individual.scored).collect()
+    }
+
+    /// Changes tried so far.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Generations so far.
+    #[must_use]
+    pub fn generations(&self) -> u64 {
+        self.generations
+    }
+
+    /// Lets a partition from elsewhere join.
+    pub fn take(&mut self, stages: &[Vec<usize>]) {
+        let individual = self.individual(stages.to_vec());
+        self.note(&individual);
+        self.join(individual);
+    }
+
+    fn individual(&self, stages: Vec<Vec<usize>>) -> Individual {
+        let Question { costs, limit_s, .. } = self.question;
+        let scored = scored(costs, &stages);
+        let parts = Parts { excess_s: excess_s(costs, &stages, limit_s), ..scored.parts() };
+        let key = key_of(costs, &stages);
+        Individual { stages, scored, cost: parts.cost(), key }
+    }
+
+    fn child(&self, number: u64, budget: &Budget) -> (Individual, u64) {
+        let mut rng = Pcg64::new(u128::from(self.seed), u128::from(number));
+        let Question { costs, sizes, limit_s, .. } = self.question;
+        let is_first = self.population.len() < POPULATION;
+        let stages = if is_first {
+            self.drawn(number as usize, &mut rng)
+        } else if rng.random_bool(CROSSED) {
+            self.crossed(&mut rng)
+        } else {
+            self.population[self.picked(&mut rng)].stages.clone()
+        };
+        // The first ones start the hotter the later they come: some keep what was drawn, some forget it.
+        let heat = if is_first {
+            between(COLD, HOT, (number as f64 / (POPULATION - 1) as f64).min(1.0))
+        } else {
+            between(COLD, WARM, rng.random())
+        };
+        let mut draft = Draft::new(costs, &stages, limit_s).with_memo();
+        let schedule = Schedule {
+            steps: STEPS_PER_NODE * costs.nodes() as u64,
+            hot_s: self.unit_s * heat,
+            cold_s: self.unit_s * COLD,
+        };
+        let refined = refine(&mut draft, costs, &self.movable, schedule, &mut rng, budget);
+        let mut stages = vec![Vec::new(); sizes.len()];
+        for (node, stage) in refined.stage_of.iter().enumerate() {
+            stages[*stage as usize].push(node);
+        }
+        (self.individual(stages), refined.steps)
+    }
+
+    /// Keeps the two best that differ in more than the order of stages and the names of nodes that are alike.
+    fn note(&mut self, child: &Individual) {
+        if child.scored.replica_s > self.question.limit_s || self.best.iter().any(|known| known.key == child.key) {
+            return;
+        }
+        let place = self.best.iter().position(|known| child.cost < known.cost).unwrap_or(self.best.len());
+        self.best.insert(place, child.clone());
+        self.best.truncate(2);
+    }
+
+    /// A child that is new takes the place of the worst if it is better.
+    fn join(&mut self, child: Individual) {
+        if self.population.iter().any(|other| other.key == child.key) {
+            return;
+        }
+        if self.population.len() < POPULATION {
+            self.population.push(child);
+            return;
+        }
+        if let Some(worst) = self.population.iter_mut().max_by(|a, b| a.cost.total_cmp(&b.cost))
+            && child.cost < worst.cost
+        {
+            *worst = child;
+        }
+    }
+
+    /// A first partition: sites along a way from each to a near one, cut into parts for some stages each; within a part
+    /// the stages are dealt the nodes in turn. As many parts as stages: compact ones; one part: stages that are alike.
+    fn drawn(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let Question { costs, sizes, sources, .. } = self.question;
+        let mut stages = vec![Vec::new(); sizes.len()];
+        if let Some(sources) = sources {
+            stages[0] = sources.to_vec();
+        }
+        let mut order: Vec<usize> = (0..sizes.len()).filter(|s| sources.is_none() || *s > 0).collect();
+        order.shuffle(rng);
+        let parts = match number {
+            0 => 1,
+            1 => order.len(),
+            _ => rng.random_range(1..=order.len().max(1)),
+        };
+        let sites = self.strolled(rng);
+        let mut nodes = sites.iter().flatten();
+        let each = order.len().div_ceil(parts.max(1)).max(1);
+        for part in order.chunks(each) {
+            let total: usize = part.iter().map(|s| sizes[*s]).sum();
+            let own: Vec<usize> = nodes.by_ref().take(total).copied().collect();
+            deal(&own, part, sizes, costs, &mut stages);
+        }
+        debug_assert_eq!(costs.nodes(), stages.iter().map(Vec::len).sum::<usize>());
+        stages
+    }
+
+    /// The movable nodes, site by site, each site one of the nearest to the one before it that are left.
+    fn strolled(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let costs = self.question.costs;
+        let mut nodes_of = vec![Vec::new(); costs.sites()];
+        for node in &self.movable {
+            nodes_of[costs.site(*node as usize)].push(*node as usize);
+        }
+        let mut rest: Vec<usize> = (0..costs.sites()).filter(|site| !nodes_of[*site].is_empty()).collect();
+        let mut sites = Vec::with_capacity(rest.len());
+        let mut at: Option<usize> = None;
+        while !rest.is_empty() {
+            let place = match at {
+                None => rng.random_range(0..rest.len()),
+                Some(site) => {
+                    let trip = |place: usize| costs.round_trip_s(site, rest[place]);
+                    (0..rest.len()).min_by(|a, b| trip(*a).total_cmp(&trip(*b))).unwrap_or(0)
+                }
+            };
+            let site = rest.swap_remove(place);
+            sites.push(std::mem::take(&mut nodes_of[site]));
+            at = Some(site);
+        }
+        sites
+    }
+
+    /// The better of two.
+    fn picked(&self, rng: &mut Pcg64) -> usize {
+        let [a, b] = [0; 2].map(|_| rng.random_range(0..self.population.len()));
+        if self.population[a].cost <= self.population[b].cost { a } else { b }
+    }
+
+    /// Some stages of one parent as they are, the others as much like those of another parent as their sizes allow.
+    fn crossed(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let Question { costs, sizes, .. } = self.question;
+        let (first, mut second) = (self.picked(rng), self.picked(rng));
+        if first == second {
+            second = (first + rng.random_range(1..self.population.len())) % self.population.len();
+        }
+        let (mother, father) = (&self.population[first].stages, &self.population[second].stages);
+        let mut order: Vec<usize> = (1..sizes.len()).collect();
+        order.shuffle(rng);
+        let keep_sources = self.question.sources.is_some() || rng.random_bool(0.5);
+        let kept = rng.random_range(1..=order.len().max(1));
+        let mut stages = vec![Vec::new(); sizes.len()];
+        let mut is_placed = vec![false; costs.nodes()];
+        let mut open = Vec::new();
+        for (i, stage) in order.iter().copied().enumerate() {
+            if i + 1 < kept { stages[stage].clone_from(&mother[stage]) } else { open.push(stage) }
+        }
+        if keep_sources {
+            stages[0].clone_from(&mother[0]);
+        } else {
+            open.insert(0, 0);
+        }
+        for node in stages.iter().flatten() {
+            is_placed[*node] = true;
+        }
+        let mut givers: Vec<usize> = (0..father.len()).collect();
+        for stage in &open {
+            let left = |giver: usize| father[giver].iter().filter(|node| !is_placed[**node]).count();
+            let best =
+                (0..givers.len()).max_by_key(|i| (left(givers[*i]).min(sizes[*stage]), std::cmp::Reverse(givers[*i])));
+            let Some(best) = best else { break };
+            let mut nodes: Vec<usize> =
+                father[givers.swap_remove(best)].iter().copied().filter(|n| !is_placed[*n]).collect();
+            nodes.shuffle(rng);
+            nodes.truncate(sizes[*stage]);
+            for node in &nodes {
+                is_placed[*node] = true;
+            }
+            stages[*stage] = nodes;
+        }
+        let mut rest: Vec<usize> = (0..costs.nodes()).filter(|node| !is_placed[*node]).collect();
+        rest.shuffle(rng);
+        for stage in open {
+            while stages[stage].len() < sizes[stage] {
+                let Some(node) = rest.pop() else { break };
+                stages[stage].push(node);
+            }
+        }
+        stages
+    }
+}
+
+/// Deals the nodes, which stand site by site, to the stages of a part. Each stage gets of each site what its size is
+/// worth, rounded down; what is left over goes to one stage after the other, so that neighbours get the same.
+fn deal(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
+    let total = nodes.len();
+    let mut left = Vec::new();
+    for same in nodes.chunk_by(|a, b| costs.site(*a) == costs.site(*b)) {
+        let mut same_left = same.iter().copied();
+        for stage in part {
+            stages[*stage].extend(same_left.by_ref().take(sizes[*stage] * same.len() / total));
+        }
+        left.extend(same_left);
+    }
+    let mut left = left.into_iter();
+    for stage in part {
+        let room = sizes[*stage] - stages[*stage].len();
+        stages[*stage].extend(left.by_ref().take(room));
+    }
+}
+
+/// From `low` to `high` in even ratios, as the share goes from 0 to 1.
+fn between(low: f64, high: f64, share: f64) -> f64 {
+    low * (high / low).powf(share)
+}
+
+/// Partitions that only differ in the order of stages and in nodes that are alike have the same key.
+fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let mut key: Vec<Vec<usize>> =
+        stages.iter().map(|members| members.iter().map(|node| costs.class(*node)).collect()).collect();
+    for classes in &mut key {
+        classes.sort_unstable();
+    }
+    key.sort_unstable();
+    key
+}
+
+/// How far the stages lie above the limit, summed up over them.
+fn excess_s(costs: &Costs, stages: &[Vec<usize>], limit_s: f64) -> f64 {
+    stages.iter().map(|members| (spread_of(costs, members) - limit_s).max(0.0)).sum()
+}

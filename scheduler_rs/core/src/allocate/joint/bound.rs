@@ -1,0 +1,280 @@
+//! A time that no allocation can beat, whichever nodes serve which stage.
+//!
+//! Stage 0 takes as many nodes as it has places, so an iteration takes at least as long as the best set of so many
+//! sources must: each has to send its microbatches out and wait for them, and the shortest way back home that any node
+//! can have leads over the nearest other nodes. Where memory is counted by routes and is scarce, every node is on some
+//! route, so that the far ones count as well, as a source or on the way of another one.
+
+use rustc_hash::FxHashMap;
+
+use crate::allocate::joint::Freedom;
+use crate::bound::source_bound;
+use crate::problem::{Instance, Problem};
+use crate::route::{Lengths, RouteTask, route_tasks};
+use crate::rules::MemoryRule;
+use crate::time::{NEVER, Rounding, Time};
+
+/// Steps of the search for one shortest round trip, times the nodes that each looks at; without an end to it, what is
+/// known of all walks counts.
+const MOST_LOOKS: usize = 2_000_000;
+/// Sets of sources that are looked through, until one is taken to be possible.
+const MOST_SETS: u64 = 200_000;
+/// With more kinds of nodes than this, the nearest node counts and no more.
+const MOST_KINDS: usize = 300;
+
+/// Nanoseconds that every allocation takes at least which `freedom` allows for `problem`, on durations rounded down.
+#[must_use]
+pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
+    let mut instance = Instance::new(problem, Rounding::Down);
+    instance.allreduce.fill(0);
+    if !instance.rules.cc1 {
+        // Routes need not lead over their source.
+        return instance.epilogue;
+    }
+    let stages = instance.stage_count();
+    let tasks = route_tasks(&instance);
+    if freedom.layers > 0 {
+        // Any stage may have a single layer, and any source a single microbatch.
+        let equal = freedom.layers as f64 / stages as f64;
+        let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
+        for load in &mut instance.loads {
+            load.forward.iter_mut().chain(&mut load.backward).for_each(least);
+        }
+    }
+    let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
+    let trips = Trips::new(&instance, lengths.short());
+    let counts_are_known = freedom.layers == 0 && !freedom.sizes;
+    let nodes: Vec<usize> = (0..instance.node_count()).collect();
+    let as_source: Vec<Time> = nodes
+        .iter()
+        .map(|node| {
+            if !counts_are_known {
+                return trips.from(*node);
+            }
+            // Which place a node takes is open, so the fewest microbatches of all places count.
+            let own = |source: usize| tasks.iter().filter(move |t| t.source == source);
+            let of = |s: &crate::problem::Source| {
+                source_bound(&instance, *node, s.microbatches, own(s.node).map(|t| t.waves), trips.from(*node))
+            };
+            if instance.sources.len() < instance.members[0].len() {
+                return 0;
+            }
+            instance.sources.iter().map(of).min().unwrap_or(0)
+        })
+        .collect();
+    let places = if freedom.sizes { 1 } else { instance.members[0].len() };
+    let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known);
+    let bound = if freedom.sources {
+        let close = |i: usize, j: usize| is_close(problem, freedom, i, j);
+        let within = |time: Time| {
+            let candidates: Vec<usize> = nodes.iter().copied().filter(|n| as_source[*n] <= time).collect();
+            let forced = nodes.iter().filter(|n| used.time(&trips, **n) > time).count();
+            let settled = nodes.iter().all(|n| as_source[*n] <= time || used.time(&trips, *n) <= time);
+            settled && forced <= places && has_group(&candidates, places, &close)
+        };
+        let mut times: Vec<Time> = nodes.iter().flat_map(|n| [as_source[*n], used.time(&trips, *n)]).collect();
+        times.sort_unstable();
+        times.dedup();
+        let reached = times.partition_point(|time| !within(*time));
+        times.get(reached).copied().unwrap_or(0)
+    } else {
+        instance.members[0].iter().map(|node| as_source[*node]).max().unwrap_or(0)
+    };
+    bound + instance.epilogue
+}
+
+fn is_close(problem: &Problem, freedom: Freedom, i: usize, j: usize) -> bool {
+    let cluster = problem.cluster();
+    let bytes = cluster.activation_bytes();
+    freedom
+        .max_replica_transfer_s
+        .is_none_or(|limit| cluster.transfer_s(i, j, bytes).max(cluster.transfer_s(j, i, bytes)) <= limit)
+}
+
+/// Whether `size` of the candidates may be close to each other; only what is found to be impossible is refused.
+fn has_group(candidates: &[usize], size: usize, close: &impl Fn(usize, usize) -> bool) -> bool {
+    let mut left: Vec<usize> = candidates.to_vec();
+    // Nodes with too few close ones cannot be in it, then perhaps others cannot either.
+    loop {
+        let before = left.len();
+        let all = left.clone();
+        left.retain(|i| all.iter().filter(|j| *j != i && close(*i, **j)).count() + 1 >= size);
+        if left.len() == before {
+            break;
+        }
+    }
+    let mut steps = MOST_SETS;
+    left.len() >= size && grows(&left, size, close, &mut steps)
+}
+
+fn grows(candidates: &[usize], size: usize, close: &impl Fn(usize, usize) -> bool, steps: &mut u64) -> bool {
+    if size == 0 {
+        return true;
+    }
+    candidates.iter().enumerate().any(|(i, node)| {
+        *steps = steps.saturating_sub(1);
+        if *steps == 0 {
+            return true;
+        }
+        let rest: Vec<usize> = candidates[i + 1..].iter().copied().filter(|other| close(*node, *other)).collect();
+        rest.len() + 1 >= size && grows(&rest, size - 1, close, steps)
+    })
+}
+
+/// Nodes that have to be on some route unless they are sources, because the others of their stage have no room.
+struct UsedNodes {
+    waves: Option<usize>,
+}
+
+impl UsedNodes {
+    fn new(instance: &Instance, tasks: &[RouteTask], lengths: &Lengths, sizes_are_known: bool) -> Self {
+        let rules = &instance.rules;
+        let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
+        let largest = inner.iter().map(|s| instance.members[*s].len()).max().unwrap_or(0);
+        let mut memory: Vec<usize> = instance.memory.iter().map(|m| *m as usize).collect();
+        memory.sort_unstable_by(|a, b| b.cmp(a));
+        let room: usize = memory.iter().take(largest.saturating_sub(1)).sum();
+        let quota = lengths.total.saturating_sub(lengths.routes).checked_div(inner.len()).unwrap_or(0);
+        let is_scarce = sizes_are_known
+            && rules.cc1
+            && rules.cc3
+            && rules.tc1 == MemoryRule::Routes
+            && lengths.long_routes() == 0
+            && quota > room;
+        Self { waves: is_scarce.then(|| tasks.iter().map(|t| t.waves).min().unwrap_or(1)) }
+    }
+
+    /// What an iteration takes at least if the node is no source.
+    fn time(&self, trips: &Trips<'_>, node: usize) -> Time {
+        self.waves.map_or(0, |waves| waves as Time * trips.through(node))
+    }
+}
+
+/// Shortest ways of a microbatch, out and home.
+struct Trips<'a> {
+    instance: &'a Instance,
+    length: usize,
+    /// Of each kind of node as many as a way can lead over.
+    nodes: Vec<usize>,
+    from: Vec<Time>,
+    through: Vec<Time>,
+}
+
+impl<'a> Trips<'a> {
+    fn new(instance: &'a Instance, length: usize) -> Self {
+        let n = instance.node_count();
+        // Nodes of one place and speed have the same ways.
+        let kind = |node: usize| (instance.place(node), instance.least_work(node));
+        let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
+        let nodes = (0..n)
+            .filter(|node| {
+                let seen = count.entry(kind(*node)).or_insert(0);
+                *seen += 1;
+                *seen <= length
+            })
+            .collect();
+        let kinds = count.len();
+        let mut trips = Self { instance, length, nodes, from: Vec::new(), through: Vec::new() };
+        // The cheapest source's loss, wherever on the round trip that source is.
+        let least_loss = (0..n).map(|node| instance.least_loss(node)).min().unwrap_or(0);
+        let mut known: FxHashMap<(usize, Time), Time> = FxHashMap::default();
+        for node in 0..n {
+            let round = *known
+                .entry(kind(node))
+                .or_insert_with(|| if kinds <= MOST_KINDS { trips.round(node) } else { trips.least_round(node) });
+            trips.from.push(round + instance.least_loss(node));
+            trips.through.push(round + least_loss);
+        }
+        trips
+    }
+
+    /// From a source and home.
+    fn from(&self, node: usize) -> Time {
+        self.from[node]
+    }
+
+    /// Of any source, over this node.
+    fn through(&self, node: usize) -> Time {
+        self.through[node]
+    }
+
+    /// Both ways between two nodes.
+    fn hop(&self, i: usize, j: usize) -> Time {
+        self.instance.transfer(i, j) + self.instance.transfer(j, i)
+    }
+
+    /// To the nearest node, and home from a near one; the work of the fastest others.
+    fn least_round(&self, node: usize) -> Time {
+        let instance = self.instance;
+        if self.length < 2 {
+            return instance.least_work(node);
+        }
+        let others = || self.nodes.iter().filter(|j| **j != node);
+        let nearest = others().map(|j| self.hop(node, *j)).min().unwrap_or(0);
+        let work = others().map(|j| instance.least_work(*j)).min().unwrap_or(0);
+        instance.least_work(node) + 2 * nearest + (self.length - 1) as Time * work
+    }
+
+    /// The shortest round trip of so many nodes over `node`, both ways, with their work. A round trip begins anywhere.
+    fn round(&self, node: usize) -> Time {
+        let instance = self.instance;
+        if self.length < 2 {
+            return instance.least_work(node);
+        }
+        // From each node over so many others to `node`, where nodes may come twice: no round trip is shorter.
+        let n = instance.node_count();
+        let over = |i: usize, behind: &[Time]| {
+            let others = self.nodes.iter().filter(|j| **j != i && **j != node);
+            others.map(|j| self.hop(i, *j) + instance.least_work(*j) + behind[*j]).min().unwrap_or(NEVER)
+        };
+        let mut ahead: Vec<Vec<Time>> = vec![(0..n).map(|i| self.hop(i, node)).collect()];
+        for step in 1..self.length - 1 {
+            let mut next = vec![NEVER; n];
+            for i in &self.nodes {
+                next[*i] = over(*i, &ahead[step - 1]);
+            }
+            ahead.push(next);
+        }
+        let mut walk = Walk { trips: self, ahead: &ahead, best: NEVER, steps: 0, seen: vec![node] };
+        walk.extend(node, 0, self.length - 1);
+        let shortest = if walk.is_over() { over(node, &ahead[self.length - 2]) } else { walk.best };
+        if shortest >= NEVER { 0 } else { instance.least_work(node) + shortest }
+    }
+}
+
+struct Walk<'a> {
+    trips: &'a Trips<'a>,
+    ahead: &'a [Vec<Time>],
+    best: Time,
+    steps: usize,
+    /// Nodes so far; it ends where it began.
+    seen: Vec<usize>,
+}
+
+impl Walk<'_> {
+    fn is_over(&self) -> bool {
+        self.steps * self.trips.nodes.len() >= MOST_LOOKS
+    }
+
+    /// Goes on from `at`, over `left` more nodes and home.
+    fn extend(&mut self, at: usize, cost: Time, left: usize) {
+        let trips = self.trips;
+        if left == 0 {
+            self.best = self.best.min(cost + trips.hop(at, self.seen[0]));
+            return;
+        }
+        let step = |j: usize| trips.hop(at, j) + trips.instance.least_work(j);
+        let open = trips.nodes.iter().filter(|j| !self.seen.contains(j));
+        let mut next: Vec<(Time, usize)> = open.map(|j| (step(*j) + self.ahead[left - 1][*j], *j)).collect();
+        next.sort_unstable();
+        for (estimate, node) in next {
+            self.steps += 1;
+            if cost + estimate >= self.best || self.is_over() {
+                return;
+            }
+            self.seen.push(node);
+            self.extend(node, cost + step(node), left - 1);
+            self.seen.pop();
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What the surrogate says of a whole allocation.
+
+use super::costs::Costs;
+use super::draft::{Draft, Parts};
+use super::tour::best_tour;
+use crate::cluster::Cluster;
+use crate::error::{Result, invalid};
+
+/// An allocation and what the surrogate says of it; its stages stand in the order of the tour, their nodes ascend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// Nodes of each stage, stage 0 first.
+    pub stages: Vec<Vec<usize>>,
+    /// The sum of the parts.
+    pub score_s: f64,
+    /// Longest transfer of a message between two nodes of one stage.
+    pub replica_s: f64,
+    /// Shortest tour from stage 0 over all stages and back, by the bottleneck matchings of round trips.
+    pub tour_s: f64,
+    /// Sum over the stages of twice the mean forward.
+    pub compute_s: f64,
+}
+
+impl Scored {
+    pub(super) fn parts(&self) -> Parts {
+        Parts { replica_s: self.replica_s, tour_s: self.tour_s, compute_s: self.compute_s, excess_s: 0.0 }
+    }
+}
+
+/// Scores an allocation. Stage 0 stays where it is, the others are put in the order of the shortest tour, in the
+/// direction whose second stage has the lower first node.
+///
+/// # Errors
+/// Where the stages are not a partition of the cluster's nodes.
+pub fn score(cluster: &Cluster, stages: &[Vec<usize>]) -> Result<Scored> {
+    check_partition(cluster.nodes().len(), stages)?;
+    Ok(scored(&Costs::new(cluster), stages))
+}
+
+fn check_partition(nodes: usize, stages: &[Vec<usize>]) -> Result<()> {
+    let mut stage_of = vec![None; nodes];
+    for (s, members) in stages.iter().enumerate() {
+        if members.is_empty() {
+            return invalid(format!("stages[{s}]"), "an empty list", "at least one node for every stage");
+        }
+        for (i, node) in members.iter().enumerate() {
+            match stage_of.get_mut(*node) {
+                None => {
+                    return invalid(format!("stages[{s}][{i}]"), node, format!("a node in 0..{}", nodes - 1));
+                }
+                Some(Some(other)) => {
+                    let expected = format!("every node in one place (it serves stage {other} already)");
+                    return invalid(format!("stages[{s}][{i}]"), node, expected);
+                }
+                Some(free) => *free = Some(s),
+            }
+        }
+    }
+    match stage_of.iter().position(Option::is_none) {
+        Some(node) => invalid("stages", format!("nothing for node {node}"), "every node in one stage"),
+        None => Ok(()),
+    }
+}
+
+/// [`score`] of what is a partition of the nodes.
+#[must_use]
+pub fn scored(costs: &Costs, stages: &[Vec<usize>]) -> Scored {
+    let mut stages = stages.to_vec();
+    for members in &mut stages {
+        members.sort_unstable();
+    }
+    // Among tours of the same length, the choice must not hang on the order in which the stages came.
+    if let Some(rest) = stages.get_mut(1..) {
+        rest.sort_unstable();
+    }
+    let count = stages.len();
+    let mut draft = Draft::new(costs, &stages, f64::INFINITY);
+    let mut legs = vec![0.0; count * count];
+    for a in 0..count {
+        for b in (0..count).filter(|b| *b != a) {
+            legs[a * count + b] = draft.leg(a, b);
+        }
+    }
+    let mut tour = best_tour(&legs, count);
+    if count > 2 && tour.order[count - 1] < tour.order[1] {
+        tour.order[1..].reverse();
+    }
+    let Parts { replica_s, compute_s, .. } = draft.parts();
+    let stages: Vec<Vec<usize>> = tour.order.iter().map(|s| std::mem::take(&mut stages[*s])).collect();
+    let tour_s = tour.length;
+    Scored { stages, score_s: replica_s + tour_s + compute_s, replica_s, tour_s, compute_s }
+}

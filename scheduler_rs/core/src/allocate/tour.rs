@@ -1,0 +1,319 @@
+//! The shortest way over all stages that starts at stage 0.
+//!
+//! `legs` is a square matrix, row after row: the entry (a, b) is the way from stage a to stage b, and the entry (a, 0)
+//! what it costs to end at stage a: the way home, or zeros for an open tour. The two directions may differ.
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+/// Up to so many stages the shortest tour is found for certain.
+pub const MOST_EXACT: usize = 16;
+/// An improvement by less is noise.
+const NOISE: f64 = 1e-12;
+/// The longest part that is moved to another place as a whole.
+const LONGEST_PART: usize = 3;
+/// Starts of the heuristic, each with another second stage.
+const MOST_STARTS: usize = 24;
+/// Legs looked at while the best tour is shaken again and again.
+const SHAKING: usize = 200_000;
+/// Steps of the subgradient method.
+const ASCENTS: usize = 400;
+/// Steps without a better bound after which they get shorter.
+const PATIENCE: u32 = 8;
+
+/// A way over all stages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tour {
+    /// All stages, stage 0 first.
+    pub order: Vec<usize>,
+    /// Sum of its legs, the last one from the last stage to stage 0.
+    pub length: f64,
+    /// No tour is shorter.
+    pub bound: f64,
+}
+
+/// The shortest tour, for certain up to [`MOST_EXACT`] stages; beyond that a good one with a lower bound.
+#[must_use]
+pub fn best_tour(legs: &[f64], stages: usize) -> Tour {
+    let order: Vec<usize> = (0..stages).collect();
+    if stages < 3 {
+        let length = if stages == 2 { length_of(legs, &order) } else { 0.0 };
+        return Tour { order, length, bound: length };
+    }
+    if stages <= MOST_EXACT {
+        let order = Exact::default().order(legs, stages);
+        let length = length_of(legs, &order);
+        return Tour { order, length, bound: length };
+    }
+    let (order, length) = searched(legs, stages);
+    Tour { order, length, bound: tour_bound(legs, stages, length).min(length) }
+}
+
+/// Sum of the legs of a closed tour of at least two stages.
+#[must_use]
+pub fn length_of(legs: &[f64], order: &[usize]) -> f64 {
+    let stages = order.len();
+    order.iter().zip(order.iter().cycle().skip(1)).map(|(a, b)| legs[a * stages + b]).sum()
+}
+
+/// Dynamic programming over sets of stages, with its working memory.
+#[derive(Clone, Debug, Default)]
+pub struct Exact {
+    /// Shortest way from stage 0 over the set (bit k: stage k + 1) that ends at its member: `[set * (stages - 1) + end]`.
+    shortest: Vec<f64>,
+}
+
+impl Exact {
+    /// Length of the shortest tour of 2 to [`MOST_EXACT`] stages.
+    pub fn length(&mut self, legs: &[f64], stages: usize) -> f64 {
+        let m = stages - 1;
+        self.fill(legs, stages);
+        let all = ((1 << m) - 1) * m;
+        (0..m).map(|end| self.shortest[all + end] + legs[(end + 1) * stages]).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The shortest tour of 2 to [`MOST_EXACT`] stages.
+    pub fn order(&mut self, legs: &[f64], stages: usize) -> Vec<usize> {
+        let m = stages - 1;
+        self.fill(legs, stages);
+        let mut order = Vec::with_capacity(stages);
+        let mut set: usize = (1 << m) - 1;
+        // Back from stage 0: which end makes the rest shortest.
+        let mut next = 0;
+        while set != 0 {
+            let ends = (0..m).filter(|end| set >> end & 1 == 1);
+            let key = |end: usize| self.shortest[set * m + end] + legs[(end + 1) * stages + next];
+            let Some(end) = ends.min_by(|a, b| key(*a).total_cmp(&key(*b))) else { break };
+            order.push(end + 1);
+            set ^= 1 << end;
+            next = end + 1;
+        }
+        order.push(0);
+        order.reverse();
+        order
+    }
+
+    fn fill(&mut self, legs: &[f64], stages: usize) {
+        let m = stages - 1;
+        self.shortest.clear();
+        self.shortest.resize(m << m, f64::INFINITY);
+        for end in 0..m {
+            self.shortest[(1 << end) * m + end] = legs[end + 1];
+        }
+        for set in 1..1_usize << m {
+            let mut ends = set;
+            while ends != 0 {
+                let end = ends.trailing_zeros() as usize;
+                ends &= ends - 1;
+                let so_far = self.shortest[set * m + end];
+                let row = &legs[(end + 1) * stages + 1..][..m];
+                let mut rest = !set & ((1 << m) - 1);
+                while rest != 0 {
+                    let next = rest.trailing_zeros() as usize;
+                    rest &= rest - 1;
+                    let entry = &mut self.shortest[(set | 1 << next) * m + next];
+                    *entry = entry.min(so_far + row[next]);
+                }
+            }
+        }
+    }
+}
+
+/// Shortens a tour in place until no part turned round (2-opt) and no short part at another place (Or-opt) helps.
+pub fn shorten(legs: &[f64], order: &mut [usize]) {
+    let mut sums = Sums::default();
+    loop {
+        sums.take(legs, order);
+        if !turn_part(legs, order, &sums) && !move_part(legs, order) {
+            break;
+        }
+    }
+}
+
+/// Lengths from the start of the tour to each place, forwards, and the same legs backwards.
+#[derive(Default)]
+struct Sums {
+    ahead: Vec<f64>,
+    back: Vec<f64>,
+}
+
+impl Sums {
+    fn take(&mut self, legs: &[f64], order: &[usize]) {
+        let n = order.len();
+        for (sums, reverse) in [(&mut self.ahead, false), (&mut self.back, true)] {
+            sums.clear();
+            sums.push(0.0);
+            let mut sum = 0.0;
+            for pair in order.windows(2) {
+                let (a, b) = if reverse { (pair[1], pair[0]) } else { (pair[0], pair[1]) };
+                sum += legs[a * n + b];
+                sums.push(sum);
+            }
+        }
+    }
+}
+
+fn turn_part(legs: &[f64], order: &mut [usize], sums: &Sums) -> bool {
+    let n = order.len();
+    let leg = |a: usize, b: usize| legs[a * n + b];
+    for i in 1..n {
+        for j in i + 1..n {
+            let (before, after) = (order[i - 1], order[(j + 1) % n]);
+            let old = leg(before, order[i]) + sums.ahead[j] - sums.ahead[i] + leg(order[j], after);
+            let new = leg(before, order[j]) + sums.back[j] - sums.back[i] + leg(order[i], after);
+            if new < old - NOISE * (1.0 + old) {
+                order[i..=j].reverse();
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn move_part(legs: &[f64], order: &mut [usize]) -> bool {
+    let n = order.len();
+    let leg = |a: usize, b: usize| legs[a * n + b];
+    for i in 1..n {
+        for j in i..n.min(i + LONGEST_PART) {
+            let (first, last) = (order[i], order[j]);
+            let (before, after) = (order[i - 1], order[(j + 1) % n]);
+            let (mut ahead, mut back) = (0.0, 0.0);
+            for pair in order[i..=j].windows(2) {
+                ahead += leg(pair[0], pair[1]);
+                back += leg(pair[1], pair[0]);
+            }
+            let gain = leg(before, first) + leg(last, after) - leg(before, after);
+            for place in (0..n).filter(|place| *place + 1 < i || *place > j) {
+                let (left, right) = (order[place], order[(place + 1) % n]);
+                let joint = leg(left, right);
+                let straight = leg(left, first) + leg(last, right) - joint;
+                let turned = leg(left, last) + leg(first, right) - joint + back - ahead;
+                if straight.min(turned) < gain - NOISE * (1.0 + gain.abs()) {
+                    if turned < straight {
+                        order[i..=j].reverse();
+                    }
+                    if place < i {
+                        order[place + 1..=j].rotate_right(j - i + 1);
+                    } else {
+                        order[i..=place].rotate_left(j - i + 1);
+                    }
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+/// A good tour: from several second stages always to the nearest one, shortened; the best of these is shaken by
+/// exchanging two neighbouring parts, which turning and moving cannot undo at once.
+fn searched(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
+    let mut best: Option<(Vec<usize>, f64)> = None;
+    let keep = |order: Vec<usize>, best: &mut Option<(Vec<usize>, f64)>| {
+        let length = length_of(legs, &order);
+        if best.as_ref().is_none_or(|(_, least)| length < *least) {
+            *best = Some((order, length));
+        }
+    };
+    let stride = (stages - 1).div_ceil(MOST_STARTS);
+    for second in (1..stages).step_by(stride) {
+        let mut order = nearest_first(legs, stages, second);
+        shorten(legs, &mut order);
+        keep(order, &mut best);
+    }
+    let mut rng = Pcg64::seed_from_u64(0);
+    for _ in 0..SHAKING / (stages * stages) {
+        let Some((order, _)) = &best else { break };
+        let mut order = order.clone();
+        let mut cuts = [0; 3].map(|_| rng.random_range(1..=stages));
+        cuts.sort_unstable();
+        order[cuts[0]..cuts[2]].rotate_left(cuts[1] - cuts[0]);
+        shorten(legs, &mut order);
+        keep(order, &mut best);
+    }
+    best.unwrap_or_else(|| ((0..stages).collect(), f64::INFINITY))
+}
+
+fn nearest_first(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
+    let mut order = vec![0, second];
+    let mut rest: Vec<usize> = (1..stages).filter(|s| *s != second).collect();
+    let mut at = second;
+    while let Some((place, next)) = rest
+        .iter()
+        .copied()
+        .enumerate()
+        .min_by(|a, b| legs[at * stages + a.1].total_cmp(&legs[at * stages + b.1]).then(a.1.cmp(&b.1)))
+    {
+        rest.remove(place);
+        order.push(next);
+        at = next;
+    }
+    order
+}
+
+/// No tour of at least three stages is shorter: a least tree over the stages other than 0, each edge by its shorter
+/// direction, and the cheapest way from stage 0 into it and out of it at two different stages (Held and Karp). What
+/// each stage's visit is charged is adapted by the subgradient: a stage with many edges gets dearer. `length` is that of some
+/// tour.
+#[must_use]
+pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
+    let mut price = vec![0.0; stages];
+    let mut best = f64::NEG_INFINITY;
+    let (mut scale, mut barren) = (1.0, 0);
+    for _ in 0..ASCENTS {
+        let (bound, degree) = one_tree(legs, stages, &price);
+        barren = if bound > best { 0 } else { barren + 1 };
+        best = best.max(bound);
+        let off: f64 = degree.iter().map(|d| (f64::from(*d) - 2.0).powi(2)).sum();
+        if off == 0.0 {
+            break;
+        }
+        if barren == PATIENCE {
+            (scale, barren) = (scale / 2.0, 0);
+        }
+        // Towards the length of a tour, as if the bound grew evenly.
+        let step = scale * (length - bound).max(0.0) / off;
+        for (price, degree) in price.iter_mut().zip(&degree).skip(1) {
+            *price += step * (f64::from(*degree) - 2.0);
+        }
+    }
+    best
+}
+
+/// Length of the least 1-tree under these prices, less the prices, and how many edges each stage has.
+fn one_tree(legs: &[f64], stages: usize, price: &[f64]) -> (f64, Vec<u32>) {
+    let leg = |a: usize, b: usize| legs[a * stages + b].min(legs[b * stages + a]) + price[a] + price[b];
+    let mut degree = vec![0; stages];
+    let mut length = -2.0 * price.iter().sum::<f64>();
+    let mut least = vec![(f64::INFINITY, 1); stages];
+    let mut inside = vec![false; stages];
+    let mut at = 1;
+    inside[1] = true;
+    for _ in 2..stages {
+        let mut next = (f64::INFINITY, 0);
+        for other in (1..stages).filter(|s| !inside[*s]) {
+            if leg(at, other) < least[other].0 {
+                least[other] = (leg(at, other), at);
+            }
+            if next.1 == 0 || least[other].0 < next.0 {
+                next = (least[other].0, other);
+            }
+        }
+        length += next.0;
+        at = next.1;
+        inside[at] = true;
+        degree[at] += 1;
+        degree[least[at].1] += 1;
+    }
+    let mut ends = (f64::INFINITY, 1, 2);
+    for (out, home) in (1..stages).flat_map(|a| (1..stages).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        let both = legs[out] + price[out] + legs[home * stages] + price[home];
+        if both < ends.0 {
+            ends = (both, out, home);
+        }
+    }
+    degree[0] = 2;
+    degree[ends.1] += 1;
+    degree[ends.2] += 1;
+    (length + ends.0, degree)
+}

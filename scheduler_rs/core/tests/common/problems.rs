@@ -1,0 +1,57 @@
+//! Random problems of all kinds.
+
+use proptest::prelude::*;
+use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::problem::Problem;
+use skippipe_core::rules::{Constraints, MemoryRule};
+
+/// A cluster of `n` nodes in three regions with unequal speeds, memories and links.
+pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
+    let number = |i: usize| numbers[i % numbers.len()];
+    let node = |i: usize| Node {
+        name: format!("node-{i}"),
+        forward_s: 0.1 + number(i),
+        backward_s: 0.2 + number(2 * i + 1),
+        loss_s: 0.1 * number(3 * i),
+        memory: 1 + (number(5 * i) * 4.0) as u32,
+    };
+    let matrix = |low: f64, scale: f64, shift: usize| {
+        (0..3).map(|i| (0..3).map(|j| low + scale * number(shift + 3 * i + j)).collect()).collect()
+    };
+    let parts = ClusterParts {
+        nodes: (0..n).map(node).collect(),
+        links: Links::Rated { latency_s: matrix(0.0, 0.2, 7), bandwidth: matrix(1e6, 1e8, 11), overhead_s: 0.01 },
+        region_of: Some((0..n).map(|i| i % 3).collect()),
+        activation_bytes: 3e7,
+        gradient_bytes: (0..gradients).map(|s| 1e7 * number(s)).collect(),
+        step_s: (0..n).map(|i| 0.01 * number(i)).collect(),
+        norm_s: 0.003,
+        source: None,
+    };
+    Cluster::new(parts, "").unwrap()
+}
+
+prop_compose! {
+    /// Up to five stages of up to three nodes, all rules switched on or off.
+    pub fn problems()(
+        sizes in prop::collection::vec(1_usize..4, 2..6),
+        numbers in prop::collection::vec(0.0_f64..1.0, 40),
+        share in 0.0_f64..1.0,
+        counts in prop::collection::vec(0_usize..5, 3),
+        gradients in any::<bool>(),
+        (cc1, cc2, cc3) in (prop::bool::weighted(0.8), prop::bool::weighted(0.8), prop::bool::weighted(0.8)),
+        tc1 in prop::sample::select(vec![MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off]),
+        max_swaps in 0_u32..3,
+        waves in 1_u32..3,
+        max_stage_jump in prop::option::weighted(0.3, 2_u32..5),
+    ) -> Problem {
+        let mut next = 0;
+        let stages: Vec<Vec<usize>> = sizes.iter().map(|size| { next += size; (next - size..next).collect() }).collect();
+        let mut microbatches: Vec<usize> = (0..sizes[0]).map(|i| counts[i]).collect();
+        microbatches[0] += 1;
+        let constraints = Constraints { cc1, cc2, cc3, tc1, tc2: true, max_swaps, waves, max_stage_jump };
+        let s = sizes.len() as f64;
+        let cluster = cluster(next, if gradients { sizes.len() } else { 0 }, &numbers);
+        Problem::new(cluster, stages, vec![], microbatches, share * (s - 1.0) / s, constraints).unwrap()
+    }
+}

@@ -1,0 +1,118 @@
+//! Plans that choose their allocation themselves: they keep the rules and what was not to be changed, whatever else
+//! changes.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "common/problems.rs"]
+mod problems;
+
+use problems::problems;
+use proptest::prelude::*;
+use skippipe_core::allocate::joint::{Freedom, Seats, lower_bound};
+use skippipe_core::budget::Budget;
+use skippipe_core::check::check;
+use skippipe_core::error::Error;
+use skippipe_core::plan::Plan;
+use skippipe_core::plan_for;
+use skippipe_core::problem::Problem;
+use skippipe_core::rules::Strategy as PlanStrategy;
+use skippipe_core::search::{Options, plan_freely};
+
+prop_compose! {
+    fn freedoms()(
+        sizes in any::<bool>(),
+        layers in prop::option::of(0_usize..3),
+        sources in prop::bool::weighted(0.8),
+        limit in prop::option::weighted(0.3, 0.5_f64..4.0),
+    ) -> (Freedom, Option<usize>) {
+        (Freedom { sizes, layers: 0, sources, max_replica_transfer_s: limit }, layers)
+    }
+}
+
+fn plan(problem: &Problem, freedom: Freedom, threads: usize, work: u64) -> Result<Plan, Error> {
+    let options = Options { threads, ..Options::new(PlanStrategy::Skippipe, 3) };
+    plan_freely(problem, freedom, options, &Budget::new(None, Some(work)))
+}
+
+fn sorted(mut numbers: Vec<usize>) -> Vec<usize> {
+    numbers.sort_unstable();
+    numbers
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rules_are_kept_and_what_must_stay_stays(problem in problems(), (freedom, layers) in freedoms()) {
+        let stages = problem.stages().len();
+        let freedom = Freedom { layers: layers.map_or(0, |more| stages + more * stages), ..freedom };
+        let plan = match plan(&problem, freedom, 1, 60_000) {
+            Ok(plan) => plan,
+            Err(Error::Invalid { .. }) => {
+                // The first allocation is refused for what it is, or a node has no memory for its layers.
+                prop_assert!(Seats::new(&problem, freedom).is_err());
+                return Ok(());
+            }
+            Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => return Ok(()),
+            Err(error) => return Err(TestCaseError::fail(error.to_string())),
+        };
+        prop_assert_eq!(check(&plan), Vec::<String>::new());
+        prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
+        let sizes = |stages: &[Vec<usize>]| stages.iter().map(Vec::len).collect::<Vec<_>>();
+        if !freedom.sizes {
+            prop_assert_eq!(sizes(&plan.stages), sizes(problem.stages()));
+        }
+        if !freedom.sources {
+            prop_assert_eq!(sorted(plan.stages[0].clone()), sorted(problem.stages()[0].clone()));
+        }
+        prop_assert_eq!(plan.microbatches.len(), problem.microbatch_count());
+        if freedom.layers == 0 {
+            prop_assert_eq!(&plan.cluster, problem.cluster());
+        } else {
+            prop_assert_eq!(plan.layers.iter().sum::<usize>(), freedom.layers);
+            let equal = freedom.layers as f64 / stages as f64;
+            for (stage, members) in plan.stages.iter().enumerate() {
+                let part = plan.layers[stage] as f64 / equal;
+                for node in members {
+                    let (own, given) = (&plan.cluster.nodes()[*node], &problem.cluster().nodes()[*node]);
+                    prop_assert!((own.forward_s - given.forward_s * part).abs() < 1e-9);
+                    prop_assert!((own.backward_s - given.backward_s * part).abs() < 1e-9);
+                    prop_assert!(f64::from(own.memory) * part <= f64::from(given.memory) + 1e-6);
+                    prop_assert!(f64::from(own.memory + 1) * part > f64::from(given.memory) - 1e-6);
+                }
+            }
+        }
+        if let Some(limit) = freedom.max_replica_transfer_s {
+            let bytes = plan.cluster.activation_bytes();
+            for members in &plan.stages {
+                for (i, j) in members.iter().flat_map(|i| members.iter().map(move |j| (*i, *j))) {
+                    prop_assert!(plan.cluster.transfer_s(i, j, bytes) <= limit);
+                }
+            }
+        }
+        let bound = lower_bound(&problem, freedom) as f64 / 1e9;
+        prop_assert!(bound <= plan.predicted.iteration_s + 1e-6, "{bound} > {}", plan.predicted.iteration_s);
+    }
+
+    #[test]
+    fn no_freedom_to_bound_is_below_the_bound_of_one_allocation(problem in problems()) {
+        // Every allocation's own plan is one of those that the bound speaks of.
+        let freedom = Freedom::default();
+        let options = Options::new(PlanStrategy::Skippipe, 1);
+        let Ok(plan) = plan_for(&problem, options, &Budget::new(None, Some(100_000))) else { return Ok(()) };
+        prop_assert!(lower_bound(&problem, freedom) as f64 / 1e9 <= plan.predicted.iteration_s + 1e-6);
+    }
+
+    #[test]
+    fn threads_change_nothing(problem in problems(), (freedom, _) in freedoms()) {
+        let freedom = Freedom { max_replica_transfer_s: None, ..freedom };
+        match (plan(&problem, freedom, 1, 150_000), plan(&problem, freedom, 3, 150_000)) {
+            (Ok(one), Ok(three)) => {
+                prop_assert_eq!(one.stages, three.stages);
+                prop_assert_eq!(one.tasks, three.tasks);
+                prop_assert_eq!(&one.solver["allocation"], &three.solver["allocation"]);
+            }
+            (Err(one), Err(three)) => prop_assert_eq!(one, three),
+            _ => return Err(TestCaseError::fail("one found a plan, the other did not")),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+"""Which node serves which stage: what that costs by the surrogate, and how the search for it went. No output here."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skippipe._scheduler import Plan, Scored, score_allocation
+from skippipe.report.figures import visits_per_stage
+from skippipe.report.table import Table
+from skippipe.report.terminal import percent, seconds
+
+WIDEST = 48
+"""Characters for the nodes of a stage: with more, places are counted instead of nodes named."""
+NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another allocation that the search has seen."""
+
+    seconds: float
+    """of its iteration, or its score by the surrogate"""
+    moved: int
+    """nodes that serve another stage in it"""
+
+
+@dataclass(frozen=True)
+class AllocationSearch:
+    """What a plan's `solver` says of the search for its allocation; None where it does not say."""
+
+    score_s: float | None = None
+    """score of the best allocation by the surrogate, which the planner began with"""
+    score_bound_s: float | None = None
+    """no allocation of these sizes scores less"""
+    next_score: Other | None = None
+    start_s: float | None = None
+    """iteration with that allocation"""
+    lower_bound_s: float | None = None
+    """no allocation that was allowed has a shorter iteration"""
+    next_iteration: Other | None = None
+
+
+def stage_table(plan: Plan) -> Table:
+    """One row for every stage: who serves it, how often it is visited, how far apart its replicas are; cost below."""
+    visits, total = visits_per_stage(plan), len(plan.microbatches)
+    inside = slowest_inside(plan)
+    reduces, layers = any(plan.predicted.allreduce_s), plan.layers
+    headings = [
+        "stage", "nodes", "visits", "share", *(["all-reduce"] if reduces else []), *(["layers"] if layers else []),
+        "slowest inside", "who serves it",
+    ]  # fmt: skip
+    rows = []
+    for stage, nodes in enumerate(plan.stages):
+        size = "absent" if stage in plan.absent_stages else str(len(nodes))
+        row = [str(stage), size, str(visits[stage]), percent(visits[stage] / total)]
+        row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
+        row += [str(layers[stage])] if layers else []
+        rows.append([*row, seconds(inside[stage]), members([plan.cluster.names[node] for node in nodes])])
+    notes = (cost_in_words(cost(plan)), *search_in_words(read_allocation_search(plan)))
+    return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
+
+
+def slowest_inside(plan: Plan) -> list[float | None]:
+    """Longest transfer between two nodes of each stage, in seconds; None where it has but one."""
+    transfer_s = plan.cluster.transfer_matrix()
+    return [float(transfer_s[nodes][:, nodes].max()) if len(nodes) > 1 else None for nodes in plan.stages]
+
+
+def cost(plan: Plan) -> Scored:
+    """What the surrogate says of a plan's allocation; its stages may stand in another order."""
+    return score_allocation(plan.cluster, [nodes for nodes in plan.stages if nodes])
+
+
+def members(names: Sequence[str], widest: int = WIDEST) -> str:
+    """Names of nodes, briefly: `Iowa-0,1 Paris-0`; where that is too long `Iowa x2, Paris`, and the most of that."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        parts = NUMBERED.fullmatch(name)
+        stem, number = parts.groups() if parts else (name, "")
+        groups.setdefault(stem, []).append(number)
+    named = " ".join(stem + ",".join(numbers) for stem, numbers in groups.items())
+    if len(named) <= widest:
+        return named
+    most = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    counted = [stem.rstrip("-_. ") + (f" x{len(numbers)}" if len(numbers) > 1 else "") for stem, numbers in most]
+    shown = len(counted)
+    while shown > 1 and len(_counted(counted, shown)) > widest:
+        shown -= 1
+    return _counted(counted, shown)
+
+
+def _counted(groups: Sequence[str], shown: int) -> str:
+    left = len(groups) - shown
+    return ", ".join(groups[:shown]) + (f" and {left} more places" if left else "")
+
+
+def cost_in_words(scored: Scored) -> str:
+    """The parts of the surrogate's score."""
+    return (
+        f"Cost by the surrogate: {seconds(scored.score_s)} = {seconds(scored.replica_s)} inside a stage + "
+        f"{seconds(scored.tour_s)} tour over the stages + {seconds(scored.compute_s)} computing."
+    )
+
+
+def search_in_words(search: AllocationSearch) -> list[str]:
+    """How the surrogate and the planner came to the allocation, as far as it is known."""
+    told = []
+    if search.score_s is not None:
+        told.append(
+            f"The best by it: {seconds(search.score_s)}, none below {seconds(search.score_bound_s)}"
+            f"{_beside(search.next_score)}."
+        )
+    if search.lower_bound_s is not None:
+        first = "" if search.start_s is None else f"{seconds(search.start_s)} with that one, "
+        told.append(f"Iterations: {first}none below {seconds(search.lower_bound_s)}{_beside(search.next_iteration)}.")
+    return told
+
+
+def _beside(other: Other | None) -> str:
+    if other is None:
+        return ""
+    nodes = f"{other.moved} node{'' if other.moved == 1 else 's'}"
+    return f"; runner-up {seconds(other.seconds)} ({nodes} elsewhere)"
+
+
+def read_allocation_search(plan: Plan) -> AllocationSearch:
+    """Read `surrogate` and `allocation` of a plan's `solver`; what is of another form counts as absent."""
+    solver = json.loads(plan.solver)
+    surrogate, joint = (_object(solver.get(key)) for key in ("surrogate", "allocation"))
+    return AllocationSearch(
+        score_s=_number(surrogate.get("score_s")),
+        score_bound_s=_number(surrogate.get("lower_bound_s")),
+        next_score=_other(_object(surrogate.get("runner_up")), "score_s", surrogate.get("stages")),
+        start_s=_number(joint.get("start_s")),
+        lower_bound_s=_number(joint.get("lower_bound_s")),
+        next_iteration=_other(_object(joint.get("runner_up")), "iteration_s", plan.stages),
+    )
+
+
+def _other(found: Mapping[str, Any], key: str, stages: Any) -> Other | None:
+    time, own, other = _number(found.get(key)), _partition(stages), _partition(found.get("stages"))
+    if time is None or own is None or other is None:
+        return None
+    return Other(time, moved(own, other))
+
+
+def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) -> int:
+    """Nodes that would have to move to make one partition of another, whatever the order of its stages.
+
+    Stages that have most nodes in common are taken to be the same.
+    """
+    common = [(-len(own & other), i, j) for i, own in enumerate(stages) for j, other in enumerate(others)]
+    left, right, kept = set(range(len(stages))), set(range(len(others))), 0
+    for negative, i, j in sorted(common):
+        if i in left and j in right:
+            left.remove(i)
+            right.remove(j)
+            kept -= negative
+    return sum(map(len, stages)) - kept
+
+
+def _partition(stages: Any) -> list[frozenset[int]] | None:
+    if not isinstance(stages, list) or not all(isinstance(nodes, list) for nodes in stages):
+        return None
+    if not all(type(node) is int for nodes in stages for node in nodes):
+        return None
+    return [frozenset(nodes) for nodes in stages]
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value < float("inf") else None

@@ -1,0 +1,201 @@
+"""`skippipe plan allocate.*=...`: which allocation a plan has, and what is said about it."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import Run
+from reference.independent import verdict
+
+from skippipe._scheduler import Plan, score_allocation
+from skippipe.allocation import MOST_S, effort
+from skippipe.application import compose
+from skippipe.config import PlannerConfig
+from skippipe.plan import load_plan
+from skippipe.planning import make_plan
+from skippipe.report.stages import cost, members, moved, slowest_inside, stage_table
+from skippipe.train.layout import layout_of
+
+Write = Callable[[str, Any], Path]
+WORK = "planner.work_limit=20000"
+UNEQUAL = ("cluster=synthetic", "cluster.nodes=10", "cluster.speed_spread=4", "cluster.memory_spread=4")
+
+
+@pytest.fixture
+def planned(run: Run, tmp_path: Path) -> Callable[..., Plan]:
+    """Plan with the arguments of a command line, and a limit on the work."""
+
+    def call(*arguments: str) -> Plan:
+        result = run("plan", *arguments, WORK, "output=plan.json")
+        assert result.status == 0, result.err
+        return load_plan(str(tmp_path / "plan.json"))
+
+    return call
+
+
+def partition(stages: list[list[int]]) -> Counter[frozenset[int]]:
+    return Counter(map(frozenset, stages))
+
+
+def test_sources_that_are_given(planned: Callable[..., Plan]) -> None:
+    """They are stage 0, and microbatches given source by source are theirs."""
+    counts = "schedule.microbatches_per_source=[7,2,3]"
+    for strategy in ("skippipe", "random-skip"):
+        plan = planned("schedule.stages=4", "allocate.sources=[9,4,0]", counts, f"schedule.strategy={strategy}")
+        assert sorted(plan.stages[0]) == [0, 4, 9]
+        assert plan.microbatches_per_source == {9: 7, 4: 2, 0: 3}
+        assert sorted(len(stage) for stage in plan.stages) == [3, 5, 6, 6]
+
+
+@pytest.mark.parametrize("strategy", ["skippipe", "skippipe-no-tc2"])
+def test_no_slow_link_within_a_stage(strategy: str, planned: Callable[..., Plan]) -> None:
+    free = planned(f"schedule.strategy={strategy}")
+    limit = 0.9 * max(filter(None, slowest_inside(free)))
+    near = planned(f"schedule.strategy={strategy}", f"allocate.max_replica_transfer_s={limit}")
+    transfer_s = near.cluster.transfer_matrix()
+    assert all(transfer_s[i, j] <= limit for stage in near.stages for i in stage for j in stage)
+    assert sorted(map(len, near.stages)) == sorted(map(len, free.stages))
+
+
+def test_surrogate_alone_or_the_iteration_too(planned: Callable[..., Plan]) -> None:
+    alone = planned("allocate.objective=surrogate")
+    told = json.loads(alone.solver)
+    assert "allocation" not in told
+    assert partition(alone.stages) == partition(told["surrogate"]["stages"])
+    assert told["surrogate"]["lower_bound_s"] <= told["surrogate"]["score_s"] == cost(alone).score_s
+    assert told["surrogate"]["runner_up"]["score_s"] >= told["surrogate"]["score_s"]
+    assert partition(told["surrogate"]["runner_up"]["stages"]) != partition(alone.stages)
+    joint = planned()
+    both = json.loads(joint.solver)
+    assert both["surrogate"] == told["surrogate"]
+    assert joint.predicted.iteration_s <= both["allocation"]["start_s"]
+    assert both["allocation"]["lower_bound_s"] <= joint.predicted.iteration_s
+
+
+@pytest.mark.parametrize("strategy", ["full", "random-skip", "skippipe-no-tc2"])
+def test_other_strategies_keep_the_surrogates_allocation(strategy: str, planned: Callable[..., Plan]) -> None:
+    plan = planned(f"schedule.strategy={strategy}")
+    told = json.loads(plan.solver)
+    assert "allocation" not in told
+    assert plan.stages == told["surrogate"]["stages"]
+
+
+def test_other_strategies_are_compared_on_the_same_allocation(run: Run, tmp_path: Path) -> None:
+    result = run("plan", WORK, "compare=[full]", "output=plan.json")
+    assert result.status == 0, result.err
+    full = make_plan(load_plan(str(tmp_path / "plan.json")).problem(), "full", PlannerConfig(work_limit=20000))
+    assert re.search(rf"^full +{full.predicted.iteration_s:.3f} s ", result.out, re.MULTILINE)
+
+
+def test_the_same_allocation_whatever_the_threads(planned: Callable[..., Plan]) -> None:
+    one, three = planned("planner.threads=1"), planned("planner.threads=3")
+    assert one.stages == three.stages
+    assert json.loads(one.solver)["surrogate"] == json.loads(three.solver)["surrogate"]
+
+
+def test_every_rank_of_a_training_allocates_alike() -> None:
+    """Whatever its threads, and however little time its planner has."""
+    arguments = ("cluster=geo20", "allocate.max_replica_transfer_s=3.9")
+    one, other = (
+        layout_of(compose("train", [*arguments, *more]))
+        for more in ([], ["planner.threads=3", "planner.time_limit_s=0.01"])
+    )
+    assert one.stages == other.stages
+    assert sorted(map(len, one.stages)) == [3, 3, 3, 3, 3, 5]
+
+
+def test_layers_of_the_model_stand_in_the_plan(planned: Callable[..., Plan], write: Write) -> None:
+    assert planned().layers == []
+    assert planned("allocate.decoder_layers=26").layers == [5, 5, 4, 4, 4, 4]
+    write("groups.json", {"stages": [[3, 1], [0], [2]]})
+    given = ("cluster=local4", "allocate.stages=groups.json")
+    assert planned(*given, "allocate.decoder_layers=7").layers == [3, 2, 2]
+
+
+def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan], independent: ModuleType) -> None:
+    """The plan's cluster is that of its layers; as many microbatches as the equal cut has."""
+    stages = ("schedule.stages=3", "schedule.microbatches_per_source=4")
+    equal = planned(*UNEQUAL, *stages, "allocate.decoder_layers=24")
+    auto = planned(*UNEQUAL, *stages, "allocate.decoder_layers=24", "allocate.layers=auto")
+    assert sum(auto.layers) == sum(equal.layers) == 24
+    assert min(auto.layers) >= 1
+    assert len(auto.microbatches) == len(equal.microbatches)
+    for stage, nodes in enumerate(auto.stages):
+        share = auto.layers[stage] / 8
+        for node in nodes:
+            assert auto.cluster.forward_s[node] == pytest.approx(share * equal.cluster.forward_s[node], rel=1e-9)
+            assert auto.cluster.memory[node] == int(equal.cluster.memory[node] / share + 1e-9)
+    assert auto.predicted.iteration_s <= json.loads(auto.solver)["allocation"]["start_s"]
+    assert verdict(independent, auto.to_json()) == []
+
+
+def test_layers_alone_where_the_sizes_are_given(planned: Callable[..., Plan]) -> None:
+    plan = planned(*UNEQUAL, "allocate.sizes=[5,3,2]", "allocate.layers=auto")
+    assert len(plan.stages[0]) == 5
+    assert sorted(map(len, plan.stages[1:])) == [2, 3]
+    assert sum(plan.layers) == 12
+
+
+def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
+    result = run("plan", WORK, "allocate.decoder_layers=24", "output=plan.json")
+    plan, told = load_plan(str(tmp_path / "plan.json")), json.loads((tmp_path / "plan.json").read_text())["solver"]
+    scored = score_allocation(plan.cluster, plan.stages)
+    assert f"Cost by the surrogate: {scored.score_s:.3f} s = {scored.replica_s:.3f} s inside a stage + " in result.out
+    assert f"{scored.tour_s:.3f} s tour over the stages + {scored.compute_s:.3f} s computing." in result.out
+    best, joint = told["surrogate"], told["allocation"]
+    assert f"The best by it: {best['score_s']:.3f} s, none below {best['lower_bound_s']:.3f} s" in result.out
+    assert (
+        f"Iterations: {joint['start_s']:.3f} s with that one, none below {joint['lower_bound_s']:.3f} s" in result.out
+    )
+    rows = stage_table(plan).rows
+    assert [row[-3] for row in rows] == ["4"] * 6
+    inside = slowest_inside(plan)
+    for row, nodes, slowest in zip(rows, plan.stages, inside, strict=True):
+        assert row[-2] == f"{slowest:.3f} s"
+        assert row[-1] == members([plan.cluster.names[node] for node in nodes])
+        assert re.search(rf"^{row[0]} .*{re.escape(row[-1])}", result.out, re.MULTILINE)
+    assert max(map(len, result.out.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("names", "brief"),
+    [
+        (["Iowa-0"], "Iowa-0"),
+        (["Iowa-0", "Paris-3", "Iowa-12"], "Iowa-0,12 Paris-3"),
+        (["alpha", "beta"], "alpha beta"),
+        ([f"region1-{i}" for i in range(40)], "region1 x40"),
+        ([f"r{i}-0" for i in range(3)] + [f"x{i}" for i in range(50)], "x x50, r0, r1, r2"),
+        ([f"long name of site {i}a" for i in range(9)], "long name of site 0a and 8 more places"),
+        ([], ""),
+    ],
+)
+def test_names_of_nodes_briefly(names: list[str], brief: str) -> None:
+    assert members(names) == brief
+
+
+def test_nodes_that_two_partitions_have_elsewhere() -> None:
+    def count(one: list[list[int]], other: list[list[int]]) -> int:
+        return moved([frozenset(stage) for stage in one], [frozenset(stage) for stage in other])
+
+    assert count([[0, 1], [2, 3], [4]], [[4], [3, 2], [1, 0]]) == 0
+    assert count([[0, 1], [2, 3], [4]], [[0, 2], [1, 3], [4]]) == 2
+    assert count([[0, 1, 2], [3]], [[0, 1], [2, 3]]) == 1
+
+
+@pytest.mark.parametrize(
+    ("planner", "expected"),
+    [
+        (PlannerConfig(), (MOST_S, None)),
+        (PlannerConfig(time_limit_s=0.5), (0.1, None)),
+        (PlannerConfig(time_limit_s=60), (MOST_S, None)),
+        (PlannerConfig(work_limit=1000), (None, 200)),
+        (PlannerConfig(work_limit=1, time_limit_s=0), (0, 1)),
+    ],
+)
+def test_the_surrogate_gets_a_share_of_the_search(planner: PlannerConfig, expected: tuple[float, int]) -> None:
+    assert effort(planner) == expected

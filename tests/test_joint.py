@@ -1,0 +1,190 @@
+"""Plans that choose their allocation themselves, against planning every allocation there is."""
+
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+from reference.allocator import Stages
+from reference.independent import verdict
+from reference.instances import Json, random_cluster
+
+from skippipe._scheduler import Cluster, Constraints, Freedom, Plan, Problem, allocate, plan
+from skippipe.errors import ImpossibleError, NoPlanError
+
+WORK = 20_000
+"""Enough to prove the optimum of one allocation of the instances here."""
+LIMITS: dict[str, Any] = {"time_limit_s": None, "work_limit": 400_000}
+"""Enough to find the best allocation."""
+
+
+def ways_to_allocate(nodes: list[int], sizes: list[int]) -> Iterator[Stages]:
+    """Every choice of nodes for stages of these sizes, in this order."""
+    if not sizes:
+        yield []
+        return
+    for chosen in itertools.combinations(nodes, sizes[0]):
+        left = [node for node in nodes if node not in chosen]
+        for rest in ways_to_allocate(left, sizes[1:]):
+            yield [list(chosen), *rest]
+
+
+def problem_of(cluster: Cluster, stages: Stages, each: int, ratio: float, rules: Json, layers: Any = ()) -> Problem:
+    """The question for one allocation, with so many microbatches for each source."""
+    counts = [each] * len(stages[0])
+    return Problem(cluster, stages, counts, skip_ratio=ratio, constraints=Constraints(**rules), layers=layers)
+
+
+def tiny(rng: Random) -> tuple[Json, list[int], int, float, Json]:
+    """A cluster, sizes of its stages, microbatches of each source, a skip ratio and rules."""
+    stages = rng.randint(2, 3)
+    nodes = rng.randint(stages + 1, 6)
+    cuts = sorted(rng.sample(range(1, nodes), stages - 1))
+    sizes = [end - begin for begin, end in zip([0, *cuts], [*cuts, nodes], strict=True)]
+    rules = {"tc1": rng.choice(["held", "held", "routes"]), "waves": rng.choice([1, 1, 2]), "max_swaps": 1}
+    each = rng.randint(1, 2 if sizes[0] < 3 else 1)
+    return random_cluster(rng, nodes, stages), sizes, each, rng.choice([0.0, 1 / 3, 0.5]), rules
+
+
+def one_by_one(
+    cluster: Cluster, sizes: list[int], each: int, ratio: float, rules: Json, limit: float | None = None
+) -> list[tuple[float, float]]:
+    """Iteration and lower bound of every allocation that has plans and keeps the limit; mostly they are the same."""
+    found = []
+    transfer = cluster.transfer_matrix()
+    for stages in ways_to_allocate(list(range(len(cluster))), sizes):
+        if limit is not None and any(transfer[i, j] > limit for stage in stages for i in stage for j in stage):
+            continue
+        with contextlib.suppress(ImpossibleError):
+            best = plan(problem_of(cluster, stages, each, ratio, rules), time_limit_s=None, work_limit=WORK)
+            found.append((best.predicted.iteration_s, best.predicted.lower_bound_s))
+    return found
+
+
+def told(found: Plan) -> Json:
+    """What a plan says of its allocation."""
+    content = json.loads(found.solver)["allocation"]
+    assert isinstance(content, dict)
+    return content
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, seed: int) -> None:
+    rng = Random(seed)
+    content, sizes, each, ratio, rules = tiny(rng)
+    cluster = Cluster.from_json(json.dumps(content))
+    limit = None
+    if rng.random() < 0.4:
+        limit = allocate(cluster, sizes).best.replica_s * rng.choice([1.0, 1.3])
+    known = one_by_one(cluster, sizes, each, ratio, rules, limit)
+    start = in_order(allocate(cluster, sizes, max_replica_transfer_s=limit).best.stages, sizes)
+    problem = problem_of(cluster, start, each, ratio, rules)
+    freedom = Freedom(max_replica_transfer_s=limit)
+    if not known:
+        with pytest.raises((NoPlanError, ImpossibleError)):
+            plan(problem, freedom=freedom, **LIMITS)
+        return
+    shortest, bound = (min(values) for values in zip(*known, strict=True))
+    found = plan(problem, freedom=freedom, **LIMITS)
+    assert found.check() == []
+    assert verdict(independent, found.to_json()) == []
+    assert [len(stage) for stage in found.stages] == sizes
+    assert sum(found.microbatches_per_source.values()) == each * sizes[0]
+    assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
+    if not cluster.gradient_bytes or max(sizes) < 3:  # else the order of a ring matters too
+        assert found.predicted.iteration_s >= bound * (1 - 1e-8)
+    assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+
+
+def in_order(stages: Stages, sizes: list[int]) -> Stages:
+    """The same stages, with those after stage 0 in the order that their sizes ask for."""
+    rest = list(stages[1:])
+    ordered = [stages[0]]
+    for size in sizes[1:]:
+        place = next(i for i, stage in enumerate(rest) if len(stage) == size)
+        ordered.append(rest.pop(place))
+    return ordered
+
+
+# ---------------------------------------------------------------------------- sizes and layers chosen too
+
+
+def scaled(content: Json, stages: Stages, layers: list[int]) -> Json | None:
+    """The cluster with what its nodes need for these layers; it holds for an equal share. None: no memory for them."""
+    equal = sum(layers) / len(layers)
+    nodes = [dict(node) for node in content["nodes"]]
+    for members, count in zip(stages, layers, strict=True):
+        for node in members:
+            for key in ("forward_s", "backward_s"):
+                nodes[node][key] *= count / equal
+            nodes[node]["memory"] = math.floor(nodes[node]["memory"] * equal / count + 1e-9)
+            if not nodes[node]["memory"]:
+                return None
+    changed = content | {"nodes": nodes}
+    if content.get("gradient_bytes"):
+        sizes = zip(content["gradient_bytes"], layers, strict=True)
+        changed["gradient_bytes"] = [size * count / equal for size, count in sizes]
+    return changed
+
+
+def shares(total: int, parts: int, least: int) -> Iterator[list[int]]:
+    """Every way to share out a total."""
+    if parts == 1:
+        if total >= least:
+            yield [total]
+        return
+    for first in range(least, total + 1):
+        for rest in shares(total - first, parts - 1, least):
+            yield [first, *rest]
+
+
+def fits(found: Plan, content: Json, layers: int) -> None:
+    """A plan's cluster is the given one with times, memory and gradients of the plan's layers."""
+    assert sum(found.layers) == layers
+    assert min(found.layers) >= 1
+    own, expected = json.loads(found.cluster.to_json()), scaled(content, found.stages, found.layers)
+    assert expected is not None
+    for node, other in zip(own["nodes"], expected["nodes"], strict=True):
+        assert node.pop("name") == other.pop("name")
+        assert node == pytest.approx(other, rel=1e-9)
+    assert own.get("gradient_bytes", []) == pytest.approx(expected.get("gradient_bytes", []))
+    assert (found.cluster.transfer_matrix() == Cluster.from_json(json.dumps(content)).transfer_matrix()).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleType, seed: int) -> None:
+    rng = Random(seed)
+    content = random_cluster(rng, 4, 2)
+    cluster = Cluster.from_json(json.dumps(content))
+    total, layers, ratio = 3, 4, rng.choice([0.0, 0.25, 0.5])
+    free = rng.random() < 0.5
+    start = allocate(cluster, [2, 2]).best.stages
+    problem = Problem(cluster, start, [2, 1], skip_ratio=ratio, layers=[2, 2])
+    found = plan(problem, freedom=Freedom(sizes=free, layers=layers), **LIMITS)
+    assert found.check() == []
+    assert verdict(independent, found.to_json()) == []
+    assert sum(found.microbatches_per_source.values()) == total
+    fits(found, content, layers)
+    known = []
+    for sizes in [[1, 3], [2, 2], [3, 1]] if free else [[2, 2]]:
+        for stages in ways_to_allocate(list(range(4)), sizes):
+            for count in shares(layers, 2, 1):
+                changed = scaled(content, stages, count)
+                if changed is None:
+                    continue
+                other = Cluster.from_json(json.dumps(changed))
+                for counts in shares(total, len(stages[0]), 0):
+                    with contextlib.suppress(ImpossibleError):
+                        asked = Problem(other, stages, counts, skip_ratio=ratio)
+                        best = plan(asked, time_limit_s=None, work_limit=WORK)
+                        known.append((best.predicted.iteration_s, best.predicted.lower_bound_s))
+    shortest, bound = (min(values) for values in zip(*known, strict=True))
+    assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
+    if not cluster.gradient_bytes or not free:
+        assert found.predicted.iteration_s >= bound * (1 - 1e-8)
+    assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
