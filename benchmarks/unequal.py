@@ -30,6 +30,7 @@ from skippipe.planning import saving
 LAYERS = 24
 GRADIENT_BYTES = 201326592.0
 """Of a stage of four layers."""
+ALLOCATION_WORK = 50_000
 LINKS = ("slow", "fast")
 FREEDOMS: dict[str, Freedom | None] = {
     "as cut": None,
@@ -51,7 +52,7 @@ def cluster_settings(links: str, seed: int) -> SyntheticConfig:
 
 def equal_cut(cluster: Cluster) -> Problem:
     """Equal stages, by the surrogate, and the same number of microbatches for each source."""
-    stages = allocate(cluster, even_sizes(NODES, STAGES)).best.stages
+    stages = allocate(cluster, even_sizes(NODES, STAGES), time_limit_s=None, work_limit=ALLOCATION_WORK).best.stages
     counts = [MICROBATCHES // len(stages[0])] * len(stages[0])
     skip_ratio = ScheduleConfig().skip_ratio
     return Problem(cluster, stages, counts, skip_ratio=skip_ratio, layers=[LAYERS // STAGES] * STAGES)
@@ -100,7 +101,7 @@ def table(rows: list[Row]) -> str:
                 "links": links, "free": name, "clusters": len(seeds),
                 "iteration, median, s": statistics.median(times[links, seed, name] for seed in seeds),
                 **{f"saved of {what!r}, median": percent(statistics.median(gain)) for what, gain in gains.items()},
-                "least": percent(min(gains[EQUAL])), "most": percent(max(gains[EQUAL])),
+                f"saved of {EQUAL!r}, least": percent(min(gains[EQUAL])), "most": percent(max(gains[EQUAL])),
             })  # fmt: skip
     lines = [
         {"links": links, "seed": seed}

@@ -9,7 +9,7 @@ from typing import Any
 
 from skippipe import _scheduler
 from skippipe._scheduler import Allocated, Cluster, Constraints, Freedom, Plan, Problem
-from skippipe.allocation import Allocation, allocate
+from skippipe.allocation import Allocation, allocate, effort
 from skippipe.cluster import load_cluster, preset_parts
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, in_file
@@ -230,6 +230,15 @@ def with_surrogate(plan: Plan, found: Allocated) -> Plan:
     content = json.loads(plan.to_json())
     content["solver"]["surrogate"] = told
     return Plan.from_json(json.dumps(content))
+
+
+def after_allocating(planner: PlannerConfig, allocation: Allocation) -> PlannerConfig:
+    """Take what the surrogate had of the planner's seconds from them; its work comes beside the planner's."""
+    limit = time_limit(planner)
+    used, _ = effort(planner)
+    if allocation.found is None or limit is None or used is None:
+        return planner
+    return dataclasses.replace(planner, time_limit_s=limit - used)
 
 
 def time_limit(planner: PlannerConfig) -> float | None:

@@ -9,6 +9,7 @@ from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
     Outcome,
+    after_allocating,
     compared,
     evaluate,
     is_interrupted,
@@ -29,8 +30,9 @@ def plan(job: PlanJob, context: Context) -> float:
         check_writable(output)
     instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
     strategy = job.schedule.strategy
+    planner = after_allocating(job.planner, instance.allocation)
     with planning_progress(strategy) as progress:
-        made = plan_until_stopped(instance.problem, strategy, job.planner, progress, instance.freedom)
+        made = plan_until_stopped(instance.problem, strategy, planner, progress, instance.freedom)
     if instance.allocation.found is not None:
         made = with_surrogate(made, instance.allocation.found)
     if output is not None:

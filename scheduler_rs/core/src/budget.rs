@@ -51,6 +51,12 @@ impl Budget {
         }
     }
 
+    /// A budget of its own for a step of the search: so much work, and no longer than this one.
+    #[must_use]
+    pub fn within(&self, work_limit: u64) -> Self {
+        Self::new(self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed())), Some(work_limit))
+    }
+
     /// Asks the search to stop; safe from any thread.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);

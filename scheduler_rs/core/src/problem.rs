@@ -83,6 +83,22 @@ impl Problem {
         .with_layers(self.layers.clone())
     }
 
+    /// The same question for other nodes in the stages.
+    ///
+    /// # Errors
+    /// As [`Problem::new`].
+    pub(crate) fn reallocated(&self, stages: Vec<Vec<usize>>) -> Result<Self> {
+        Self::new(
+            self.cluster.clone(),
+            stages,
+            self.absent_stages.clone(),
+            self.microbatches.clone(),
+            self.skip_ratio,
+            self.constraints.clone(),
+        )?
+        .with_layers(self.layers.clone())
+    }
+
     /// The same question with the decoder layers of each stage known.
     ///
     /// # Errors
@@ -380,6 +396,14 @@ impl Instance {
         for load in &mut self.loads {
             (load.forward[slot], load.backward[slot], load.loss[slot]) = (forward, backward, loss);
         }
+    }
+
+    /// Whether nothing changes where two slots exchange their machines.
+    pub(crate) fn is_alike(&self, a: usize, b: usize) -> bool {
+        let alike = |load: &Load| {
+            load.forward[a] == load.forward[b] && load.backward[a] == load.backward[b] && load.loss[a] == load.loss[b]
+        };
+        self.place(a) == self.place(b) && self.memory[a] == self.memory[b] && self.loads.iter().all(alike)
     }
 
     /// Has two slots exchange their machines.

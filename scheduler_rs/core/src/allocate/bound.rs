@@ -231,7 +231,7 @@ fn groups_of(question: &Question<'_>, sites: &[u32]) -> Option<Vec<Group>> {
     let mut left = sites.to_vec();
     let mut groups = Vec::new();
     let smallest_but = |s: usize| (0..sizes.len()).filter(|o| *o != s).map(|o| sizes[o]).min().unwrap_or(0);
-    let mut list = Listing { costs, all: sites, stages: sizes.len(), matcher: Matcher::default(), room: MOST_KINDS };
+    let mut list = Listing { costs, all: sites, stages: sizes.len(), matcher: Matcher::default() };
     if let Some(nodes) = sources {
         let mut own = vec![0; sites.len()];
         for node in nodes {
@@ -242,18 +242,31 @@ fn groups_of(question: &Question<'_>, sites: &[u32]) -> Option<Vec<Group>> {
         groups.push(Group { count: 1, kinds: vec![list.kind(alike, smallest_but(0))] });
     }
     let rest = usize::from(sources.is_some())..sizes.len();
-    let mut seen: Vec<usize> = Vec::new();
-    for s in rest.clone() {
-        if seen.contains(&sizes[s]) {
-            continue;
-        }
-        seen.push(sizes[s]);
+    let firsts: Vec<usize> = rest.clone().filter(|s| !sizes[rest.start..*s].contains(&sizes[*s])).collect();
+    if firsts.iter().map(|s| choices(&left, sizes[*s])).fold(0, usize::saturating_add) > MOST_KINDS {
+        return None;
+    }
+    for s in firsts {
         let count = rest.clone().filter(|o| sizes[*o] == sizes[s]).count();
         let mut kinds = Vec::new();
-        list.extend(&mut Vec::new(), 0, sizes[s], &left, smallest_but(s), &mut kinds)?;
+        list.extend(&mut Vec::new(), 0, sizes[s], &left, smallest_but(s), &mut kinds);
         groups.push(Group { count, kinds });
     }
     Some(groups)
+}
+
+/// How many different choices of `size` nodes there are, nodes of one site being alike.
+fn choices(left: &[u32], size: usize) -> usize {
+    // Of each number of nodes up to `size`, over the sites so far.
+    let mut ways = vec![0_usize; size + 1];
+    ways[0] = 1;
+    for count in left {
+        for nodes in (1..=size).rev() {
+            let fewer = &ways[nodes.saturating_sub(*count as usize)..=nodes];
+            ways[nodes] = fewer.iter().fold(0, |sum, ways| sum.saturating_add(*ways));
+        }
+    }
+    ways[size]
 }
 
 struct Listing<'a> {
@@ -261,11 +274,10 @@ struct Listing<'a> {
     all: &'a [u32],
     stages: usize,
     matcher: Matcher,
-    room: usize,
 }
 
 impl Listing<'_> {
-    /// All choices of `missing` nodes from the sites from `site` on; none where they are too many.
+    /// All choices of `missing` nodes from the sites from `site` on.
     fn extend(
         &mut self,
         chosen: &mut Vec<Alike>,
@@ -274,21 +286,24 @@ impl Listing<'_> {
         left: &[u32],
         others: usize,
         kinds: &mut Vec<Kind>,
-    ) -> Option<()> {
+    ) {
         if missing == 0 {
-            self.room = self.room.checked_sub(1)?;
             kinds.push(self.kind(chosen.clone(), others));
-            return Some(());
+            return;
         }
+        let mut behind: usize = left[site..].iter().map(|count| *count as usize).sum();
         for next in site..left.len() {
+            // Without this look ahead, choices that lack a node in the end are by far the most.
+            if behind < missing {
+                return;
+            }
+            behind -= left[next] as usize;
             for count in 1..=left[next].min(missing as u32) {
                 chosen.push((next as u32, count));
-                let ended = self.extend(chosen, next + 1, missing - count as usize, left, others, kinds);
+                self.extend(chosen, next + 1, missing - count as usize, left, others, kinds);
                 chosen.pop();
-                ended?;
             }
         }
-        Some(())
     }
 
     /// Along each of its two legs, as many nodes of a stage as the smallest of the other stages has, or all, find

@@ -16,7 +16,7 @@ use super::estimate::Estimate;
 use super::routes::{Change, Ground, Path, Routes};
 use crate::allocate::joint::Seats;
 use crate::budget::Budget;
-use crate::problem::Instance;
+use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
 use crate::simulate::{Batch, Outcome, Simulator, Workspace};
 use crate::time::Time;
@@ -57,6 +57,23 @@ impl Settled {
         self.land.on()
     }
 
+    /// Two nodes of different stages change places, if they may.
+    pub fn exchange_any(&mut self, rng: &mut Pcg64) {
+        let count = self.land.instance.node_count();
+        let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
+        let (left, right) = (self.land.instance.stage_of[a], self.land.instance.stage_of[b]);
+        let fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
+        if left == right || fixed || left == NO_STAGE || right == NO_STAGE {
+            return;
+        }
+        let instance = &mut self.land.instance;
+        self.seats.swap(instance, a, b);
+        let fits = |place: usize| instance.memory[place] > 0;
+        if !fits(a) || !fits(b) || !self.seats.is_close(instance, left) || !self.seats.is_close(instance, right) {
+            self.seats.swap(instance, a, b);
+        }
+    }
+
     /// Who sits where.
     #[must_use]
     pub fn seats(&self) -> &Seats {
@@ -69,6 +86,9 @@ const RESEATS: f64 = 0.4;
 const HOTTER: f64 = 2.0;
 /// Length of most runs where the allocation may change, as the number of a run; the others are longer.
 const FREE_RUN: u32 = 3;
+/// With fewer nodes than these, shorter ones.
+const FEW_NODES: usize = 12;
+const FREE_RUN_OF_FEW: u32 = 1;
 /// Where the allocation may change, the estimate gets less of a run: it does not see what nodes and links are waited for.
 const FREE_ESTIMATE: f64 = 0.3;
 /// Work of a change that is only estimated, in simulated tasks.
@@ -212,6 +232,12 @@ impl Island {
         self.phase == Phase::Done
     }
 
+    /// Runs so far beside the first one.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
     /// Begins the next run, longer than the one before, with the routes and ranks of a plan, or with other routes
     /// altogether.
     pub fn restart(&mut self, from: &Found, mild: bool) {
@@ -223,7 +249,8 @@ impl Island {
         }
         // From afar many short runs find more allocations than a long one: lengths as Luby, Sinclair and Zuckerman.
         let is_afar = self.seats.is_some() && !mild;
-        let run = if is_afar { FREE_RUN + self.restarts.trailing_zeros() } else { self.restarts };
+        let least = if self.land.instance.node_count() < FEW_NODES { FREE_RUN_OF_FEW } else { FREE_RUN };
+        let run = if is_afar { least + self.restarts.trailing_zeros() } else { self.restarts };
         self.run = run.min(MOST_DOUBLINGS);
         let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
         if let Some(settled) = &from.settled {

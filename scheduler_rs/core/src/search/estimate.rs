@@ -4,6 +4,7 @@
 //! Each route, each node's work and each node's memory is a time by which it can be done at the earliest. Together
 //! they are a power sum of these times, which is about the longest of them, and falls whenever a long one does.
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::problem::{Instance, NO_STAGE};
@@ -53,7 +54,7 @@ impl Estimate {
     pub fn rebuild(&mut self, on: Ground<'_>, routes: &Routes) {
         self.loads.fill(0);
         self.holds.fill(0);
-        self.around = (0..self.loads.len()).map(|node| around(on.instance, node)).collect();
+        self.around = all_around(on.instance);
         self.reduce = on.instance.allreduce.iter().copied().max().unwrap_or(0);
         for (route, task) in on.tasks.iter().enumerate() {
             self.loads[task.source] += task.waves as Time * on.instance.loss(task.load, task.source);
@@ -207,6 +208,19 @@ impl Estimate {
     fn power(&self, time: Time) -> f64 {
         (time as f64 / self.scale).powi(self.power)
     }
+}
+
+/// [`around`] of every node. Nodes of one place are as far from all sources, but for a source itself.
+fn all_around(instance: &Instance) -> Vec<Time> {
+    let mut known: FxHashMap<usize, Time> = FxHashMap::default();
+    let is_source = |node: usize| instance.stage_of[node] == 0 && instance.sources.iter().any(|s| s.node == node);
+    let of = |node: usize| {
+        if instance.stage_of[node] == NO_STAGE || is_source(node) {
+            return around(instance, node);
+        }
+        *known.entry(instance.place(node)).or_insert_with(|| around(instance, node))
+    };
+    (0..instance.node_count()).map(of).collect()
 }
 
 /// The least time before the first task of a node and after its last one.

@@ -1,8 +1,9 @@
 //! Allocation, routes and order at once: rounds of annealing that change all three, before the search goes on with the
 //! best allocation as it stands.
 
+use rand_pcg::Pcg64;
 use rayon::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::anneal::{Found, Island, Settled, plain_ranks};
 use super::routes::{Ground, Path};
@@ -17,12 +18,11 @@ use crate::time::{NEVER, Rounding, Time, seconds};
 
 /// Work of an island in one round.
 const ROUND_WORK: u64 = 100_000;
-/// How much of the time or the work goes into allocations; the rest is for the best of them.
-const SHARE: f64 = 0.6;
 /// How much of it goes into the first allocation alone.
 const START_SHARE: f64 = 0.05;
-/// Draws for first routes.
-const DRAWS: u64 = 500;
+/// Draws for routes of an allocation, and allocations that are tried until one has some.
+const DRAWS: u64 = 100;
+const OTHER_STARTS: u64 = 50;
 /// Islands side by side: always as many, so that threads change nothing but the time.
 const ISLANDS: u64 = 2;
 /// Without a limit of work or time the search for allocations ends after so many rounds.
@@ -39,9 +39,26 @@ pub(super) struct Joint {
     /// No allocation takes less.
     pub bound: Time,
     /// As a plan's `solver` tells it.
-    pub told: Value,
+    pub told: Map<String, Value>,
     /// Plans as they were found: as a plan's `solver.events`.
     pub events: Vec<Value>,
+}
+
+impl Joint {
+    /// Another allocation is better: the best so far is the next best now.
+    pub fn pass(&mut self, stages: &[Vec<usize>]) {
+        let own = in_order(self.problem.stages().to_vec());
+        if own != in_order(stages.to_vec()) {
+            let runner_up = json!({"stages": own, "iteration_s": seconds(self.found.key.0)});
+            self.told.insert("runner_up".to_owned(), runner_up);
+        }
+    }
+}
+
+/// The nodes of each stage in ascending order.
+fn in_order(mut stages: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
+    stages.iter_mut().for_each(|members| members.sort_unstable());
+    stages
 }
 
 /// An allocation that was seen, and its best iteration.
@@ -51,16 +68,52 @@ struct Seen {
 }
 
 /// Searches allocations; none where the first one has no routes, which the search for one allocation then explains.
-pub(super) fn search(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Option<Joint>> {
+pub(super) fn search(
+    problem: &Problem,
+    freedom: Freedom,
+    options: Options,
+    budget: &Budget,
+    share: f64,
+) -> Result<Option<Joint>> {
     let seats = Seats::new(problem, freedom)?;
     let instance = seats.instance();
     let tasks = route_tasks(&instance);
     let first = Settled::new(seats, instance, tasks);
+    let Some(first) = with_routes(first, options.seed, budget) else { return Ok(None) };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| Search { problem, freedom, first, options, budget }.run())
+    pool.install(|| Search { problem, freedom, first, options, budget, share }.run())
+}
+
+/// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
+fn with_routes(first: Settled, seed: u64, budget: &Budget) -> Option<Settled> {
+    let mut rng = stream_of(seed, OTHER_STARTS);
+    let mut settled = first;
+    for _ in 0..OTHER_STARTS {
+        if drawn(&settled, &mut rng).is_some() {
+            return Some(settled);
+        }
+        if budget.is_over() {
+            return None;
+        }
+        for _ in 0..settled.on().instance.node_count() {
+            settled.exchange_any(&mut rng);
+        }
+    }
+    None
+}
+
+/// Random routes of an allocation.
+fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
+    let Ground { instance, tasks } = settled.on();
+    let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, rng))?;
+    let mut paths = vec![Path::new(); tasks.len()];
+    for batch in batches {
+        paths[batch.route] = Path::from_slice(&batch.nodes);
+    }
+    Some(paths)
 }
 
 struct Search<'a> {
@@ -69,6 +122,7 @@ struct Search<'a> {
     first: Settled,
     options: Options,
     budget: &'a Budget,
+    share: f64,
 }
 
 impl Search<'_> {
@@ -79,7 +133,7 @@ impl Search<'_> {
             return Ok(None);
         };
         let bound = lower_bound(self.problem, self.freedom);
-        let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * SHARE) as u64);
+        let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * self.share) as u64);
         let mut seen: Vec<Seen> = Vec::new();
         let mut events = Vec::new();
         let (mut best, before) = self.start(most);
@@ -91,7 +145,8 @@ impl Search<'_> {
         let start_s = best.as_ref().map(|first| seconds(first.key.0));
         let (mut work, mut rounds) = (before, 0);
         let is_best = |best: &Option<Found>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
-        while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() && !budget.is_past(SHARE) && work < most {
+        while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() && !budget.is_past(self.share) && work < most
+        {
             let known = best.as_ref();
             islands.par_iter_mut().enumerate().for_each(|(number, island)| {
                 self.advance(island, known, number as u64, rounds);
@@ -118,9 +173,18 @@ impl Search<'_> {
             return Ok(None);
         };
         let (problem, found) = translated(&settled, &best)?;
-        let runner_up = seen.get(1).map(|s| json!({"stages": s.stages, "iteration_s": seconds(s.key.0)}));
-        let lower_bound_s = seconds(bound.min(best.key.0));
-        let told = json!({"start_s": start_s, "lower_bound_s": lower_bound_s, "runner_up": runner_up, "rounds": rounds, "work": work});
+        let stages = in_order(settled.seats().stages(settled.on().instance));
+        let runner_up = seen
+            .iter()
+            .find(|s| s.stages != stages)
+            .map(|s| json!({"stages": s.stages, "iteration_s": seconds(s.key.0)}));
+        let told = [
+            ("start_s", json!(start_s)),
+            ("runner_up", json!(runner_up)),
+            ("rounds", json!(rounds)),
+            ("work", json!(work)),
+        ];
+        let told = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         Ok(Some(Joint { problem, found, work, bound, told, events }))
     }
 
@@ -129,7 +193,7 @@ impl Search<'_> {
         let Some(paths) = self.routes(&self.first, u64::MAX) else { return (None, 0) };
         let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
         let is_over = |island: &Island| {
-            let worked = island.work as f64 >= most as f64 * START_SHARE / SHARE;
+            let worked = island.work as f64 >= most as f64 * START_SHARE / self.share;
             island.is_cold() || worked || self.budget.is_past(START_SHARE) || self.budget.is_over()
         };
         while island.best().is_none() || !is_over(&island) {
@@ -157,15 +221,7 @@ impl Search<'_> {
     }
 
     fn routes(&self, settled: &Settled, stream: u64) -> Option<Vec<Path>> {
-        let Ground { instance, tasks } = settled.on();
-        let mut rng = stream_of(self.options.seed, stream);
-        let drawn = (0..DRAWS).take_while(|draw| *draw == 0 || !self.budget.is_over());
-        let batches = drawn.into_iter().find_map(|_| random_routes(instance, tasks, None, &mut rng))?;
-        let mut paths = vec![Path::new(); tasks.len()];
-        for batch in batches {
-            paths[batch.route] = Path::from_slice(&batch.nodes);
-        }
-        Some(paths)
+        drawn(settled, &mut stream_of(self.options.seed, stream))
     }
 
     /// Lets an island go on; where it has cooled down it begins anew: the first one from afar, the other with the best.
@@ -180,6 +236,9 @@ impl Search<'_> {
                     let ranks = plain_ranks(best.ranks.len() / 2);
                     let settled = Some(Box::new(self.first.clone()));
                     island.restart(&Found { paths, ranks, key: (NEVER, NEVER), settled }, false);
+                    if island.restarts() % 2 == 1 {
+                        island.scramble();
+                    }
                 }
                 None => island.restart(best, true),
             }
@@ -191,8 +250,7 @@ impl Search<'_> {
 /// Keeps the two best allocations, each with its best iteration.
 fn note(seen: &mut Vec<Seen>, found: &Found) {
     let Some(settled) = &found.settled else { return };
-    let mut stages = settled.seats().stages(settled.on().instance);
-    stages.iter_mut().for_each(|members| members.sort_unstable());
+    let stages = in_order(settled.seats().stages(settled.on().instance));
     match seen.iter_mut().find(|s| s.stages == stages) {
         Some(known) => known.key = known.key.min(found.key),
         None => seen.push(Seen { stages, key: found.key }),

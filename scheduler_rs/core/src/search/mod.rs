@@ -21,6 +21,7 @@ mod router_tests;
 mod routes;
 mod shares;
 mod straight;
+mod sweep;
 mod timeline;
 
 use std::collections::BTreeMap;
@@ -182,19 +183,66 @@ fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Option
 pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
     let asked = asked_of(problem, options.strategy)?;
     let is_routed = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
-    let joint = if is_routed && asked.absent_stages().is_empty() {
-        joint::search(&asked, freedom, options, budget)?
-    } else {
-        None
+    if !is_routed || !asked.absent_stages().is_empty() {
+        return plan_for(problem, options, budget);
+    }
+    let is_small = sweep::is_small(&asked, freedom);
+    let joint = joint::search(&asked, freedom, options, budget, if is_small { SHARE_OF_SMALL } else { SHARE })?;
+    let swept = match is_small.then(|| sweep::sweep(&asked, freedom, options, budget, SHARE)).transpose() {
+        Err(Error::Cancelled) if joint.is_some() => None,
+        swept => swept?,
     };
-    let Some(joint) = joint else { return plan_for(problem, options, budget) };
+    conclude(problem, joint, swept.unwrap_or_default(), options, budget)
+}
+
+/// How much of the time or the work goes into allocations; the rest is for the best of them.
+const SHARE: f64 = 0.6;
+/// How much of it before all allocations of a small cluster are planned one by one.
+const SHARE_OF_SMALL: f64 = 0.2;
+
+/// Goes on with the best allocation.
+fn conclude(
+    problem: &Problem,
+    joint: Option<joint::Joint>,
+    swept: sweep::Swept,
+    options: Options,
+    budget: &Budget,
+) -> Result<Plan> {
+    if let Some(error) = swept.impossible {
+        return Err(error);
+    }
     budget.begin_part();
-    let start = Start { found: joint.found, work: joint.work, bound: joint.bound };
-    let mut plan = plan_from(&joint.problem, options, budget, Some(&start))?;
+    let known = swept.plan.as_ref().map_or(f64::INFINITY, |plan| plan.predicted.iteration_s);
+    let Some(mut joint) = joint else {
+        if let Some(plan) = swept.plan {
+            return Ok(plan);
+        }
+        // That there is no plan for the first allocation says nothing of the others.
+        return plan_for(problem, options, budget).map_err(|error| match error {
+            Error::Impossible { rule, reason } => Error::NotFound(format!(
+                "no allocation was found that has a plan; for the first one {rule} cannot hold: {reason}"
+            )),
+            other => other,
+        });
+    };
+    let bound = joint.bound.max(swept.bound);
+    let mut plan = match swept.plan {
+        // Planned by itself, and better than what changed together with the allocation.
+        Some(plan) if known < seconds(joint.found.key.0) => {
+            joint.pass(&plan.stages);
+            plan
+        }
+        _ => {
+            let start = Start { found: joint.found.clone(), work: joint.work + swept.work, bound };
+            plan_from(&joint.problem, options, budget, Some(&start))?
+        }
+    };
     if let Some(Value::Array(events)) = plan.solver.get_mut("events") {
         events.splice(0..0, joint.events);
     }
-    plan.solver.insert("allocation".to_owned(), joint.told);
+    joint.told.insert("lower_bound_s".to_owned(), json!(seconds(bound).min(plan.predicted.iteration_s)));
+    plan.solver.insert("allocation".to_owned(), Value::Object(joint.told));
+    plan.solver.insert("wall_s".to_owned(), json!(budget.elapsed_s()));
     Ok(plan)
 }
 

@@ -14,13 +14,14 @@ use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Rounding, Time};
 
-/// Steps of the search for one shortest round trip, times the nodes that each looks at; without an end to it, what is
-/// known of all walks counts.
+/// Steps of the search for one node's shortest round trip, times the nodes that each looks at, and of all nodes'
+/// together; without an end to it, what is known of all walks counts.
 const MOST_LOOKS: usize = 2_000_000;
+const MOST_LOOKS_IN_ALL: usize = 40_000_000;
 /// Sets of sources that are looked through, until one is taken to be possible.
 const MOST_SETS: u64 = 200_000;
-/// With more kinds of nodes than this, the nearest node counts and no more.
-const MOST_KINDS: usize = 300;
+/// Where the walks of all nodes take more steps than this, the nearest node counts and no more.
+const MOST_STEPS: usize = 100_000_000;
 
 /// Nanoseconds that every allocation takes at least which `freedom` allows for `problem`, on durations rounded down.
 #[must_use]
@@ -42,7 +43,7 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
         }
     }
     let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
-    let trips = Trips::new(&instance, lengths.short());
+    let trips = Trips::new(&instance, &lengths);
     let counts_are_known = freedom.layers == 0 && !freedom.sizes;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let as_source: Vec<Time> = nodes
@@ -62,7 +63,8 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
             instance.sources.iter().map(of).min().unwrap_or(0)
         })
         .collect();
-    let places = if freedom.sizes { 1 } else { instance.members[0].len() };
+    // Where microbatches are dealt anew, one source may get all of them.
+    let places = if counts_are_known { instance.members[0].len() } else { 1 };
     let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known);
     let bound = if freedom.sources {
         let close = |i: usize, j: usize| is_close(problem, freedom, i, j);
@@ -77,8 +79,10 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
         times.dedup();
         let reached = times.partition_point(|time| !within(*time));
         times.get(reached).copied().unwrap_or(0)
+    } else if freedom.layers > 0 {
+        instance.members[0].iter().map(|node| as_source[*node]).min().unwrap_or(0)
     } else {
-        instance.members[0].iter().map(|node| as_source[*node]).max().unwrap_or(0)
+        instance.sources.iter().map(|source| as_source[source.node]).max().unwrap_or(0)
     };
     bound + instance.epilogue
 }
@@ -153,35 +157,41 @@ impl UsedNodes {
 /// Shortest ways of a microbatch, out and home.
 struct Trips<'a> {
     instance: &'a Instance,
-    length: usize,
     /// Of each kind of node as many as a way can lead over.
     nodes: Vec<usize>,
+    /// Most steps of a walk.
+    most_steps: usize,
     from: Vec<Time>,
     through: Vec<Time>,
 }
 
 impl<'a> Trips<'a> {
-    fn new(instance: &'a Instance, length: usize) -> Self {
+    fn new(instance: &'a Instance, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         // Nodes of one place and speed have the same ways.
         let kind = |node: usize| (instance.place(node), instance.least_work(node));
         let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
-        let nodes = (0..n)
+        let nodes: Vec<usize> = (0..n)
             .filter(|node| {
                 let seen = count.entry(kind(*node)).or_insert(0);
                 *seen += 1;
-                *seen <= length
+                *seen <= lengths.long()
             })
             .collect();
         let kinds = count.len();
-        let mut trips = Self { instance, length, nodes, from: Vec::new(), through: Vec::new() };
+        let is_much = kinds.saturating_mul(nodes.len().pow(2)).saturating_mul(lengths.long()) > MOST_STEPS;
+        let most_steps = MOST_LOOKS.min(MOST_LOOKS_IN_ALL / kinds) / nodes.len();
+        let mut trips = Self { instance, nodes, most_steps, from: Vec::new(), through: Vec::new() };
+        // A longer route may be quicker, where a way round is shorter than the straight one.
+        let round = |trips: &Self, node: usize| {
+            let of = |length| if is_much { trips.least_round(node, length) } else { trips.round(node, length) };
+            (lengths.short()..=lengths.long()).map(of).min().filter(|round| *round < NEVER).unwrap_or(0)
+        };
         // The cheapest source's loss, wherever on the round trip that source is.
         let least_loss = (0..n).map(|node| instance.least_loss(node)).min().unwrap_or(0);
         let mut known: FxHashMap<(usize, Time), Time> = FxHashMap::default();
         for node in 0..n {
-            let round = *known
-                .entry(kind(node))
-                .or_insert_with(|| if kinds <= MOST_KINDS { trips.round(node) } else { trips.least_round(node) });
+            let round = *known.entry(kind(node)).or_insert_with(|| round(&trips, node));
             trips.from.push(round + instance.least_loss(node));
             trips.through.push(round + least_loss);
         }
@@ -204,21 +214,22 @@ impl<'a> Trips<'a> {
     }
 
     /// To the nearest node, and home from a near one; the work of the fastest others.
-    fn least_round(&self, node: usize) -> Time {
+    fn least_round(&self, node: usize, length: usize) -> Time {
         let instance = self.instance;
-        if self.length < 2 {
+        if length < 2 {
             return instance.least_work(node);
         }
         let others = || self.nodes.iter().filter(|j| **j != node);
         let nearest = others().map(|j| self.hop(node, *j)).min().unwrap_or(0);
         let work = others().map(|j| instance.least_work(*j)).min().unwrap_or(0);
-        instance.least_work(node) + 2 * nearest + (self.length - 1) as Time * work
+        instance.least_work(node) + 2 * nearest + (length - 1) as Time * work
     }
 
-    /// The shortest round trip of so many nodes over `node`, both ways, with their work. A round trip begins anywhere.
-    fn round(&self, node: usize) -> Time {
+    /// The shortest round trip of so many nodes over `node`, both ways, with their work; [`NEVER`] or more where there is
+    /// none. A round trip begins anywhere.
+    fn round(&self, node: usize, length: usize) -> Time {
         let instance = self.instance;
-        if self.length < 2 {
+        if length < 2 {
             return instance.least_work(node);
         }
         // From each node over so many others to `node`, where nodes may come twice: no round trip is shorter.
@@ -228,7 +239,7 @@ impl<'a> Trips<'a> {
             others.map(|j| self.hop(i, *j) + instance.least_work(*j) + behind[*j]).min().unwrap_or(NEVER)
         };
         let mut ahead: Vec<Vec<Time>> = vec![(0..n).map(|i| self.hop(i, node)).collect()];
-        for step in 1..self.length - 1 {
+        for step in 1..length - 1 {
             let mut next = vec![NEVER; n];
             for i in &self.nodes {
                 next[*i] = over(*i, &ahead[step - 1]);
@@ -236,9 +247,9 @@ impl<'a> Trips<'a> {
             ahead.push(next);
         }
         let mut walk = Walk { trips: self, ahead: &ahead, best: NEVER, steps: 0, seen: vec![node] };
-        walk.extend(node, 0, self.length - 1);
-        let shortest = if walk.is_over() { over(node, &ahead[self.length - 2]) } else { walk.best };
-        if shortest >= NEVER { 0 } else { instance.least_work(node) + shortest }
+        walk.extend(node, 0, length - 1);
+        let shortest = if walk.is_over() { over(node, &ahead[length - 2]) } else { walk.best };
+        instance.least_work(node) + shortest
     }
 }
 
@@ -253,7 +264,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn is_over(&self) -> bool {
-        self.steps * self.trips.nodes.len() >= MOST_LOOKS
+        self.steps >= self.trips.most_steps
     }
 
     /// Goes on from `at`, over `left` more nodes and home.

@@ -5,7 +5,7 @@ use rand::RngExt;
 
 use super::Island;
 use crate::allocate::joint::Seats;
-use crate::problem::{Instance, NO_STAGE, Source};
+use crate::problem::{NO_STAGE, Source};
 use crate::search::routes::Change;
 
 /// How often a change is another than an exchange of nodes, where it may be.
@@ -39,6 +39,25 @@ impl Exchange {
 }
 
 impl Island {
+    /// Changes the allocation at random, within what is allowed: a run that begins elsewhere ends elsewhere.
+    pub fn scramble(&mut self) {
+        for _ in 0..2 * self.land.instance.node_count() {
+            if self.is_about_more() {
+                let saved = self.saved();
+                if !self.other_change() {
+                    self.restore(saved);
+                }
+                continue;
+            }
+            let Some(exchange) = self.draw_exchange() else { continue };
+            if self.is_allowed(exchange) {
+                self.exchange(exchange, false);
+            }
+        }
+        self.write_all();
+        self.estimate.rebuild_as_before(self.land.on(), &self.routes);
+    }
+
     /// Changes the allocation by the estimate alone; the sum may rise by `heat` as a share of it, about.
     pub(super) fn settle_reseat(&mut self, heat: f64) {
         let most = self.estimate.sum() * (1.0 - heat * self.rng.random::<f64>().ln());
@@ -88,11 +107,15 @@ impl Island {
     pub(super) fn try_reseat(&mut self, heat: f64) {
         if self.is_about_more() {
             let saved = self.saved();
-            let done = self.other_change();
-            if done {
+            let mut kept = self.other_change();
+            if kept {
+                if self.rng.random_bool(REPAIRS) {
+                    self.repair();
+                }
                 self.write_all();
+                kept = self.judge(heat);
             }
-            if !done || !self.judge(heat) {
+            if !kept {
                 self.restore(saved);
                 self.write_all();
             }
@@ -102,32 +125,31 @@ impl Island {
         if !self.is_allowed(exchange) {
             return;
         }
-        if self.rng.random_bool(REPAIRS) {
-            return self.try_repaired(exchange, heat);
-        }
+        let repairs = self.rng.random_bool(REPAIRS);
+        let saved = repairs.then(|| self.routes.clone());
         self.exchange(exchange, false);
+        if repairs {
+            self.repair();
+            self.write_all();
+        }
         if !self.judge(heat) {
             self.exchange(exchange, true);
+            if let Some(routes) = saved {
+                self.routes = routes;
+                self.write_all();
+            }
         }
     }
 
-    /// Exchanges nodes and lets the routes follow, by the estimate, before it is simulated: routes that suited the old
-    /// nodes rarely suit the new ones.
-    fn try_repaired(&mut self, exchange: Exchange, heat: f64) {
-        let saved = self.routes.clone();
-        self.exchange(exchange, false);
+    /// Lets the routes follow a change of the allocation, by the estimate: those that suited the old nodes rarely suit
+    /// the new ones.
+    fn repair(&mut self) {
         self.estimate.rebuild(self.land.on(), &self.routes);
         self.estimate.raise(self.land.on(), REPAIR_POWER);
         let steps = REPAIR_STEPS * self.land.tasks.len() as u64;
         self.work += steps * super::ESTIMATE_WORK;
         for _ in 0..steps {
             self.settle_route(0.0);
-        }
-        self.write_all();
-        if !self.judge(heat) {
-            self.exchange(exchange, true);
-            self.routes = saved;
-            self.write_all();
         }
     }
 
@@ -209,10 +231,10 @@ impl Island {
     /// A stage gives a layer or a node away, or a source a route; whether that could be done.
     fn other_change(&mut self) -> bool {
         let freedom = self.seats.as_ref().map(|seats| *seats.freedom()).unwrap_or_default();
-        match self.rng.random_range(0..4) {
-            0..2 if freedom.layers > 0 => self.shift_layer(),
-            2 if freedom.layers > 0 => self.hand_over_route(),
-            _ if freedom.sizes => self.switch_stage(),
+        match self.rng.random_range(0..8) {
+            0..4 if freedom.layers > 0 => self.shift_layer(),
+            4..7 if freedom.layers > 0 => self.hand_over_route(),
+            7 if freedom.sizes => self.switch_stage(),
             _ => false,
         }
     }
@@ -339,15 +361,3 @@ impl Island {
 }
 
 type Saved = (super::Land, Option<Seats>, super::Routes, super::Estimate);
-
-impl Instance {
-    /// Whether nothing changes where two places exchange their nodes.
-    fn is_alike(&self, a: usize, b: usize) -> bool {
-        let load = &self.loads[0];
-        self.place(a) == self.place(b)
-            && self.memory[a] == self.memory[b]
-            && load.forward[a] == load.forward[b]
-            && load.backward[a] == load.backward[b]
-            && load.loss[a] == load.loss[b]
-    }
-}
