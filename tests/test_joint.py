@@ -99,6 +99,20 @@ def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, 
     if not cluster.gradient_bytes or max(sizes) < 3:  # else the order of a ring matters too
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
     assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+    goes_forward(found)
+
+
+def goes_forward(found: Plan) -> None:
+    """Time and work of the search only grow, plans and bounds only get better, and the last event is the end."""
+    solver = json.loads(found.solver)
+    events = solver["events"]
+    for before, after in itertools.pairwise(events):
+        assert after[0] >= before[0], (before, after)
+        assert after[1] >= before[1], (before, after)
+        assert before[2] is None or after[2] <= before[2] * (1 + 1e-12), (before, after)
+        assert after[3] >= before[3] * (1 - 1e-12), (before, after)
+    assert events[-1][2] == pytest.approx(found.predicted.iteration_s, rel=1e-12)
+    assert events[-1][1] == solver["work"]
 
 
 def in_order(stages: Stages, sizes: list[int]) -> Stages:

@@ -1,7 +1,7 @@
 //! How long a search may go on, and how it tells what it has found so far.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -16,7 +16,8 @@ pub struct Budget {
     pub work_limit: Option<u64>,
     /// Nanoseconds after the start at which the present part of the search began.
     part: AtomicU64,
-    cancelled: AtomicBool,
+    /// Shared with the budgets of single steps.
+    cancelled: Arc<AtomicBool>,
     work: AtomicU64,
     progress: Mutex<Progress>,
 }
@@ -45,7 +46,7 @@ impl Budget {
             deadline: time_limit.and_then(|limit| started.checked_add(limit)),
             work_limit,
             part: AtomicU64::new(0),
-            cancelled: AtomicBool::new(false),
+            cancelled: Arc::new(AtomicBool::new(false)),
             work: AtomicU64::new(0),
             progress: Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() }),
         }
@@ -54,7 +55,8 @@ impl Budget {
     /// A budget of its own for a step of the search: so much work, and no longer than this one.
     #[must_use]
     pub fn within(&self, work_limit: u64) -> Self {
-        Self::new(self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed())), Some(work_limit))
+        let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
+        Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
     }
 
     /// Asks the search to stop; safe from any thread.

@@ -10,11 +10,12 @@ use proptest::prelude::*;
 use skippipe_core::allocate::joint::{Freedom, Seats, lower_bound};
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
+use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::error::Error;
 use skippipe_core::plan::Plan;
 use skippipe_core::plan_for;
 use skippipe_core::problem::Problem;
-use skippipe_core::rules::Strategy as PlanStrategy;
+use skippipe_core::rules::{Constraints, Strategy as PlanStrategy};
 use skippipe_core::search::{Options, plan_freely};
 
 prop_compose! {
@@ -115,4 +116,80 @@ proptest! {
             _ => return Err(TestCaseError::fail("one found a plan, the other did not")),
         }
     }
+}
+
+/// Nodes with a memory for four microbatches, a second of work for each and these transfer times.
+fn equal_nodes(transfer_s: Vec<Vec<f64>>) -> Cluster {
+    let node = |i: usize| Node { name: format!("n{i}"), forward_s: 0.5, backward_s: 0.5, loss_s: 0.0, memory: 4 };
+    let parts = ClusterParts {
+        nodes: (0..transfer_s.len()).map(node).collect(),
+        links: Links::Transfer(transfer_s),
+        region_of: None,
+        activation_bytes: 0.0,
+        gradient_bytes: vec![],
+        step_s: vec![],
+        norm_s: 0.0,
+        source: None,
+    };
+    Cluster::new(parts, "").unwrap()
+}
+
+fn times(count: usize, time: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
+    (0..count).map(|i| (0..count).map(|j| if i == j { 0.0 } else { time(i, j) }).collect()).collect()
+}
+
+fn planned(problem: &Problem) -> f64 {
+    plan_for(problem, Options::new(PlanStrategy::Skippipe, 1), &Budget::new(None, Some(100_000)))
+        .unwrap()
+        .predicted
+        .iteration_s
+}
+
+#[test]
+fn a_far_source_need_not_start_anything() {
+    let cluster = equal_nodes(times(4, |i, j| if i == 1 || j == 1 { 50.0 } else { 1.0 }));
+    let of = |microbatches| {
+        let stages = vec![vec![0, 1], vec![2], vec![3]];
+        Problem::new(cluster.clone(), stages, vec![], microbatches, 0.0, Constraints::default()).unwrap()
+    };
+    let all_by_the_near_one = planned(&of(vec![2, 0]));
+    for sources in [false, true] {
+        let dealt = Freedom { layers: 3, sources, ..Freedom::default() };
+        let found = plan(&of(vec![1, 1]), dealt, 1, 200_000).unwrap();
+        assert!(found.predicted.iteration_s <= all_by_the_near_one + 1e-6, "{}", found.predicted.iteration_s);
+        assert!(lower_bound(&of(vec![1, 1]), dealt) as f64 / 1e9 <= all_by_the_near_one);
+        let sized = Freedom { sizes: true, sources, ..Freedom::default() };
+        assert!(lower_bound(&of(vec![2, 0]), sized) as f64 / 1e9 <= all_by_the_near_one);
+    }
+}
+
+#[test]
+fn a_longer_route_may_be_quicker() {
+    // Three nodes near each other, and four in a ring whose diagonals are slow.
+    let is_near = |i: usize, j: usize| (i < 3 && j < 3) || (i >= 3 && j >= 3 && (i + j) % 2 == 1);
+    let cluster = equal_nodes(times(7, |i, j| if is_near(i, j) { 1.0 } else { 100.0 }));
+    let stages = vec![vec![0, 3], vec![1, 4], vec![2, 5], vec![6]];
+    let problem = Problem::new(cluster, stages, vec![], vec![1, 1], 1.0 / 8.0, Constraints::default()).unwrap();
+    let freedom = Freedom { sources: false, ..Freedom::default() };
+    assert!(lower_bound(&problem, freedom) as f64 / 1e9 <= planned(&problem));
+}
+
+#[test]
+fn layers_are_shared_out_where_there_is_memory_for_them() {
+    let mut parts = equal_nodes(times(3, |_, _| 1.0)).into_parts();
+    parts.nodes[0].memory = 1;
+    let of = |parts: ClusterParts| {
+        let cluster = Cluster::new(parts, "").unwrap();
+        Problem::new(cluster, vec![vec![0], vec![1], vec![2]], vec![], vec![1], 0.0, Constraints::default()).unwrap()
+    };
+    let layers = |problem: &Problem, layers: usize| {
+        Seats::new(problem, Freedom { layers, ..Freedom::default() }).map(|seats| seats.layers().to_vec())
+    };
+    assert_eq!(layers(&of(parts.clone()), 8).unwrap(), [2, 3, 3]);
+    assert_eq!(layers(&of(parts.clone()), 7).unwrap(), [2, 3, 2]);
+    parts.nodes[1].memory = 1;
+    assert_eq!(layers(&of(parts.clone()), 8).unwrap(), [2, 2, 4]);
+    parts.nodes[2].memory = 1;
+    assert_eq!(layers(&of(parts.clone()), 6).unwrap(), [2, 2, 2]);
+    assert!(matches!(layers(&of(parts), 7), Err(Error::Invalid { .. })));
 }

@@ -65,8 +65,9 @@ impl Bound {
         let groups = groups_of(question, &sites).unwrap_or_default();
         let stages = sizes.len();
         let mut levels = levels_of(costs, &sites, limit_s);
+        let least_s = pairs(&sites).map(|(a, b)| costs.round_trip_s(a, b)).fold(f64::INFINITY, f64::min);
         for level in &mut levels {
-            level.tour_s = linked_s(costs, &sites, level.high_s, stages);
+            level.tour_s = linked_s(costs, level.high_s, stages, least_s);
             if is_hopeless(question, level.high_s) {
                 level.tour_s = f64::INFINITY;
             }
@@ -180,13 +181,13 @@ fn pairs(sites: &[u32]) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// A tour over stages within which no transfer takes `high_s` or longer. Stages stay within what such transfers connect,
-/// so the tour goes from one such part to another along a tree at least, and its other legs are no shorter than any.
-fn linked_s(costs: &Costs, sites: &[u32], high_s: f64, stages: usize) -> f64 {
-    let count = sites.len();
+/// so the tour goes from one such part to another along a tree at least, and its other legs are no shorter than any
+/// round trip, of which `least_s` is the shortest.
+fn linked_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
+    let count = costs.sites();
     if stages < 2 {
         return 0.0;
     }
-    let least = pairs(sites).map(|(a, b)| costs.round_trip_s(a, b)).fold(f64::INFINITY, f64::min);
     let mut reach = vec![f64::INFINITY; count];
     let mut is_in = vec![false; count];
     let (mut tree_s, mut links) = (0.0, 0);
@@ -205,7 +206,7 @@ fn linked_s(costs: &Costs, sites: &[u32], high_s: f64, stages: usize) -> f64 {
         }
         at = next;
     }
-    tree_s + stages.saturating_sub(links) as f64 * least
+    tree_s + stages.saturating_sub(links) as f64 * least_s
 }
 
 /// Some node has too few nodes nearer than `high_s` for the smallest stage that it may be in.
@@ -348,8 +349,10 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
 
-    fn cluster(rng: &mut Pcg64, nodes: usize) -> Cluster {
+    /// With `regions`, nodes of three of them are alike but for their speed.
+    fn cluster(rng: &mut Pcg64, nodes: usize, regions: bool) -> Cluster {
         let times = [0.5, 1.0, 2.0, 3.5, 6.0];
+        let side = if regions { 3 } else { nodes };
         let mut time = |_: usize| times[rng.random_range(0..times.len())];
         let node = |i: usize, forward_s: f64| Node {
             name: format!("n{i}"),
@@ -360,8 +363,8 @@ mod tests {
         };
         let parts = ClusterParts {
             nodes: (0..nodes).map(|i| node(i, time(i))).collect(),
-            links: Links::Transfer((0..nodes).map(|_| (0..nodes).map(&mut time).collect()).collect()),
-            region_of: None,
+            links: Links::Transfer((0..side).map(|_| (0..side).map(&mut time).collect()).collect()),
+            region_of: regions.then(|| (0..nodes).map(|i| i % side).collect()),
             activation_bytes: 0.0,
             gradient_bytes: vec![],
             step_s: vec![],
@@ -372,12 +375,32 @@ mod tests {
     }
 
     #[test]
+    fn choices_are_counted_before_they_are_listed() {
+        let mut rng = Pcg64::seed_from_u64(4);
+        for (nodes, regions, sizes) in
+            [(9, false, [5, 4]), (9, true, [5, 4]), (40, false, [39, 1]), (60, true, [58, 2])]
+        {
+            let costs = Costs::new(&cluster(&mut rng, nodes, regions));
+            let question = Question { costs: &costs, sizes: &sizes, sources: None, limit_s: f64::INFINITY };
+            let mut sites = vec![0; costs.sites()];
+            (0..nodes).for_each(|node| sites[costs.site(node)] += 1);
+            let listed = groups_of(&question, &sites).unwrap();
+            for (group, size) in listed.iter().zip(sizes) {
+                assert_eq!(group.kinds.len(), choices(&sites, size));
+                assert!(
+                    group.kinds.iter().all(|kind| kind.sites.iter().map(|(_, n)| *n as usize).sum::<usize>() == size)
+                );
+            }
+        }
+    }
+
+    #[test]
     fn no_partition_scores_less() {
         let mut rng = Pcg64::seed_from_u64(3);
         let mut shares = Vec::new();
         for sizes in [[3, 2, 2, 1].as_slice(), &[2, 2, 2, 2], &[1, 3, 3], &[4, 4], &[5, 1, 1], &[2, 2, 2, 1, 1]] {
             for case in 0..25 {
-                let cluster = cluster(&mut rng, sizes.iter().sum());
+                let cluster = cluster(&mut rng, sizes.iter().sum(), case % 5 < 2);
                 let costs = Costs::new(&cluster);
                 let sources: Option<Vec<usize>> = (case % 3 == 0).then(|| (0..sizes[0]).collect());
                 let limit_s = if case % 2 == 0 { f64::INFINITY } else { 3.5 };

@@ -27,6 +27,8 @@ const CROSSED: f64 = 0.5;
 const HOT: f64 = 0.25;
 const WARM: f64 = 0.1;
 const COLD: f64 = 0.03;
+/// The median transfer counts as so many seconds at least.
+const LEAST_UNIT_S: f64 = 1e-12;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +76,8 @@ impl<'a> Genetic<'a> {
         Self {
             question,
             movable,
-            unit_s: question.costs.median_s(),
+            // Where transfers take no time, changes for the worse are of no use.
+            unit_s: question.costs.median_s().max(LEAST_UNIT_S),
             seed,
             born: 0,
             population: Vec::new(),

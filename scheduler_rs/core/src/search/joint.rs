@@ -12,6 +12,7 @@ use crate::allocate::joint::{Freedom, Seats, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::problem::{Instance, Problem};
 use crate::route::{RouteTask, route_tasks};
 use crate::time::{NEVER, Rounding, Time, seconds};
@@ -45,10 +46,10 @@ pub(super) struct Joint {
 }
 
 impl Joint {
-    /// Another allocation is better: the best so far is the next best now.
-    pub fn pass(&mut self, stages: &[Vec<usize>]) {
+    /// Where another allocation than the best one here came out on top, this one is the next best.
+    pub fn compare(&mut self, plan: &Plan, iteration: Time) {
         let own = in_order(self.problem.stages().to_vec());
-        if own != in_order(stages.to_vec()) {
+        if own != in_order(plan.stages.clone()) && iteration <= self.found.key.0 {
             let runner_up = json!({"stages": own, "iteration_s": seconds(self.found.key.0)});
             self.told.insert("runner_up".to_owned(), runner_up);
         }
@@ -79,21 +80,19 @@ pub(super) fn search(
     let instance = seats.instance();
     let tasks = route_tasks(&instance);
     let first = Settled::new(seats, instance, tasks);
-    let Some(first) = with_routes(first, options.seed, budget) else { return Ok(None) };
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(options.threads)
-        .build()
-        .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| Search { problem, freedom, first, options, budget, share }.run())
+    let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
+    Search { problem, freedom, first, fallback, options, budget, share }.run(is_first)
 }
 
 /// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
-fn with_routes(first: Settled, seed: u64, budget: &Budget) -> Option<Settled> {
+///
+/// With its routes, and whether it is the first one.
+fn with_routes(first: Settled, seed: u64, budget: &Budget) -> Option<(Settled, Vec<Path>, bool)> {
     let mut rng = stream_of(seed, OTHER_STARTS);
     let mut settled = first;
-    for _ in 0..OTHER_STARTS {
-        if drawn(&settled, &mut rng).is_some() {
-            return Some(settled);
+    for start in 0..OTHER_STARTS {
+        if let Some(paths) = drawn(&settled, &mut rng) {
+            return Some((settled, paths, start == 0));
         }
         if budget.is_over() {
             return None;
@@ -120,18 +119,17 @@ struct Search<'a> {
     problem: &'a Problem,
     freedom: Freedom,
     first: Settled,
+    /// Routes of the first allocation, where drawing others fails.
+    fallback: Vec<Path>,
     options: Options,
     budget: &'a Budget,
     share: f64,
 }
 
 impl Search<'_> {
-    fn run(&self) -> Result<Option<Joint>> {
+    fn run(&self, is_first: bool) -> Result<Option<Joint>> {
         let budget = self.budget;
-        let Some(mut islands) = (0..ISLANDS).map(|number| self.begin(number).map(Box::new)).collect::<Option<Vec<_>>>()
-        else {
-            return Ok(None);
-        };
+        let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
         let bound = lower_bound(self.problem, self.freedom);
         let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * self.share) as u64);
         let mut seen: Vec<Seen> = Vec::new();
@@ -142,7 +140,7 @@ impl Search<'_> {
             events.push(json!([budget.elapsed_s(), before, seconds(first.key.0), seconds(bound)]));
             budget.report(seconds(first.key.0), seconds(bound));
         }
-        let start_s = best.as_ref().map(|first| seconds(first.key.0));
+        let start_s = best.as_ref().filter(|_| is_first).map(|first| seconds(first.key.0));
         let (mut work, mut rounds) = (before, 0);
         let is_best = |best: &Option<Found>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
         while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() && !budget.is_past(self.share) && work < most
@@ -190,7 +188,7 @@ impl Search<'_> {
 
     /// The first allocation as it stands, with the work that it took: what the search has to beat.
     fn start(&self, most: u64) -> (Option<Found>, u64) {
-        let Some(paths) = self.routes(&self.first, u64::MAX) else { return (None, 0) };
+        let paths = self.routes(u64::MAX);
         let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
         let is_over = |island: &Island| {
             let worked = island.work as f64 >= most as f64 * START_SHARE / self.share;
@@ -209,9 +207,9 @@ impl Search<'_> {
     }
 
     /// An island that starts from the first allocation and routes of its own.
-    fn begin(&self, number: u64) -> Option<Island> {
-        let paths = self.routes(&self.first, !number)?;
-        Some(Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale()))
+    fn begin(&self, number: u64) -> Island {
+        let paths = self.routes(!number);
+        Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
     }
 
     /// About how long an iteration takes; what estimates are compared with.
@@ -220,8 +218,9 @@ impl Search<'_> {
         (0..instance.node_count()).map(|n| instance.least_work(n)).max().unwrap_or(1).max(1) * 16
     }
 
-    fn routes(&self, settled: &Settled, stream: u64) -> Option<Vec<Path>> {
-        drawn(settled, &mut stream_of(self.options.seed, stream))
+    /// Other routes of the first allocation.
+    fn routes(&self, stream: u64) -> Vec<Path> {
+        drawn(&self.first, &mut stream_of(self.options.seed, stream)).unwrap_or_else(|| self.fallback.clone())
     }
 
     /// Lets an island go on; where it has cooled down it begins anew: the first one from afar, the other with the best.
@@ -230,8 +229,7 @@ impl Search<'_> {
             && let Some(best) = best
         {
             // The first allocation again, with other routes: the best one would keep the search where it is.
-            let afresh = if number == 0 { self.routes(&self.first, round * ISLANDS) } else { None };
-            match afresh {
+            match (number == 0).then(|| self.routes(round * ISLANDS)) {
                 Some(paths) => {
                     let ranks = plain_ranks(best.ranks.len() / 2);
                     let settled = Some(Box::new(self.first.clone()));

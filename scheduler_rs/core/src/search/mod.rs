@@ -39,11 +39,12 @@ use crate::problem::{Instance, Problem, impossible};
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, route_tasks};
 use crate::rules::{Constraints, MemoryRule, Strategy};
 use crate::simulate::{Batch, Outcome, Simulator, TaskId};
-use crate::time::{Rounding, Time, seconds};
+use crate::time::{NEVER, Rounding, Time, seconds};
 
 use outlook::Outlook;
 use routes::Ground;
 use shares::{Shares, share_visits};
+use sweep::{Sweep, iteration_of};
 
 /// How to search.
 #[derive(Clone, Copy, Debug)]
@@ -186,13 +187,11 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
     if !is_routed || !asked.absent_stages().is_empty() {
         return plan_for(problem, options, budget);
     }
-    let is_small = sweep::is_small(&asked, freedom);
-    let joint = joint::search(&asked, freedom, options, budget, if is_small { SHARE_OF_SMALL } else { SHARE })?;
-    let swept = match is_small.then(|| sweep::sweep(&asked, freedom, options, budget, SHARE)).transpose() {
-        Err(Error::Cancelled) if joint.is_some() => None,
-        swept => swept?,
-    };
-    conclude(problem, joint, swept.unwrap_or_default(), options, budget)
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .build()
+        .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
+    pool.install(|| Freely { problem, asked: &asked, freedom, options, budget }.plan())
 }
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
@@ -200,50 +199,103 @@ const SHARE: f64 = 0.6;
 /// How much of it before all allocations of a small cluster are planned one by one.
 const SHARE_OF_SMALL: f64 = 0.2;
 
-/// Goes on with the best allocation.
-fn conclude(
-    problem: &Problem,
-    joint: Option<joint::Joint>,
-    swept: sweep::Swept,
+/// See [`plan_freely`].
+#[derive(Clone, Copy)]
+struct Freely<'a> {
+    problem: &'a Problem,
+    /// As the strategy understands it.
+    asked: &'a Problem,
+    freedom: Freedom,
     options: Options,
-    budget: &Budget,
-) -> Result<Plan> {
-    if let Some(error) = swept.impossible {
-        return Err(error);
-    }
-    budget.begin_part();
-    let known = swept.plan.as_ref().map_or(f64::INFINITY, |plan| plan.predicted.iteration_s);
-    let Some(mut joint) = joint else {
-        if let Some(plan) = swept.plan {
-            return Ok(plan);
+    budget: &'a Budget,
+}
+
+impl Freely<'_> {
+    fn plan(self) -> Result<Plan> {
+        let Self { asked, freedom, options, budget, .. } = self;
+        let is_small = sweep::is_small(asked, freedom);
+        let joint = joint::search(asked, freedom, options, budget, if is_small { SHARE_OF_SMALL } else { SHARE })?;
+        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        let mut sweep = match is_small.then(|| Sweep::new(asked, freedom, budget)).transpose() {
+            Err(Error::Cancelled) if joint.is_some() => None,
+            sweep => sweep?,
+        };
+        let most = |share: f64, spent: u64| {
+            budget.work_limit.map_or(u64::MAX, |limit| ((limit as f64 * share) as u64).saturating_sub(spent))
+        };
+        if let Some(sweep) = &mut sweep {
+            sweep.advance(known, options, budget, SHARE, most(SHARE, joint.as_ref().map_or(0, |joint| joint.work)));
+            if let Some(error) = sweep.impossible(known) {
+                return Err(error.clone());
+            }
         }
-        // That there is no plan for the first allocation says nothing of the others.
-        return plan_for(problem, options, budget).map_err(|error| match error {
+        budget.begin_part();
+        let (mut plan, mut is_swept) = match (&joint, sweep.as_mut().and_then(|sweep| sweep.plan.take())) {
+            // Planned by itself, and better than what changed together with the allocation.
+            (_, Some(plan)) if iteration_of(&plan) < known => (plan, true),
+            (Some(joint), _) => (self.go_on(joint, sweep.as_ref())?, false),
+            (None, _) => (self.without_start()?, false),
+        };
+        if let Some(sweep) = &mut sweep {
+            // Time is left where the plan is proved to be the best of its own allocation.
+            let told = plan.solver.get("work").and_then(Value::as_u64).unwrap_or(0);
+            let spent = told.max(joint.as_ref().map_or(0, |joint| joint.work) + sweep.work);
+            let left = most(1.0, spent);
+            sweep.advance(iteration_of(&plan), options, budget, 1.0, left.saturating_add(sweep.work));
+            if let Some(better) = sweep.plan.take() {
+                (plan, is_swept) = (better, true);
+            }
+        }
+        self.tell(&mut plan, is_swept, joint, sweep.as_ref());
+        Ok(plan)
+    }
+
+    /// Goes on with the best allocation as it stands.
+    fn go_on(self, joint: &joint::Joint, sweep: Option<&Sweep>) -> Result<Plan> {
+        let work = joint.work + sweep.map_or(0, |sweep| sweep.work);
+        let bound = sweep.map_or(joint.bound, |sweep| joint.bound.max(sweep.bound(joint.found.key.0)));
+        let start = Start { found: joint.found.clone(), work, bound };
+        plan_from(&joint.problem, self.options, self.budget, Some(&start))
+    }
+
+    /// That there is no plan for the first allocation says nothing of the others.
+    fn without_start(self) -> Result<Plan> {
+        plan_for(self.problem, self.options, self.budget).map_err(|error| match error {
             Error::Impossible { rule, reason } => Error::NotFound(format!(
                 "no allocation was found that has a plan; for the first one {rule} cannot hold: {reason}"
             )),
             other => other,
-        });
-    };
-    let bound = joint.bound.max(swept.bound);
-    let mut plan = match swept.plan {
-        // Planned by itself, and better than what changed together with the allocation.
-        Some(plan) if known < seconds(joint.found.key.0) => {
-            joint.pass(&plan.stages);
-            plan
-        }
-        _ => {
-            let start = Start { found: joint.found.clone(), work: joint.work + swept.work, bound };
-            plan_from(&joint.problem, options, budget, Some(&start))?
-        }
-    };
-    if let Some(Value::Array(events)) = plan.solver.get_mut("events") {
-        events.splice(0..0, joint.events);
+        })
     }
-    joint.told.insert("lower_bound_s".to_owned(), json!(seconds(bound).min(plan.predicted.iteration_s)));
-    plan.solver.insert("allocation".to_owned(), Value::Object(joint.told));
-    plan.solver.insert("wall_s".to_owned(), json!(budget.elapsed_s()));
-    Ok(plan)
+
+    /// Writes down how the allocation was found.
+    fn tell(self, plan: &mut Plan, is_swept: bool, joint: Option<joint::Joint>, sweep: Option<&Sweep>) {
+        let iteration = iteration_of(plan);
+        let bound = joint.as_ref().map_or(0, |joint| joint.bound);
+        let bound = sweep.map_or(bound, |sweep| bound.max(sweep.bound(iteration)));
+        let swept = sweep.map_or(0, |sweep| sweep.work);
+        let mut told = Map::new();
+        if let Some(mut joint) = joint {
+            joint.compare(plan, iteration);
+            let own =
+                plan.solver.get_mut("events").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+            let last = [seconds(iteration), plan.predicted.lower_bound_s];
+            let mut events = joint.events;
+            if is_swept {
+                // The plan of an allocation by itself has a clock of its own.
+                events.push(json!([self.budget.elapsed_s(), joint.work + swept, last[0], last[1]]));
+                plan.solver.insert("work".to_owned(), json!(joint.work + swept));
+            } else {
+                events.extend(own);
+            }
+            plan.solver.insert("events".to_owned(), Value::Array(events));
+            told = joint.told;
+        }
+        told.insert("lower_bound_s".to_owned(), json!(seconds(bound).min(plan.predicted.iteration_s)));
+        told.insert("planned_one_by_one".to_owned(), json!(sweep.is_some()));
+        plan.solver.insert("allocation".to_owned(), Value::Object(told));
+        plan.solver.insert("wall_s".to_owned(), json!(self.budget.elapsed_s()));
+    }
 }
 
 /// What a search begins with.

@@ -1,5 +1,7 @@
 //! Every allocation of a small cluster, each planned by itself: what annealing cannot promise, a proof can.
 
+use std::collections::VecDeque;
+
 use rayon::prelude::*;
 
 use super::{Options, plan_for};
@@ -10,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::problem::{Instance, Problem};
-use crate::time::{Rounding, Time};
+use crate::time::{NEVER, Rounding, Time};
 
 /// The most allocations that are looked at one by one, and the most nodes: nine in three stages have at most so many.
 const MOST: usize = 1_680;
@@ -20,15 +22,18 @@ const EFFORTS: [u64; 3] = [2_000, 20_000, 200_000];
 /// Allocations that are planned side by side, always as many.
 const SIDE_BY_SIDE: usize = 8;
 
-/// What is known of all allocations together.
-#[derive(Default)]
-pub(super) struct Swept {
+/// Allocations planned one by one. Goes on where it stopped.
+pub(super) struct Sweep {
+    /// Those that may still be better than the best, in the order in which they come.
+    open: VecDeque<Open>,
+    /// Those that have had their turn and may still be better.
+    left: Vec<Open>,
+    /// Place in [`EFFORTS`].
+    effort: usize,
     /// The best plan.
     pub plan: Option<Plan>,
-    /// No allocation takes less.
-    pub bound: Time,
-    /// No allocation has any plan: why the last one has none.
-    pub impossible: Option<Error>,
+    /// Why an allocation has no plan, where that was proved.
+    impossible: Option<Error>,
     /// Search steps.
     pub work: u64,
 }
@@ -46,92 +51,103 @@ pub(super) fn is_small(problem: &Problem, freedom: Freedom) -> bool {
     !freedom.sizes && freedom.layers == 0 && equal && nodes <= MOST_NODES && count(problem, freedom) <= MOST
 }
 
-/// Plans all allocations that `freedom` allows, in the order of their bounds, until a share of the time or the work is
-/// used up.
-///
-/// # Errors
-/// [`Error::Cancelled`] where there is no plan yet.
-pub(super) fn sweep(
-    problem: &Problem,
-    freedom: Freedom,
-    options: Options,
-    budget: &Budget,
-    share: f64,
-) -> Result<Swept> {
-    let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64);
-    let mut open = Vec::new();
-    let mut swept = Swept::default();
-    let mut impossible = None;
-    for stages in all(problem, freedom) {
-        let Ok(other) = problem.reallocated(stages) else { continue };
-        if Seats::new(&other, freedom).is_err() {
-            continue;
-        }
-        let bound = lower_bound_of(&other, budget)?;
-        open.push(Open { problem: other, bound });
-    }
-    for effort in EFFORTS {
-        open.sort_by(|a, b| a.bound.cmp(&b.bound).then_with(|| a.problem.stages().cmp(b.problem.stages())));
+impl Sweep {
+    /// All allocations that `freedom` allows, with the bounds that are known before a search.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`]
+    pub fn new(problem: &Problem, freedom: Freedom, budget: &Budget) -> Result<Self> {
         let mut left = Vec::new();
-        let mut rest = open.into_iter();
-        loop {
-            let chunk: Vec<Open> = rest.by_ref().take(SIDE_BY_SIDE).collect();
-            if chunk.is_empty() {
-                break;
+        for stages in all(problem, freedom) {
+            let Ok(other) = problem.reallocated(stages) else { continue };
+            if Seats::new(&other, freedom).is_ok() {
+                let bound = lower_bound_of(&other, budget)?;
+                left.push(Open { problem: other, bound });
             }
-            let best = iteration_of(swept.plan.as_ref());
-            if budget.is_over() || budget.is_past(share) || swept.work >= most {
-                left.extend(chunk);
-                left.extend(rest);
-                swept.bound = least(&left, best);
-                return Ok(swept);
-            }
+        }
+        let mut sweep = Self { open: VecDeque::new(), left, effort: 0, plan: None, impossible: None, work: 0 };
+        sweep.sort();
+        Ok(sweep)
+    }
+
+    /// Whether no allocation is better than the best plan, or than `known`, or nothing more is tried.
+    pub fn is_over(&self) -> bool {
+        self.effort >= EFFORTS.len() || (self.open.is_empty() && self.left.is_empty())
+    }
+
+    /// No allocation takes less; `known` is what another plan takes.
+    pub fn bound(&self, known: Time) -> Time {
+        self.open.iter().chain(&self.left).map(|o| o.bound).fold(self.best(known), Time::min)
+    }
+
+    /// That no allocation has a plan, where every one was looked through.
+    pub fn impossible(&self, known: Time) -> Option<&Error> {
+        let is_over = self.open.is_empty() && self.left.is_empty() && self.best(known) >= NEVER;
+        self.impossible.as_ref().filter(|_| is_over)
+    }
+
+    /// Plans one allocation after the other, as long as it could be better than what takes `known`, until `share` of
+    /// the time is used up or `most` steps are done.
+    pub fn advance(&mut self, known: Time, options: Options, budget: &Budget, share: f64, most: u64) {
+        while !self.is_over() && !budget.is_over() && !budget.is_past(share) && self.work < most {
+            let best = self.best(known);
+            let effort = EFFORTS[self.effort];
             let one = Options { threads: 1, ..options };
+            let count = SIDE_BY_SIDE.min(self.open.len());
+            let chunk: Vec<Open> = self.open.drain(..count).collect();
             let planned: Vec<_> = chunk
                 .par_iter()
                 .map(|o| (o.bound < best).then(|| plan_for(&o.problem, one, &budget.within(effort))))
                 .collect();
-            for (mut open, planned) in chunk.into_iter().zip(planned) {
+            for (open, planned) in chunk.into_iter().zip(planned) {
                 match planned {
                     // It cannot be better than what is there.
                     None => {}
-                    Some(Ok(plan)) => {
-                        swept.work += plan.solver.get("work").and_then(serde_json::Value::as_u64).unwrap_or(0);
-                        open.bound = open.bound.max(Rounding::Down.nanoseconds(plan.predicted.lower_bound_s));
-                        let iteration = iteration_of(Some(&plan));
-                        if iteration < iteration_of(swept.plan.as_ref()) {
-                            swept.plan = Some(plan);
-                        }
-                        if !is_tight(iteration, open.bound) {
-                            left.push(open);
-                        }
-                    }
-                    Some(Err(error @ Error::Impossible { .. })) => impossible = Some(error),
+                    Some(Ok(plan)) => self.take(open, plan),
+                    Some(Err(error @ Error::Impossible { .. })) => self.impossible = Some(error),
                     Some(Err(_)) => {
-                        swept.work += effort;
-                        left.push(open);
+                        self.work += effort;
+                        self.left.push(open);
                     }
                 }
             }
+            if self.open.is_empty() {
+                let best = self.best(known);
+                self.left.retain(|o| o.bound < best && !is_tight(best, o.bound));
+                self.effort += 1;
+                self.sort();
+            }
         }
-        let best = iteration_of(swept.plan.as_ref());
-        left.retain(|o| o.bound < best && !is_tight(best, o.bound));
-        open = left;
     }
-    swept.bound = least(&open, iteration_of(swept.plan.as_ref()));
-    if open.is_empty() && swept.plan.is_none() {
-        swept.impossible = impossible;
+
+    fn take(&mut self, mut open: Open, plan: Plan) {
+        self.work += plan.solver.get("work").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        open.bound = open.bound.max(Rounding::Down.nanoseconds(plan.predicted.lower_bound_s));
+        let iteration = iteration_of(&plan);
+        if iteration < self.best(NEVER) {
+            self.plan = Some(plan);
+        }
+        if !is_tight(iteration, open.bound) {
+            self.left.push(open);
+        }
     }
-    Ok(swept)
+
+    fn best(&self, known: Time) -> Time {
+        self.plan.as_ref().map_or(known, |plan| known.min(iteration_of(plan)))
+    }
+
+    /// What is left has its next turn in the order of the bounds.
+    fn sort(&mut self) {
+        self.left.sort_by(|a, b| a.bound.cmp(&b.bound).then_with(|| a.problem.stages().cmp(b.problem.stages())));
+        if self.effort < EFFORTS.len() {
+            self.open.extend(self.left.drain(..));
+        }
+    }
 }
 
-fn least(open: &[Open], best: Time) -> Time {
-    open.iter().map(|o| o.bound).fold(best, Time::min)
-}
-
-/// As the search counts it; none: later than anything.
-fn iteration_of(plan: Option<&Plan>) -> Time {
-    plan.map_or(crate::time::NEVER, |plan| Rounding::Up.nanoseconds(plan.predicted.iteration_s))
+/// As the search counts it.
+pub(super) fn iteration_of(plan: &Plan) -> Time {
+    Rounding::Up.nanoseconds(plan.predicted.iteration_s)
 }
 
 /// How many allocations there are; more than [`MOST`] are not counted on.

@@ -42,7 +42,7 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Every node at its own place, and layers as even as can be.
+    /// Every node at its own place, and layers as even as memory lets them be.
     ///
     /// # Errors
     /// Where there are too few layers for the stages, or too many for the memory of a node.
@@ -54,11 +54,10 @@ impl Seats {
         if let Some(limit) = freedom.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
             return invalid("max_replica_transfer_s", limit, "a number of seconds of at least 0");
         }
-        let even = |stage| freedom.layers / stages + usize::from(stage < freedom.layers % stages);
         let seats = Self {
             problem: Arc::new(problem.clone()),
             occupant: (0..problem.cluster().nodes().len()).collect(),
-            layers: if freedom.layers > 0 { (0..stages).map(even).collect() } else { Vec::new() },
+            layers: if freedom.layers > 0 { shared_out(problem, freedom.layers) } else { Vec::new() },
             freedom,
         };
         for (stage, node) in problem.stages().iter().enumerate().flat_map(|(s, m)| m.iter().map(move |n| (s, *n))) {
@@ -212,7 +211,7 @@ impl Seats {
 
     fn memory_of(&self, node: usize, stage: usize) -> u32 {
         let memory = self.problem.cluster().nodes()[node].memory;
-        if self.layers.is_empty() { memory } else { (f64::from(memory) / self.part(stage) + 1e-9).floor() as u32 }
+        if self.layers.is_empty() { memory } else { held(memory, self.part(stage)) }
     }
 
     fn machine(&self, place: usize, stage: usize) -> Machine {
@@ -248,4 +247,25 @@ impl Seats {
         let bytes = cluster.gradient_bytes().get(stage).copied().unwrap_or(0.0) * self.part(stage);
         instance.allreduce[stage] = Rounding::Up.nanoseconds(cluster.ring_s(bytes, &members));
     }
+}
+
+/// Microbatches that a node can hold whose stage has this part of an equal share of the layers.
+fn held(memory: u32, part: f64) -> u32 {
+    (f64::from(memory) / part + 1e-9).floor() as u32
+}
+
+/// Layers of each stage, as even as can be; what is left over goes to the first stages that have the memory for it.
+fn shared_out(problem: &Problem, layers: usize) -> Vec<usize> {
+    let stages = problem.stages().len();
+    let memory_of = |stage: usize| {
+        problem.stages()[stage].iter().map(|n| problem.cluster().nodes()[*n].memory).min().unwrap_or(u32::MAX)
+    };
+    let mut shared = vec![layers / stages; stages];
+    for _ in 0..layers % stages {
+        let is_full = |s: usize| held(memory_of(s), ((shared[s] + 1) * stages) as f64 / layers as f64) == 0;
+        if let Some(next) = (0..stages).min_by_key(|s| (is_full(*s), shared[*s], *s)) {
+            shared[next] += 1;
+        }
+    }
+    shared
 }
