@@ -90,7 +90,8 @@ const FREE_RUN: u32 = 3;
 const FEW_NODES: usize = 12;
 const FREE_RUN_OF_FEW: u32 = 1;
 /// Where the allocation may change, the estimate gets less of a run: it does not see what nodes and links are waited for.
-const FREE_ESTIMATE: f64 = 0.3;
+const FREE_ESTIMATE: f64 = 0.1;
+const FREE_ESTIMATE_OF_MILD: f64 = 0.3;
 /// Work of a change that is only estimated, in simulated tasks.
 const ESTIMATE_WORK: u64 = 4;
 /// Work of the first run of an island, in simulations of all tasks.
@@ -272,7 +273,11 @@ impl Island {
         self.phase = phase;
         match phase {
             Phase::Estimate => {
-                let share = if self.seats.is_some() { FREE_ESTIMATE } else { 1.0 };
+                let share = match (&self.seats, self.mild) {
+                    (None, _) => 1.0,
+                    (Some(_), true) => FREE_ESTIMATE_OF_MILD,
+                    (Some(_), false) => FREE_ESTIMATE,
+                };
                 self.steps = (share * (work / 2 / ESTIMATE_WORK) as f64) as u64;
                 self.estimate.rebuild(self.land.on(), &self.routes);
             }

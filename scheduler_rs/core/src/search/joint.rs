@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::anneal::{Found, Island, Settled, plain_ranks};
 use super::routes::{Ground, Path};
-use super::{Options, random_routes, stream_of};
+use super::{Options, Start, plan_from, random_routes, stream_of};
 use crate::allocate::joint::{Freedom, Seats, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
@@ -26,6 +26,13 @@ const DRAWS: u64 = 100;
 const OTHER_STARTS: u64 = 50;
 /// Islands side by side: always as many, so that threads change nothing but the time.
 const ISLANDS: u64 = 2;
+/// Steps in which a search goes on where nothing is left to do for the best allocation; looked at for clusters of so
+/// many nodes, with so much work.
+const LONGER: f64 = 0.1;
+const FEW_NODES: usize = 128;
+const PROOF_WORK: u64 = 2_000_000;
+/// Rounds without a better plan after which both begin elsewhere, now and then.
+const PATIENCE: u64 = 15;
 /// Without a limit of work or time the search for allocations ends after so many rounds.
 const MOST_ROUNDS: u64 = 2_000;
 
@@ -68,20 +75,21 @@ struct Seen {
     key: (Time, Time),
 }
 
-/// Searches allocations; none where the first one has no routes, which the search for one allocation then explains.
+/// Searches allocations, for a share of the time or the work, or for a greater one where the best allocation soon has its
+/// proof; none where the first one has no routes, which the search for one allocation then explains.
 pub(super) fn search(
     problem: &Problem,
     freedom: Freedom,
     options: Options,
     budget: &Budget,
-    share: f64,
+    (share, late_share): (f64, f64),
 ) -> Result<Option<Joint>> {
     let seats = Seats::new(problem, freedom)?;
     let instance = seats.instance();
     let tasks = route_tasks(&instance);
     let first = Settled::new(seats, instance, tasks);
     let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
-    Search { problem, freedom, first, fallback, options, budget, share }.run(is_first)
+    Search { problem, freedom, first, fallback, options, budget, share, late_share }.run(is_first)
 }
 
 /// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
@@ -124,6 +132,7 @@ struct Search<'a> {
     options: Options,
     budget: &'a Budget,
     share: f64,
+    late_share: f64,
 }
 
 impl Search<'_> {
@@ -131,23 +140,33 @@ impl Search<'_> {
         let budget = self.budget;
         let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
         let bound = lower_bound(self.problem, self.freedom);
-        let most = budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * self.share) as u64);
+        let most = |share: f64| budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64);
         let mut seen: Vec<Seen> = Vec::new();
         let mut events = Vec::new();
-        let (mut best, before) = self.start(most);
+        let (mut best, before) = self.start(most(self.share));
         if let Some(first) = &best {
             note(&mut seen, first);
             events.push(json!([budget.elapsed_s(), before, seconds(first.key.0), seconds(bound)]));
             budget.report(seconds(first.key.0), seconds(bound));
         }
         let start_s = best.as_ref().filter(|_| is_first).map(|first| seconds(first.key.0));
-        let (mut work, mut rounds) = (before, 0);
+        let (mut work, mut rounds) = (before, 0_u64);
+        let mut improved = 0;
+        let mut share = self.share;
         let is_best = |best: &Option<Found>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
-        while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() && !budget.is_past(self.share) && work < most
-        {
+        while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() {
+            if budget.is_past(share) || work >= most(share) {
+                // What is the best of its own allocation leaves nothing to the search that follows.
+                let is_settled =
+                    share < self.late_share && best.as_ref().is_some_and(|best| self.is_settled(best, bound));
+                if !is_settled {
+                    break;
+                }
+                share = self.late_share.min(share + LONGER);
+            }
             let known = best.as_ref();
             islands.par_iter_mut().enumerate().for_each(|(number, island)| {
-                self.advance(island, known, number as u64, rounds);
+                self.advance(island, known, number as u64, rounds, rounds - improved > PATIENCE);
             });
             rounds += 1;
             let total = before + islands.iter().map(|island| island.work).sum::<u64>();
@@ -163,6 +182,7 @@ impl Search<'_> {
                         budget.report(seconds(iteration), seconds(bound));
                     }
                     best = Some(found.clone());
+                    improved = rounds;
                 }
             }
         }
@@ -184,6 +204,17 @@ impl Search<'_> {
         ];
         let told = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         Ok(Some(Joint { problem, found, work, bound, told, events }))
+    }
+
+    /// Whether routes and order are soon proved to be the best for their allocation.
+    fn is_settled(&self, best: &Found, bound: Time) -> bool {
+        let settled = best.settled.as_deref().filter(|s| s.on().instance.node_count() <= FEW_NODES);
+        let plan = settled.map(|settled| {
+            let (problem, found) = translated(settled, best)?;
+            let start = Start { found, work: 0, bound };
+            plan_from(&problem, self.options, &self.budget.within(PROOF_WORK), Some(&start))
+        });
+        plan.is_some_and(|plan| plan.is_ok_and(|plan| plan.solver.get("optimal") == Some(&json!(true))))
     }
 
     /// The first allocation as it stands, with the work that it took: what the search has to beat.
@@ -224,17 +255,18 @@ impl Search<'_> {
     }
 
     /// Lets an island go on; where it has cooled down it begins anew: the first one from afar, the other with the best.
-    fn advance(&self, island: &mut Island, best: Option<&Found>, number: u64, round: u64) {
+    fn advance(&self, island: &mut Island, best: Option<&Found>, number: u64, round: u64, is_stale: bool) {
         if island.is_cold()
             && let Some(best) = best
         {
             // The first allocation again, with other routes: the best one would keep the search where it is.
-            match (number == 0).then(|| self.routes(round * ISLANDS)) {
+            let is_afar = number == 0 || (is_stale && island.restarts().is_multiple_of(2));
+            match is_afar.then(|| self.routes(round * ISLANDS + number)) {
                 Some(paths) => {
                     let ranks = plain_ranks(best.ranks.len() / 2);
                     let settled = Some(Box::new(self.first.clone()));
                     island.restart(&Found { paths, ranks, key: (NEVER, NEVER), settled }, false);
-                    if island.restarts() % 2 == 1 {
+                    if number > 0 || island.restarts() % 2 == 1 {
                         island.scramble();
                     }
                 }

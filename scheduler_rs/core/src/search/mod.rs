@@ -196,6 +196,8 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
 const SHARE: f64 = 0.6;
+/// How much of it where nothing is left to do for the best allocation.
+const LATE_SHARE: f64 = 0.95;
 /// How much of it before all allocations of a small cluster are planned one by one.
 const SHARE_OF_SMALL: f64 = 0.2;
 
@@ -214,7 +216,8 @@ impl Freely<'_> {
     fn plan(self) -> Result<Plan> {
         let Self { asked, freedom, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, freedom);
-        let joint = joint::search(asked, freedom, options, budget, if is_small { SHARE_OF_SMALL } else { SHARE })?;
+        let shares = if is_small { (SHARE_OF_SMALL, SHARE_OF_SMALL) } else { (SHARE, LATE_SHARE) };
+        let joint = joint::search(asked, freedom, options, budget, shares)?;
         let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
         let mut sweep = match is_small.then(|| Sweep::new(asked, freedom, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
