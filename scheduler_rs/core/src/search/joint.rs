@@ -19,6 +19,8 @@ use crate::time::{NEVER, Rounding, Time, seconds};
 
 /// Work of an island in one round.
 const ROUND_WORK: u64 = 100_000;
+/// Rounds that a limit of work is good for, at least.
+const LEAST_ROUNDS: u64 = 50;
 /// How much of it goes into the first allocation alone.
 const START_SHARE: f64 = 0.05;
 /// Draws for routes of an allocation, and allocations that are tried until one has some.
@@ -227,7 +229,7 @@ impl Search<'_> {
         };
         while island.best().is_none() || !is_over(&island) {
             let before = island.work;
-            island.run(ROUND_WORK, self.budget);
+            island.run(self.round_work(), self.budget);
             if island.work == before {
                 break;
             }
@@ -241,6 +243,11 @@ impl Search<'_> {
     fn begin(&self, number: u64) -> Island {
         let paths = self.routes(!number);
         Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
+    }
+
+    /// Work of a round: where there is little of it, rounds are short.
+    fn round_work(&self) -> u64 {
+        self.budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
     }
 
     /// About how long an iteration takes; what estimates are compared with.
@@ -273,7 +280,7 @@ impl Search<'_> {
                 None => island.restart(best, true),
             }
         }
-        island.run(ROUND_WORK, self.budget);
+        island.run(self.round_work(), self.budget);
     }
 }
 
