@@ -31,7 +31,7 @@ const MOST_BARREN: u64 = 200;
 /// The bound gets one step for so many changes tried.
 const BOUND_SHARE: u64 = 8;
 /// Why nothing keeps a limit, where that is seen at once.
-const FEW_NEAR: &str = "the fixed sources have one, or some node has too few others near by";
+const FEW_NEAR: &str = "some stage cannot be made up of nodes close enough to each other";
 /// A score within this factor of the bound is the bound.
 const TIGHT: f64 = 1.0 + 1e-9;
 
