@@ -76,7 +76,7 @@ def prepare(
     try:
         problem = state_problem(cluster, allocation, schedule)
     except InputError as error:
-        raise _with_origin(error, machines.file, allocating.stages) from None
+        raise with_origin(error, machines.file, allocating.stages) from None
     return Instance(cluster, allocation, problem, freedom_of(allocating, allocation, schedule.strategy))
 
 
@@ -114,7 +114,7 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str
     )
 
 
-def _with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
+def with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
     """Say in which file or setting the key stands that a problem's error names."""
     text = str(error)
     if stages_file is not None and text.startswith(("stages", "absent_stages", "layers")):

@@ -134,6 +134,17 @@ def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan], independen
     assert verdict(independent, auto.to_json()) == []
 
 
+def test_layers_that_no_memory_holds(planned: Callable[..., Plan], write: Write, refused: Callable[..., str]) -> None:
+    """The message names the file that the memory is from, though it is the search that finds out."""
+    cluster = json.loads(planned("cluster=local4").cluster.to_json())
+    for node in cluster["nodes"]:
+        node["memory"] = 1
+    path = write("small.json", cluster)
+    message = refused("plan", f"cluster.file={path}", "allocate.layers=auto", "allocate.decoder_layers=7", WORK)
+    assert message.startswith(f"skippipe plan: {path}: cluster.nodes[")
+    assert "memory is 1, room for a microbatch of" in message
+
+
 def test_layers_alone_where_the_sizes_are_given(planned: Callable[..., Plan]) -> None:
     plan = planned(*UNEQUAL, "allocate.sizes=[5,3,2]", "allocate.layers=auto")
     assert len(plan.stages[0]) == 5

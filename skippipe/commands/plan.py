@@ -5,6 +5,7 @@ from rich.console import Console
 from skippipe._scheduler import Plan, Problem
 from skippipe.application import Context
 from skippipe.config import PlanJob
+from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
@@ -17,6 +18,7 @@ from skippipe.planning import (
     plan_until_stopped,
     prepare,
     saving,
+    with_origin,
     with_surrogate,
 )
 from skippipe.report.console import show_plan
@@ -32,7 +34,10 @@ def plan(job: PlanJob, context: Context) -> float:
     strategy = job.schedule.strategy
     planner = after_allocating(job.planner, instance.allocation)
     with planning_progress(strategy) as progress:
-        made = plan_until_stopped(instance.problem, strategy, planner, progress, instance.freedom)
+        try:
+            made = plan_until_stopped(instance.problem, strategy, planner, progress, instance.freedom)
+        except InputError as error:
+            raise with_origin(error, job.cluster.file, job.allocate.stages) from None
     if instance.allocation.found is not None:
         made = with_surrogate(made, instance.allocation.found)
     if output is not None:
