@@ -10,7 +10,7 @@ use super::router::{Request, Router, Way};
 use super::routes::Path;
 use super::{Context, Objective, cbs, draw, straight};
 use crate::error::Error;
-use crate::simulate::{Outcome, Simulator, TaskId};
+use crate::simulate::{Batch, Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Time};
 
 /// A complete plan of an attempt.
@@ -123,11 +123,17 @@ pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried
 
 /// What conflict-based search has found: the routes and order of its execution.
 pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
-    let mut paths = vec![Path::new(); context.tasks.len()];
-    for batch in &found.batches {
+    let paths = paths_of_batches(&found.batches, context.tasks.len());
+    timed(context, board_of(context, &paths), found.order, work)
+}
+
+/// Nodes of each of so many routes.
+pub fn paths_of_batches(batches: &[Batch], routes: usize) -> Vec<Path> {
+    let mut paths = vec![Path::new(); routes];
+    for batch in batches {
         paths[batch.route] = Path::from_slice(&batch.nodes);
     }
-    timed(context, board_of(context, &paths), found.order, work)
+    paths
 }
 
 /// The routes of a candidate in another order.

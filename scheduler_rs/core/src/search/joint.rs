@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::anneal::{Found, Island, Settled, plain_ranks};
+use super::attempt::paths_of_batches;
 use super::routes::{Ground, Path};
 use super::{Options, Start, plan_from, random_routes, stream_of};
 use crate::allocate::joint::{Freedom, Seats, lower_bound};
@@ -118,11 +119,7 @@ fn with_routes(first: Settled, seed: u64, budget: &Budget) -> Option<(Settled, V
 fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
     let Ground { instance, tasks } = settled.on();
     let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, rng))?;
-    let mut paths = vec![Path::new(); tasks.len()];
-    for batch in batches {
-        paths[batch.route] = Path::from_slice(&batch.nodes);
-    }
-    Some(paths)
+    Some(paths_of_batches(&batches, tasks.len()))
 }
 
 struct Search<'a> {

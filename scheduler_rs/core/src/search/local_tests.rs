@@ -4,6 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
+use super::attempt::paths_of_batches;
 use super::estimate::Estimate;
 use super::routes::{Ground, Path, Routes};
 use crate::cluster::{Cluster, ClusterParts, Links, Node};
@@ -52,11 +53,7 @@ fn instance(rng: &mut Pcg64) -> Instance {
 fn start(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Option<Vec<Path>> {
     (0..50).find_map(|_| {
         let batches = super::random_routes(instance, tasks, None, rng)?;
-        let mut paths = vec![Path::new(); tasks.len()];
-        for batch in batches {
-            paths[batch.route] = Path::from_slice(&batch.nodes);
-        }
-        Some(paths)
+        Some(paths_of_batches(&batches, tasks.len()))
     })
 }
 
