@@ -27,6 +27,7 @@ from skippipe.train.place import check_alone, deal, torchrun_place, under_torchr
 from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.supervisor import train_locally
+from skippipe.train.tokenizer import data_settings
 
 
 def launch(job: TrainJob, context: Context) -> float:
@@ -42,7 +43,7 @@ def launch(job: TrainJob, context: Context) -> float:
 
         dry_run(job, make_console())
         return 0.0
-    check_input(job.data)
+    check_input(data_settings(job))
     with _ending_in_order():
         return _one_rank(job, context) if under_torchrun() else _alone(job, context)
 

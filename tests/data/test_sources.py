@@ -104,14 +104,17 @@ def test_refused_at_once(case: str, files: Path) -> None:
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt and 0 more hold no text"),
-    "broken": ({"training": ["good.jsonl", "broken.jsonl"]}, "data.training: broken.jsonl: cannot be read: "),
+    "broken": (
+        {"training": ["good.jsonl", "broken.jsonl"]},
+        "data.training: broken.jsonl: cannot be read: line 2: Expecting value",
+    ),
     "field": (
         {"training": ["good.jsonl"], "field": "body"},
-        r"data.training: good.jsonl has no field 'body' \(data.field\), it has \['text'\]",
+        r"data.training: good.jsonl: has no field 'body' \(data.field\), it has \['text'\]",
     ),
     "numbers": (
         {"training": ["numbers.jsonl"]},
-        r"numbers.jsonl: field 'text' \(data.field\) holds int64, text is exp",
+        r"numbers.jsonl: line 1: field 'text' \(data.field\): expected a string, got a number",
     ),
     "binary": (
         {"training": ["a.txt", "binary.txt", "empty.txt"]},
