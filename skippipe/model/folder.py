@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skippipe.errors import InputError
-from skippipe.files import read_json_object
+from skippipe.files import check_utf8, read_json_object
 from skippipe.model.families import family_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -44,6 +44,7 @@ def find_folder(name: object) -> Path:
         )
     if not (folder / CONFIG).is_file():
         raise InputError(f"model.folder is {name}: there is no {CONFIG} in it")
+    check_utf8(folder, "model.folder")
     return folder
 
 
