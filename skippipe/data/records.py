@@ -6,12 +6,13 @@ a file stands among others makes no difference. A string is taken as it stands.
 
 import bz2
 import codecs
+import contextlib
 import gzip
 import io
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,23 +70,19 @@ def json_texts(path: str, field: str) -> Iterator[Piece]:
     """
     records, found = 0, False
     fields: list[str] = []
-    for place, record in _values(path):
-        if record is None:
-            continue
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: expected a record (an object), got {_kind(record)}")
-        if not records:
-            fields = list(record)
-        records += 1
-        found |= field in record
-        text = record.get(field)
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise InputError(f"{place}: field {field!r} (data.field): expected a string, got {_kind(text)}")
-        if not _is_text(text):
-            raise InputError(f"{place}: field {field!r} (data.field): expected text, got half of a surrogate pair")
-        yield Piece(text, last=True)
+    with contextlib.closing(_values(path)) as values:
+        for place, record in values:
+            if record is None:
+                continue
+            if not isinstance(record, dict):
+                raise InputError(f"{place}: expected a record (an object), got {_kind(record)}")
+            if not records:
+                fields = list(record)
+            records += 1
+            found |= field in record
+            text = record.get(field)
+            if text is not None:
+                yield Piece(_checked(text, f"{place}: field {field!r} (data.field)"), last=True)
     if records and not found:
         raise InputError(_no_field(field, fields))
 
@@ -100,7 +97,7 @@ def parquet_texts(path: str, field: str) -> Iterator[Piece]:
     # Imported late, as `datasets` is: it takes a moment, which text and JSON do without.
     import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         if not file.metadata.num_rows:
             return
         schema = file.schema_arrow
@@ -132,19 +129,21 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
-def _is_text(text: str) -> bool:
+def _checked(text: object, title: str) -> str:
+    if not isinstance(text, str):
+        raise InputError(f"{title}: expected a string, got {_kind(text)}")
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise InputError(f"{title}: expected text, got half of a surrogate pair") from None
+    return text
 
 
 _DECODER = json.JSONDecoder(parse_int=len, parse_float=len)
 """Of numbers, which are no text, only that they are some is of interest, however long they are."""
 
 
-def _values(path: str) -> Iterator[tuple[str, Any]]:
+def _values(path: str) -> Generator[tuple[str, Any], None, None]:
     """Values of a JSON file, each with the line where it begins."""
     with opened(path) as file:
         start = file.tell()
@@ -204,7 +203,7 @@ class _Held:
     """What is held of a stream of JSON: enough for one value."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        self._file, self._decoder = file, codecs.getincrementaldecoder("utf-8")()
         self._text, self._line = "", 1
         self.at = 0
 
@@ -246,7 +245,8 @@ class _Held:
 
     def _more(self) -> bool:
         """Read as much again as is held, so that a long value is not tried too often."""
-        chunk = self._file.read(max(PART, len(self._text) - self.at))
+        read = self._file.read(max(PART, len(self._text) - self.at))
+        chunk = self._decoder.decode(read, final=not read)
         self._line += self._lines_before()
         self._text, self.at = self._text[self.at :] + chunk, 0
-        return bool(chunk)
+        return bool(read)
