@@ -112,12 +112,15 @@ def _sources(split: Split, patterns: Sequence[str] | None, config: DataConfig) -
 def matching(pattern: str) -> list[str]:
     """Names that a pattern stands for, in order; a path that exists stands for itself, whatever is in its name.
 
-    `**` stands for any folders; for files alone where it comes last. Raises `OSError` for folders that it cannot look
-    into.
+    So does a folder that exists and with which a pattern begins. `**` stands for any folders; for files alone where it
+    comes last. Raises `OSError` for folders that it cannot look into.
     """
     if os.path.lexists(pattern):
         return [pattern]
-    return sorted(set(_expanded(pattern)))
+    parts = pattern.split("/")
+    heads = ("/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+    head = next((head for head in heads if head and os.path.isdir(head)), "")  # noqa: PTH112 - says no to odd names
+    return sorted(set(_expanded(glob.escape(head) + pattern.removeprefix(head))))
 
 
 def _expanded(pattern: str) -> Iterator[str]:

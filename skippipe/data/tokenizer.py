@@ -101,7 +101,7 @@ class Encoder:
         """Whether lines can be tokenised apart: so with byte-level ones, not where a text is given a beginning."""
 
         def ids(text: str) -> list[int]:
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return [int(token) for token in self._tokens([text])[0]]
 
         return all(
             ids(left + right) == ids(left) + ids(right) for left in TRIALS if left.endswith("\n") for right in TRIALS

@@ -1,4 +1,4 @@
-"""Records: the field that is asked for as it stands, whatever else is in a file; and what cannot be read, in one line."""
+"""Records: the field that is asked for as it stands, whatever else is in a file; what cannot be read, in one line."""
 
 import gzip
 import json
@@ -163,11 +163,11 @@ GOOD = b'{"text": "a"}\n'
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "number": ("x.jsonl", GOOD + b'{"text": 1}', "line 2: field 'text' (data.field): expected a string, got a number"),
     "boolean": ("x.jsonl", b'\n{"text": true}', "line 2: field 'text' (data.field): expected a string, got a boolean"),
-    "array": ("x.json", b'[{"text":"a"},\n{"text":[]}]', "line 2: field 'text' (data.field): expected a string, got an"),
+    "array": ("x.json", b'[{"text":"a"},\n{"text":[]}]', "line 2: field 'text' (data.field): expected a string, got"),
     "no record": ("x.jsonl", GOOD + b'"text"', "line 2: expected a record (an object), got a string"),
     "no field": ("x.jsonl", b'{"body": "a", "n": 1}', "has no field 'text' (data.field), it has ['body', 'n']"),
     "surrogate": ("x.jsonl", b'{"text": "\\ud800"}', "line 1: field 'text' (data.field): expected text, got half of a"),
-    "cut line": ("x.jsonl", GOOD + b'{"text": "a', "cannot be read: line 2: Unterminated string starting at (column 10)"),
+    "cut line": ("x.jsonl", GOOD + b'{"text": "a', "cannot be read: line 2: Unterminated string"),
     "cut array": ("x.json", b'[{"text": "a"},\n', "cannot be read: line 2: Expecting value"),
     "open array": ("x.json", b'[\n{"text": "a"}', "cannot be read: line 2: expected ',' or ']'"),
     "after array": ("x.json", b'[]\n{"text": "a"}', "cannot be read: line 2: expected the end of the file"),
