@@ -158,7 +158,9 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Other words in another order. " * 400)
     other = ["data.training=[a.txt]", "data.validation=[b.txt]", "data.vocabulary=300"]
-    assert "its tokenizer is not that of" in refused("evaluate", checkpoint, *other, *rest, "output=out")
+    assert "has a tokenizer of its own, got 300" in refused("evaluate", checkpoint, *other, *rest, "output=out")
+    assert run("data", "prepare", *other, "output=text").status == 0
+    assert "its tokenizer is not that of" in refused("evaluate", checkpoint, "data.prepared=text", *rest, "output=out")
 
 
 def test_comparing_unlike_things(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
