@@ -110,8 +110,9 @@ class Corpus:
         all_of_it = hashlib.sha256()
         for number in numbers:
             chunk = stream[number * step : (number + 1) * step]
-            all_of_it.update(chunk)
-            if hashlib.sha256(chunk).hexdigest() != part.chunks[number]:
+            content = memoryview(chunk)
+            all_of_it.update(content)
+            if hashlib.sha256(content).hexdigest() != part.chunks[number]:
                 first = number * CHUNK_BYTES
                 raise _changed(path, f"bytes {first:,} to {first + chunk.nbytes - 1:,} are others")
             self.check_tokens(chunk, path)

@@ -75,7 +75,7 @@ class Encoder:
         """Special tokens that could be cut in two, and how they are written."""
         known = self.tokenizer.get_added_tokens_decoder()
         written = {number: token.content for number, token in known.items() if token.special}
-        written[self.end_of_text] = self.tokenizer.id_to_token(self.end_of_text)
+        written[self.end_of_text] = self.tokenizer.id_to_token(self.end_of_text) or ""
         return {number: word for number, word in written.items() if len(word) > 1}
 
     @cached_property

@@ -127,7 +127,7 @@ def test_a_prepared_text(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(changed(swap_merges))
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("Peace.\n")
-    files = {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
+    files: dict[str, Any] = {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
     corpus = prepare(DataConfig(**files, tokenizer=str(tmp_path / "other.json")), tmp_path / "out")
     check_tokenizer(corpus, None, "M")
     check_tokenizer(corpus, corpus.tokenizer_json, "M")

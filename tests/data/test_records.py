@@ -94,7 +94,7 @@ def test_json_in_any_layout(
 
 def test_only_the_field_is_looked_at(prepared: Callable[..., list[str]], write: Callable[..., Path]) -> None:
     """Types of other fields, the order of files, dates, nulls, late fields: none of it makes a difference."""
-    files = {
+    files: dict[str, list[Any]] = {
         "nulls.jsonl": [{"text": None, "id": None}, None, {"id": 1}, {"text": ""}, {"text": "after nulls"}],
         "dates.jsonl": [{"text": "2024-01-05T10:00:00Z"}, {"text": "1"}, {"text": "null"}, {"text": "1e5", "n": 1e999}],
         "fields.jsonl": [{"text": "a", "id": 3}, {"id": "three", "text": "b"}, {"text": "c", "id": {"x": [1, {}]}}],

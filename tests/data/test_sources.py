@@ -181,7 +181,7 @@ def test_unreadable(case: str, files: Path) -> None:
 
 
 def test_names_that_an_output_cannot_encode(
-    run: Callable[..., Any], refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even UTF-8 on the disk, and letters that ASCII has not: prepared, recorded as they are, shown escaped."""
     odd = ["caf\xe9.txt", "a\udcff\udce9.txt"]
@@ -192,19 +192,20 @@ def test_names_that_an_output_cannot_encode(
     recorded = json.loads((tmp_path / "out\udcfe" / "corpus.json").read_text())
     assert [recorded[split]["files"][0]["name"] for split in ("training", "validation")] == odd
     for encoding in ("ascii", "utf-8"):
-        streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict") for name in ("out", "err")}
+        raw = {name: io.BytesIO() for name in ("stdout", "stderr")}
         with monkeypatch.context() as patch:
-            for name, stream in streams.items():
-                patch.setattr(sys, f"std{name}", stream)
+            streams = [io.TextIOWrapper(stream, encoding=encoding, errors="strict") for stream in raw.values()]
+            for name, stream in zip(raw, streams, strict=True):
+                patch.setattr(sys, name, stream)
             assert main(["data", "prepare", *arguments]) == 0
             assert main(["data", "prepare", "data.training=[none\udcff\xe9]", "output=o"]) == 2
-        shown = {
-            name: stream.buffer.getvalue().decode(encoding) for name, stream in streams.items() if not stream.flush()
-        }
-        assert "validated on: a\\udcff\\udce9.txt\n" in shown["out"]
-        assert "out\\udcfe holds this text already" in shown["out"]
+            for stream in streams:
+                stream.flush()
+        shown = {name: stream.getvalue().decode(encoding) for name, stream in raw.items()}
+        assert "validated on: a\\udcff\\udce9.txt\n" in shown["stdout"]
+        assert "out\\udcfe holds this text already" in shown["stdout"]
         letter = "\\xe9" if encoding == "ascii" else "\xe9"
-        assert shown["err"] == (
+        assert shown["stderr"] == (
             f"skippipe data prepare: data.training[0] is none\\udcff{letter}: there is no such file\n"
         )
 
