@@ -32,6 +32,8 @@ _NAME = re.compile(rf"{_QUOTED}|(?P<name>(?! ){_PLAIN}*{_OTHER_LETTER}{_PLAIN}*)
 
 def with_names_quoted(argument: str) -> str:
     """Quote what has letters beyond ASCII in the value of an argument, as Hydra asks for: names of files have them."""
+    if argument.startswith("-"):  # a flag, which is not Hydra's language
+        return argument
     key, sign, value = argument.partition("=")
     return key + sign + _NAME.sub(lambda found: found["quoted"] or f'"{found["name"]}"', value)
 

@@ -110,7 +110,7 @@ class Corpus:
         all_of_it = hashlib.sha256()
         for number in numbers:
             chunk = stream[number * step : (number + 1) * step]
-            content = memoryview(chunk)
+            content = chunk.tobytes()
             all_of_it.update(content)
             if hashlib.sha256(content).hexdigest() != part.chunks[number]:
                 first = number * CHUNK_BYTES

@@ -217,17 +217,20 @@ def test_what_is_no_file(refused: Callable[..., str], tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs somebody who may not read every file: not root")
-def test_no_permission(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("A text.")
+def test_no_permission(run: Run, tmp_path: Path) -> None:
+    for name in ("a.txt", "v.txt"):
+        (tmp_path / name).write_text("A text.")
     (tmp_path / "a.txt").chmod(stat.S_IWUSR)
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er").chmod(0)
-    given_too = ["data.validation=[a.txt]", "output=o"]
-    assert "a.txt: cannot be read: Permission denied" in refused("data", "prepare", "data.training=[a.txt]", "output=o")
-    assert "deep/er/: cannot be read: Permission" in refused(
-        "data", "prepare", "data.training=[deep/**/*.txt]", *given_too
-    )
-    (tmp_path / "deep" / "er").chmod(stat.S_IRWXU)
+    hidden = tmp_path / "deep" / "er"
+    hidden.mkdir(parents=True)
+    hidden.chmod(0)
+    for training, message in (
+        ("a.txt", "data.training: a.txt: cannot be read: Permission denied\n"),
+        ("deep/**/*.txt", "data.training[0] is deep/**/*.txt: deep/er/: cannot be read: Permission denied\n"),
+    ):
+        result = run("data", "prepare", f"data.training=[{training}]", "data.validation=[v.txt]", "output=o")
+        assert (result.status, result.err) == (2, f"skippipe data prepare: {message}")
+    hidden.chmod(stat.S_IRWXU)
 
 
 FIELD: dict[str, tuple[str, list[str], int]] = {

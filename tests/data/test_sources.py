@@ -217,7 +217,7 @@ def test_names_that_an_output_cannot_encode(
         ("data.training=[ a \xfc, 'b,\xe9', \"\udcff\"]", 'data.training=[ "a \xfc", \'b,\xe9\', "\udcff"]'),
         ("x={a: \xe9}", 'x={a: "\xe9"}'),
         ("x=a/b.txt", "x=a/b.txt"),
-        ("--config-dir=\xe9", '--config-dir="\xe9"'),
+        ("--config-dir=\xe9", "--config-dir=\xe9"),
     ],
 )
 def test_letters_beyond_ascii_are_quoted(argument: str, expected: str) -> None:
@@ -243,6 +243,9 @@ def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_pa
     (tmp_path / held_out).write_text("A text.\n")
     assert "are validated on: 0.0% of all tokens" in run("data", "prepare", *training, "output=little").err
     assert run("data", "prepare", *training, f"data.validation=[{held_out}]", "output=named").err == ""
+    dry_run = ["train", "--dry-run", *training, "data.sequence=16", "planner.work_limit=50"]
+    (tmp_path / held_out).write_text("A text of some words.\n" * 300 * 19)
+    assert run(*dry_run).err == f"skippipe: {half}"
     said: list[str] = []
     with corpus_folder(DataConfig(training=[held_out, trained_on]), say=said.append):
         pass
