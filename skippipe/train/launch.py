@@ -17,7 +17,7 @@ from types import FrameType
 from skippipe.application import Context
 from skippipe.data.prepare import check_input
 from skippipe.errors import SUCCESS, InputError, SchedulerError
-from skippipe.files import locked, remove_leftovers, write_text
+from skippipe.files import check_utf8, locked, remove_leftovers, write_text
 from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
@@ -113,6 +113,7 @@ def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
     """
     name = job.folder or f"runs/{dt.datetime.now():%Y-%m-%d_%H-%M-%S}"  # noqa: DTZ005 - for people: local time
     folder = context.folder / name
+    check_utf8(folder, "folder")
     made = next((p for p in [*reversed(folder.parents), folder] if not p.exists()), None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
