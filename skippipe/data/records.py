@@ -37,7 +37,7 @@ ARROW_TEXT = ("string", "large_string", "string_view")
 def opened(path: str) -> BinaryIO:
     """Open a file, unpacked, behind the byte order mark that it may begin with."""
     with Path(path).open("rb") as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(16)  # more than any of the patterns is long
     by_content = (make for _, magic, make in PACKED if magic.match(head))
     by_name = (make for suffix, _, make in PACKED if path.lower().endswith(suffix))
     make = next(by_content, None) or next(by_name, None)
