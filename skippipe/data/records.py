@@ -192,7 +192,7 @@ def _streamed(file: BinaryIO) -> Iterator[tuple[str, Any]]:
             held.at += 1
             held.next()
         first = False
-        place = held.place  # before what is taken moves on
+        place = held.place()  # before what is taken moves on
         yield place, held.take()
     held.at += in_array
     if held.next():
@@ -204,15 +204,17 @@ class _Held:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._decoder = file, codecs.getincrementaldecoder("utf-8")()
-        self._text, self._line = "", 1
+        self._text, self._line, self._counted = "", 1, 0
         self.at = 0
 
-    @property
     def place(self) -> str:
-        return f"line {self._line + self._lines_before()}"
+        """Say on which line the next sign stands; lines are counted once."""
+        self._line += self._text.count("\n", self._counted, self.at)
+        self._counted = self.at
+        return f"line {self._line}"
 
     def error(self, reason: str) -> InputError:
-        return InputError(f"cannot be read: {self.place}: {reason}")
+        return InputError(f"cannot be read: {self.place()}: {reason}")
 
     def next(self) -> str:
         """Go to the next sign that is no blank, and give it; empty at the end."""
@@ -240,13 +242,10 @@ class _Held:
                 raise self.error("nested too deeply") from None
             return value
 
-    def _lines_before(self) -> int:
-        return self._text.count("\n", 0, self.at)
-
     def _more(self) -> bool:
         """Read as much again as is held, so that a long value is not tried too often."""
         read = self._file.read(max(PART, len(self._text) - self.at))
         chunk = self._decoder.decode(read, final=not read)
-        self._line += self._lines_before()
-        self._text, self.at = self._text[self.at :] + chunk, 0
+        self._line += self._text.count("\n", self._counted, self.at)
+        self._text, self._counted, self.at = self._text[self.at :] + chunk, 0, 0
         return bool(read)
