@@ -28,7 +28,7 @@ from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError,
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.help import command_help
 from skippipe.model.config import ExportJob
-from skippipe.overrides import explain
+from skippipe.overrides import explain, with_names_quoted
 from skippipe.study.config import StudyJob
 from skippipe.train import config as training
 from skippipe.validate import validate
@@ -105,7 +105,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     """Run `command` with Hydra's command line `arguments`; return the exit status."""
     task = _Task(command)
     try:
-        _run_hydra(task, [command.rewrite(argument) for argument in arguments])
+        _run_hydra(task, [with_names_quoted(command.rewrite(argument)) for argument in arguments])
     except _JobFailedError as failed:
         return int(failed.args[0])
     except SystemExit as stop:  # Hydra ends so after --help and the like, argparse after a wrong flag

@@ -1,5 +1,6 @@
 """The command `skippipe`: finds the command that is asked for and gives its exit status."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ Settings are key=value, e.g. skippipe plan cluster=geo20 schedule.skip_ratio=0.2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _show_everything()
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()
@@ -49,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     return status
+
+
+def _show_everything() -> None:
+    """Have what an output cannot encode, such as the name of a file, shown escaped there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(arguments: list[str]) -> int:

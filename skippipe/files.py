@@ -70,9 +70,10 @@ def check_writable(path: Path, key: str = "output") -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` as the whole of `path`: a reader finds the old file or the new one, never a part.
 
-    Raises `OSError` when it cannot be done; the old file then stands as it was.
+    Raises `OSError` when it cannot be done; the old file then stands as it was. What UTF-8 cannot hold, as names of
+    files may have, is written escaped.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -147,6 +148,14 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def check_utf8(path: Path, key: str) -> None:
+    """Raise `InputError` where the name of a folder is no UTF-8, which those who read and write models cannot take."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{key}: expected a folder whose name is UTF-8, got {path}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -67,7 +67,7 @@ skippipe study --config-dir mine 'arms=[{experiment: my_arm}]' records=mine.json
 skippipe evaluate checkpoint=runs/mine output=evaluation
 skippipe evaluate checkpoint=runs/mine omit=[random:0.25,random:0.5,last:2,swaps:1] draws=50 output=evaluation
 skippipe evaluate checkpoint=runs/mine omit=[lost:1,stages:1+2] data.prepared=my-text output=lost
-skippipe evaluate model=FOLDER layers=[2,2,2] unit=stages data.tokenizer=FOLDER/tokenizer.json output=of-folder
+skippipe evaluate model=FOLDER layers=[2,2,2] unit=stages output=of-folder
 skippipe evaluate compare=[evaluation-of-a,evaluation-of-b] output=both
                                                        several models in one table and one picture""",
     "export": """\
@@ -78,7 +78,7 @@ skippipe train model=pretrained model.folder=my-model  and train it further""",
 skippipe train                                         a small Llama on four processes of this machine
 skippipe train schedule.skip_ratio=0                   the same with the full pipeline
 skippipe train model=mixtral_tiny train.iterations=200
-skippipe train model=pretrained model.folder=FOLDER data.tokenizer=FOLDER/tokenizer.json
+skippipe train model=pretrained model.folder=FOLDER
                                                        start from a model that transformers has written
 skippipe train data.training=[my/*.txt] data.validation=[held-out.txt]
 skippipe train folder=runs/mine                        begins, or goes on after whatever ended it

@@ -1,6 +1,7 @@
 """`skippipe data prepare` and `skippipe data fetch`."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,12 +28,15 @@ def data_prepare(job: PrepareJob, context: Context) -> float:
         os.environ["RAYON_NUM_THREADS"] = str(job.workers)
     # Imported here: --help does without.
     from skippipe.data.display import Display, summary_lines  # noqa: PLC0415
-    from skippipe.data.prepare import prepare  # noqa: PLC0415
+    from skippipe.data.prepare import prepare, share_warning  # noqa: PLC0415
 
     console = make_console()
     with Display(console) as display:
         corpus = prepare(job.data, folder, display)
     name = context.shown(folder)
+    warning = share_warning(job.data, corpus)
+    if warning is not None:
+        sys.stderr.write(f"skippipe data prepare: {warning}\n")
     if context.label is not None:
         tokens = corpus.parts["training"].tokens
         console.print(f"{context.label} {tokens:,} tokens to train on, in {name}", markup=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from omegaconf import MISSING
 from skippipe.config import AT_LEAST_1, Range, setting
 
 FORMATS = ("text", "json", "parquet")
+VERIFICATIONS = ("sample", "whole")
 CORPORA = ("sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code")
 LEAST_VOCABULARY = 257
 """Every byte and the end of a text."""
@@ -39,6 +40,9 @@ class DataConfig:
     """the folder of `skippipe data fetch`, where data=sotu and the like find their texts"""
     fetch: str | None = None
     """the command that brings the files, named where they are missing"""
+    verify: str = setting("sample", choices=VERIFICATIONS)
+    """how much of a prepared text is held against the hashes recorded when it was prepared: whole, or of files above
+    256 MiB a sample"""
     sequence: int = setting(128, within=AT_LEAST_1)
     """tokens of one sequence"""
     validation_blocks: int = setting(128, within=AT_LEAST_1)

@@ -8,6 +8,7 @@ validation.tokens
 
 import hashlib
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,13 @@ from skippipe.data.blocks import Blocks, Tokens, cut
 from skippipe.errors import InputError
 from skippipe.files import read_json_object, read_text
 
-FORMAT = "skippipe.data/1"
+FORMAT = "skippipe.data/2"
 Split = Literal["training", "validation"]
 SPLITS: tuple[Split, ...] = ("training", "validation")
+CHUNK_BYTES = 16 * 2**20
+"""A token file is hashed in chunks of this size, ..."""
+SAMPLED_CHUNKS = 16
+"""... of which no more are read before a training, unless the whole file is asked for."""
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -35,6 +40,8 @@ class Part:
     """of text, as UTF-8"""
     sha256: str
     """of the file"""
+    chunks: list[str]
+    """sha256 of each `CHUNK_BYTES` of it"""
     files: list[dict[str, Any]]
     """`name`, `bytes` on disk (null: not known) and `documents` of each input file"""
 
@@ -78,6 +85,46 @@ class Corpus:
             return np.empty(0, dtype=DTYPES[self.dtype])
         return np.memmap(self.folder / f"{split}.tokens", dtype=DTYPES[self.dtype], mode="r")
 
+    def verify(self, *, whole: bool) -> None:
+        """Hold the token files against what `corpus.json` records.
+
+        Args:
+            whole: read all of them; else of a large file the first chunk, the last and some between, others each time.
+
+        Raises:
+            InputError: a file has changed since it was prepared, or holds a token beyond the vocabulary.
+
+        """
+        for split in SPLITS:
+            self._verify(split, whole=whole)
+
+    def _verify(self, split: Split, *, whole: bool) -> None:
+        path, part = self.folder / f"{split}.tokens", self.parts[split]
+        stream, step = self.stream(split), CHUNK_BYTES // DTYPES[self.dtype].itemsize
+        count = -(-len(stream) // step)
+        if len(part.chunks) != count:
+            raise InputError(
+                f"{self.folder / 'corpus.json'}: {split}.chunks: expected {count} hashes, got {len(part.chunks)}"
+            )
+        numbers = list(range(count)) if whole else _sample(count)
+        all_of_it = hashlib.sha256()
+        for number in numbers:
+            chunk = stream[number * step : (number + 1) * step]
+            content = chunk.tobytes()
+            all_of_it.update(content)
+            if hashlib.sha256(content).hexdigest() != part.chunks[number]:
+                first = number * CHUNK_BYTES
+                raise _changed(path, f"bytes {first:,} to {first + chunk.nbytes - 1:,} are others")
+            self.check_tokens(chunk, path)
+        if len(numbers) == count and all_of_it.hexdigest() != part.sha256:
+            raise _changed(path, "its hash is another one")
+
+    def check_tokens(self, tokens: Tokens, origin: Path) -> None:
+        """Raise `InputError` that names `origin` where a token is beyond the vocabulary."""
+        largest = int(tokens.max(initial=0))
+        if largest >= self.vocabulary:
+            raise InputError(f"{origin}: expected tokens below {self.vocabulary}, got {largest}; prepare the text anew")
+
     def _blocks(self, split: Split, sequence: int) -> Blocks:
         blocks = cut(self.stream(split), sequence)
         if not len(blocks):
@@ -89,10 +136,11 @@ class Corpus:
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Open what `prepare` has written; nothing but `corpus.json` is read.
+    """Open what `prepare` has written; nothing but `corpus.json` and the tokenizer is read: see `Corpus.verify`.
 
     Raises:
-        InputError: it is not there, not whole, of another version, or files do not have the size that they should.
+        InputError: it is not there, not whole, of another version, files do not have the size that they should, or
+            the tokenizer has changed.
 
     """
     path = folder / "corpus.json"
@@ -113,7 +161,30 @@ def open_corpus(folder: Path) -> Corpus:
         _check_size(folder / f"{part.split}.tokens", part.tokens * DTYPES[corpus.dtype].itemsize)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"{folder}: tokenizer.json is missing")
+    if hashlib.sha256(corpus.tokenizer_json.encode()).hexdigest() != corpus.tokenizer_sha256:
+        raise _changed(folder / "tokenizer.json", "its hash is another one")
     return corpus
+
+
+def _changed(path: Path, what: str) -> InputError:
+    return InputError(f"{path}: expected what corpus.json records, got a changed file ({what}); prepare the text anew")
+
+
+def _sample(chunks: int) -> list[int]:
+    """Numbers of the chunks to read: all of a few; of many the first, the last and some drawn anew each time."""
+    if chunks <= SAMPLED_CHUNKS:
+        return list(range(chunks))
+    return [0, *sorted(random.sample(range(1, chunks - 1), SAMPLED_CHUNKS - 2)), chunks - 1]
+
+
+def hashes_of(path: Path) -> tuple[str, list[str]]:
+    """Compute sha256 of a file, and of each `CHUNK_BYTES` of it, as `corpus.json` records them."""
+    all_of_it, chunks = hashlib.sha256(), []
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            all_of_it.update(chunk)
+            chunks.append(hashlib.sha256(chunk).hexdigest())
+    return all_of_it.hexdigest(), chunks
 
 
 def _corpus(folder: Path, content: dict[str, Any]) -> Corpus:
@@ -133,7 +204,8 @@ def _corpus(folder: Path, content: dict[str, Any]) -> Corpus:
 
 def _part(split: Split, content: dict[str, Any]) -> Part:
     counts = {name: _count(content, name) for name in ("tokens", "documents", "bytes")}
-    return Part(split, **counts, sha256=str(content["sha256"]), files=list(content["files"]))
+    chunks = list(map(str, content["chunks"]))
+    return Part(split, **counts, sha256=str(content["sha256"]), chunks=chunks, files=list(content["files"]))
 
 
 def _count(content: dict[str, Any], name: str) -> int:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +20,12 @@ from typing import Any, BinaryIO
 
 from skippipe.data.blocks import Tokens
 from skippipe.data.config import DataConfig
-from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, open_corpus
+from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, hashes_of, open_corpus
 from skippipe.data.corpus import FORMAT as CORPUS_FORMAT
 from skippipe.data.pieces import PIECE_CHARACTERS, Piece, cut_pieces
 from skippipe.data.reading import Reader
 from skippipe.data.recipe import Recipe
-from skippipe.data.sources import Sources, find_files
+from skippipe.data.sources import ONE_IN, Sources, find_files
 from skippipe.data.tokenizer import Encoder, check_tokenizer, load_encoder, read_encoder, train_encoder
 from skippipe.data.unfinished import FORMAT, State, Written, check_same, claimed, opened_at, storing
 from skippipe.errors import InputError
@@ -34,6 +35,8 @@ BATCH_CHARACTERS = 1 << 20
 """Characters that are tokenised in one call."""
 SAVE_S = 2.0
 """The most seconds of work that are lost when it is stopped."""
+UNUSUAL = 3
+"""A share to validate on that is so many times what it should be, or so small a part of it, is worth a warning."""
 FROM_PREPARED = ("training", "validation", "format", "field", "hub", "hub_configuration", "tokenizer", "vocabulary")
 """Settings that a prepared text has behind it."""
 
@@ -82,13 +85,16 @@ def check_input(config: DataConfig) -> None:
 
 
 @contextlib.contextmanager
-def corpus_folder(config: DataConfig, place: Path | None = None) -> Iterator[Path]:
+def corpus_folder(
+    config: DataConfig, place: Path | None = None, say: Callable[[str], None] | None = None
+) -> Iterator[Path]:
     """Give the folder of a prepared text: `data.prepared`, or one that is made here and lasts as long as the context.
 
     Args:
         config: the text.
         place: the folder in which one is made, which nobody else uses: what a killed process has left there goes first;
             None: where temporary files go.
+        say: is told what the user ought to know of the text that is made; None: standard error is.
 
     Raises:
         InputError: settings or files that cannot be used.
@@ -102,8 +108,25 @@ def corpus_folder(config: DataConfig, place: Path | None = None) -> Iterator[Pat
     for left in [] if place is None else place.glob(".text-*"):
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".text-" if place else "skippipe-text-", dir=place) as folder:
-        prepare(config, Path(folder))
+        warning = share_warning(config, prepare(config, Path(folder)))
+        if warning is not None:
+            (say or _to_stderr)(warning)
         yield Path(folder)
+
+
+def share_warning(config: DataConfig, corpus: Corpus) -> str | None:
+    """Say it where names alone have chosen what is validated on, and that is far more or less than is usual."""
+    if config.validation is not None or config.training is None or config.prepared is not None:
+        return None
+    tokens = {split: corpus.parts[split].tokens for split in SPLITS}
+    share, files = tokens["validation"] / sum(tokens.values()), len(corpus.parts["validation"].files)
+    if 1 / (UNUSUAL * ONE_IN) <= share <= UNUSUAL / ONE_IN:
+        return None
+    return (
+        f"warning: data.validation is null, so {files} of {files + len(corpus.parts['training'].files)} files, chosen "
+        f"by a hash of the names, are validated on: {share:.1%} of all tokens, where {1 / ONE_IN:.0%} is usual; "
+        "data.validation=[FILE,...] chooses others"
+    )
 
 
 def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> Corpus:
@@ -129,10 +152,12 @@ def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> C
         whole = folder / "corpus.json"
         if whole.exists():
             check_same(folder, read_json_object(str(whole)), recipe)
-        else:
-            with storing(folder):
-                _Work(folder, reader, sources, recipe, report or _to_nobody).run(encoder, config.vocabulary)
-    return open_corpus(folder)
+            corpus = open_corpus(folder)
+            corpus.verify(whole=config.verify == "whole")
+            return corpus
+        with storing(folder):
+            _Work(folder, reader, sources, recipe, report or _to_nobody).run(encoder, config.vocabulary)
+        return open_corpus(folder)
 
 
 class _Work:
@@ -232,11 +257,13 @@ class _Work:
         about: dict[Split, dict[str, Any]] = {}
         for split in SPLITS:
             written = self._state.written[split]
+            sha256, chunks = hashes_of(self._target(split))
             about[split] = {
                 "tokens": written.tokens,
                 "documents": sum(documents[split]),
                 "bytes": written.bytes,
-                "sha256": _sha256(self._target(split)),
+                "sha256": sha256,
+                "chunks": chunks,
             }
         tokenizer = {
             "vocabulary": encoder.vocabulary,
@@ -287,6 +314,10 @@ def _encoded(encoder: Encoder, batches: Iterable[Batch]) -> Iterator[tuple[Batch
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"skippipe: {line}\n")
 
 
 def _to_nobody(progress: Progress) -> None:

@@ -1,32 +1,25 @@
-"""Inputs read through `datasets`, always streaming: no copy of them in a cache, and memory for a part at a time."""
+"""Inputs read a part at a time: files by ourselves, data sets of the hub as streams of `datasets`, with no cache."""
 
-import glob
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from itertools import groupby
 from typing import Any, Self
 
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
 from skippipe.data.pieces import Piece
+from skippipe.data.records import ARROW_TEXT, json_texts, parquet_texts, plain_text
 from skippipe.data.sources import Source, Sources, find_files
 from skippipe.errors import InputError
 
-GROUP = 100
-"""Files that `datasets` is given at a time: to single one out takes time in proportion to their number."""
-SMALL_BYTES = 1 << 20
-"""Text files of no more are read whole, ..."""
-SMALL_FILES = 16
-"""... so many at a time."""
-ROWS = {"text": 1000, "json": 100, "parquet": 100, "hub": 100}
-"""Lines or records that are read at a time."""
+HUB_ROWS = 100
+"""Records of the hub that are read at a time."""
 
 
 class Reader:
-    """Reads the inputs of a text; a context manager, since `datasets` needs a folder for a lock."""
+    """Reads the inputs of a text; a context manager, since `datasets` needs a folder for what it keeps of the hub."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
@@ -34,8 +27,9 @@ class Reader:
         self._folder = ""
 
     def __enter__(self) -> Self:
-        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skippipe-data-"))
-        self._stack.enter_context(_without_torch())
+        if self._config.hub is not None:
+            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skippipe-data-"))
+            self._stack.enter_context(_without_torch())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,73 +52,30 @@ class Reader:
             InputError: what cannot be read; the message names the file.
 
         """
-        if self._config.hub is not None:
-            stream = self._hub_stream(split)
-            for number in range(first, len(sources)):
-                yield number, self._chunks(split, sources[number], stream.shard(len(sources), number))
-            return
-        for (kind, small), run in groupby(
-            range(first, len(sources)), lambda i: (sources[i].kind, _is_small(sources[i]))
-        ):
-            numbers = list(run)
-            for begin in range(0, len(numbers), GROUP):
-                group = numbers[begin : begin + GROUP]
-                yield from (self._small if small else self._large)(split, kind, group, sources)
+        stream = None if self._config.hub is None else self._hub_stream(split)
+        for number in range(first, len(sources)):
+            shard = None if stream is None else stream.shard(len(sources), number)
+            yield number, self._documents(f"data.{split}: {sources[number].name}", sources[number], shard)
 
-    def _small(
-        self, split: Split, kind: str, numbers: Sequence[int], sources: Sequence[Source]
-    ) -> Iterator[tuple[int, Iterator[Piece]]]:
-        """Many files in one stream, a row each: to begin a stream for each would take longer than to read it."""
-        stream = self._stream(split, kind, [sources[number].name for number in numbers], sample_by="document")
-        done = 0
+    def _documents(self, title: str, source: Source, shard: Any) -> Iterator[Piece]:
+        """Documents of one source, in chunks; those without text are left out, but for text files."""
         try:
-            for table in stream.with_format("arrow").iter(batch_size=SMALL_FILES):
-                for text in table.column("text").to_pylist():
-                    yield numbers[done], iter([Piece(text, last=True)])
-                    done += 1
-        except Exception:  # noqa: BLE001 - of one of the next few, which is found where each is read by itself
-            yield from self._large(split, kind, numbers[done:], sources)
-
-    def _large(
-        self, split: Split, kind: str, numbers: Sequence[int], sources: Sequence[Source]
-    ) -> Iterator[tuple[int, Iterator[Piece]]]:
-        """Files one by one, a part at a time."""
-        options = {"keep_linebreaks": True} if kind == "text" else {}
-        stream = self._stream(split, kind, [sources[number].name for number in numbers], **options)
-        for place, number in enumerate(numbers):
-            yield number, self._chunks(split, sources[number], stream.shard(len(numbers), place))
-
-    def _stream(self, split: Split, kind: str, names: Sequence[str], **options: Any) -> Any:
-        try:
-            return _datasets().load_dataset(
-                kind,
-                data_files={"part": [glob.escape(name) for name in names]},
-                split="part",
-                streaming=True,
-                cache_dir=self._folder,
-                **options,
-            )
-        except Exception as error:  # noqa: BLE001 - what it raises depends on the format and on the version
-            raise InputError(f"data.{split}: {first_line(error)} ({', '.join(names[:3])})") from None
-
-    def _chunks(self, split: Split, source: Source, stream: Any) -> Iterator[Piece]:
-        """Chunks of the documents of one source."""
-        title, kind = f"data.{split}: {source.name}", source.kind
-        column = "text" if kind == "text" else self._config.field
-        tables = stream.with_format("arrow").iter(batch_size=ROWS[kind])
-        try:
-            for table in tables:
-                texts = _texts(title, table, column)
-                if kind == "text":
-                    yield Piece("".join(texts), last=False)
-                else:
-                    yield from (Piece(text, last=True) for text in texts if text)
-            if kind == "text":
-                yield Piece("", last=True)
-        except InputError:
-            raise
+            if source.kind == "text":
+                yield from plain_text(source.name)
+            else:
+                yield from (piece for piece in self._records(source, shard) if piece.text)
+        except InputError as error:
+            raise InputError(f"{title}: {error}") from None
         except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
             raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
+
+    def _records(self, source: Source, shard: Any) -> Iterator[Piece]:
+        if source.kind == "json":
+            return json_texts(source.name, self._config.field)
+        if source.kind == "parquet":
+            return parquet_texts(source.name, self._config.field)
+        tables = shard.with_format("arrow").iter(batch_size=HUB_ROWS)
+        return (Piece(text, last=True) for table in tables for text in _texts(table, self._config.field))
 
     @cached_property
     def _hub_builder(self) -> Any:
@@ -150,24 +101,21 @@ class Reader:
         return [Source(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
 
 
-def _is_small(source: Source) -> bool:
-    return source.text_bytes is not None and source.text_bytes <= SMALL_BYTES
-
-
 def first_line(error: BaseException) -> str:
     """What an error says in one line, by its cause where there is one."""
     cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
     return str(cause).strip().partition("\n")[0] or type(cause).__name__
 
 
-def _texts(title: str, table: Any, column: str) -> list[str]:
+def _texts(table: Any, column: str) -> list[str]:
     if column not in table.column_names:
-        raise InputError(f"{title} has no field {column!r} (data.field), it has {table.column_names}")
+        raise InputError(f"has no field {column!r} (data.field), it has {table.column_names}")
     kind = str(table.schema.field(column).type)
-    if kind not in ("string", "large_string", "string_view", "null"):
-        raise InputError(f"{title}: field {column!r} (data.field) holds {kind}, text is expected")
-    texts: list[str] = table.column(column).to_pylist()
-    return texts
+    if kind not in (*ARROW_TEXT, "null"):
+        raise InputError(f"field {column!r} (data.field): expected strings, got {kind}")
+    return [text for text in table.column(column).to_pylist() if text is not None]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import glob
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,6 +14,7 @@ from skippipe.errors import InputError
 
 SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 COMPRESSED = (".gz", ".bz2", ".xz")
+RECURSIVE = "**"
 ONE_IN = 20
 """Where no validation files are named, one file in so many is one, by a hash of its name."""
 
@@ -81,7 +82,7 @@ def share_by_name(sources: Sequence[Source]) -> tuple[list[Source], list[Source]
 
 def falls_to_validation(name: str) -> bool:
     """Whether a file of this name is validated on, where nobody says which are: one in `ONE_IN` is."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % ONE_IN == 0
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % ONE_IN == 0
 
 
 def _sources(split: Split, patterns: Sequence[str] | None, config: DataConfig) -> list[Source]:
@@ -91,20 +92,67 @@ def _sources(split: Split, patterns: Sequence[str] | None, config: DataConfig) -
     found: dict[str, Source] = {}
     for i, pattern in enumerate(patterns):
         title = f"{key}[{i}] is {pattern}"
-        matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
-        if "**" in pattern:  # which stands for folders as well
-            matches = [name for name in matches if Path(name).is_file()]
+        try:
+            matches = matching(pattern)
+        except OSError as error:
+            raise InputError(f"{title}: {error.filename}: cannot be read: {error.strerror}") from None
         if not matches:
             hint = f"; `{config.fetch}` brings it" if config.fetch is not None else ""
             raise InputError(f"{title}: there is no such file{hint}")
         for name in matches:
             path = Path(name)
-            if not path.is_file():
+            if not os.path.isfile(path):  # noqa: PTH113 - says no to names that are too long as well
                 raise InputError(f"{title}: {path} is no file")
             found.setdefault(os.path.realpath(path), _file(path, config.format or _format(title, path)))
     if not found:
         raise InputError(f"{key} is empty, at least one file is expected")
     return list(found.values())
+
+
+def matching(pattern: str) -> list[str]:
+    """Names that a pattern stands for, in order; a path that exists stands for itself, whatever is in its name.
+
+    So does a folder that exists and with which a pattern begins. `**` stands for any folders; for files alone where it
+    comes last. Raises `OSError` for folders that it cannot look into.
+    """
+    if os.path.lexists(pattern):
+        return [pattern]
+    parts = pattern.split("/")
+    heads = ("/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+    head = next((head for head in heads if head and os.path.isdir(head)), "")  # noqa: PTH112 - says no to odd names
+    return sorted(set(_expanded(glob.escape(head) + pattern.removeprefix(head))))
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    parts = pattern.split("/")
+    if RECURSIVE not in parts:
+        yield from glob.iglob(pattern)  # noqa: PTH207 - absolute ones too
+        return
+    place = parts.index(RECURSIVE)
+    head, tail = "/".join(parts[:place]), "/".join(parts[place + 1 :]) or "*"
+    above = glob.glob(head + "/") if head or place else [""]  # noqa: PTH207
+    for folder in above:
+        for inner in _folders(folder):
+            names = _expanded(glob.escape(inner) + tail)
+            yield from (name for name in names if os.path.isfile(name))  # noqa: PTH113
+
+
+def _folders(top: str) -> Iterator[str]:
+    """A folder and all folders in it that are not hidden, each once, so that links that make circles end.
+
+    Names end with a separator, or are empty.
+    """
+    met: set[tuple[int, int]] = set()
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        about = os.stat(folder or os.curdir)  # noqa: PTH116
+        if (about.st_dev, about.st_ino) in met:
+            continue
+        met.add((about.st_dev, about.st_ino))
+        yield folder
+        names = (name for name in sorted(os.listdir(folder or os.curdir), reverse=True) if not name.startswith("."))  # noqa: PTH208
+        waiting += (f"{folder}{name}/" for name in names if os.path.isdir(f"{folder}{name}"))  # noqa: PTH112
 
 
 def _file(path: Path, kind: str) -> Source:

@@ -1,7 +1,9 @@
 """Tokenizers: the one that ships, one's own, one of transformers or of the hub, or one trained on the text."""
 
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from skippipe.data.blocks import Tokens
 from skippipe.data.config import DataConfig
@@ -45,22 +48,60 @@ class Encoder:
         return "uint16" if self.vocabulary <= UINT16_ENTRIES else "uint32"
 
     def encode(self, pieces: Sequence[Piece]) -> Tokens:
-        """Tokens of the pieces one after another, the end-of-text token after each that ends a document."""
-        dtype = np.dtype(self.dtype)
-        end = np.array([self.end_of_text], dtype)
+        """Tokens of the pieces one after another, the end-of-text token after each that ends a document.
+
+        Words of a text never become special tokens. Raises `InputError` where the tokenizer fails.
+        """
+        end = np.array([self.end_of_text], np.dtype(self.dtype))
         arrays: list[Tokens] = []
-        encoded = self.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
-        for piece, encoding in zip(pieces, encoded, strict=True):
-            arrays.append(np.array(encoding.ids, dtype))
+        for piece, tokens in zip(pieces, self._tokens([piece.text for piece in pieces]), strict=True):
+            if self._is_special[tokens].any():
+                arrays += self._without_special(piece.text, tokens)
+            else:
+                arrays.append(tokens)
             if piece.last:
                 arrays.append(end)
         return np.concatenate(arrays)
+
+    def _tokens(self, texts: list[str]) -> list[Tokens]:
+        try:
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
+            raise InputError(f"data.tokenizer: cannot tokenise the text: {first_line(error)}") from None
+        return [np.array(encoding.ids, np.dtype(self.dtype)) for encoding in encoded]
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        """Special tokens that could be cut in two, and how they are written."""
+        known = self.tokenizer.get_added_tokens_decoder()
+        written = {number: token.content for number, token in known.items() if token.special}
+        written[self.end_of_text] = self.tokenizer.id_to_token(self.end_of_text) or ""
+        return {number: word for number, word in written.items() if len(word) > 1}
+
+    @cached_property
+    def _is_special(self) -> NDArray[np.bool_]:
+        """By number."""
+        table = np.zeros(self.vocabulary, dtype=np.bool_)
+        table[list(self._special)] = True
+        return table
+
+    def _without_special(self, text: str, tokens: Tokens) -> list[Tokens]:
+        """Tokens of a text in which special ones are written out.
+
+        Some models (Unigram, whole words) have them among their words; a word that is cut in two is none of these.
+        """
+        met = [self._special[number] for number in set(tokens[self._is_special[tokens]].tolist())]
+        written = [re.escape(word) for word in sorted(met, key=len, reverse=True) if word in text]
+        if not written:  # one that stands for what is unknown
+            return [tokens]
+        cuts = [match.start() + 1 for match in re.finditer("|".join(written), text)]
+        return self._tokens([text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])])
 
     def cuts_at_lines(self) -> bool:
         """Whether lines can be tokenised apart: so with byte-level ones, not where a text is given a beginning."""
 
         def ids(text: str) -> list[int]:
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return [int(token) for token in self._tokens([text])[0]]
 
         return all(
             ids(left + right) == ids(left) + ids(right) for left in TRIALS if left.endswith("\n") for right in TRIALS
@@ -105,12 +146,20 @@ def _checked(tokenizer: Tokenizer, end_of_text: str | None, name: str) -> Encode
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if not tokenizer.encode("a text", add_special_tokens=False).ids:
+    try:
+        tokens = tokenizer.encode("a text", add_special_tokens=False).ids
+    except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
+        raise InputError(f"data.tokenizer is {name}: it cannot tokenise a text: {first_line(error)}") from None
+    if not tokens:
         raise InputError(f"data.tokenizer is {name}: it makes no tokens of a text")
     candidates = END_OF_TEXT if end_of_text is None else (end_of_text,)
     number = next((x for x in map(tokenizer.token_to_id, candidates) if x is not None), None)
     if number is None:
         raise InputError(f"data.tokenizer is {name}: it has no token that ends a text ({', '.join(candidates)})")
+    added = tokenizer.get_added_tokens_decoder().get(number)
+    if added is not None and not added.special:
+        tokenizer.add_special_tokens([AddedToken(added.content, normalized=False)])
+    tokenizer.encode_special_tokens = True  # one that stands in a text is text
     return Encoder(tokenizer, number, tokenizer.to_str())
 
 
@@ -131,7 +180,7 @@ def train_encoder(texts: Iterable[Sequence[str]], entries: int) -> Encoder:
 
 def _from_file(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))  # which some editors begin with a mark
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
         raise InputError(f"data.tokenizer is {path}, a tokenizer.json is expected: {first_line(error)}") from None
 
@@ -139,7 +188,7 @@ def _from_file(path: Path) -> Tokenizer:
 def _stated_end(folder: Path) -> str | None:
     """What `tokenizer_config.json` calls the end of a text, if it says so."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        stated: Any = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        stated: Any = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8-sig")).get("eos_token")
         stated = stated.get("content") if isinstance(stated, dict) else stated
         return stated if isinstance(stated, str) else None
     return None

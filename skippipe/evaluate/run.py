@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from skippipe.data.belonging import with_tokenizer_of
 from skippipe.data.blocks import Blocks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus, open_corpus
@@ -81,7 +82,7 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
     # The whole model comes first: the others are held against it.
     words = {word: draw(word, cut, job.draws, job.seed) for word in dict.fromkeys([NONE, *job.omit])}
     check_folder(output)
-    with corpus_folder(job.data) as folder:
+    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=report.say) as folder:
         text = _open_text(job, source, folder)
         settings = _settings(job, source, text, device)
         make_folder(output)
@@ -164,7 +165,10 @@ def _open_text(job: EvaluateJob, source: Source, folder: Path) -> Text:
         sequence = source.sequence
     corpus = open_corpus(folder)
     check_text(source, corpus, sequence)
-    return Text(corpus, corpus.validation(sequence, job.data.validation_blocks))
+    corpus.verify(whole=job.data.verify == "whole")
+    blocks = corpus.validation(sequence, job.data.validation_blocks)
+    corpus.check_tokens(blocks.tokens, folder / "validation.tokens")
+    return Text(corpus, blocks)
 
 
 def _settings(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> dict[str, Any]:

@@ -10,16 +10,17 @@ import torch
 
 from skippipe._scheduler import Plan
 from skippipe.checkpoint import Checkpoint, open_checkpoint
+from skippipe.checkpoint.reading import TOKENIZER
+from skippipe.data.belonging import check_tokenizer, own_encoder
 from skippipe.data.corpus import Corpus
 from skippipe.errors import InputError
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.model.build import StageModule, build_part, config_sha256, model_config, stage_layers
-from skippipe.model.folder import CONFIG, weights_sha256
+from skippipe.model.folder import CONFIG, own_tokenizer, weights_sha256
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-TOKENIZER = "tokenizer.json"
 Load = Callable[[torch.dtype, torch.device], StageModule]
 
 
@@ -36,8 +37,8 @@ class Source:
     """layers of each stage"""
     load: Load
     """builds all of it, in one part"""
-    vocabulary: Mapping[str, int] | None
-    """entries of its tokenizer; None: not known"""
+    tokenizer: str | None
+    """its own tokenizer, as `data.tokenizer` names one; None: not known"""
     stage_of_node: Mapping[str, int] = field(default_factory=dict)
     """by names of nodes, where a plan has them"""
     sequence: int | None = None
@@ -65,6 +66,8 @@ def open_source(job: EvaluateJob) -> Source:
 def check_text(source: Source, corpus: Corpus, sequence: int) -> None:
     """Raise `InputError` where a model cannot read a text, or reads other words in it than are there."""
     config = source.config
+    if source.tokenizer is not None:
+        check_tokenizer(corpus, own_encoder(source.tokenizer).json, source.title)
     if sequence > config.max_position_embeddings:
         raise InputError(
             f"data.sequence is {sequence}, at most the {config.max_position_embeddings} positions of {source.title} "
@@ -75,15 +78,6 @@ def check_text(source: Source, corpus: Corpus, sequence: int) -> None:
             f"{corpus.folder}: its tokenizer has {corpus.vocabulary} entries, {source.title} knows {config.vocab_size}:"
             " a text prepared with the model's tokenizer is expected"
         )
-    if source.vocabulary is None:
-        return
-    for word, number in _entries(corpus.tokenizer_json, str(corpus.folder / TOKENIZER)).items():
-        if source.vocabulary.get(word) != number:
-            raise InputError(
-                f"{corpus.folder}: its tokenizer is not that of {source.title}: {word!r} is token {number} there and "
-                f"{source.vocabulary.get(word, 'unknown')} here; data.prepared of the training, or data.tokenizer of "
-                "the model, is expected"
-            )
 
 
 def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> Source:
@@ -94,14 +88,14 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> Source:
         checkpoint.load(part.state_dict())
         return part
 
-    tokenizer = checkpoint.tokenizer_json
+    has_tokenizer = checkpoint.tokenizer_json is not None
     return Source(
         title=str(checkpoint.path),
         sha256=checkpoint.manifest.sha256,
         config=config,
         sizes=_sizes(job.layers or plan.layers, config),
         load=load,
-        vocabulary=None if tokenizer is None else _entries(tokenizer, str(checkpoint.path / TOKENIZER)),
+        tokenizer=str(checkpoint.path / TOKENIZER) if has_tokenizer else None,
         stage_of_node=_stage_of_node(plan),
         sequence=_trained_sequence(plan),
         passed_over=checkpoint.passed_over,
@@ -118,14 +112,13 @@ def _of_folder(folder: Path, job: EvaluateJob) -> Source:
             config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device, weights=folder
         )
 
-    tokenizer = folder / TOKENIZER
     return Source(
         title=str(folder),
         sha256=f"{weights_sha256(folder)}-{config_sha256(config)}",
         config=config,
         sizes=_sizes(job.layers or [], config),
         load=load,
-        vocabulary=_entries(tokenizer.read_text("utf-8"), str(tokenizer)) if tokenizer.is_file() else None,
+        tokenizer=own_tokenizer(folder),
     )
 
 
@@ -152,14 +145,3 @@ def _trained_sequence(plan: Plan) -> int | None:
     noted = json.loads(plan.model) if plan.model is not None else {}
     sequence = noted.get("sequence") if isinstance(noted, dict) else None
     return sequence if isinstance(sequence, int) else None
-
-
-def _entries(tokenizer_json: str, origin: str) -> dict[str, int]:
-    """Entries of a tokenizer and their numbers; raises `InputError` naming `origin` where it is none."""
-    from tokenizers import Tokenizer  # noqa: PLC0415 - only where there is a tokenizer
-
-    try:
-        entries: dict[str, int] = Tokenizer.from_str(tokenizer_json).get_vocab(with_added_tokens=True)
-    except Exception as error:  # tokenizers raises no other kind
-        raise InputError(f"{origin}: is no tokenizer.json: {error}") from error
-    return entries

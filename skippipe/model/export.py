@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skippipe.data.tokenizer import END_OF_TEXT
 from skippipe.errors import InputError
-from skippipe.files import sync_folder
+from skippipe.files import check_utf8, sync_folder
 from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
 from skippipe.model.weights import quiet
@@ -52,11 +52,14 @@ def export_model(
         dtype: of the weights.
 
     Raises:
-        InputError: the folder cannot be written, or the weights are not finite in `dtype`.
+        InputError: the folder cannot be written, the weights are not finite in `dtype`, or the tokenizer has words that
+            the model does not know.
 
     """
     config = _config_to_read(settings)
     tokenizer: Any = None if tokenizer_json is None else Tokenizer.from_str(tokenizer_json)
+    if tokenizer is not None:
+        _check_words(tokenizer, config)
     special = {} if tokenizer is None else _special_tokens(tokenizer, config)
     if "eos_token" in special:
         config.eos_token_id = _with_end(config.eos_token_id, tokenizer.token_to_id(special["eos_token"]))
@@ -98,6 +101,16 @@ def _filled(
             )
     filled: PreTrainedModel = model
     return filled
+
+
+def _check_words(tokenizer: Any, config: Any) -> None:
+    words: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    word = max(words, key=words.__getitem__)
+    if words[word] >= config.vocab_size:
+        raise InputError(
+            f"tokenizer: expected tokens below model.vocab_size ({config.vocab_size}), got {words[word]} for {word!r}: "
+            "it is not that of the model"
+        )
 
 
 def _with_end(stated: Any, end: int) -> Any:
@@ -169,6 +182,7 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 def check_new_folder(output: Path) -> None:
     """Raise `InputError` unless `output` can become a new folder: called before the work whose result goes there."""
+    check_utf8(output, "output")
     if output.is_dir() and any(output.iterdir()):
         raise InputError(f"output={output} is a folder with files in it, a new one is expected")
     if output.exists() and not output.is_dir():

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from skippipe.errors import InputError
-from skippipe.files import read_json_object
+from skippipe.files import check_utf8, read_json_object
 from skippipe.model.families import family_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""Files that hold the words of a tokenizer; a folder with none of them has no tokenizer."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HASHED_WHOLE = 256 * 2**20
 """bytes up to which a file is hashed as a whole; of a larger one, parts"""
@@ -42,6 +44,7 @@ def find_folder(name: object) -> Path:
         )
     if not (folder / CONFIG).is_file():
         raise InputError(f"model.folder is {name}: there is no {CONFIG} in it")
+    check_utf8(folder, "model.folder")
     return folder
 
 
@@ -61,6 +64,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if content.get("quantization_config") is not None:
         raise InputError(f"{path}: quantization_config is set, a model with plain floating-point weights is expected")
     return content
+
+
+def own_tokenizer(folder: Path) -> str | None:
+    """Name a model's own tokenizer as `data.tokenizer` does; None: there is none in its folder."""
+    return str(folder) if any((folder / name).is_file() for name in TOKENIZERS) else None
 
 
 def weight_files(folder: Path) -> WeightFiles:

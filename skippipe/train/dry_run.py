@@ -23,6 +23,7 @@ from skippipe.train.loop import number_type, safe_buffers
 from skippipe.train.place import check_alone, deal
 from skippipe.train.plans import check_phases, full_pipelines, model_note, plan_event, plan_for, stage_sizes
 from skippipe.train.texts import load_texts
+from skippipe.train.tokenizer import data_settings
 
 MEBIBYTE = 2**20
 
@@ -59,7 +60,7 @@ def dry_run(job: TrainJob, console: Console) -> None:
     layout = layout_of(job)
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
     layers = stage_sizes(job, layout, note)
-    with corpus_folder(job.data) as folder:
+    with corpus_folder(data_settings(job)) as folder:
         texts = load_texts(job, config.vocab_size, config.max_position_embeddings, folder)
     check_phases(job, layout.cluster, layout.allocation)
     plan = layout.plan or plan_for(job, layout.cluster, layout.allocation, layers, note)

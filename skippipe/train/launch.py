@@ -17,7 +17,7 @@ from types import FrameType
 from skippipe.application import Context
 from skippipe.data.prepare import check_input
 from skippipe.errors import SUCCESS, InputError, SchedulerError
-from skippipe.files import locked, remove_leftovers, write_text
+from skippipe.files import check_utf8, locked, remove_leftovers, write_text
 from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
@@ -27,6 +27,7 @@ from skippipe.train.place import check_alone, deal, torchrun_place, under_torchr
 from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.supervisor import train_locally
+from skippipe.train.tokenizer import data_settings
 
 
 def launch(job: TrainJob, context: Context) -> float:
@@ -42,7 +43,7 @@ def launch(job: TrainJob, context: Context) -> float:
 
         dry_run(job, make_console())
         return 0.0
-    check_input(job.data)
+    check_input(data_settings(job))
     with _ending_in_order():
         return _one_rank(job, context) if under_torchrun() else _alone(job, context)
 
@@ -112,6 +113,7 @@ def run_folder(job: TrainJob, context: Context) -> Iterator[Path]:
     """
     name = job.folder or f"runs/{dt.datetime.now():%Y-%m-%d_%H-%M-%S}"  # noqa: DTZ005 - for people: local time
     folder = context.folder / name
+    check_utf8(folder, "folder")
     made = next((p for p in [*reversed(folder.parents), folder] if not p.exists()), None)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,7 @@ from skippipe.train.run import Facts, Part, Run
 from skippipe.train.start import Start, find_start
 from skippipe.train.team import Team, meet
 from skippipe.train.texts import Texts, load_texts
+from skippipe.train.tokenizer import data_settings
 
 SAVING_TIMEOUT_S = 3600.0
 """What a rank waits for the others while they write a checkpoint together."""
@@ -93,7 +94,7 @@ def train_rank(
         start = find_start(job.checkpoint, folder, team)
         layout = layout_of(job)
         if text is None and _is_source(layout, team):
-            text = stack.enter_context(corpus_folder(job.data))
+            text = stack.enter_context(corpus_folder(data_settings(job)))
         recorder = None
         if team.rank == 0:
             recorder = stack.enter_context(contextlib.closing(Recorder(folder, report, start.iteration)))

@@ -26,6 +26,7 @@ from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, LineReader, Report
 from skippipe.train.place import Place
 from skippipe.train.stopping import StopRequest
+from skippipe.train.tokenizer import data_settings
 from skippipe.train.workers import Assignment
 
 HOST = "127.0.0.1"
@@ -136,7 +137,7 @@ def train_locally(
         _send(parent, job)
         try:
             # Here, once for all workers, while their parent imports torch.
-            text = stack.enter_context(corpus_folder(job.data, folder))
+            text = stack.enter_context(corpus_folder(data_settings(job), folder))
         except BaseException:
             parent.kill()  # there are no workers yet
             raise

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from skippipe.data.blocks import Blocks, Order, Tokens
-from skippipe.data.corpus import Corpus, open_corpus
+from skippipe.data.corpus import Corpus, Split, open_corpus
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
+from skippipe.train.tokenizer import check_text
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,19 @@ class Texts:
     def training_batches(self, place: int, count: int) -> list[tuple[Tensor, Tensor]]:
         """So many microbatches one after the other, as `training_batch` gives them, read in one go."""
         chosen = Order(len(self.training), self.seed).at(place, count * self.size)
-        tokens, labels = _tensors(self.training.tokens[chosen])
+        tokens, labels = self._tensors("training", self.training.tokens[chosen])
         return list(zip(tokens.chunk(count), labels.chunk(count), strict=True))
 
     def validation_batch(self, microbatch: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of a microbatch of the validation, each (b, s) int64."""
-        return _tensors(self.validation.tokens[microbatch * self.size : (microbatch + 1) * self.size])
+        rows = self.validation.tokens[microbatch * self.size : (microbatch + 1) * self.size]
+        return self._tensors("validation", rows)
+
+    def _tensors(self, split: Split, rows: Tokens) -> tuple[Tensor, Tensor]:
+        # Of a large text a sample has been looked at so far, and a token that no embedding has would end the process.
+        self.corpus.check_tokens(rows, self.corpus.folder / f"{split}.tokens")
+        blocks = torch.from_numpy(rows.astype(np.int64))
+        return blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
 
 
 class ReadAhead:
@@ -105,6 +113,7 @@ def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path
 
     """
     corpus = open_corpus(folder)
+    check_text(job, corpus)
     if corpus.vocabulary > vocabulary_size:
         raise InputError(
             f"model.vocab_size is {vocabulary_size}, at least the {corpus.vocabulary} entries of the tokenizer are "
@@ -114,6 +123,7 @@ def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path
         raise InputError(
             f"data.sequence is {job.data.sequence}, at most model.max_position_embeddings ({positions}) is expected"
         )
+    corpus.verify(whole=job.data.verify == "whole")
     size = job.train.microbatch_size
     training = corpus.training(job.data.sequence)
     validation = corpus.validation(job.data.sequence, job.data.validation_blocks)
@@ -124,8 +134,3 @@ def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path
             f"microbatch of {size} (train.microbatch_size) is expected"
         )
     return Texts(corpus, training, validation.spread(whole), size, job.train.seed)
-
-
-def _tensors(rows: Tokens) -> tuple[Tensor, Tensor]:
-    blocks = torch.from_numpy(rows.astype(np.int64))
-    return blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()

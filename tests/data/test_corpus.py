@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skippipe.data.config import DataConfig
-from skippipe.data.corpus import open_corpus
+from skippipe.data.corpus import hashes_of, open_corpus
 from skippipe.data.prepare import prepare
 from skippipe.errors import InputError
 
@@ -41,7 +41,7 @@ def test_blocks_are_mapped_not_read(folder: Path) -> None:
 def test_hash_of_everything_that_is_read(folder: Path) -> None:
     before = open_corpus(folder).sha256
     content = json.loads((folder / "corpus.json").read_text())
-    for change in ("training", "validation", "tokenizer"):
+    for change in ("training", "validation"):
         changed = json.loads(json.dumps(content))
         changed[change]["sha256"] = "0" * 64
         (folder / "corpus.json").write_text(json.dumps(changed))
@@ -91,8 +91,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "corpus.json").unlink(),
         "holds no corpus.json, a folder that `skippipe data",
     ),
-    "version": (_set("format", value="skippipe.data/2"), r"corpus.json: format is 'skippipe.data/2', skippipe.data/1"),
-    "no format": (_set("format", value=None), r"corpus.json: format is None, skippipe.data/1 is expected"),
+    "version": (_set("format", value="skippipe.data/9"), r"corpus.json: format is 'skippipe.data/9', skippipe.data/2"),
+    "no format": (_set("format", value=None), r"corpus.json: format is None, skippipe.data/2 is expected"),
     "no tokenizer": (_set("tokenizer", value=None), "is not what .* writes: 'tokenizer' is missing"),
     "tokens": (_set("training", "tokens", value="many"), "tokens is 'many', an integer of at least 0 is expected"),
     "dtype": (_set("dtype", value="int8"), "dtype is 'int8', one of uint16, uint32 is expected"),
@@ -113,6 +113,94 @@ def test_refused(case: str, folder: Path) -> None:
     change(folder)
     with pytest.raises(InputError, match=message):
         open_corpus(folder)
+
+
+def test_a_changed_tokenizer(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    merges = content["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer.json: expected what corpus.json records, got a changed file"):
+        open_corpus(folder)
+
+
+def spoil(path: Path, place: int) -> bytes:
+    """Change one byte of a file; gives what it was."""
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    return content
+
+
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_a_changed_token_anywhere(split: str, folder: Path) -> None:
+    """A file of one chunk is always read as a whole."""
+    corpus, path = open_corpus(folder), folder / f"{split}.tokens"
+    corpus.verify(whole=False)
+    for place in (0, path.stat().st_size // 2, path.stat().st_size - 1):
+        before = spoil(path, place)
+        for whole in (True, False):
+            with pytest.raises(InputError, match=rf"{split}.tokens: expected what corpus.json records, got a changed"):
+                open_corpus(folder).verify(whole=whole)
+        path.write_bytes(before)
+    corpus.verify(whole=True)
+
+
+def test_a_sample_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skippipe.data.corpus.CHUNK_BYTES", 10)
+    monkeypatch.setattr("skippipe.data.corpus.SAMPLED_CHUNKS", 4)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("Peace is the work of many hands.\n" * (40 if name == "a" else 1))
+    config = DataConfig(training=[str(tmp_path / "a.txt")], validation=[str(tmp_path / "b.txt")])
+    prepare(config, tmp_path / "out")
+    corpus, path = open_corpus(tmp_path / "out"), tmp_path / "out" / "training.tokens"
+    chunks = len(corpus.parts["training"].chunks)
+    assert chunks == -(-path.stat().st_size // 10) > 30
+    found = {True: 0, False: 0}
+    for place in range(0, path.stat().st_size, 10):
+        before = spoil(path, place)
+        for whole in found:
+            said = refusal(lambda whole=whole: corpus.verify(whole=whole))  # type: ignore[misc]
+            found[whole] += bool(said)
+            last = min(place + 9, path.stat().st_size - 1)
+            assert f"(bytes {place:,} to {last:,} are others)" in said or 0 < place < (chunks - 1) * 10
+        path.write_bytes(before)
+    assert found[True] == chunks
+    assert 2 <= found[False] < chunks / 2
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((folder / "corpus.json").read_text())
+    change(content)
+    (folder / "corpus.json").write_text(json.dumps(content))
+
+
+def test_tokens_beyond_the_vocabulary(folder: Path) -> None:
+    """Though all hashes are right, as of a text that somebody else's program has written."""
+    tokens = np.fromfile(folder / "validation.tokens", dtype="<u2")
+    tokens[1] = 1024
+    tokens.tofile(folder / "validation.tokens")
+    sha256, chunks = hashes_of(folder / "validation.tokens")
+    rewrite(folder, lambda content: content["validation"].update(sha256=sha256, chunks=chunks))
+    with pytest.raises(InputError, match=r"validation.tokens: expected tokens below 1024, got 1024; prepare the text"):
+        open_corpus(folder).verify(whole=False)
+    rewrite(folder, lambda content: content["training"].update(chunks=[]))
+    with pytest.raises(InputError, match=r"corpus.json: training.chunks: expected 1 hashes, got 0"):
+        open_corpus(folder).verify(whole=False)
+
+
+def test_a_hash_that_is_not_that_of_the_chunks(folder: Path) -> None:
+    """On which the position in a text depends."""
+    rewrite(folder, lambda content: content["training"].update(sha256="0" * 64))
+    with pytest.raises(InputError, match=r"training.tokens: .* \(its hash is another one\)"):
+        open_corpus(folder).verify(whole=False)
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 """Which files a text is made of: patterns, formats, the share that is validated on, and what cannot be used."""
 
+import glob
+import io
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skippipe.cli import main
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.prepare import check_input, prepare
-from skippipe.data.sources import Source, find_files, share_by_name
+from skippipe.data.prepare import check_input, corpus_folder, prepare
+from skippipe.data.sources import Source, falls_to_validation, find_files, matching, share_by_name
 from skippipe.errors import InputError
+from skippipe.overrides import with_names_quoted
 
 
 @pytest.fixture
@@ -53,6 +60,43 @@ def test_what_is_validated_on_is_never_trained_on(files: Path) -> None:
     assert names(config, "validation") == [str(files / "b.txt")]
     with pytest.raises(InputError, match=r"data.training names no file that is not one of data.validation"):
         find_files(DataConfig(training=["b.txt", "link.txt"], validation=["b.txt"]))
+
+
+def test_a_path_that_exists_is_that_file(files: Path) -> None:
+    odd = ["[1].txt", "*.txt", "a?.txt", "a,b.txt", "{x}.txt", "a b$.txt", "**", "café.txt", "a\udcff.txt"]
+    for name in odd:
+        (files / name).write_text(name.encode(errors="backslashreplace").decode())
+    (files / "folder" / "[1]").mkdir()
+    (files / "folder" / "[1]" / "x.txt").touch()
+    for name in odd:
+        assert names(DataConfig(training=[name], validation=["b.txt"], format="text")) == [name]
+    assert names(DataConfig(training=["folder/[1]/*.txt"], validation=["b.txt"])) == ["folder/[1]/x.txt"]
+    assert names(DataConfig(training=["[a]?.txt"], validation=["b.txt"])) == ["a?.txt", "a\udcff.txt"]
+
+
+def test_links_that_make_circles(files: Path) -> None:
+    for folder in ("", "folder", "folder/deep"):
+        for i in range(6):
+            (files / folder / f"circle{i}").symlink_to(files / ("folder" if i % 2 else ""))
+    (files / "loop").symlink_to("loop")
+    (files / ".hidden").mkdir()
+    (files / ".hidden" / "h.txt").touch()
+    (files / "linked.txt").symlink_to("folder/deep/c.txt")
+    for pattern in ("**/*.txt", "**", "**/deep/**/*.txt", f"{files}/**/c.txt", "circle0/**/*.txt"):
+        found = {Path(name).resolve().relative_to(files).as_posix() for name in matching(pattern)}
+        assert "folder/deep/c.txt" in found
+        assert not any("hidden" in name for name in found)
+        expected = {"a.txt", "b.txt", "binary.txt", "empty.txt", "folder/deep/c.txt"}
+        if pattern in ("**/*.txt", "circle0/**/*.txt"):
+            assert found == expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/*.txt", "**", "folder/**", "**/deep/*", "*/*/*.txt", "./**/[ab].txt", "**/**/c*"]
+)
+def test_patterns_stand_for_what_they_do_elsewhere(pattern: str, files: Path) -> None:
+    there = sorted(name for name in set(glob.glob(pattern, recursive=True)) if Path(name).is_file())  # noqa: PTH207
+    assert matching(pattern) == there != []
 
 
 @settings(derandomize=True, database=None, deadline=None)
@@ -104,14 +148,17 @@ def test_refused_at_once(case: str, files: Path) -> None:
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt and 0 more hold no text"),
-    "broken": ({"training": ["good.jsonl", "broken.jsonl"]}, "data.training: broken.jsonl: cannot be read: "),
+    "broken": (
+        {"training": ["good.jsonl", "broken.jsonl"]},
+        "data.training: broken.jsonl: cannot be read: line 2: Expecting value",
+    ),
     "field": (
         {"training": ["good.jsonl"], "field": "body"},
-        r"data.training: good.jsonl has no field 'body' \(data.field\), it has \['text'\]",
+        r"data.training: good.jsonl: has no field 'body' \(data.field\), it has \['text'\]",
     ),
     "numbers": (
         {"training": ["numbers.jsonl"]},
-        r"numbers.jsonl: field 'text' \(data.field\) holds int64, text is exp",
+        r"numbers.jsonl: line 1: field 'text' \(data.field\): expected a string, got a number",
     ),
     "binary": (
         {"training": ["a.txt", "binary.txt", "empty.txt"]},
@@ -131,3 +178,78 @@ def test_unreadable(case: str, files: Path) -> None:
     with pytest.raises(InputError, match=message):
         prepare(DataConfig(**settings, validation=["b.txt"]), files / "out")
     assert not (files / "out" / "corpus.json").exists()
+
+
+def test_names_that_an_output_cannot_encode(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even UTF-8 on the disk, and letters that ASCII has not: prepared, recorded as they are, shown escaped."""
+    odd = ["caf\xe9.txt", "a\udcff\udce9.txt"]
+    for name in odd:
+        (tmp_path / name).write_text("A text.\n" * 9)
+    arguments = [f"data.training=[{odd[0]}]", f"data.validation=[{odd[1]}]", "output=out\udcfe"]
+    assert run("data", "prepare", *arguments).status == 0
+    recorded = json.loads((tmp_path / "out\udcfe" / "corpus.json").read_text())
+    assert [recorded[split]["files"][0]["name"] for split in ("training", "validation")] == odd
+    for encoding in ("ascii", "utf-8"):
+        raw = {name: io.BytesIO() for name in ("stdout", "stderr")}
+        with monkeypatch.context() as patch:
+            streams = [io.TextIOWrapper(stream, encoding=encoding, errors="strict") for stream in raw.values()]
+            for name, stream in zip(raw, streams, strict=True):
+                patch.setattr(sys, name, stream)
+            assert main(["data", "prepare", *arguments]) == 0
+            assert main(["data", "prepare", "data.training=[none\udcff\xe9]", "output=o"]) == 2
+            for stream in streams:
+                stream.flush()
+        shown = {name: stream.getvalue().decode(encoding) for name, stream in raw.items()}
+        assert "validated on: a\\udcff\\udce9.txt\n" in shown["stdout"]
+        assert "out\\udcfe holds this text already" in shown["stdout"]
+        letter = "\\xe9" if encoding == "ascii" else "\xe9"
+        assert shown["stderr"] == (
+            f"skippipe data prepare: data.training[0] is none\\udcff{letter}: there is no such file\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("data.training=[\xfc.txt,b.txt]", 'data.training=["\xfc.txt",b.txt]'),
+        ("data.training=[ a \xfc, 'b,\xe9', \"\udcff\"]", 'data.training=[ "a \xfc", \'b,\xe9\', "\udcff"]'),
+        ("x={a: \xe9}", 'x={a: "\xe9"}'),
+        ("x=a/b.txt", "x=a/b.txt"),
+        ("--config-dir=\xe9", "--config-dir=\xe9"),
+    ],
+)
+def test_letters_beyond_ascii_are_quoted(argument: str, expected: str) -> None:
+    assert with_names_quoted(argument) == expected
+
+
+def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+    names = [f"{i}.txt" for i in range(100)]
+    held_out = next(name for name in names if falls_to_validation(name))
+    trained_on = next(name for name in names if not falls_to_validation(name))
+    training = [f"data.training=[{held_out},{trained_on}]"]
+    for name in (held_out, trained_on):
+        (tmp_path / name).write_text("A text of some words.\n" * 300)
+    half = (
+        "warning: data.validation is null, so 1 of 2 files, chosen by a hash of the names, are validated on: 50.0% of "
+        "all tokens, where 5% is usual; data.validation=[FILE,...] chooses others\n"
+    )
+    for _ in range(2):
+        result = run("data", "prepare", *training, "output=out")
+        assert (result.status, result.err) == (0, f"skippipe data prepare: {half}")
+    (tmp_path / trained_on).write_text("A text of some words.\n" * 300 * 19)
+    assert run("data", "prepare", *training, "output=usual").err == ""
+    (tmp_path / held_out).write_text("A text.\n")
+    assert "are validated on: 0.0% of all tokens" in run("data", "prepare", *training, "output=little").err
+    assert run("data", "prepare", *training, f"data.validation=[{held_out}]", "output=named").err == ""
+    dry_run = ["train", "--dry-run", *training, "data.sequence=16", "planner.work_limit=50"]
+    (tmp_path / held_out).write_text("A text of some words.\n" * 300 * 19)
+    assert run(*dry_run).err == f"skippipe: {half}"
+    said: list[str] = []
+    with corpus_folder(DataConfig(training=[held_out, trained_on]), say=said.append):
+        pass
+    assert len(said) == 1
+    with corpus_folder(DataConfig(prepared="little"), say=said.append), corpus_folder(DataConfig(), say=said.append):
+        pass
+    assert len(said) == 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from skippipe.data.config import DataConfig
+from skippipe.data.pieces import Piece
 from skippipe.data.prepare import prepare
 from skippipe.data.tokenizer import Encoder, load_encoder, train_encoder
 from skippipe.errors import InputError
@@ -66,6 +67,79 @@ def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytes
     assert not load_encoder(config).cuts_at_lines()
     prepare(config, tmp_path / "out")
     assert (tmp_path / "out" / "training.tokens").read_bytes() == reference([TEXT], tokenizer)
+
+
+def spelled(encoder: Encoder, text: str) -> list[str]:
+    tokens = encoder.encode([Piece(text, last=True)]).tolist()
+    assert tokens[-1] == encoder.end_of_text
+    assert encoder.end_of_text not in tokens[:-1]
+    return [str(encoder.tokenizer.id_to_token(token)) for token in tokens[:-1]]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_words_of_a_text_are_no_special_tokens(special: bool, tmp_path: Path) -> None:
+    """Whether the tokenizer calls the end of a text special or not; what it adds as words stays a word."""
+    tokenizer = shipped_tokenizer()
+    tokenizer.add_special_tokens(["<|im_start|>"])
+    tokenizer.add_tokens(["Congress"])
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"][0]["special"] = special
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    encoder = load_encoder(DataConfig(tokenizer=str(tmp_path / "t.json")))
+    text = "a<|endoftext|> <|im_start|>b Congress<|endoftext|><|endoftext|>"
+    words = spelled(encoder, text)
+    assert "Congress" in words
+    assert not {"<|endoftext|>", "<|im_start|>"} & set(words)
+    assert encoder.tokenizer.decode(encoder.encode([Piece(text, last=False)]).tolist()) == text
+    again = load_encoder(DataConfig(tokenizer=str(write_json(tmp_path / "again.json", encoder.json))))
+    assert spelled(again, text) == words
+
+
+def write_json(path: Path, text: str, mark: bytes = b"") -> Path:
+    path.write_bytes(mark + text.encode())
+    return path
+
+
+def unigram() -> Tokenizer:
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((sign, -3.0) for sign in "▁ab</s>")]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    return made
+
+
+def whole_words() -> Tokenizer:
+    made = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "b": 3, "<": 4}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+@pytest.mark.parametrize("make", [unigram, whole_words])
+@pytest.mark.parametrize("added", [True, False])
+def test_special_tokens_among_the_words_of_a_model(make: Callable[[], Tokenizer], added: bool, tmp_path: Path) -> None:
+    tokenizer = make()
+    if added:
+        tokenizer.add_special_tokens(["</s>", "<unk>"])
+    tokenizer.save(str(tmp_path / "t.json"))
+    encoder = load_encoder(DataConfig(tokenizer=str(tmp_path / "t.json")))
+    words = spelled(encoder, "a </s> b </s> a")
+    assert [word for word in words if word in {"a", "b"}] == ["a", "b", "a"]
+    assert words.count("<") == 2
+    assert spelled(encoder, "a ? b").count("<unk>") == 1, "what is unknown is still unknown"
+
+
+def test_a_tokenizer_that_fails(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "text": 1, "</s>": 2}, unk_token="<none>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "t.json"))
+    with pytest.raises(InputError, match=r"data.tokenizer: cannot tokenise the text: WordLevel error: Missing \[UNK\]"):
+        prepare(DataConfig(**small_files(tmp_path), tokenizer=str(tmp_path / "t.json")), tmp_path / "out")
+
+
+def test_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "tokenizer.json", shipped_tokenizer().to_str(), b"\xef\xbb\xbf")
+    write_json(tmp_path / "tokenizer_config.json", '{"eos_token": "is"}', b"\xef\xbb\xbf")
+    assert load_encoder(DataConfig(tokenizer=str(path))).end_of_text == 0
+    assert load_encoder(DataConfig(tokenizer=str(tmp_path))).end_of_text == shipped_tokenizer().token_to_id("is")
 
 
 def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:

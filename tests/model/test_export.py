@@ -124,6 +124,14 @@ def test_several_tokens_that_end_a_text_are_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
 
 
+def test_a_tokenizer_with_more_words_than_the_model(tmp_path: Path) -> None:
+    config = config_of("llama", vocab_size=1023)
+    load = Loading(state_of(parts_of(config, [4])))
+    with pytest.raises(InputError, match=r"^tokenizer: expected tokens below model.vocab_size \(1023\), got 1023 for "):
+        export_model(plain_settings(config), load, TOKENIZER, tmp_path / "out", torch.float32)
+    assert not list(tmp_path.iterdir())
+
+
 def exporting(output: Path, dtype: torch.dtype = torch.float32, **changes: Tensor) -> None:
     state = state_of(parts_of(config_of("llama"), [4]))
     names = {name.replace(".", "_"): name for name in state}
@@ -160,6 +168,8 @@ def test_outputs_that_cannot_be_used(tmp_path: Path) -> None:
         exporting(full / "mine")
     with pytest.raises(InputError, match=r"^output=.* cannot be written: the folder .*nowhere does not exist"):
         exporting(tmp_path / "nowhere" / "out")
+    with pytest.raises(InputError, match=r"^output: expected a folder whose name is UTF-8, got .*new\udcff"):
+        exporting(tmp_path / "new\udcff")
     assert [path.name for path in full.iterdir()] == ["mine"]
     assert (full / "mine").read_text() == "precious"
     empty = tmp_path / "empty"

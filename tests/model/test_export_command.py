@@ -1,12 +1,16 @@
 """From a training to a folder for others and back: `skippipe export`, and `model=pretrained`."""
 
+import json
 import shutil
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import Run
+from conftest import SHARED, Run
 from model.folders import read_whole
 from model.small import logits_of
 from tokenizers import Tokenizer
@@ -14,7 +18,12 @@ from train.alone import of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.data.belonging import difference
+from skippipe.data.corpus import Corpus
+from skippipe.data.prepare import corpus_folder
+from skippipe.errors import InputError
 from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.train.config import TrainJob
 from skippipe.train.events import Event
 
 Trained = tuple[Path, list[Event]]
@@ -74,6 +83,123 @@ def test_a_dry_run_knows_the_folder(trained: Trained, run: Run, tmp_path: Path) 
     result = run("train", "--dry-run", "model=pretrained", "model.folder=out", "data.sequence=32")
     assert result.status == 0, result.err
     assert "llama" in result.out
+
+
+@pytest.fixture
+def with_own_tokenizer(trained: Trained, run: Run, tmp_path: Path) -> Path:
+    """A model whose tokenizer has the entries of the one that ships, but two merges the other way round."""
+    assert run("export", f"checkpoint={trained[0]}", "output=own").status == 0
+    content = json.loads((tmp_path / "own" / "tokenizer.json").read_text())
+    content["model"]["merges"][:2] = reversed(content["model"]["merges"][:2])
+    (tmp_path / "own" / "tokenizer.json").write_text(json.dumps(content))
+    return tmp_path / "own"
+
+
+def on_the_way_out(model: Path, folder: Path, run: Run, **more: Any) -> Path:
+    """Train a model that has a tokenizer of its own, without naming it, and export it."""
+    folder.mkdir()
+    train_alone(make_job(model={"folder": str(model)}, folder=str(folder), train__iterations=1, **more), folder)
+    assert run("export", f"checkpoint={folder}", f"output={folder}/out").status == 0
+    return folder / "out"
+
+
+def test_the_tokenizer_of_a_model_goes_in_and_out(with_own_tokenizer: Path, run: Run, tmp_path: Path) -> None:
+    out = on_the_way_out(with_own_tokenizer, tmp_path / "further", run)
+    own, shipped = (
+        (folder / "tokenizer.json").read_text() for folder in (with_own_tokenizer, tmp_path / "further/out")
+    )
+    assert difference(shipped, own) is None
+    (tmp_path / "v.txt").write_text("What is evaluated on. " * 99)
+    (tmp_path / "a.txt").write_text("A text.")
+    text = ["data.training=[a.txt]", "data.validation=[v.txt]", "data.sequence=16", "device=cpu", "omit=[]"]
+    for model in (f"model={out}", f"checkpoint={tmp_path}/further"):
+        result = run("evaluate", model, *text, f"output={len(model)}")
+        assert result.status == 0, result.err
+
+
+def test_another_tokenizer_is_refused(
+    with_own_tokenizer: Path, trained: Trained, refused: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """By merges alone: named, trained anew, or that of a prepared text; by training and evaluation alike."""
+    shipped = str(resources.files("skippipe.data") / "tokenizer.json")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("A text of some words.\n" * 200)
+    texts = ["data.training=[a.txt]", "data.validation=[b.txt]"]
+    assert run("data", "prepare", *texts, "output=prepared").status == 0
+    train = ["train", "--dry-run", "model=pretrained", "model.folder=own", "data.sequence=32", "planner.work_limit=50"]
+    model, checkpoint = ["evaluate", "model=own", "output=o"], ["evaluate", f"checkpoint={trained[0]}", "output=o"]
+    prepared = [*train, "data.prepared=prepared"], [*model, "data.prepared=prepared"]
+    for command in prepared:
+        assert "prepared: its tokenizer is not that of" in (said := refused(*command))
+        assert "own: merges differ; the model's own tokenizer is expected" in said
+    for command in ([*train, *texts], [*model, *texts]):
+        assert "own: merges differ" in refused(*command, f"data.tokenizer={shipped}")
+        assert "own has a tokenizer of its own, got 300" in refused(*command, "data.vocabulary=300")
+    assert "merges differ" in refused(*checkpoint, *texts, "data.tokenizer=own")
+    assert run(*train[:-1], *texts, "planner.work_limit=50", "data.tokenizer=own/tokenizer.json").status == 0
+    (tmp_path / "own" / "tokenizer.json").unlink()
+    for command in ([*train, *texts], [*model, *texts]):
+        assert "which holds none itself, got null" in refused(*command)
+    assert run(*train, "data.prepared=prepared").status == 0
+
+
+def test_a_run_whose_text_has_changed(trained: Trained, run: Run, tmp_path: Path) -> None:
+    """What `corpus.json` says is held against the tokens, so the position of a checkpoint is one in the same text."""
+    (tmp_path / "a.txt").write_text("A text of some words.\n" * 2000)
+    (tmp_path / "b.txt").write_text("Another one of other words.\n" * 200)
+    texts = ["data.training=[a.txt]", "data.validation=[b.txt]"]
+    assert run("data", "prepare", *texts, "output=prepared").status == 0
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def job(iterations: int, prepared: str = "prepared") -> TrainJob:
+        changes = {"folder": str(folder), "train__iterations": iterations}
+        return make_job(data__prepared=str(tmp_path / prepared), **changes)
+
+    train_alone(job(1), folder)
+    tokens = tmp_path / "prepared" / "training.tokens"
+    before = tokens.read_bytes()
+    tokens.write_bytes(before[:500] + bytes([before[500] ^ 1]) + before[501:])
+    with pytest.raises(InputError, match=r"training.tokens: expected what corpus.json records, got a changed file"):
+        train_alone(job(2), folder)
+    dry_run = ["train", "--dry-run", "data.prepared=prepared", "data.sequence=32", "planner.work_limit=50"]
+    assert "got a changed file (bytes 0 to" in run(*dry_run).err
+    assert "got a changed file (bytes 0 to" in run("data", "prepare", *texts, "output=prepared").err
+    tokens.write_bytes(before)
+    (tmp_path / "a.txt").write_text("A text of some other words.\n" * 2000)
+    assert run("data", "prepare", *texts, "output=other").status == 0
+    with pytest.raises(InputError, match=r"iteration-000001: was trained on another text"):
+        train_alone(job(2, "other"), folder)
+    train_alone(job(2), folder)
+
+
+def test_a_token_beyond_the_vocabulary_is_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no sample has met it."""
+    with corpus_folder(make_job().data) as folder:
+        shutil.copytree(folder, tmp_path / "text")
+    path = tmp_path / "text" / "training.tokens"
+    np.full(path.stat().st_size // 2, 1024, "<u2").tofile(path)
+    monkeypatch.setattr(Corpus, "verify", lambda corpus, whole: None)
+    job = make_job(data__prepared=str(tmp_path / "text"), folder=str(tmp_path))
+    with pytest.raises(InputError, match=r"training.tokens: expected tokens below 1024, got 1024"):
+        train_alone(job, tmp_path)
+
+
+def test_field_case_of_a_model_with_a_tokenizer_of_its_own(run: Run, tmp_path: Path) -> None:
+    model = SHARED / "field" / "1" / "model"
+    if not model.is_dir():
+        pytest.skip("needs the folder ../shared/field beside the checkout, which is not there")
+    out = on_the_way_out(model, tmp_path / "run", run, data__validation_blocks=4)
+    own, exported = ((folder / "tokenizer.json").read_text() for folder in (model, out))
+    assert difference(exported, own) is None
+    shipped = str(resources.files("skippipe.data") / "tokenizer.json")
+    for command in (
+        ["train", "--dry-run", "model=pretrained", f"model.folder={model}"],
+        ["evaluate", f"model={model}", "output=o"],
+    ):
+        result = run(*command, f"data.tokenizer={shipped}")
+        assert result.status == 2
+        assert "which is not that of" in result.err
 
 
 def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run, tmp_path: Path) -> None:

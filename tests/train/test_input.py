@@ -47,6 +47,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["cluster.file=missing.json"], "missing.json: cannot be read"),
         (["runtime.processes=5"], "runtime.processes is 5, at most the number of nodes, 4, is expected"),
         (["folder=/proc/none"], "folder=/proc/none cannot be written"),
+        (["folder=r\udcff"], "folder: expected a folder whose name is UTF-8, got "),
     ],
 )  # fmt: skip
 def test_refused_at_once(arguments: list[str], message: str, refused: Refused) -> None:
