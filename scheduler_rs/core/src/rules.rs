@@ -42,6 +42,7 @@ impl MemoryRule {
 
 /// The rules of a problem; each can be switched off by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Constraints {
     /// Stage 0 is never skipped and comes first.
     pub cc1: bool,
