@@ -26,7 +26,7 @@ _EXPECTED = (
 
 def explain(error: Exception, job: type[Any] | None) -> str:
     """Name key, value and what was expected; `job` is the dataclass of the settings."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    cause = _cause(error)
     if str(error).startswith("Could not delete"):
         return f"{_asked_key(error) or 'that key'} cannot be deleted, a value is expected"
     match cause:
@@ -41,10 +41,27 @@ def explain(error: Exception, job: type[Any] | None) -> str:
             return _unknown_key(_asked_key(error) or cause.full_key or str(cause.key), job)
         case ValidationError():
             return _wrong_value(error, cause)
+        case RecursionError():
+            return "is nested too deeply"
         case InterpolationResolutionError():
             return f"{cause.full_key}: {_first_line(cause)}"
     key = _asked_key(error)
-    return _unknown_key(key, job) if key else _first_line(cause)
+    return _unknown_key(key, job) if key else _first_line(cause) or type(cause).__name__
+
+
+def _cause(error: Exception) -> BaseException:
+    """What OmegaConf raised where Hydra tells it in words of its own."""
+    inner = (error.__cause__, error.__context__)
+    return next((each for each in inner if isinstance(each, OmegaConfBaseException)), error)
+
+
+def key_of(error: Exception) -> str | None:
+    """The key that an error of composing, or of checking what was composed, speaks of; None where it names none."""
+    key = _asked_key(error) or getattr(_cause(error), "full_key", None)
+    if key:
+        return str(key)
+    found = re.match(r"([\w.]+(?:\[\d+\])?)(?: is |: )", str(error))
+    return found and found[1]
 
 
 _LIST = "a list such as [1,2] is expected"

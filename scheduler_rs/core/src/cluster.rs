@@ -1,5 +1,7 @@
 //! The machines and the links between them: `skippipe.cluster/1`.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result, breaks_lines, invalid};
@@ -269,6 +271,20 @@ impl Cluster {
     #[must_use]
     pub fn transfer_s(&self, i: usize, j: usize, bytes: f64) -> f64 {
         if i == j { 0.0 } else { self.links.seconds(self.link_index(i), self.link_index(j), bytes) }
+    }
+
+    /// Seconds of the slowest message between two different nodes of `members`, `None` where there are no two. Without
+    /// the matrix over nodes: where links are given over regions, their pairs are few.
+    #[must_use]
+    pub fn slowest_s(&self, members: &[usize]) -> Option<f64> {
+        let mut sharing: BTreeMap<usize, usize> = BTreeMap::new();
+        for node in members {
+            *sharing.entry(self.link_index(*node)).or_default() += 1;
+        }
+        let pairs = sharing
+            .iter()
+            .flat_map(|(i, count)| sharing.keys().filter(move |j| i != *j || *count > 1).map(move |j| (*i, *j)));
+        pairs.map(|(i, j)| self.links.seconds(i, j, self.activation_bytes)).reduce(f64::max)
     }
 
     /// Seconds of the ring all-reduce of `stage` over `members` in that order: `2 (r - 1)` steps, each as

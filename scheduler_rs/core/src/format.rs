@@ -59,21 +59,20 @@ fn message(text: &str, path: &str, error: &serde_json::Error) -> String {
     let place = format!(" at line {} column {}", error.line(), error.column());
     let whole = error.to_string();
     let reason = whole.strip_suffix(&place).unwrap_or(&whole);
-    let key = if path == "." { String::new() } else { format!("{path}: ") };
-    let told = if let Some((found, known)) = unknown_key(reason) {
-        // The path ends with the key already where the reader got as far as that.
-        let key = match path.strip_suffix(found) {
-            Some(parent) => format!("{parent}{found}"),
-            None if path == "." => found.to_owned(),
-            None => format!("{path}.{found}"),
-        };
-        return shown(&format!("{key}: unknown key{place}; {}", meant(found, &known)), MOST_MESSAGE);
-    } else if error.is_syntax() && reason == "expected value" {
+    if let Some((found, known)) = unknown_key(reason) {
+        let parent = shown(path.strip_suffix(found).unwrap_or(""), MOST_MESSAGE / 2);
+        let key = shown(found, MOST_MESSAGE / 4);
+        return format!("{parent}{key}: unknown key{place}; {}", meant(found, &known));
+    }
+    // What the reader was about to read has no name yet.
+    let path = path.strip_suffix('?').map_or(path, |parent| parent.strip_suffix('.').unwrap_or("."));
+    let key = if path == "." { String::new() } else { format!("{}: ", shown(path, MOST_MESSAGE / 2)) };
+    let told = if error.is_syntax() && reason == "expected value" {
         format!("expected a value, got {}", found_at(text, error.line(), error.column()))
     } else {
         plain(reason)
     };
-    shown(&format!("{key}{}", shown(&told, MOST_MESSAGE / 2)), MOST_MESSAGE) + &place
+    format!("{key}{}{place}", shown(&told, MOST_MESSAGE / 2))
 }
 
 /// The key and the keys that are known instead, out of Serde's words.
@@ -203,6 +202,10 @@ fn plain(reason: &str) -> String {
         ("invalid type: sequence", "invalid type: list"),
         ("invalid type: map", "invalid type: object"),
         ("invalid type: unit", "invalid type: null"),
+        ("expected unit", "expected null"),
+        ("expected ident", "expected a value"),
+        ("duplicate field", "duplicate key"),
+        ("EOF while parsing", "the text ends within"),
         ("expected a map", "expected an object"),
     ] {
         text = text.replace(rust, json);
@@ -312,8 +315,74 @@ mod tests {
     }
 
     #[test]
+    fn faults_are_named_with_their_place() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only read")]
+        struct Inner {
+            forward_s: f64,
+            #[serde(default)]
+            name: String,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only read")]
+        struct Outer {
+            #[serde(deserialize_with = "objects")]
+            nodes: Vec<Inner>,
+        }
+        for (text, expected) in [
+            (
+                "{\n \"nodes\": [{\"forwards_s\": 1}]}",
+                "nodes[0].forwards_s: unknown key at line 2 column 24; did you mean forward_s?",
+            ),
+            ("{\"a\\n\": 1}", "a\\n: unknown key at line 1 column 6; known are nodes"),
+            ("{\"nodes\": [[1, \"x\"]]}", "nodes[0]: invalid type: list, expected an object at line 1 column 12"),
+            (
+                "{\"nodes\": [{\"forward_s\": NaN}]}",
+                "nodes[0].forward_s: expected a value, got \"NaN\" at line 1 column 26",
+            ),
+            (
+                "{\"nodes\": [{\"forward_s\": 1, \"forward_s\": 1}]}",
+                "nodes[0]: duplicate key `forward_s` at line 1 column 41",
+            ),
+            ("{\"nodes\": [", "nodes: the text ends within a list at line 1 column 11"),
+            ("", "the text ends within a value at line 1 column 0"),
+            ("{\"nodes\": []} {}", "trailing characters at line 1 column 15"),
+        ] {
+            assert_eq!(read::<Outer>(text).unwrap_err().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn values_of_any_length_make_short_messages() {
+        for text in
+            [format!("{{\"{}\": 1}}", "x".repeat(10_000)), format!("{{\"format\": [\"{}\"]}}", "x".repeat(10_000))]
+        {
+            assert!(read::<BTreeMap<String, f64>>(&text).unwrap_err().to_string().len() < 1000);
+        }
+    }
+
+    #[test]
+    fn a_solver_of_any_size_is_read_in_bounds() {
+        #[derive(serde::Deserialize)]
+        struct Told {
+            #[serde(deserialize_with = "solver")]
+            solver: Map<String, Value>,
+        }
+        let long = "[".to_owned() + &"0,".repeat(MOST_SOLVER / 2) + "0]";
+        let deep = "[".repeat(1000) + &"]".repeat(1000);
+        let text = format!(
+            "{{\"solver\": {{\"seed\": 3, \"long\": {long}, \"deep\": {deep}, \"much\": 1e999, \"work\": 7}}}}"
+        );
+        let told: Told = read(&text).unwrap();
+        assert_eq!(Value::Object(told.solver), serde_json::json!({"seed": 3, "work": 7}));
+    }
+
+    #[test]
     fn deep_nesting_is_an_error() {
-        let text = "[".repeat(100_000);
-        assert!(read::<Value>(&text).is_err());
+        for text in ["[".repeat(100_000), "{\"a\":".repeat(100_000), format!("{{\"a\": {}", "[".repeat(100_000))] {
+            assert!(read::<BTreeMap<String, Value>>(&text).is_err());
+        }
     }
 }
