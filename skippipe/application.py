@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -132,32 +132,52 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     except InputError as error:
         report_error(command.words, error)
         return UNUSABLE_INPUT
-    except Exception as error:  # noqa: BLE001 - of composing: what the command raises, `task` has kept
-        report_error(command.words, InputError(_placed(explain(error, command.job), error, own, arguments)))
+    except Exception as error:
+        stream = isinstance(error, OSError) and not isinstance(error, HydraException) and error.filename is None
+        if stream:  # standard output: what --help prints, for example
+            raise
+        place = _place(error, own, arguments) or _composed_place(error, own)
+        report_error(command.words, InputError(place + explain(error, command.job)))
         return UNUSABLE_INPUT
     if task.error is not None:
         error = task.error
-        if isinstance(error, InputError) and (place := own.place_of(key_of(error) or "")):
-            error = type(error)(f"{place}: {error}")
+        if isinstance(error, InputError):
+            error = type(error)(f"{_place(error, own, arguments)}{error}")
         report_error(command.words, error)
         return exit_status(error)
     return SUCCESS
 
 
-def _placed(text: str, error: Exception, own: OwnFiles, arguments: Sequence[str]) -> str:
-    """A message headed by file and line, where it is a file of the user's own that holds what it speaks of."""
-    key, place = key_of(error), None
-    if isinstance(error, MissingConfigException):
-        place = own.place_of_default(error.missing_cfg_file or "")
-    elif key is None:
-        place = None if isinstance(error, (OverrideParseException, OSError)) else own.place_of_last()
-    elif not any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
-        place = own.place_of(key)
-    return text if place is None else f"{place}: {text}"
+def _place(error: Exception, own: OwnFiles, arguments: Sequence[str]) -> str:
+    """`FILE:LINE: ` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
+    key = key_of(error)
+    if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
+        return ""
+    place = own.place_of(key)
+    return "" if place is None else f"{place}: "
+
+
+def _composed_place(error: Exception, own: OwnFiles) -> str:
+    """`FILE:LINE: ` where a file of the user's own asks for one that is not there, or cannot be composed."""
+    match error:
+        case MissingConfigException():
+            place = own.place_of_default(error.missing_cfg_file or "")
+        case HydraException() | OSError():  # most likely the command line
+            place = None
+        case _:
+            place = own.place_of_last() if key_of(error) is None else None
+    return "" if place is None else f"{place}: "
+
+
+def _flush_output(error: Exception) -> None:
+    """Raise `OSError` again where it is standard output that cannot be written: for the command line to report."""
+    if isinstance(error, OSError):
+        sys.stdout.flush()
 
 
 def report_error(words: str, error: Exception, label: str | None = None) -> None:
     """Print one message on standard error; a traceback only for what is a defect of ours."""
+    _flush_output(error)
     if not isinstance(error, (SchedulerError, OSError)):
         traceback.print_exception(error)
     job = "" if label is None else f" {label}"

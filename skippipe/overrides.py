@@ -101,6 +101,9 @@ def _wrong_value(error: Exception, cause: ValidationError) -> str:
     expected = next((what for sign, what in _EXPECTED if sign in text), None)
     if value and expected:
         return f"{key} is {value[1]}, {expected}"
+    if merged := re.match(r"Merge error: .* is not a subclass of .*?\. value: (.*)", text):
+        place = f"{cause.full_key}: " if cause.full_key else ""
+        return f"{place}expected a mapping of keys to values, got {merged[1]}"
     if "is not Optional" in text:
         return f"{key} is null, a value is expected"
     if "is not a ListConfig" in text:

@@ -28,10 +28,52 @@ pub fn check(plan: &Plan) -> Vec<String> {
         checker.waves();
         checker.prediction();
     }
-    if checker.broken.is_empty() {
-        checker.order();
-    }
     checker.broken
+}
+
+/// Tasks that wait for each other in a circle, in words; `None` where the order can be executed. `plan` must keep its
+/// rules, which speak of times alone: where these are 0, they hide such a circle.
+///
+/// Every task waits for the one before it on its node, for the one before it of its microbatch, and where it is the
+/// first of a wave for the last of the wave before.
+#[must_use]
+pub fn circle(plan: &Plan) -> Option<String> {
+    let tasks = &plan.tasks;
+    let number: BTreeMap<(usize, Kind, usize), usize> =
+        tasks.iter().enumerate().map(|(i, task)| ((task.microbatch, task.kind, task.hop), i)).collect();
+    let mut awaited: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    let mut last_on_node = BTreeMap::new();
+    for (i, task) in tasks.iter().enumerate() {
+        awaited[i].extend(last_on_node.insert(task.node, i));
+    }
+    let mut ends_of_wave = BTreeMap::new();
+    for batch in &plan.microbatches {
+        let hops = 0..batch.nodes.len();
+        let forward = hops.clone().map(|hop| (batch.id, Kind::F, hop));
+        let backward = hops.rev().map(|hop| (batch.id, Kind::B, hop));
+        let chain: Vec<usize> =
+            forward.chain([(batch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
+        for pair in chain.windows(2) {
+            awaited[pair[1]].push(pair[0]);
+        }
+        ends_of_wave.insert((batch.route, batch.wave), (chain[0], chain[chain.len() - 1]));
+    }
+    for ((route, wave), (first, _)) in &ends_of_wave {
+        if let Some((_, last)) = wave.checked_sub(1).and_then(|before| ends_of_wave.get(&(*route, before))) {
+            awaited[*first].push(*last);
+        }
+    }
+    let cycle = find_cycle(&awaited)?;
+    let name = |i: &usize| {
+        let Task { node, microbatch, kind, hop, .. } = tasks[*i];
+        TaskName { microbatch, kind: kind.letter(), hop, node }.to_string()
+    };
+    let mut names: Vec<String> = cycle.iter().take(MOST_NAMED).map(name).collect();
+    if cycle.len() > MOST_NAMED {
+        names.push(format!("{} more", cycle.len() - MOST_NAMED));
+    }
+    names.extend(cycle.first().map(name));
+    Some(names.join(" waits for "))
 }
 
 struct Checker<'a> {
@@ -307,48 +349,6 @@ impl<'a> Checker<'a> {
         let memory = i64::from(self.plan.cluster.nodes()[node].memory);
         if most > memory {
             self.fail(format!("TC1: node {node} holds {most} microbatches, its memory is {memory}"));
-        }
-    }
-
-    /// Times of 0 hide a circle: whether the order can be executed is asked without looking at them. Every task waits
-    /// for the one before it on its node, the one before it of its microbatch, and that for the wave before.
-    fn order(&mut self) {
-        let tasks = &self.plan.tasks;
-        let number: BTreeMap<(usize, Kind, usize), usize> =
-            tasks.iter().enumerate().map(|(i, task)| ((task.microbatch, task.kind, task.hop), i)).collect();
-        let mut awaited: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
-        let mut last_on_node = BTreeMap::new();
-        for (i, task) in tasks.iter().enumerate() {
-            awaited[i].extend(last_on_node.insert(task.node, i));
-        }
-        let mut home_of_wave = BTreeMap::new();
-        for batch in &self.plan.microbatches {
-            let hops = 0..batch.nodes.len();
-            let forward = hops.clone().map(|hop| (batch.id, Kind::F, hop));
-            let backward = hops.rev().map(|hop| (batch.id, Kind::B, hop));
-            let chain: Vec<usize> =
-                forward.chain([(batch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
-            for pair in chain.windows(2) {
-                awaited[pair[1]].push(pair[0]);
-            }
-            home_of_wave.insert((batch.route, batch.wave), (chain[0], chain[chain.len() - 1]));
-        }
-        for ((route, wave), (first, _)) in &home_of_wave {
-            if let Some((_, home)) = wave.checked_sub(1).and_then(|before| home_of_wave.get(&(*route, before))) {
-                awaited[*first].push(*home);
-            }
-        }
-        if let Some(cycle) = find_cycle(&awaited) {
-            let name = |i: &usize| {
-                let Task { node, microbatch, kind, hop, .. } = tasks[*i];
-                TaskName { microbatch, kind: kind.letter(), hop, node }.to_string()
-            };
-            let mut names: Vec<String> = cycle.iter().take(MOST_NAMED).map(name).collect();
-            if cycle.len() > MOST_NAMED {
-                names.push(format!("{} more", cycle.len() - MOST_NAMED));
-            }
-            names.extend(cycle.first().map(name));
-            self.fail(format!("order: cannot be executed: {}", names.join(" waits for ")));
         }
     }
 

@@ -337,7 +337,7 @@ mod tests {
                 "nodes[0].forwards_s: unknown key at line 2 column 24; did you mean forward_s?",
             ),
             ("{\"a\\n\": 1}", "a\\n: unknown key at line 1 column 6; known are nodes"),
-            ("{\"nodes\": [[1, \"x\"]]}", "nodes[0]: invalid type: list, expected an object at line 1 column 12"),
+            ("{\"nodes\": [[1, \"x\"]]}", "nodes[0]: invalid type: list, expected an object at line 1 column 11"),
             (
                 "{\"nodes\": [{\"forward_s\": NaN}]}",
                 "nodes[0].forward_s: expected a value, got \"NaN\" at line 1 column 26",
@@ -357,9 +357,10 @@ mod tests {
     #[test]
     fn values_of_any_length_make_short_messages() {
         for text in
-            [format!("{{\"{}\": 1}}", "x".repeat(10_000)), format!("{{\"format\": [\"{}\"]}}", "x".repeat(10_000))]
+            [format!("{{\"{}\": []}}", "x".repeat(10_000)), format!("{{\"format\": [\"{}\"]}}", "x".repeat(10_000))]
         {
-            assert!(read::<BTreeMap<String, f64>>(&text).unwrap_err().to_string().len() < 1000);
+            let length = read::<BTreeMap<String, f64>>(&text).unwrap_err().to_string().len();
+            assert!(length < 1000, "{length} bytes");
         }
     }
 
