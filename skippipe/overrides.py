@@ -51,8 +51,8 @@ def explain(error: Exception, job: type[Any] | None) -> str:
 
 def _cause(error: Exception) -> BaseException:
     """What OmegaConf raised where Hydra tells it in words of its own."""
-    inner = (error.__cause__, error.__context__)
-    return next((each for each in inner if isinstance(each, OmegaConfBaseException)), error)
+    candidates = (error.__cause__, error, error.__context__)
+    return next((each for each in candidates if isinstance(each, OmegaConfBaseException)), error)
 
 
 def key_of(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ from conftest import SHARED, Run
 from skippipe.cluster import load_cluster
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.errors import InputError
+from skippipe.flags import settings_first
 from skippipe.validate import validate
 
 Refused = Callable[..., str]
@@ -492,7 +493,7 @@ def test_a_cluster_file_of_a_benchmark_stands_alone(
 ) -> None:
     write("mine.json", small_cluster)
     file = "instances.local4.file=mine.json"
-    message = refused("bench", "simulator", file, "instances.local4.sites=2", "seconds=0.01")
+    message = refused("bench", "planner", file, "instances.local4.sites=2", "strategies=[full]")
     assert f"instances.local4.sites: expected nothing of a preset beside {file.partition('=')[0]}, got 2" in message
 
 
@@ -555,8 +556,19 @@ def test_flags_and_settings_in_any_order(command: str, run: Run, tmp_path: Path)
     assert len(set(results)) == 1
 
 
-def test_information_without_a_topic(run: Run) -> None:
-    assert run("plan", "--info", "cluster=local4").out == run("plan", "cluster=local4", "--info", "all").out
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (["--info", "cluster=local4"], ["cluster=local4", "--info=all"]),
+        (["-i", "config", "cluster=local4", "-m"], ["cluster=local4", "--multirun", "--info=config"]),
+        (
+            ["-m", "a=1,2", "-cd", "x=y", "b=-1", "--", "c=2"],
+            ["a=1,2", "b=-1", "c=2", "--multirun", "--config-dir=x=y"],
+        ),
+    ],
+)
+def test_settings_before_flags(given: list[str], ordered: list[str]) -> None:
+    assert settings_first(given) == ordered
 
 
 @pytest.mark.parametrize("what", ["simulator", "planner"])
