@@ -112,6 +112,10 @@ class Cluster:
         """
         Region of each node, shape (N,); None where links are given over nodes.
         """
+    def slowest_transfer(self, /, nodes: SupportsGetItem[int, SupportsIndex]) -> float | None:
+        """
+        Seconds of the slowest message between two different ones of `nodes`; None where there are no two.
+        """
     @property
     def source(self, /) -> str | None:
         """
@@ -129,6 +133,10 @@ class Cluster:
     def transfer_matrix(self, /, size_bytes: SupportsFloat | SupportsIndex | None = None) -> NDArray[float64]:
         """
         Seconds that `size_bytes` (default: one message) take from each node to each other, shape (N, N), row = sender.
+        """
+    def transfer_times(self, /, senders: SupportsGetItem[int, SupportsIndex], receivers: SupportsGetItem[int, SupportsIndex]) -> NDArray[float64]:
+        """
+        Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
         """
 
 @final
@@ -346,6 +354,11 @@ class Plan:
         """
         The rules that it keeps.
         """
+    def find_circle(self, /) -> str | None:
+        """
+        Tasks that wait for each other in a circle, in words, None where the order can be executed; of a plan that
+        keeps its rules.
+        """
     @staticmethod
     def from_json(text: str) -> Plan:
         """
@@ -409,6 +422,10 @@ class Plan:
     def to_json(self, /) -> str:
         """
         Writes `skippipe.plan/1`.
+        """
+    def with_solver_entry(self, /, key: str, told: str) -> Plan:
+        """
+        The same plan; its `solver` has `told`, a JSON value as text, under `key`.
         """
 
 @final

@@ -7,8 +7,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,24 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from skippipe import config
+from skippipe.config import ClusterConfig
 from skippipe.data.config import DataConfig, FetchJob, PrepareJob
-from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status
+from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError, exit_status, printable
 from skippipe.evaluate.config import EvaluateJob
+from skippipe.file_alone import check_file_alone
+from skippipe.flags import settings_first
 from skippipe.help import command_help
 from skippipe.model.config import ExportJob
-from skippipe.overrides import explain, with_names_quoted
+from skippipe.overrides import explain, key_of, with_names_quoted
+from skippipe.own_yaml import OwnFiles, checked_files
 from skippipe.study.config import StudyJob
+from skippipe.sweeps import jobs_apart
 from skippipe.train import config as training
 from skippipe.validate import validate
 
@@ -51,7 +57,7 @@ class Context:
 
     def shown(self, output: Path) -> str:
         """How to name an output file to somebody in the current folder."""
-        return min(str(output), os.path.relpath(output), key=len)
+        return printable(min(str(output), os.path.relpath(output), key=len))
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Command:
     """does the work; what it returns is what a Hydra sweeper may minimise"""
     rewrite: Callable[[str], str] = str
     """makes of an argument what Hydra takes"""
+    writes: Mapping[str, str | None] = field(default_factory=lambda: {"output": None})
+    """settings that name a file or folder that is written, each with the name that null stands for, if any"""
 
     @property
     def config_name(self) -> str:
@@ -90,7 +98,14 @@ class _Task:
     def __call__(self, composed: DictConfig) -> float | None:
         context = _context()
         try:
-            return self.command.run(_settings(composed), context)
+            running = HydraConfig.get()
+            settings = _settings(composed)
+            check_file_alone(
+                settings,
+                filter_overrides(running.overrides.task),
+                lambda: _preset(self.command.words, running.runtime.choices.get("cluster")),
+            )
+            return self.command.run(settings, context)
         except BrokenPipeError:  # who reads our output has gone: for the command line to settle
             raise
         except Exception as error:  # noqa: BLE001 - reported here, before Hydra can dress it up
@@ -103,30 +118,71 @@ class _Task:
 
 def run_command(command: Command, arguments: Sequence[str]) -> int:
     """Run `command` with Hydra's command line `arguments`; return the exit status."""
-    task = _Task(command)
+    task, own = _Task(command), OwnFiles()
     try:
-        _run_hydra(task, [with_names_quoted(command.rewrite(argument)) for argument in arguments])
+        ordered = settings_first([command.rewrite(argument) for argument in arguments])
+        with checked_files() as own, jobs_apart(command.writes):
+            _run_hydra(task, [with_names_quoted(argument) for argument in ordered])
     except _JobFailedError as failed:
         return int(failed.args[0])
     except SystemExit as stop:  # Hydra ends so after --help and the like, argparse after a wrong flag
         return stop.code if isinstance(stop.code, int) else UNUSABLE_INPUT
     except BrokenPipeError:
         raise
-    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
-        report_error(command.words, InputError(explain(error, command.job)))
+    except InputError as error:
+        report_error(command.words, error)
+        return UNUSABLE_INPUT
+    except Exception as error:
+        stream = isinstance(error, OSError) and not isinstance(error, HydraException) and error.filename is None
+        if stream:  # standard output: what --help prints, for example
+            raise
+        place = _place(error, own, arguments) or _composed_place(error, own)
+        report_error(command.words, InputError(place + explain(error, command.job)))
         return UNUSABLE_INPUT
     if task.error is not None:
-        report_error(command.words, task.error)
-        return exit_status(task.error)
+        error = task.error
+        if isinstance(error, InputError):
+            error = type(error)(f"{_place(error, own, arguments)}{error}")
+        report_error(command.words, error)
+        return exit_status(error)
     return SUCCESS
+
+
+def _place(error: Exception, own: OwnFiles, arguments: Sequence[str]) -> str:
+    """`FILE:LINE: ` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
+    key = key_of(error)
+    if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
+        return ""
+    place = own.place_of(key)
+    return "" if place is None else f"{place}: "
+
+
+def _composed_place(error: Exception, own: OwnFiles) -> str:
+    """`FILE:LINE: ` where a file of the user's own asks for one that is not there, or cannot be composed."""
+    match error:
+        case MissingConfigException():
+            place = own.place_of_default(error.missing_cfg_file or "")
+        case HydraException() | OSError():  # most likely the command line
+            place = None
+        case _:
+            place = own.place_of_last() if key_of(error) is None else None
+    return "" if place is None else f"{place}: "
+
+
+def _flush_output(error: Exception) -> None:
+    """Raise `OSError` again where it is standard output that cannot be written: for the command line to report."""
+    if isinstance(error, OSError):
+        sys.stdout.flush()
 
 
 def report_error(words: str, error: Exception, label: str | None = None) -> None:
     """Print one message on standard error; a traceback only for what is a defect of ours."""
+    _flush_output(error)
     if not isinstance(error, (SchedulerError, OSError)):
         traceback.print_exception(error)
     job = "" if label is None else f" {label}"
-    sys.stderr.write(f"skippipe {words}:{job} {str(error) or type(error).__name__}\n")
+    text = "\n".join(map(printable, (str(error) or type(error).__name__).split("\n")))
+    sys.stderr.write(f"skippipe {words}:{job} {text}\n")
 
 
 def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:
@@ -155,7 +211,17 @@ def compose(words: str, overrides: Sequence[str]) -> Any:
             composed = hydra.compose(config_name=words.replace(" ", "_"), overrides=list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise InputError(explain(error, JOBS[words.replace(" ", "_")])) from None
-    return _settings(composed)
+    settings = _settings(composed)
+    check_file_alone(settings, overrides, None)
+    return settings
+
+
+def _preset(words: str, name: str | None) -> ClusterConfig | None:
+    """A cluster as the package has it; None where `name` is the user's own."""
+    if name is None or not resources.files("skippipe.conf").joinpath("cluster", f"{name}.yaml").is_file():
+        return None
+    cluster: ClusterConfig = compose(words, [f"cluster={name}"]).cluster
+    return cluster
 
 
 def _settings(composed: DictConfig) -> Any:

@@ -1,12 +1,11 @@
 """The command `skippipe`: finds the command that is asked for and gives its exit status."""
 
-import io
-import os
 import sys
 from collections.abc import Sequence
 
 from skippipe import __version__
 from skippipe.errors import FAILURE, INTERRUPTED, SUCCESS, UNUSABLE_INPUT
+from skippipe.streams import check_streams, drop_output
 
 USAGE = f"""\
 skippipe {__version__}: pipeline-parallel training in which microbatches skip stages
@@ -35,29 +34,21 @@ Settings are key=value, e.g. skippipe plan cluster=geo20 schedule.skip_ratio=0.2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _show_everything()
+    check_streams()
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Who read our output has gone (`skippipe plan | head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read our output has gone (`skippipe plan | head`)
+        drop_output()
         return FAILURE
     except OSError as error:
         sys.stderr.write(f"skippipe: standard output: {error.strerror or error}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return FAILURE
     return status
-
-
-def _show_everything() -> None:
-    """Have what an output cannot encode, such as the name of a file, shown escaped there."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -4,6 +4,12 @@
 be used; its message names file, key, value and what was expected.
 """
 
+import unicodedata
+
+SHOWN = ("Zs", "Mn", "Cs", "Co", "Cn")
+"""Categories of characters that Python does not call printable, and that disturb no terminal: blanks, surrogates (bytes
+of a file name that are no UTF-8, which standard error writes escaped), and what Unicode has not assigned."""
+
 SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -46,4 +52,13 @@ def exit_status(error: BaseException) -> int:
 
 def in_file(error: InputError, path: str) -> InputError:
     """The same error, its message headed by the file that it speaks of."""
-    return type(error)(f"{path}: {error}")
+    return type(error)(f"{printable(path)}: {error}")
+
+
+def printable(text: str) -> str:
+    """Text of others for one line of a terminal: what would break the line, turn or colour it is escaped."""
+    return "".join(letter if letter == " " or letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    return letter if unicodedata.category(letter) in SHOWN else letter.encode("unicode_escape").decode()

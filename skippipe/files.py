@@ -9,40 +9,61 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, printable
 
-MAX_TEXT_BYTES = 256 * 1024 * 1024
-"""More than this is no cluster or plan of ours: 1,000 nodes and 10,000 microbatches stay well below it."""
+MAX_TEXT_BYTES = 128 * 1024 * 1024
+"""More than this is no cluster or plan of ours: 1,900 nodes with a matrix over all of them, all digits written out, or
+20,000 microbatches through 20 stages stay below it, and reading them takes about four times the memory. More nodes than
+that need `region_of`: 10,000 of them take 1 MB."""
+MAX_OBJECT_BYTES = 32 * 1024 * 1024
+"""The most of a file of other kinds that becomes objects of Python, which need up to 30 times the memory."""
+CHUNK_BYTES = 1024 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_text(path: str) -> str:
-    """Read the whole of a UTF-8 file; raise `InputError` naming it where that cannot be done."""
+def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
+    """Read the whole of a UTF-8 file without its byte order mark.
+
+    Raises:
+        InputError: it cannot be read, is no text, or has more than `most` bytes; the message names the file.
+
+    """
+    content = _read_bytes(path, most)
+    text = content.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        first = error.start + len(content) - len(text)
+        raise InputError(f"{printable(path)}: is no UTF-8 text (byte {first}), JSON is expected") from None
+
+
+def _read_bytes(path: str, most: int) -> bytearray:
+    """Piece by piece: a file may have no end, and a buffer for `most` bytes may be more memory than there is."""
+    content = bytearray()
     try:
         with Path(path).open("rb") as file:
-            content = file.read(MAX_TEXT_BYTES + 1)
+            while len(content) <= most and (piece := file.read(CHUNK_BYTES)):
+                content += piece
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
-    if len(content) > MAX_TEXT_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_TEXT_BYTES} bytes, the most that is read")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no UTF-8 text (byte {error.start}), JSON is expected") from None
+        raise InputError(f"{printable(path)}: cannot be read: {_reason(error)}") from None
+    if len(content) > most:
+        raise InputError(f"{printable(path)}: is larger than {most} bytes, the most that is read")
+    return content
 
 
 def read_json_object(path: str) -> dict[str, Any]:
     """Read a JSON file that holds one object; raise `InputError` naming the file where it does not."""
-    text = read_text(path)
+    text, name = read_text(path, MAX_OBJECT_BYTES), printable(path)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
+        raise InputError(f"{name}: is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: is no valid JSON: {error}") from None
+        raise InputError(f"{name}: is no valid JSON: {error}") from None
     except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{name}: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: holds a JSON {_json_type(value)}, an object is expected")
+        raise InputError(f"{name}: holds a JSON {_json_type(value)}, an object is expected")
     return value
 
 
@@ -56,15 +77,17 @@ def check_writable(path: Path, key: str = "output") -> None:
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise InputError(f"{key}={path} is {kind}, a file name is expected")
+            raise InputError(f"{key}={printable(str(path))} is {kind}, a file name is expected")
         if mode is not None and not os.access(target, os.W_OK):
-            raise InputError(f"{key}={path} cannot be written: no permission")
+            raise InputError(f"{key}={printable(str(path))} cannot be written: no permission")
         if not target.parent.is_dir():
-            raise InputError(f"{key}={path} cannot be written: the folder {target.parent} does not exist")
+            raise InputError(
+                f"{key}={printable(str(path))} cannot be written: the folder {target.parent} does not exist"
+            )
         with _temporary_beside(target):
             pass
     except OSError as error:
-        raise InputError(f"{key}={path} cannot be written: {_reason(error)}") from None
+        raise InputError(f"{key}={printable(str(path))} cannot be written: {_reason(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -102,7 +125,7 @@ def _resolved(path: Path, key: str = "output") -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{key}={path} cannot be written: {_reason(error)}") from None
+        raise InputError(f"{key}={printable(str(path))} cannot be written: {_reason(error)}") from None
 
 
 @contextlib.contextmanager

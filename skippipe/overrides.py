@@ -40,7 +40,7 @@ def with_names_quoted(argument: str) -> str:
 
 def explain(error: Exception, job: type[Any] | None) -> str:
     """Name key, value and what was expected; `job` is the dataclass of the settings."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    cause = _cause(error)
     if str(error).startswith("Could not delete"):
         return f"{_asked_key(error) or 'that key'} cannot be deleted, a value is expected"
     match cause:
@@ -55,10 +55,27 @@ def explain(error: Exception, job: type[Any] | None) -> str:
             return _unknown_key(_asked_key(error) or cause.full_key or str(cause.key), job)
         case ValidationError():
             return _wrong_value(error, cause)
+        case RecursionError():
+            return "is nested too deeply"
         case InterpolationResolutionError():
             return f"{cause.full_key}: {_first_line(cause)}"
     key = _asked_key(error)
-    return _unknown_key(key, job) if key else _first_line(cause)
+    return _unknown_key(key, job) if key else _first_line(cause) or type(cause).__name__
+
+
+def _cause(error: Exception) -> BaseException:
+    """What OmegaConf raised where Hydra tells it in words of its own."""
+    candidates = (error.__cause__, error, error.__context__)
+    return next((each for each in candidates if isinstance(each, OmegaConfBaseException)), error)
+
+
+def key_of(error: Exception) -> str | None:
+    """The key that an error of composing, or of checking what was composed, speaks of; None where it names none."""
+    key = _asked_key(error) or getattr(_cause(error), "full_key", None)
+    if key:
+        return str(key)
+    found = re.match(r"([\w.]+(?:\[\d+\])?)(?: is |: )", str(error))
+    return found and found[1]
 
 
 _LIST = "a list such as [1,2] is expected"
@@ -98,6 +115,9 @@ def _wrong_value(error: Exception, cause: ValidationError) -> str:
     expected = next((what for sign, what in _EXPECTED if sign in text), None)
     if value and expected:
         return f"{key} is {value[1]}, {expected}"
+    if merged := re.match(r"Merge error: .* is not a subclass of .*?\. value: (.*)", text):
+        place = f"{cause.full_key}: " if cause.full_key else ""
+        return f"{place}expected a mapping of keys to values, got {merged[1]}"
     if "is not Optional" in text:
         return f"{key} is null, a value is expected"
     if "is not a ListConfig" in text:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from skippipe._scheduler import Plan
-from skippipe.errors import InputError, SchedulerError, in_file
+from skippipe.errors import InputError, SchedulerError, in_file, printable
 from skippipe.files import read_text, write_text
 
 __all__ = ["Plan", "load_plan", "save_plan"]
@@ -15,8 +15,8 @@ def load_plan(path: str) -> Plan:
     """Read a `skippipe.plan/1` file and check it.
 
     Raises:
-        InputError: the file cannot be read, is no plan, or its plan breaks a rule; the message names the file and
-            what is wrong with it.
+        InputError: the file cannot be read, is no plan, its plan breaks a rule, or its order cannot be executed;
+            the message names the file and what is wrong with it.
 
     """
     text = read_text(path)
@@ -26,7 +26,10 @@ def load_plan(path: str) -> Plan:
         raise in_file(error, path) from None
     broken = plan.check()
     if broken:
-        raise InputError(f"{path}: the plan breaks its own rules: {_listed(broken)}")
+        raise InputError(f"{printable(path)}: the plan breaks its own rules: {_listed(broken)}")
+    circle = plan.find_circle()
+    if circle is not None:
+        raise InputError(f"{printable(path)}: tasks: expected an order that can be executed, got {circle}")
     return plan
 
 

@@ -227,9 +227,7 @@ def with_surrogate(plan: Plan, found: Allocated) -> Plan:
         "optimal": found.optimal,
         "runner_up": None if other is None else {"stages": other.stages, "score_s": other.score_s},
     }
-    content = json.loads(plan.to_json())
-    content["solver"]["surrogate"] = told
-    return Plan.from_json(json.dumps(content))
+    return plan.with_solver_entry("surrogate", json.dumps(told))
 
 
 def after_allocating(planner: PlannerConfig, allocation: Allocation) -> PlannerConfig:

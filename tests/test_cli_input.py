@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from conftest import SHARED, Run
 
 from skippipe.cluster import load_cluster
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.errors import InputError
+from skippipe.flags import settings_first
 from skippipe.validate import validate
 
 Refused = Callable[..., str]
@@ -344,6 +345,164 @@ def uses_swap(plan: dict[str, Any]) -> bool:
     return any(x["stages"] != sorted(x["stages"]) for x in plan["microbatches"])
 
 
+def without_times(plan: dict[str, Any]) -> dict[str, Any]:
+    """The same routes on nodes and links that take no time, in an order that can be executed."""
+    still = copy.deepcopy(plan)
+    cluster, tasks, predicted = still["cluster"], still["tasks"], still["predicted"]
+    tasks.sort(key=lambda task: task["start_s"])
+    for node in cluster["nodes"]:
+        node.update(forward_s=0.0, backward_s=0.0, loss_s=0.0)
+    for key in ("latency_s", "bandwidth", "gradient_bytes"):
+        cluster.pop(key, None)
+    cluster["transfer_s"] = [[0.0]] if "region_of" in cluster else [[0.0] * 4] * 4
+    for task in tasks:
+        task.update(start_s=0.0, end_s=0.0)
+    predicted.update(iteration_s=0.0, pipeline_s=0.0, allreduce_s=[0.0] * 3, lower_bound_s=0.0, gap=0.0)
+    cluster["overhead_s"] = 0.0
+    for node in cluster["nodes"]:
+        node["memory"] = 99
+    return still
+
+
+def test_orders_that_cannot_be_executed(plan_file: dict[str, Any], run: Run, refused: Refused, write: Write) -> None:
+    """Where nothing takes any time, no time tells: two tasks of one node wait for each other all the same."""
+    still = without_times(plan_file)
+    write("still.json", still)
+    assert run("simulate", "plan=still.json").status == 0
+    tasks = still["tasks"]
+    first = next(i for i, task in enumerate(tasks) if task["kind"] == "F" and task["hop"] == 0)
+    batch, node = tasks[first]["microbatch"], tasks[first]["node"]
+    loss = next(i for i, task in enumerate(tasks) if task["kind"] == "L" and task["microbatch"] == batch)
+    tasks[first], tasks[loss] = tasks[loss], tasks[first]
+    write("circle.json", still)
+    for command in (["simulate"], ["simulate", "order=dispatch"], ["report", "output=null"]):
+        message = refused(*command, "plan=circle.json")
+        assert f"circle.json: tasks: expected an order that can be executed, got {batch}" in message
+        assert f"{batch}L0@{node} waits for " in message
+        assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "said"),
+    [
+        ([], "colour", "bad.json: colour: unknown key"),
+        (["cluster"], "bandwith", "bad.json: cluster.bandwith: unknown key"),
+        (["cluster", "nodes", 1], "forwards_s", "nodes[1].forwards_s: unknown key"),
+        (["constraints"], "max_swap", "did you mean max_swaps?"),
+        (["tasks", 3], "begin_s", "bad.json: tasks[3].begin_s: unknown key"),
+        (["microbatches", 0], "waves", "did you mean wave?"),
+        (["predicted"], "iteration", "did you mean iteration_s?"),
+    ],
+)
+def test_unknown_keys_of_plans(
+    place: list[Any], key: str, said: str, plan_file: dict[str, Any], refused: Refused, write: Write
+) -> None:
+    write("bad.json", broken(plan_file, *place, key, value=1))
+    assert said in refused("simulate", "plan=bad.json")
+
+
+def test_what_a_plan_may_hold_besides(plan_file: dict[str, Any], run: Run, write: Write, tmp_path: Path) -> None:
+    """Anything in `solver`, however large; rules that are not used; what a reader on Windows puts first."""
+    plan_file["solver"] |= {"mine": {"x": [None, {"y": "\u202e"}]}, "long": [0] * 1_500_000}
+    plan_file["constraints"] |= {"profile": None, "classes": None}
+    write("more.json", "\ufeff" + json.dumps(plan_file))
+    assert run("simulate", "plan=more.json", "output=again.json").status == 0
+    solver = json.loads((tmp_path / "again.json").read_text())["solver"]
+    assert solver["mine"] == plan_file["solver"]["mine"]
+    assert "long" not in solver
+    plan_file["constraints"]["profile"] = [1, 1]
+    write("more.json", plan_file)
+    result = run("simulate", "plan=more.json")
+    assert result.status == 2
+    assert "constraints.profile: invalid type: list, expected null" in result.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("name:\n\t- x\n", "own.yaml:2: is no valid YAML: found character '\\t'"),
+        ("name: [a\nsites: 1\n", "own.yaml:"),
+        ("defaults: [sites_schema]\nname: a\nname: b\n", "own.yaml:3: is no valid YAML: found duplicate key name"),
+        ("- a\n- b\n", "own.yaml:1: expected key: value, got a list"),
+        ("words\n", "own.yaml:1: expected key: value, got 'words'"),
+        ("defaults:\n  - sites_schema\n  - mars\n", "own.yaml:3: "),
+        ("defaults: sites_schema\n", "own.yaml:1: defaults: expected a list, got 'sites_schema'"),
+        (
+            "defaults: [sites_schema]\nname: x\nsite: 2\n",
+            "own.yaml:3: cluster.site is no configuration key; did you mean",
+        ),
+        ("defaults: [sites_schema]\nnode:\n  memory: much\n", "own.yaml:3: cluster.node.memory is much, an integer"),
+        ("defaults: [sites_schema]\nname: ${mars.moon}\n", "own.yaml:2: cluster.name: Interpolation key 'mars.moon'"),
+        ("file: c.json\noverhead_s: 3\n", "own.yaml:2: cluster.overhead_s: expected nothing of a preset"),
+        ("a: &x {b: *x}\n", "own.yaml:1: is nested too deeply"),
+        ("a: " + "[" * 3000, "own.yaml:1: is nested too deeply"),
+        ("a: !!python/name:os.system\n", "own.yaml:1: is no valid YAML"),
+        ("a: 1\n---\nb: 2\n", "own.yaml:2: is no valid YAML"),
+        ('a: "\x01"\n', "own.yaml:1: is no valid YAML: character 0x0001"),
+        (b"name: x\nname2: \xff\n", "own.yaml:2: expected UTF-8 text, got byte 0xff"),
+    ],
+    ids=lambda x: None if len(x) < 200 else "long",
+)
+def test_yaml_of_ones_own(content: str | bytes, said: str, refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cluster").mkdir(parents=True)
+    path = tmp_path / "mine" / "cluster" / "own.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refused("plan", "--config-dir", "mine", "cluster=own")
+    assert f"mine/cluster/{said}" in message
+    assert message.count("\n") == 1
+
+
+def test_a_published_file_with_a_tab(refused: Refused) -> None:
+    folder = SHARED / "field" / "12" / "conf"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/field/12 beside the checkout, which is not there")
+    message = refused("plan", "--config-dir", folder, "cluster=tab")
+    assert "tab.yaml:5: is no valid YAML: found character '\\t' that cannot start any token" in message
+    assert message.count("\n") == 1
+
+
+def test_yaml_with_a_byte_order_mark(run: Run, tmp_path: Path) -> None:
+    """It hides neither the settings nor what stands in the first line for Hydra."""
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    path = tmp_path / "mine" / "experiment" / "own.yaml"
+    path.write_text("\ufeff# @package _global_\nplanner: {seed: 77}\n", encoding="utf-8")
+    result = run("train", "--cfg", "job", "--config-dir", "mine", "experiment=own")
+    assert result.status == 0, result.err
+    assert "seed: 77" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "cluster=synthetic"], "cluster: expected nothing of a preset beside cluster.file, got synthetic"),
+        (["plan", "cluster.stage_sizes=[2,2]"], "cluster.stage_sizes: expected nothing of a preset"),
+        (["plan", "++cluster.overhead_s=3"], "cluster.overhead_s: expected nothing of a preset"),
+        (["train", "--dry-run", "cluster.nodes_per_site=2"], "cluster.nodes_per_site: expected nothing of a preset"),
+    ],
+)
+def test_a_cluster_file_stands_alone(
+    arguments: list[str], said: str, refused: Refused, write: Write, small_cluster: dict[str, Any]
+) -> None:
+    write("mine.json", small_cluster)
+    assert said in refused(*arguments, "cluster.file=mine.json")
+    assert said in refused(arguments[0], "cluster.file=mine.json", *arguments[1:])
+
+
+def test_a_cluster_file_of_a_benchmark_stands_alone(
+    refused: Refused, write: Write, small_cluster: dict[str, Any]
+) -> None:
+    write("mine.json", small_cluster)
+    file = "instances.local4.file=mine.json"
+    message = refused("bench", "planner", file, "instances.local4.sites=2", "strategies=[full]")
+    assert f"instances.local4.sites: expected nothing of a preset beside {file.partition('=')[0]}, got 2" in message
+
+
+def test_names_of_files_are_shown_escaped(refused: Refused) -> None:
+    message = refused("plan", "cluster.file='no\x1b[31m\u202e such'")
+    assert "no\\x1b[31m\\u202e such: cannot be read" in message
+    assert message.count("\n") == 1
+
+
 def test_simulate_needs_a_plan(refused: Refused) -> None:
     assert "plan is not set" in refused("simulate")
     assert "order is 'x', one of plan, dispatch" in refused("simulate", "plan=p.json", "order=x")
@@ -360,10 +519,56 @@ def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) ->
     assert "plan, simulate, bench simulator, bench planner" in message
 
 
-def test_wrong_flags(run: Run) -> None:
-    result = run("plan", "--bogus")
-    assert result.status == 2
-    assert "skippipe plan: error: unrecognized arguments: --bogus" in result.err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--bogus"], "unknown flag --bogus"),
+        (["cluster=local4", "-x", "planner.seed=1"], "unknown flag -x"),
+        (["cluster=local4", "--cfg", "nonsense"], "invalid choice: 'nonsense'"),
+        (["cluster=local4", "--config-dir"], "--config-dir/-cd: expected one argument"),
+        (["--", "-m"], "'-m' cannot be read, key=value"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], said: str, refused: Refused) -> None:
+    message = refused("plan", *arguments)
+    assert said in message
+    assert message.count("\n") == 1
+
+
+SHUFFLED = [
+    ["--cfg", "job", "cluster=local4", "schedule.max_swaps=-1"],
+    ["cluster=local4", "--cfg", "job", "schedule.max_swaps=-1"],
+    ["cluster=local4", "-c", "job", "schedule.max_swaps=-1", "--cfg=job"],
+    ["cluster=local4", "--cfg=job", "--", "schedule.max_swaps=-1"],
+    ["--config-dir", "own", "cluster=local4", "--cfg", "job", "schedule.max_swaps=-1"],
+    ["cluster=local4", "--config-dir=own", "schedule.max_swaps=-1", "--cfg", "job", "--resolve"],
+]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_flags_and_settings_in_any_order(command: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    results = [run(command, *arguments) for arguments in SHUFFLED]
+    assert results[0].status == 0, results[0].err
+    assert "max_swaps: -1" in results[0].out
+    resolved = results.pop()
+    assert resolved.status == 0, resolved.err
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (["--info", "cluster=local4"], ["cluster=local4", "--info=all"]),
+        (["-i", "config", "cluster=local4", "-m"], ["cluster=local4", "--multirun", "--info=config"]),
+        (
+            ["-m", "a=1,2", "-cd", "x=y", "b=-1", "--", "c=2"],
+            ["a=1,2", "b=-1", "c=2", "--multirun", "--config-dir=x=y"],
+        ),
+    ],
+)
+def test_settings_before_flags(given: list[str], ordered: list[str]) -> None:
+    assert settings_first(given) == ordered
 
 
 @pytest.mark.parametrize("what", ["simulator", "planner"])

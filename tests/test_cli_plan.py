@@ -159,12 +159,11 @@ def test_cluster_file_takes_the_place_of_the_preset(
     run: Run, small_cluster: dict[str, Any], write: Write, tmp_path: Path
 ) -> None:
     write("mine.json", small_cluster)
-    for arguments in ([], ["cluster=five_clusters"]):
-        result = run("plan", *arguments, "cluster.file=mine.json", QUICK, "output=plan.json")
-        assert result.status == 0, result.err
-        plan = load_plan(str(tmp_path / "plan.json"))
-        assert plan.cluster.names == ["n0", "n1", "n2", "n3"]
-        assert [len(stage) for stage in plan.stages] == [2, 1, 1]
+    result = run("plan", "cluster.file=mine.json", QUICK, "output=plan.json")
+    assert result.status == 0, result.err
+    plan = load_plan(str(tmp_path / "plan.json"))
+    assert plan.cluster.names == ["n0", "n1", "n2", "n3"]
+    assert [len(stage) for stage in plan.stages] == [2, 1, 1]
 
 
 def test_allocation_from_a_file(run: Run, write: Write, tmp_path: Path) -> None:

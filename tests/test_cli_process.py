@@ -85,6 +85,53 @@ def test_a_full_disk_is_no_success(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+PLANNING = ["plan", "cluster=local4", "planner.time_limit_s=0.1", "output=plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "status", "said"),
+    [
+        (PLANNING, ">&-", 1, "skippipe: standard output: Bad file descriptor\n"),
+        (PLANNING, "<&- >&- 2>&-", 1, ""),
+        (PLANNING, "2>&-", 0, ""),
+        (["plan", "planner.seed=x"], "2>&-", 2, ""),
+        (["plan", "planner.seed=x"], "2>/dev/full", 2, ""),
+        (["plan", "--help"], ">/dev/full", 1, "skippipe: standard output: No space left on device\n"),
+    ],
+)
+def test_streams_that_take_nothing(
+    arguments: list[str], redirected: str, status: int, said: str, tmp_path: Path
+) -> None:
+    """What was asked for is done all the same, and no file of ours takes the place of a closed stream."""
+    line = " ".join([*PYTHON_M, *arguments, redirected])
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, said)
+    if "output=plan.json" in arguments:
+        assert load_plan(str(tmp_path / "plan.json")).check() == []
+
+
+def limited(kilobytes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command that may have so much address space."""
+    line = f"ulimit -v {kilobytes}; exec {' '.join([*PYTHON_M, *arguments])}"
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    return subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_reading_takes_memory_in_proportion(tmp_path: Path) -> None:
+    """A small plan is read where there is little memory, and so is one with 24 MB in its solver."""
+    assert subprocess.run([*PYTHON_M, *PLANNING], cwd=tmp_path, capture_output=True).returncode == 0
+    small = limited(280_000, "simulate", "plan=plan.json", folder=tmp_path)
+    assert small.returncode == 0, small.stderr
+    text = (tmp_path / "plan.json").read_text()
+    assert '"solver": {' in text
+    (tmp_path / "large.json").write_text(
+        text.replace('"solver": {', '"solver": {"long": [' + "{}," * 8_000_000 + "0],")
+    )
+    large = limited(450_000, "simulate", "plan=large.json", folder=tmp_path)
+    assert large.returncode == 0, large.stderr
+    assert large.stdout == small.stdout
+
+
 def test_output_without_unicode(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run(

@@ -56,3 +56,48 @@ def test_joblib_launcher(run: Run, tmp_path: Path) -> None:
     assert "skippipe plan: job 1 (" in result.err
     ratios = [load_plan(str(sweep_folder(tmp_path) / n / "plan.json")).skip_ratio for n in ("0", "2")]
     assert ratios == [0.0, 0.5]
+
+
+SHARING = [
+    (["plan", "output={}/plan.json"], "output"),
+    (["plan", "output=../plan.json"], "output"),
+    (["plan", "output=plan.json", "hydra.sweep.subdir=same"], "output"),
+    (["plan", "output=plan.json", "hydra.sweep.dir=fixed", "hydra.sweep.subdir=."], "output"),
+    (["train", "folder={}/run"], "folder"),
+    (["train", "hydra.sweep.subdir=same"], "folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "key"), SHARING, ids=lambda x: x if isinstance(x, str) else x[1])
+def test_jobs_that_would_share_a_path_are_refused(arguments: list[str], key: str, run: Run, tmp_path: Path) -> None:
+    """Before the first of them runs, and before there is a folder for it."""
+    command, *settings = (argument.format(tmp_path) for argument in arguments)
+    result = run(command, "-m", "cluster=local4", "schedule.skip_ratio=0,0.5", *settings)
+    assert result.status == 2
+    assert result.out == ""
+    assert result.err.startswith(
+        f"skippipe {command}: {key}: expected a path of its own for each job of the sweep, got /"
+    )
+    assert "for jobs 0 and 1" in result.err
+    assert result.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["output", "picture", "map", "curve", "json"])
+def test_reports_that_would_share_a_path_are_refused(key: str, run: Run, tmp_path: Path) -> None:
+    result = run("report", "-m", "plan=a.json,b.json", f"{key}={tmp_path}/one")
+    assert result.status == 2
+    assert result.err.startswith(f"skippipe report: {key}: expected a path of its own")
+
+
+def test_jobs_may_name_their_own_paths(run: Run, tmp_path: Path) -> None:
+    """In one folder, or wherever: as long as the paths differ."""
+    one = run("plan", "-m", *QUICK, "schedule.skip_ratio=0,0.5", f"output={tmp_path}/k${{schedule.skip_ratio}}.json")
+    assert one.status == 0, one.err
+    other = run(
+        "plan", "-m", *QUICK, "schedule.skip_ratio=0,0.5", "hydra.sweep.dir=fixed", "hydra.sweep.subdir=same",
+        "output=n${hydra:job.num}.json",
+    )  # fmt: skip
+    assert other.status == 0, other.err
+    for names in (("k0.0.json", "k0.5.json"), ("fixed/same/n0.json", "fixed/same/n1.json")):
+        assert [load_plan(str(tmp_path / name)).skip_ratio for name in names] == [0.0, 0.5]

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skippipe.allocation import choose_sizes, default_stages, even_sizes, read_allocation
-from skippipe.cluster import load_cluster
+from skippipe.cluster import Cluster, load_cluster
 from skippipe.config import LinkProfile, NodeProfile, RegionsConfig, SyntheticConfig
 from skippipe.errors import InputError
 from skippipe.presets import regions_cluster, synthetic_cluster
@@ -132,7 +133,7 @@ def test_sizes_that_suit_the_sources() -> None:
 
 
 def test_cluster_files_are_read(small_cluster: dict[str, Any], write: Callable[[str, Any], Path]) -> None:
-    cluster = load_cluster(str(write("c.json", small_cluster | {"a_key_of_later": 1})))
+    cluster = load_cluster(str(write("c.json", small_cluster)))
     assert cluster.names == ["n0", "n1", "n2", "n3"]
     assert cluster.forward_s.dtype == np.float64
     assert cluster.memory.tolist() == [4, 4, 4, 4]
@@ -167,3 +168,120 @@ def test_allocation_files_are_refused_with_file_and_key(
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte-order-mark"])
+@pytest.mark.parametrize("name", ["Zürich", "日本 1", "a'b\"c", "👩\u200d💻"])
+def test_names_of_any_script(
+    name: str, mark: str, small_cluster: dict[str, Any], write: Callable[[str, Any], Path]
+) -> None:
+    small_cluster["nodes"][1]["name"] = name
+    assert load_cluster(str(write("c.json", mark + json.dumps(small_cluster)))).names[1] == name
+    assert read_allocation(str(write("s.json", mark + '{"stages": [[0], [1]]}'))).stages == [[0], [1]]
+
+
+def test_a_published_cluster_with_a_byte_order_mark() -> None:
+    path = SHARED / "field" / "16" / "bom.json"
+    if not path.is_file():
+        pytest.skip("needs ../shared/field/16 beside the checkout, which is not there")
+    assert len(load_cluster(str(path))) > 0
+
+
+@pytest.mark.parametrize("letter", ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\u202e", "\u2066", "\u2028", "\u200f"])
+def test_names_that_disturb_a_terminal_are_refused(
+    letter: str, small_cluster: dict[str, Any], write: Callable[[str, Any], Path]
+) -> None:
+    small_cluster["nodes"][2]["name"] = f"a{letter}b"
+    path = write("c.json", small_cluster)
+    with pytest.raises(InputError) as caught:
+        load_cluster(str(path))
+    assert str(caught.value).startswith(f'{path}: nodes[2].name is "a\\')
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "said"),
+    [
+        ((), "bandwith", "bandwith: unknown key at line 1 column "),
+        ((), "bandwith", "; did you mean bandwidth?"),
+        (("nodes", 2), "forwards_s", "nodes[2].forwards_s: unknown key at line 1 column "),
+        (("nodes", 2), "forwards_s", "; did you mean forward_s?"),
+        (("nodes", 0), "colour", "known are name, forward_s, backward_s, loss_s, memory"),
+        ((), "\x1b[31m\n\u202e`, expected `", "\\u{1b}[31m\\n\\u{202e}`, expected `: unknown key"),
+        ((), "x" * 100_000, "xxx...: unknown key"),
+    ],
+)
+def test_unknown_keys_are_refused(
+    place: tuple[Any, ...], key: str, said: str, small_cluster: dict[str, Any], write: Callable[[str, Any], Path]
+) -> None:
+    target: Any = small_cluster
+    for step in place:
+        target = target[step]
+    target[key] = None
+    with pytest.raises(InputError) as caught:
+        load_cluster(str(write("c.json", small_cluster)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the text ends within a value at line 1 column 0"),
+        ('{"format": "skippipe.cluster/1",\n "nodes": [', "nodes: the text ends within a list at line 2 column 11"),
+        (
+            '{"format": "skippipe.cluster/1",\n "norm_s": NaN}',
+            'norm_s: expected a value, got "NaN" at line 2 column 12',
+        ),
+        ('{"norm_s": 1e999}', "norm_s: number out of range at line 1 column 16"),
+        ('{"norm_s": 1, "norm_s": 2}', "duplicate key `norm_s` at line 1 column 22"),
+        ('{"format": "skippipe.cluster/1"} {}', "missing field `nodes`"),
+        ("{'format': 1}", "key must be a string at line 1 column 2"),
+        ('{"nodes": [{"name": ' + "[" * 100_000, "nodes[0].name: invalid type: list, expected a string"),
+        ("[" * 100_000, "invalid type: list, expected an object at line 1 column 0"),
+        ('{"source": {"url": "x"}}', "source: invalid type: object, expected a string"),
+    ],
+)
+def test_what_is_no_json_is_told_with_its_place(text: str, said: str, write: Callable[[str, Any], Path]) -> None:
+    path = write("c.json", text)
+    with pytest.raises(InputError) as caught:
+        load_cluster(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+@settings(derandomize=True, database=None, max_examples=300)
+@given(st.data())
+def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
+    """Bytes that are lost, doubled or exchanged: never anything but a cluster or an `InputError` of one line."""
+    config = synthetic(nodes=4, regions=2)
+    text = synthetic_cluster(config).cluster(config).to_json()
+    for _ in range(data.draw(st.integers(1, 3))):
+        begin = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(begin, min(begin + 40, len(text))))
+        put = data.draw(
+            st.sampled_from(["", "[", "]", "{", "}", '"', ",", "-", "1e9", "null", "\\u0000", text[begin:end] * 2])
+        )
+        text = text[:begin] + put + text[end:]
+    said = "one line"
+    try:
+        assert len(Cluster.from_json(text)) > 0
+    except InputError as error:
+        said = str(error)
+    assert len(said.splitlines()) == 1
+
+
+def test_transfers_without_the_matrix_over_all_nodes() -> None:
+    for config in (synthetic(nodes=17, regions=5), synthetic(nodes=9, regions=9), synthetic(nodes=3, regions=1)):
+        parts = synthetic_cluster(config)
+        cluster = parts.cluster(dataclasses.replace(config, activation_bytes=1e6, overhead_s=0.25))
+        whole, count = cluster.transfer_matrix(), len(cluster)
+        nodes = np.random.default_rng(count).permutation(count)
+        senders, receivers = nodes[: count // 2 + 1].tolist(), nodes[count // 2 :].tolist()
+        assert np.array_equal(cluster.transfer_times(senders, receivers), whole[np.ix_(senders, receivers)])
+        for some in (senders, receivers, [0], []):
+            expected = whole[np.ix_(some, some)].max() if len(some) > 1 else None
+            assert cluster.slowest_transfer(some) == expected
+    with pytest.raises(InputError, match=r"nodes\[1\] is 3, a number in 0..2"):
+        cluster.slowest_transfer([0, 3])

@@ -107,8 +107,3 @@ def test_what_stands_on_the_diagonal_is_written_as_a_number() -> None:
     matrix = np.full((4, 4), 0.02)
     np.fill_diagonal(matrix, np.nan)
     assert len(Cluster.from_json(cluster(transfer_s=matrix).to_json())) == 4
-
-
-def test_other_keys_are_passed_over_whatever_they_hold() -> None:
-    content = json.loads(cluster().to_json()) | {"source": {"url": "x"}, "note": [1]}
-    assert Cluster.from_json(json.dumps(content)).source is None

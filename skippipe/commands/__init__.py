@@ -45,11 +45,12 @@ COMMANDS = (
     Command("bench simulator", bench_simulator, _bench_argument),
     Command("bench planner", bench_planner, _bench_argument),
     Command("bench allocator", bench_allocator, _bench_argument),
-    Command("report", report),
-    Command("train", train, _train_argument),
+    Command("report", report, writes=dict.fromkeys(("output", "picture", "curve", "map", "json"))),
+    Command("train", train, _train_argument, writes={"folder": "runs"}),
     Command("evaluate", evaluate, _evaluate_argument),
-    Command("study", study, _study_argument),
+    Command("study", study, _study_argument, writes=dict.fromkeys(("records", "folder"))),
     Command("export", export),
     Command("data prepare", data_prepare),
-    Command("data fetch", data_fetch),
+    # What it fetches has a folder of its own name, which one process at a time fills.
+    Command("data fetch", data_fetch, writes={}),
 )

@@ -55,10 +55,9 @@ class Places:
 
 def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> Places:
     """Lay out a cluster: places by transfer times, the nodes of a place around its middle in the order of `stages`."""
-    transfer_s = cluster.transfer_matrix()
-    groups = group_nodes(cluster, transfer_s)
+    groups = group_nodes(cluster)
     first = [nodes[0] for nodes in groups]
-    centres = scaled(_both_ways(transfer_s[np.ix_(first, first)]))
+    centres = scaled(_both_ways(cluster.transfer_times(first, first)))
     spacing = 0.6 / max(len(cluster), 20) ** 0.5 / 2
     radii = spacing * (0.55 * np.sqrt([len(nodes) for nodes in groups]) + 0.75) + LABEL_ROOM
     centres = apart(centres, radii)
@@ -69,36 +68,48 @@ def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> Places:
     return Places(groups, centres, nodes, 0.38 * spacing)
 
 
-def group_nodes(cluster: Cluster, transfer_s: Floats) -> list[list[int]]:
+def group_nodes(cluster: Cluster) -> list[list[int]]:
     """Nodes of one region; where the cluster has no regions, nodes whose links to all others are equal.
 
-    Where these are too many to be told apart, nodes that are quick to reach from each other are one place.
+    Where these are too many to be told apart, regions or nodes that are quick to reach from each other are one place.
     """
-    regions, count = cluster.region_of, len(cluster)
+    regions = cluster.region_of
+    if regions is None:
+        parts = [[node] for node in range(len(cluster))]
+    else:
+        parts = gathered(len(cluster), lambda node: np.asarray(regions == regions[node]))
+    # One node stands for its region: a matrix over all nodes can be large beyond measure.
+    first = [nodes[0] for nodes in parts]
+    transfer_s = cluster.transfer_times(first, first)
     mean_s = (transfer_s + transfer_s.T) / 2
 
-    def equal(node: int) -> Bools:
-        differs = ~(np.isclose(transfer_s, transfer_s[node]) & np.isclose(transfer_s.T, transfer_s[:, node]))
-        differs[:, node] = False
+    def equal(part: int) -> Bools:
+        differs = ~(np.isclose(transfer_s, transfer_s[part]) & np.isclose(transfer_s.T, transfer_s[:, part]))
+        differs[:, part] = False
         np.fill_diagonal(differs, val=False)
         return np.asarray(~differs.any(axis=1))
 
     def near(within: float) -> Callable[[int], Bools]:
-        return lambda node: np.asarray(mean_s[node] <= within)
+        return lambda part: np.asarray(mean_s[part] <= within)
 
-    groups = gathered(count, equal if regions is None else lambda node: np.asarray(regions == regions[node]))
+    groups = gathered(len(parts), equal, MOST_PLACES) if regions is None else [[part] for part in range(len(parts))]
     within = NEAR * float(mean_s.mean())
     while len(groups) > MOST_PLACES:
-        groups = gathered(count, near(within))
+        groups = gathered(len(parts), near(within))
         within *= 2
-    return groups
+    return [sorted(node for part in group for node in parts[part]) for group in groups]
 
 
-def gathered(count: int, joined: Callable[[int], Bools]) -> list[list[int]]:
-    """Groups of nodes: the first that is left, and all that are left and `joined` with it; shape (count,)."""
+def gathered(count: int, joined: Callable[[int], Bools], most: int | None = None) -> list[list[int]]:
+    """Groups of nodes: the first that is left, and all that are left and `joined` with it; shape (count,).
+
+    Where more than `most` groups come of it, the rest is left out: these are too many anyway.
+    """
     groups: list[list[int]] = []
     free = np.ones(count, dtype=bool)
     for node in range(count):
+        if most is not None and len(groups) > most:
+            break
         if free[node]:
             own = np.flatnonzero(free & joined(node))
             free[own] = False

@@ -45,7 +45,7 @@ class AllocationSearch:
 def stage_table(plan: Plan) -> Table:
     """One row for every stage: who serves it, how often it is visited, how far apart its replicas are; cost below."""
     visits, total = visits_per_stage(plan), len(plan.microbatches)
-    inside = slowest_inside(plan)
+    inside, names = slowest_inside(plan), plan.cluster.names
     reduces, layers = any(plan.predicted.allreduce_s), plan.layers
     headings = [
         "stage", "nodes", "visits", "share", *(["all-reduce"] if reduces else []), *(["layers"] if layers else []),
@@ -57,15 +57,15 @@ def stage_table(plan: Plan) -> Table:
         row = [str(stage), size, str(visits[stage]), percent(visits[stage] / total)]
         row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
         row += [str(layers[stage])] if layers else []
-        rows.append([*row, seconds(inside[stage]), members([plan.cluster.names[node] for node in nodes])])
+        rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
     notes = (cost_in_words(cost(plan)), *search_in_words(read_allocation_search(plan)))
     return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
 def slowest_inside(plan: Plan) -> list[float | None]:
     """Longest transfer between two nodes of each stage, in seconds; None where it has but one."""
-    transfer_s = plan.cluster.transfer_matrix()
-    return [float(transfer_s[nodes][:, nodes].max()) if len(nodes) > 1 else None for nodes in plan.stages]
+    cluster = plan.cluster
+    return [cluster.slowest_transfer(nodes) for nodes in plan.stages]
 
 
 def cost(plan: Plan) -> Scored:

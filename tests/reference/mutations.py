@@ -840,7 +840,7 @@ def doubled_entry(rng: Random, plan: Json) -> None:
 
 @form
 def unknown_key(rng: Random, plan: Json) -> None:
-    """A key that no reader knows: to be ignored."""
+    """A key that the format does not know."""
     path = pick(rng, [p for p in walk(plan) if isinstance(p[-1], str) and p[0] != "microbatches_per_source"])
     _parent(plan, path)["somebody_elses"] = rng.choice(WRONG[:-4])
     plan["_path"] = (*path[:-1], "somebody_elses")

@@ -12,7 +12,7 @@ from skippipe.cli import main
 
 EVENTS = [[0.01, 10, None, 20.0], [0.02, 50, 60.0, 20.0], [0.5, 4000, 45.5, 22.0], [1.0, 9000, 41.0, 25.25]]
 STATISTICS = {"tree_nodes": 1234567, "conflicts_tc2": 89, "share": 0.125}
-HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> [bold]&amp;\u2028{{data}}"
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> [bold]&amp;{{data}}"
 
 
 def command(folder: Path, *arguments: str) -> None:

@@ -5,11 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::error::TaskName;
 use crate::plan::{Kind, Microbatch, Plan, Predicted, Task};
 use crate::rules::MemoryRule;
 
 /// Seconds by which times may differ from the exact ones.
 const TOLERANCE: f64 = 1e-6;
+/// Tasks of a circle that are named.
+const MOST_NAMED: usize = 12;
 
 /// Every rule that `plan` breaks, in words; empty where it keeps them all.
 #[must_use]
@@ -26,6 +29,51 @@ pub fn check(plan: &Plan) -> Vec<String> {
         checker.prediction();
     }
     checker.broken
+}
+
+/// Tasks that wait for each other in a circle, in words; `None` where the order can be executed. `plan` must keep its
+/// rules, which speak of times alone: where these are 0, they hide such a circle.
+///
+/// Every task waits for the one before it on its node, for the one before it of its microbatch, and where it is the
+/// first of a wave for the last of the wave before.
+#[must_use]
+pub fn circle(plan: &Plan) -> Option<String> {
+    let tasks = &plan.tasks;
+    let number: BTreeMap<(usize, Kind, usize), usize> =
+        tasks.iter().enumerate().map(|(i, task)| ((task.microbatch, task.kind, task.hop), i)).collect();
+    let mut awaited: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    let mut last_on_node = BTreeMap::new();
+    for (i, task) in tasks.iter().enumerate() {
+        awaited[i].extend(last_on_node.insert(task.node, i));
+    }
+    let mut ends_of_wave = BTreeMap::new();
+    for batch in &plan.microbatches {
+        let hops = 0..batch.nodes.len();
+        let forward = hops.clone().map(|hop| (batch.id, Kind::F, hop));
+        let backward = hops.rev().map(|hop| (batch.id, Kind::B, hop));
+        let chain: Vec<usize> =
+            forward.chain([(batch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
+        for pair in chain.windows(2) {
+            awaited[pair[1]].push(pair[0]);
+        }
+        ends_of_wave.insert((batch.route, batch.wave), (chain[0], chain[chain.len() - 1]));
+    }
+    for ((route, wave), (first, _)) in &ends_of_wave {
+        if let Some((_, last)) = wave.checked_sub(1).and_then(|before| ends_of_wave.get(&(*route, before))) {
+            awaited[*first].push(*last);
+        }
+    }
+    let cycle = find_cycle(&awaited)?;
+    let name = |i: &usize| {
+        let Task { node, microbatch, kind, hop, .. } = tasks[*i];
+        TaskName { microbatch, kind: kind.letter(), hop, node }.to_string()
+    };
+    let mut names: Vec<String> = cycle.iter().take(MOST_NAMED).map(name).collect();
+    if cycle.len() > MOST_NAMED {
+        names.push(format!("{} more", cycle.len() - MOST_NAMED));
+    }
+    names.extend(cycle.first().map(name));
+    Some(names.join(" waits for "))
 }
 
 struct Checker<'a> {
@@ -384,6 +432,35 @@ impl<'a> Checker<'a> {
             self.fail(format!("solver.optimal is true, but the iteration {iteration} lies above the bound {bound}"));
         }
     }
+}
+
+/// Numbers that wait for each other in a circle, each for the next; `awaited[i]` is what `i` waits for.
+fn find_cycle(awaited: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); awaited.len()];
+    for (i, others) in awaited.iter().enumerate() {
+        others.iter().for_each(|other| waiting[*other].push(i));
+    }
+    let mut open: Vec<usize> = awaited.iter().map(Vec::len).collect();
+    let mut ready: Vec<usize> = (0..open.len()).filter(|i| open[*i] == 0).collect();
+    while let Some(done) = ready.pop() {
+        for i in &waiting[done] {
+            open[*i] -= 1;
+            if open[*i] == 0 {
+                ready.push(*i);
+            }
+        }
+    }
+    // Whatever is left waits for something that is left.
+    let mut walk = vec![open.iter().position(|count| *count > 0)?];
+    let mut place = BTreeMap::new();
+    while let Some(last) = walk.last().copied() {
+        if let Some(start) = place.insert(last, walk.len() - 1) {
+            walk.pop();
+            return Some(walk.split_off(start));
+        }
+        walk.extend(awaited[last].iter().find(|other| open[**other] > 0));
+    }
+    None
 }
 
 /// Number of disjoint swaps of neighbours, each of two stages that differ by one, that sort `order`.

@@ -1,16 +1,18 @@
 //! The machines and the links between them: `skippipe.cluster/1`.
 
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use std::collections::BTreeMap;
 
-use crate::error::{Error, Result, invalid};
-use crate::format::{check_duration, check_format, check_number, parse, pretty};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::{Error, Result, breaks_lines, invalid};
+use crate::format::{check_duration, check_format, check_number, objects, parse, pretty};
 
 /// Version that this module reads and writes.
 pub const FORMAT: &str = "skippipe.cluster/1";
 
 /// One worker. Times are seconds for one microbatch and the stage that the node serves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Node {
     /// Unique name.
     pub name: String,
@@ -271,6 +273,20 @@ impl Cluster {
         if i == j { 0.0 } else { self.links.seconds(self.link_index(i), self.link_index(j), bytes) }
     }
 
+    /// Seconds of the slowest message between two different nodes of `members`, `None` where there are no two. Without
+    /// the matrix over nodes: where links are given over regions, their pairs are few.
+    #[must_use]
+    pub fn slowest_s(&self, members: &[usize]) -> Option<f64> {
+        let mut sharing: BTreeMap<usize, usize> = BTreeMap::new();
+        for node in members {
+            *sharing.entry(self.link_index(*node)).or_default() += 1;
+        }
+        let pairs = sharing
+            .iter()
+            .flat_map(|(i, count)| sharing.keys().filter(move |j| i != *j || *count > 1).map(move |j| (*i, *j)));
+        pairs.map(|(i, j)| self.links.seconds(i, j, self.activation_bytes)).reduce(f64::max)
+    }
+
     /// Seconds of the ring all-reduce of `stage` over `members` in that order: `2 (r - 1)` steps, each as
     /// long as its slowest edge with `gradient_bytes / r`.
     #[must_use]
@@ -299,6 +315,13 @@ fn check_nodes(nodes: &[Node], prefix: &str) -> Result<()> {
     for (i, node) in nodes.iter().enumerate() {
         if node.name.is_empty() {
             return invalid(format!("{prefix}nodes[{i}].name"), "empty", "a name");
+        }
+        if node.name.contains(breaks_lines) {
+            return invalid(
+                format!("{prefix}nodes[{i}].name"),
+                format!("{:?}", node.name),
+                "a name without control characters",
+            );
         }
         if let Some(other) = seen.insert(node.name.as_str(), i) {
             return invalid(
@@ -376,10 +399,12 @@ fn check_links(parts: &ClusterParts, prefix: &str) -> Result<()> {
 
 /// `skippipe.cluster/1` as it stands in a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ClusterFile {
     format: String,
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    source: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+    #[serde(deserialize_with = "objects")]
     nodes: Vec<Node>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     region_of: Option<Vec<usize>>,
@@ -444,8 +469,7 @@ impl ClusterFile {
             gradient_bytes: self.gradient_bytes,
             step_s: self.step_s,
             norm_s: self.norm_s,
-            // Not a key of the format: what is no text is passed over like any other unknown key.
-            source: self.source.as_str().map(str::to_owned),
+            source: self.source,
         };
         Cluster::new(parts, prefix)
     }
@@ -455,7 +479,7 @@ impl From<&Cluster> for ClusterFile {
     fn from(cluster: &Cluster) -> Self {
         let mut file = Self {
             format: FORMAT.to_owned(),
-            source: cluster.source.clone().into(),
+            source: cluster.source.clone(),
             nodes: cluster.nodes.clone(),
             region_of: cluster.region_of.clone(),
             transfer_s: None,

@@ -66,5 +66,31 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// An [`Error::Invalid`].
 pub fn invalid<T>(key: impl Into<String>, found: impl fmt::Display, expected: impl Into<String>) -> Result<T> {
-    Err(Error::Invalid { key: key.into(), found: found.to_string(), expected: expected.into() })
+    let found = shown(&found.to_string(), MOST_FOUND);
+    Err(Error::Invalid { key: key.into(), found, expected: expected.into() })
+}
+
+/// Characters of a value in a message.
+const MOST_FOUND: usize = 120;
+
+/// Text of others on one line of a message: at most `most` characters, and none that would break or turn the line.
+#[must_use]
+pub fn shown(text: &str, most: usize) -> String {
+    let mut line = String::new();
+    for (i, letter) in text.chars().enumerate() {
+        if i == most {
+            line.push_str("...");
+            break;
+        }
+        if breaks_lines(letter) { line.extend(letter.escape_default()) } else { line.push(letter) }
+    }
+    line
+}
+
+/// Whether a terminal would not just show this character: controls, ends of lines and paragraphs, changes of the
+/// direction of writing, byte order marks.
+#[must_use]
+pub fn breaks_lines(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{feff}')
 }

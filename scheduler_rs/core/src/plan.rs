@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
-use crate::format::{check_format, check_number, parse, pretty};
+use crate::format::{check_format, check_number, counts, model, object, objects, parse, pretty, solver};
 use crate::problem::Problem;
 use crate::rules::{Constraints, Strategy};
 
@@ -16,6 +16,7 @@ pub const FORMAT: &str = "skippipe.plan/1";
 
 /// One microbatch and its way through the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Microbatch {
     /// Unique number.
     pub id: usize,
@@ -56,6 +57,7 @@ impl Kind {
 
 /// One task of one microbatch on one node. The order of a plan's tasks is normative per node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Task {
     /// Node that runs it.
     pub node: usize,
@@ -73,6 +75,7 @@ pub struct Task {
 
 /// What the simulator gives for a plan, and how far from the best it can be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Predicted {
     /// Seconds of the whole iteration.
     pub iteration_s: f64,
@@ -160,9 +163,12 @@ impl Plan {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PlanFile {
     format: String,
+    #[serde(deserialize_with = "object")]
     cluster: ClusterFile,
+    #[serde(deserialize_with = "object")]
     constraints: Constraints,
     skip_ratio: f64,
     strategy: Strategy,
@@ -171,12 +177,17 @@ struct PlanFile {
     layers: Vec<usize>,
     #[serde(default)]
     absent_stages: Vec<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "model")]
     model: Value,
+    #[serde(deserialize_with = "counts")]
     microbatches_per_source: BTreeMap<usize, usize>,
+    #[serde(deserialize_with = "objects")]
     microbatches: Vec<Microbatch>,
+    #[serde(deserialize_with = "objects")]
     tasks: Vec<Task>,
+    #[serde(deserialize_with = "object")]
     predicted: Predicted,
+    #[serde(deserialize_with = "solver")]
     solver: Map<String, Value>,
 }
 

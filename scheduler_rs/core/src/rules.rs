@@ -42,6 +42,7 @@ impl MemoryRule {
 
 /// The rules of a problem; each can be switched off by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "RulesFile")]
 pub struct Constraints {
     /// Stage 0 is never skipped and comes first.
     pub cc1: bool,
@@ -58,8 +59,34 @@ pub struct Constraints {
     /// Microbatches that share a route, one after the other.
     pub waves: u32,
     /// The most by which a step may pass the furthest stage so far.
-    #[serde(deserialize_with = "Option::deserialize")] // null, but not absent
     pub max_stage_jump: Option<u32>,
+}
+
+/// [`Constraints`] as they stand in a file. `profile` and `classes` are keys of the format, but no rules of this
+/// version: they may only be null.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RulesFile {
+    cc1: bool,
+    cc2: bool,
+    cc3: bool,
+    tc1: MemoryRule,
+    tc2: bool,
+    max_swaps: u32,
+    waves: u32,
+    #[serde(deserialize_with = "Option::deserialize")] // null, but not absent
+    max_stage_jump: Option<u32>,
+    #[serde(default, rename = "profile")]
+    _profile: (),
+    #[serde(default, rename = "classes")]
+    _classes: (),
+}
+
+impl From<RulesFile> for Constraints {
+    fn from(file: RulesFile) -> Self {
+        let RulesFile { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, .. } = file;
+        Self { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump }
+    }
 }
 
 impl Default for Constraints {

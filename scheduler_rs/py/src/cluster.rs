@@ -159,9 +159,33 @@ impl Cluster {
         let n = self.0.nodes().len();
         Ok(Square((0..n).map(|i| (0..n).map(|j| self.0.transfer_s(i, j, bytes)).collect()).collect()))
     }
+
+    /// Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
+    fn transfer_times(&self, senders: Vec<i64>, receivers: Vec<i64>) -> PyResult<Square> {
+        let (senders, receivers) = (self.members("senders", &senders)?, self.members("receivers", &receivers)?);
+        let bytes = self.0.activation_bytes();
+        Ok(Square(
+            senders.iter().map(|i| receivers.iter().map(|j| self.0.transfer_s(*i, *j, bytes)).collect()).collect(),
+        ))
+    }
+
+    /// Seconds of the slowest message between two different ones of `nodes`; None where there are no two.
+    fn slowest_transfer(&self, nodes: Vec<i64>) -> PyResult<Option<f64>> {
+        Ok(self.0.slowest_s(&self.members("nodes", &nodes)?))
+    }
 }
 
 impl Cluster {
+    /// Numbers of nodes that there are.
+    fn members(&self, key: &str, nodes: &[i64]) -> PyResult<Vec<usize>> {
+        let count = self.0.nodes().len();
+        let member = |(i, node): (usize, &i64)| match usize::try_from(*node) {
+            Ok(number) if number < count => Ok(number),
+            _ => invalid(format!("{key}[{i}]"), node, format!("a number in 0..{}", count - 1)),
+        };
+        nodes.iter().enumerate().map(member).collect::<Result<_>>().or_raise()
+    }
+
     fn column(&self, value: impl Fn(&Node) -> f64) -> Floats {
         Floats(self.0.nodes().iter().map(value).collect())
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
 
@@ -187,6 +188,12 @@ impl Plan {
         skippipe_core::check::check(&self.0)
     }
 
+    /// Tasks that wait for each other in a circle, in words, None where the order can be executed; of a plan that
+    /// keeps its rules.
+    fn find_circle(&self) -> Option<String> {
+        skippipe_core::check::circle(&self.0)
+    }
+
     /// The question that the plan answers.
     fn problem(&self) -> PyResult<Problem> {
         self.0.problem().or_raise().map(Problem)
@@ -268,6 +275,14 @@ impl Plan {
     #[getter]
     fn solver(&self) -> String {
         serde_json::Value::Object(self.0.solver.clone()).to_string()
+    }
+
+    /// The same plan; its `solver` has `told`, a JSON value as text, under `key`.
+    fn with_solver_entry(&self, key: String, told: &str) -> PyResult<Self> {
+        let value = serde_json::from_str(told).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let mut plan = self.0.clone();
+        plan.solver.insert(key, value);
+        Ok(Self(plan))
     }
 
     fn __repr__(&self) -> String {

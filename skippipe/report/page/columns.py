@@ -15,7 +15,10 @@ def plan_columns(explained: Explained) -> dict[str, Any]:
     cluster, predicted, batches = plan.cluster, plan.predicted, plan.microbatches
     number = {batch.id: i for i, batch in enumerate(batches)}
     detour = any(batch.nodes[0] != batch.source for batch in batches)
-    transfer = cluster.transfer_matrix() if detour else None
+
+    def travel_s(sender: int, receiver: int) -> float:
+        return float(cluster.transfer_times([sender], [receiver])[0, 0]) if detour else 0.0
+
     epilogue = sum(s.end_s - s.start_s for s in explanation.critical if s.part in ("norm", "step"))
     return {
         "title": explained.name,
@@ -30,8 +33,8 @@ def plan_columns(explained: Explained) -> dict[str, Any]:
                 "id": batch.id,
                 "source": batch.source,
                 "nodes": batch.nodes,
-                "out_s": 0.0 if transfer is None else float(transfer[batch.source, batch.nodes[0]]),
-                "home_s": 0.0 if transfer is None else float(transfer[batch.nodes[0], batch.source]),
+                "out_s": travel_s(batch.source, batch.nodes[0]),
+                "home_s": travel_s(batch.nodes[0], batch.source),
             }
             for batch in batches
         ],

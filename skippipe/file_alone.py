@@ -1,0 +1,59 @@
+"""A cluster file takes the place of a preset: settings of one beside it would mean nothing, and are refused."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from skippipe.config import ClusterConfig
+from skippipe.errors import InputError, printable
+
+FILE = "file"
+
+
+def check_file_alone(
+    settings: Any, overrides: Sequence[str], preset: Callable[[], ClusterConfig | None] | None
+) -> None:
+    """Raise `InputError` for the first setting of a cluster that is given beside its file.
+
+    Args:
+        settings: those of a command.
+        overrides: what the command line says, KEY=VALUE.
+        preset: makes the settings that `cluster` has without any of the user's own (None: there are none, the
+            preset is the user's own); None where that is not known, and only the command line is looked at.
+
+    """
+    given = [
+        (m[1], m[2] or "") for text in overrides if (m := re.fullmatch(r"[+~]*([^=]+)(?:=(.*))?", text, re.DOTALL))
+    ]
+    for place, cluster in _clusters(settings):
+        if cluster.file is None:
+            continue
+        beside = f"{place}.{FILE}"
+        named = any(key == beside for key, _ in given)
+        for key, value in given:
+            chosen = key in ("cluster", f"cluster@{place}") and named and place in key
+            if chosen or (key.startswith(f"{place}.") and key != beside):
+                raise InputError(f"{key}: expected nothing of a preset beside {beside}, got {printable(value)}")
+        if not named and place == "cluster" and preset is not None:
+            plain = preset() or type(cluster)()
+            for key, value in _changed(cluster, plain, place):
+                raise InputError(f"{key}: expected nothing of a preset beside {beside}, got {value!r}")
+
+
+def _clusters(settings: Any) -> Iterator[tuple[str, ClusterConfig]]:
+    """Every cluster among the settings of a command, by its key."""
+    if isinstance(cluster := getattr(settings, "cluster", None), ClusterConfig):
+        yield "cluster", cluster
+    for name, instance in (getattr(settings, "instances", None) or {}).items():
+        yield f"instances.{name}", instance
+
+
+def _changed(found: Any, plain: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Settings, but for the file, that are not as in `plain`."""
+    for item in dataclasses.fields(found):
+        key, value, before = f"{place}.{item.name}", getattr(found, item.name), getattr(plain, item.name, None)
+        if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(before):
+            yield from _changed(value, before, key)
+        elif value != before and item.name != FILE:
+            yield key, value

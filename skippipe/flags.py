@@ -1,0 +1,53 @@
+"""Flags and settings of a command line, in whatever order they are given."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+
+from skippipe.errors import InputError, printable
+
+
+def settings_first(arguments: Sequence[str]) -> list[str]:
+    """Order a command line as Hydra's parser expects it: all settings, then all flags, each with its value.
+
+    Raises:
+        InputError: a flag that is unknown, or that lacks its value or has a wrong one.
+
+    """
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    found = vars(parser.parse_intermixed_args(_with_topic(arguments[:end])))
+    settings = [*(found.pop("overrides") or []), *arguments[end + 1 :]]
+    for setting in settings:
+        if setting.startswith("-"):
+            raise InputError(f"{printable(setting)!r} cannot be read, key=value is expected")
+    return [*settings, *(flag for name, value in found.items() for flag in _flag(name, value))]
+
+
+def _with_topic(arguments: Sequence[str]) -> list[str]:
+    """Say `--info=all` where no topic follows: a setting is none."""
+    following = [*arguments[1:], "-"]
+    bare = (
+        flag in ("--info", "-i") and ("=" in after or after.startswith("-"))
+        for flag, after in zip(arguments, following, strict=False)
+    )
+    return ["--info=all" if is_bare else flag for flag, is_bare in zip(arguments, bare, strict=True)]
+
+
+def _flag(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    match value:
+        case str():
+            return [f"{flag}={value}"]
+        case True:
+            return [flag]
+        case _:
+            return []
+
+
+def _refuse(message: str) -> NoReturn:
+    unknown = message.removeprefix("unrecognized arguments: ")
+    text = message if unknown == message else f"unknown flag {unknown.partition(' ')[0]}"
+    raise InputError(f"{printable(text)}; --help lists keys and flags")

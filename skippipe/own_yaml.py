@@ -1,0 +1,168 @@
+"""YAML files of the user's own, from `--config-dir`: faults named with file and line."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf._utils import get_yaml_loader
+
+from skippipe.errors import InputError, printable
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass
+class OwnFiles:
+    """The files that a configuration was composed of, beside those of the package."""
+
+    roots: dict[Path, tuple[str, yaml.MappingNode]] = field(default_factory=dict)
+    """by path: the group that the file belongs to, with dots, and what stands in it"""
+
+    def place_of(self, key: str) -> str | None:
+        """`FILE:LINE` where a key, such as `cluster.node.memory`, has its value; None where no file has it."""
+        for path, (group, root) in self.roots.items():
+            inside = key.removeprefix(f"{group}.") if group else key
+            # A file may say for itself that its keys are whole ones (`# @package _global_`).
+            for parts in (inside.split("."), key.split(".")):
+                if (line := _line_of(root, parts)) is not None:
+                    return f"{path}:{line}"
+        return None
+
+    def place_of_last(self) -> str | None:
+        """`FILE:LINE` of the file that was read last: where composing ended, if it is not known why."""
+        for path, (_, root) in reversed(self.roots.items()):
+            first = next(iter(_values(root, "defaults")), root)
+            return f"{path}:{first.start_mark.line + 1}"
+        return None
+
+    def place_of_default(self, name: str) -> str | None:
+        """`FILE:LINE` of an entry of a defaults list that asks for the file `name`, such as `cluster/mars`."""
+        for path, (_, root) in self.roots.items():
+            for node in _values(root, "defaults"):
+                for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
+                    if name.rpartition("/")[2] in _words(entry):
+                        return f"{path}:{entry.start_mark.line + 1}"
+        return None
+
+
+@contextlib.contextmanager
+def checked_files() -> Iterator[OwnFiles]:
+    """Have each file checked before Hydra reads it, which then raises `InputError`; gives those that were read."""
+    Plugins.instance()  # registers what reads files
+    reader = SourcesRegistry.instance().resolve("file")
+    own, load = OwnFiles(), reader.load_config
+
+    def checked(source: ConfigSource, config_path: str) -> ConfigResult:
+        name = config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml"
+        path = Path(source.path) / name
+        if not path.is_file():
+            return load(source, config_path)
+        text = read_yaml(path)
+        own.roots[_named(path)] = (".".join(Path(name).parts[:-1]), parse_mapping(_named(path), text))
+        result = load(source, config_path)
+        if header := re.match(
+            BYTE_ORDER_MARK + r"\s*#\s*@package\s+(\S+)", text
+        ):  # Hydra looks for it at the very start
+            result.header["package"] = header[1]
+        return result
+
+    reader.load_config = checked  # type: ignore[method-assign]
+    try:
+        yield own
+    finally:
+        reader.load_config = load  # type: ignore[method-assign]
+
+
+def read_yaml(path: Path) -> str:
+    """Text of a file; raises `InputError`."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{_named(path)}: cannot be read: {error.strerror or error}") from None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{_named(path)}:{line}: expected UTF-8 text, got byte {content[error.start]:#04x}") from None
+
+
+def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
+    """Parse the YAML of a configuration file; raises `InputError` where it is none, or no mapping."""
+    loader: Any = None
+    try:
+        loader = get_yaml_loader()(text)
+        root = loader.get_single_node() or _nothing(text)
+        loader.construct_document(root)  # finds keys that stand twice
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(part) for part in (error.problem, error.context and f"({error.context})") if part)
+        line = 1 if mark is None else mark.line + 1
+        raise InputError(f"{path}:{line}: is no valid YAML: {printable(problem)}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(f"{path}:{line}: is no valid YAML: character {error.character:#06x} is not allowed") from None
+    except RecursionError:
+        raise InputError(f"{path}:1: is nested too deeply") from None
+    except (ValueError, TypeError) as error:  # such as a date of month 13, or a list for a key
+        raise InputError(f"{path}:1: is no valid YAML: {printable(str(error))}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path}:{root.start_mark.line + 1}: expected key: value, got {_kind(root)}")
+    for node in _values(root, "defaults"):
+        if not isinstance(node, yaml.SequenceNode):
+            line = node.start_mark.line + 1
+            raise InputError(f"{path}:{line}: defaults: expected a list, got {_kind(node)}")
+    return root
+
+
+def _nothing(text: str) -> yaml.MappingNode:
+    """A file without content is a mapping without keys."""
+    start = yaml.Mark("", 0, 0, 0, text, 0)
+    return yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
+
+
+def _line_of(node: yaml.Node, parts: list[str]) -> int | None:
+    line = None
+    for part in parts:
+        name, number = re.fullmatch(r"([^\[]*)(?:\[(\d+)\])?.*", part, re.DOTALL).groups()  # type: ignore[union-attr]
+        found = _values(node, name)
+        if not found:
+            return None
+        node = found[0]
+        if number is not None and isinstance(node, yaml.SequenceNode) and int(number) < len(node.value):
+            node = node.value[int(number)]
+        line = node.start_mark.line + 1
+    return line
+
+
+def _values(node: yaml.Node, name: str) -> list[yaml.Node]:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return [value for key, value in pairs if key.value == name]
+
+
+def _words(node: yaml.Node) -> set[str]:
+    """Names that an entry of a defaults list asks for: `mine`, `group/mine` or `group: mine`."""
+    if isinstance(node, yaml.ScalarNode):
+        return {str(node.value).rpartition("/")[2]}
+    if isinstance(node, yaml.MappingNode):
+        return {word for _, value in node.value for word in _words(value)}
+    return {word for value in node.value for word in _words(value)}
+
+
+def _kind(node: yaml.Node) -> str:
+    return {"sequence": "a list", "mapping": "a mapping"}.get(node.id, f"{printable(str(node.value))[:60]!r}")
+
+
+def _named(path: Path) -> Path:
+    """The path as somebody in the current folder would write it."""
+    inside = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return Path(printable(str(inside)))

@@ -1,0 +1,52 @@
+"""Standard streams that a caller has closed, or that take nothing."""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+
+
+def check_streams() -> None:
+    """Open what the caller has closed, so that no file of ours gets its number, and let no failing stderr end us.
+
+    What is written to a closed standard output fails when it is flushed, as on a full disk; what is written to a
+    standard error that is closed, or that takes nothing, is lost: exit status and standard output still tell.
+    What an output cannot encode, such as the name of a file, is shown escaped there.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if not _is_open(number):
+            opened = os.open(os.devnull, mode)  # the lowest number that is free: this one
+            assert opened == number
+    if sys.stdout is None:  # Python found it closed
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+        raw = io.BufferedWriter(_Patient(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True, write_through=True)
+
+
+def drop_output() -> None:
+    """Have what standard output still holds go nowhere: Python would complain once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Patient(io.FileIO):
+    """A file that loses what cannot be written."""
+
+    def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        try:
+            return super().write(content) or 0
+        except OSError:
+            return len(content)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError as error:
+        return error.errno != errno.EBADF
+    return True

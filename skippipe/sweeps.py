@@ -1,0 +1,98 @@
+"""Jobs of a sweep write to files of their own: what several would share is refused before any of them runs."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from skippipe.errors import InputError, printable
+
+Overrides = Sequence[str]
+
+
+@contextlib.contextmanager
+def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
+    """Have sweeps refused whose jobs would write the same file or folder, as `InputError`.
+
+    `writes` are the settings that name what a job writes, each with the name that null stands for, if any.
+    """
+    instantiate = Plugins.instantiate_sweeper
+
+    def guarded(plugins: Plugins, **context: Any) -> Any:
+        sweeper = instantiate(plugins, **context)
+        taken: dict[Path, int] = {}
+
+        def check(jobs: Sequence[Overrides], first: int) -> None:
+            loader = context["hydra_context"].config_loader
+            composed = (loader.load_sweep_config(context["config"], list(job)) for job in jobs)
+            check_apart(composed, first, writes, taken)
+
+        if hasattr(sweeper, "split_arguments"):  # Hydra's own, which knows all jobs at once
+            _before(sweeper, "sweep", lambda arguments: check(_jobs(sweeper, arguments), 0))
+        elif getattr(sweeper, "launcher", None) is not None:  # others say bit by bit what is to run
+            _before(sweeper.launcher, "launch", check)
+        return sweeper
+
+    Plugins.instantiate_sweeper = guarded  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Plugins.instantiate_sweeper = instantiate  # type: ignore[method-assign]
+
+
+def check_apart(
+    composed: Iterator[DictConfig], first: int, writes: Mapping[str, str | None], taken: dict[Path, int]
+) -> None:
+    """Note in `taken` which job writes which path; raise `InputError` for the first that another one writes too.
+
+    `composed` are the configurations of the jobs `first`, `first` + 1 and so on.
+    """
+    before = HydraConfig.instance().cfg
+    try:
+        for number, job in enumerate(composed, first):
+            with open_dict(job):
+                job.hydra.job.num = number
+                job.hydra.job.id = str(number)
+            HydraConfig.instance().set_config(job)
+            for key, path in _written(job, writes):
+                other = taken.setdefault(path, number)
+                if other != number:
+                    raise InputError(
+                        f"{key}: expected a path of its own for each job of the sweep, got {printable(str(path))} for "
+                        f"jobs {other} and {number}; a relative path lies in the job's own folder"
+                    )
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def _written(job: DictConfig, writes: Mapping[str, str | None]) -> Iterator[tuple[str, Path]]:
+    """Setting and path of all that a job would write; what cannot be resolved is for the job itself to report."""
+    with contextlib.suppress(OmegaConfBaseException):
+        folder = Path(str(OmegaConf.select(job, "hydra.sweep.dir")), str(OmegaConf.select(job, "hydra.sweep.subdir")))
+        for key, default in writes.items():
+            name = OmegaConf.select(job, key) or default
+            if name is not None:
+                with contextlib.suppress(OSError, RuntimeError, ValueError):
+                    yield key, (folder / str(name)).resolve()
+
+
+def _jobs(sweeper: Any, arguments: Overrides) -> list[list[str]]:
+    (jobs,) = sweeper.split_arguments(OverridesParser.create().parse_overrides(list(arguments)), None)
+    return list(jobs)
+
+
+def _before(holder: Any, name: str, check: Callable[..., None]) -> None:
+    """Call `check` before a method of an object, with the same arguments."""
+    method = getattr(holder, name)
+
+    def checked(*arguments: Any, **named: Any) -> Any:
+        check(*arguments, *named.values())
+        return method(*arguments, **named)
+
+    setattr(holder, name, checked)
