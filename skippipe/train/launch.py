@@ -22,8 +22,8 @@ from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
-from skippipe.train.layout import layout_of
-from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
+from skippipe.train.layout import layout_of, node_names_of
+from skippipe.train.place import check_alone, check_names, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.supervisor import train_locally
@@ -81,9 +81,12 @@ def _alone(job: TrainJob, context: Context) -> float:
 
 def _one_rank(job: TrainJob, context: Context) -> float:
     """Be one rank of a job that torchrun has started; rank 0 shows and writes."""
+    # What torch would write there is the path of a failed call through its sources; the message comes with the error.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from skippipe.train.rank import train_rank  # noqa: PLC0415 - imports torch, which the supervisor does without
 
     place = torchrun_place(job.runtime.node)
+    check_names(place, job.runtime.node, node_names_of(job))
     check_alone(job.runtime, place.world)
     try:
         if place.rank:
