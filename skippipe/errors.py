@@ -5,6 +5,8 @@ be used; its message names file, key, value and what was expected.
 """
 
 SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
+SIGNALLED = 128
+"""Exit status of what a signal has ended, less the number of the signal."""
 
 
 class SchedulerError(Exception):
