@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title, shown_names
-from skippipe.runtime.links.gloo import first_line, listening_address
+from skippipe.runtime.links.addresses import listening_address
+from skippipe.runtime.links.gloo import first_line
 from skippipe.train.place import Place
 
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.002, 0.1
@@ -113,8 +114,8 @@ def open_store(place: Place, timeout_s: float) -> StoreClient:
         )
 
     deadline = time.monotonic() + timeout_s
+    _resolve(place, deadline)
     try:
-        _resolve(place, deadline)
         return StoreClient(make, max(deadline - time.monotonic(), MOST_PAUSE_S))
     except TimeoutError:
         raise MeetingError(

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from skippipe.errors import ActionError, InputError
 from skippipe.ranks import node_title
-from skippipe.runtime.links.gloo import INTERFACE, first_line, interfaces
+from skippipe.runtime.links.addresses import INTERFACE, interfaces
+from skippipe.runtime.links.gloo import first_line
 from skippipe.train.config import RuntimeConfig
 from skippipe.train.place import Place
 from skippipe.train.rendezvous import REPORT_S, Attempt, MeetingError, Presence, gather, open_store
