@@ -295,8 +295,8 @@ def _precedence(worker: Worker) -> tuple[int, float]:
 def _end(status: int | None) -> str:
     if status == -signal.SIGKILL:
         return (
-            "was killed by signal 9 (SIGKILL), most likely by the kernel because memory ran out (dmesg says so; "
-            "skippipe train --dry-run estimates what each process needs)"
+            "was killed by signal 9 (SIGKILL), likely by the kernel because memory ran out (dmesg shows it, "
+            "--dry-run estimates what each process needs)"
         )
     if status is not None and status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"

@@ -1,6 +1,7 @@
 """Ranks that meet in a store, in threads of this process, and everything that may keep them from it."""
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -199,17 +200,57 @@ def test_gloo_that_listens_where_other_machines_cannot_reach_it() -> None:
         check_reachable([rank("10.0.0.1", "10.0.0.1"), rank("10.0.0.2", "127.0.1.1")])
 
 
-def test_where_gloo_listens(tmp_path: Path) -> None:
-    """On a host whose name stands beside 127.0.1.1, as Debian has it."""
-    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 box\n")
-    code = "from skippipe.runtime.links.addresses import *; print(*map(listening_address, ({}, {INTERFACE: 'x'})))"
-    script = 'mount --bind "$1" /etc/hosts && hostname box && exec "$2" -c "$3"'
-    host = ["unshare", "--mount", "--uts", "sh", "-c"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*host, "hostname box"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("needs unshare, and the right to use it")
-    command = [*host, script, "sh", str(tmp_path / "hosts"), sys.executable, code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "127.0.1.1 None\n"
+MEET = """\
+import sys
+from skippipe.train.config import RuntimeConfig
+from skippipe.train.place import Place
+from skippipe.train.team import MeetingError, meet
+rank = int(sys.argv[1])
+try:
+    with meet(Place(rank, 2, ("ab"[rank],), "10.77.0.1", 29600), RuntimeConfig(start_timeout_s=60.0), "ab") as team:
+        print(team.names_by_rank)
+except MeetingError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two network namespaces with a wire between them: as good as two machines."""
+    names = [f"launch{os.getpid()}{end}" for end in "ab"]
+
+    def ip(*arguments: str) -> int:
+        return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode
+
+    if not shutil.which("ip") or not shutil.which("unshare") or ip("netns", "add", names[0]):
+        pytest.skip("needs ip netns, and the right to use it")
+    try:
+        ip("netns", "add", names[1])
+        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for number, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "wire", "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def test_two_machines_of_which_one_has_its_name_at_a_loopback_address(machines: list[str], tmp_path: Path) -> None:
+    """As Debian has it in /etc/hosts."""
+    for number, address in enumerate(("10.77.0.1", "127.0.1.1")):
+        (tmp_path / f"hosts{number}").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
+    script = 'mount --bind "$1" /etc/hosts && exec "$2" -c "$3" "$4"'
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", script, "sh",
+             str(tmp_path / f"hosts{rank}"), sys.executable, MEET, str(rank)],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank, name in enumerate(machines)
+    ]  # fmt: skip
+    for rank in ranks:
+        said = rank.communicate(timeout=120)[0]
+        assert said.startswith("node b (rank 1): the host name belongs to a loopback address there, where ranks on ")
+        assert said.endswith("GLOO_SOCKET_IFNAME has to name the network interface, on this machine one of wire\n")
