@@ -104,7 +104,7 @@ def _one_rank(job: TrainJob, context: Context) -> float:
                 asked = train_rank(job, place, folder, outlasting_terminal(display))
                 loss = 0.0 if asked else display.final_loss
     except StoppedElsewhereError as error:
-        report_error("train", error, node_title(place.names, place.rank))
+        report_error("train", error, f"{node_title(place.names, place.rank)}:")
         end_torchrun()
         raise SystemExit(SIGNALLED + signal.SIGTERM) from None
     except SchedulerError as error:
