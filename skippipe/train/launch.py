@@ -24,7 +24,7 @@ from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
 from skippipe.train.layout import layout_of, node_names_of
-from skippipe.train.place import check_alone, check_names, deal, torchrun_place, under_torchrun
+from skippipe.train.place import check_alone, check_node, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
 from skippipe.train.stopping import end_torchrun, heeded_signals, outlasting_terminal
@@ -93,8 +93,8 @@ def _one_rank(job: TrainJob, context: Context) -> float:
     from skippipe.train.rank import train_rank  # noqa: PLC0415
     from skippipe.train.rendezvous import StoppedElsewhereError  # noqa: PLC0415
 
+    check_node(job.runtime.node, node_names_of(job))
     place = torchrun_place(job.runtime.node)
-    check_names(place, job.runtime.node, node_names_of(job))
     check_alone(job.runtime, place.world)
     try:
         if place.rank:

@@ -72,9 +72,9 @@ _PRESET = (
 )
 
 
-def check_names(place: Place, node: str | None, nodes: Sequence[str]) -> None:
-    """Raise `InputError` where a rank of a job serves what is no node of the plan; `node` is `runtime.node`."""
-    unknown = [name for name in place.names if name not in nodes]
+def check_node(node: str | None, nodes: Sequence[str]) -> None:
+    """Raise `InputError` where `node`, the `runtime.node` of a rank, names what is not among the plan's `nodes`."""
+    unknown = [name for name in node_names(node) if name not in nodes]
     if unknown:
         got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
         raise InputError(f"runtime.node: expected nodes of the plan ({shown_names(nodes)}), got {got}; {_PRESET}")

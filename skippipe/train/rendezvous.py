@@ -214,14 +214,15 @@ class Attempt:
         leave(self.client, self.own, message, self.ranks, stopped=stopped, report_s=report_s)
 
 
-def gather(client: StoreClient, place: Place, nodes: Sequence[str], timeout_s: float) -> Attempt:
+def gather(client: StoreClient, place: Place, nodes: Sequence[str], timeout_s: float, deadline: float) -> Attempt:
     """Find all ranks of this attempt.
 
     Args:
         client: the store.
         place: this rank.
         nodes: names of the plan's nodes, for messages.
-        timeout_s: seconds within which all have to be there.
+        timeout_s: seconds within which all have to be there, from when this rank has begun to look for the store.
+        deadline: when they are over, by the monotonic clock.
 
     Raises:
         MeetingError: a rank has not come; all ranks that have name it, and the nodes that nobody serves.
@@ -229,17 +230,16 @@ def gather(client: StoreClient, place: Place, nodes: Sequence[str], timeout_s: f
 
     """
     with _reached():
-        return _gather(client, place, nodes, timeout_s)
+        return _gather(client, place, nodes, timeout_s, deadline)
 
 
-def _gather(client: StoreClient, place: Place, nodes: Sequence[str], timeout_s: float) -> Attempt:
+def _gather(client: StoreClient, place: Place, nodes: Sequence[str], timeout_s: float, deadline: float) -> Attempt:
     own = Presence(secrets.token_hex(8), None, place.names, _address(place), listening_address())
     if place.rank == 0:
         own = own._replace(attempt=own.token)
     client.set(f"here/{place.rank}", json.dumps(own))
     if own.attempt is not None:
         client.set("attempt", own.attempt)
-    deadline = time.monotonic() + timeout_s
     try:
         while True:
             opened = client.get("attempt")

@@ -137,7 +137,7 @@ def meet(place: Place, config: RuntimeConfig, nodes: Sequence[str] = ()) -> Iter
     """
     deadline = time.monotonic() + config.start_timeout_s
     client = open_store(place, config.start_timeout_s)
-    attempt = gather(client, place, nodes, config.start_timeout_s)
+    attempt = gather(client, place, nodes, config.start_timeout_s, deadline)
     try:
         check_reachable(attempt.ranks)
         _connect(place, config, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))

@@ -157,6 +157,15 @@ def test_names_that_do_not_match(
     assert f"node {node.replace(',', ', ')} (rank 0): {message}" in told
 
 
+def test_a_rank_by_accident(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    """As in a shell inside a job of Slurm or MPI."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = refused("train", *TINY)
+    assert "runtime.node: expected nodes of the plan (local-0, local-1, local-2, local-3), got null, which is" in told
+    assert "RANK and WORLD_SIZE in the environment make this process one rank of a job" in told
+
+
 def test_a_rendezvous_that_nobody_serves(torchrun: Callable[..., None], run: Run, tmp_path: Path) -> None:
     torchrun(RANK="1", WORLD_SIZE="2")
     result = run("train", *TINY, "runtime.node=local-1", "runtime.start_timeout_s=1")

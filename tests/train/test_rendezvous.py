@@ -20,7 +20,7 @@ from train.jobs import make_job
 from skippipe.errors import InputError
 from skippipe.model.build import model_config
 from skippipe.runtime.links.addresses import INTERFACE
-from skippipe.train.place import Place, check_names
+from skippipe.train.place import Place, check_node
 from skippipe.train.rank import _settings
 from skippipe.train.rendezvous import (
     Attempt,
@@ -65,7 +65,7 @@ def agent() -> Iterator[int]:
 def come(port: int, rank: int, world: int = 2, timeout_s: float = 20.0, *, served: bool = True) -> Attempt:
     """Be a rank that comes to a rendezvous."""
     place = Place(rank, world, (NODES[rank],), HOST, port, served=served)
-    return gather(open_store(place, timeout_s), place, NODES[:world], timeout_s)
+    return gather(open_store(place, timeout_s), place, NODES[:world], timeout_s, time.monotonic() + timeout_s)
 
 
 def test_an_attempt_does_not_meet_what_a_dead_one_has_left(agent: int) -> None:
@@ -89,18 +89,18 @@ def test_an_attempt_does_not_meet_what_a_dead_one_has_left(agent: int) -> None:
 
 def test_whoever_has_not_come_is_named_on_every_rank() -> None:
     port = free_port()
-    errors = at_once(*(lambda rank=rank: come(port, rank, 4, 1.0, served=False) for rank in (0, 1, 3)))  # type: ignore[misc]
-    expected = "timed out after 1 s waiting for rank 2; nodes of the plan that no rank serves yet: c"
+    errors = at_once(*(lambda rank=rank: come(port, rank, 4, 3.0, served=False) for rank in (0, 1, 3)))
+    expected = "timed out after 3 s waiting for rank 2; nodes of the plan that no rank serves yet: c"
     assert [str(error) for error in errors] == [expected] * 3
 
 
 def test_rank_0_that_has_not_come(agent: int) -> None:
     for attempt in range(2):
-        errors = at_once(lambda: come(agent, 1, 3, 1.0), lambda: come(agent, 2, 3, 1.0))
-        expected = "timed out after 1 s waiting for rank 0; nodes of the plan that no rank serves yet: a"
+        errors = at_once(lambda: come(agent, 1, 3, 2.0), lambda: come(agent, 2, 3, 2.0))
+        expected = "timed out after 2 s waiting for rank 0; nodes of the plan that no rank serves yet: a"
         assert [str(error) for error in errors] == [expected] * 2
         if attempt == 0:  # the second time there is one of a dead attempt
-            at_once(*(lambda rank=rank: come(agent, rank, 3) for rank in range(3)))  # type: ignore[misc]
+            at_once(*(lambda rank=rank: come(agent, rank, 3) for rank in range(3)))
 
 
 def test_a_rank_that_ends_is_no_riddle_to_those_that_wait(agent: int) -> None:
@@ -175,17 +175,14 @@ def test_settings_that_differ_are_told_key_by_key() -> None:
     }
 
 
-def test_names_of_a_rank() -> None:
-    place = Place(0, 1, ("box",), HOST, 1)
-    with pytest.raises(InputError) as caught:
-        check_names(place, None, NODES)
-    assert str(caught.value).startswith(
-        "runtime.node: expected nodes of the plan (a, b, c, d), got null, which is the host name box; RANK and "
-        "WORLD_SIZE in the environment make this process one rank of a job"
-    )
-    with pytest.raises(InputError, match="got box; RANK and"):
-        check_names(place, "box", NODES)
-    check_names(Place(0, 1, ("a", "d"), HOST, 1), "a,d", NODES)
+def test_a_node_that_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = "; RANK and WORLD_SIZE in the environment make this process one rank of a job"
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    for node, got in ((None, "null, which is the host name box"), ("a,box", "box")):
+        with pytest.raises(InputError) as caught:
+            check_node(node, NODES)
+        assert str(caught.value).startswith(f"runtime.node: expected nodes of the plan (a, b, c, d), got {got}{preset}")
+    check_node("a,d", NODES)
 
 
 def test_gloo_that_listens_where_other_machines_cannot_reach_it() -> None:
