@@ -49,17 +49,17 @@ class StoreClient:
     def __init__(self, make: Callable[[], Any], timeout_s: float) -> None:
         """Connect by `make`; every later call may last `timeout_s`. Raises what `make` does, or `TimeoutError`."""
         self._timeout_s = timeout_s
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True).start()
-        self.store = self.call(make, timeout_s)
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=[self._calls], daemon=True).start()
+        try:
+            self.store = self.call(make, timeout_s)
+        except BaseException:
+            self.close()
+            raise
 
-    def _serve(self) -> None:
-        while True:
-            future, function = self._calls.get()
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised again where the call was made
-                future.set_exception(error)
+    def close(self) -> None:
+        """End the thread; the store is closed with its last user."""
+        self._calls.put(None)
 
     def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
         """Call in the thread of the store; raises `TimeoutError` after `timeout_s`, and the store is of no more use."""
@@ -91,6 +91,17 @@ class StoreClient:
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+
+def _serve(calls: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    """Make calls until there are no more."""
+    while (call := calls.get()) is not None:
+        future, function = call
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised again where the call was made
+            future.set_exception(error)
+        del call, future, function  # what they hold is not to stay open until the next one
 
 
 def open_store(place: Place, timeout_s: float) -> StoreClient:

@@ -136,30 +136,34 @@ def meet(place: Place, config: RuntimeConfig, nodes: Sequence[str] = ()) -> Iter
 
     """
     deadline = time.monotonic() + config.start_timeout_s
-    client = open_store(place, config.start_timeout_s)
-    attempt = gather(client, place, nodes, config.start_timeout_s, deadline)
-    try:
-        check_reachable(attempt.ranks)
-        _connect(place, config, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
-        group = dist.group.WORLD
-        assert group is not None
-        team = Team(place, attempt.names_by_rank, attempt, group, config.start_timeout_s)
-        yield team
-        # Rank 0 may serve the store: it stays until nobody needs it.
-        team.exchange("end", "")
-        with contextlib.suppress(MeetingError):  # where somebody else serves it, that one may have gone before
-            team.tell("gone", "")
-            if place.rank == 0:
-                for rank in range(place.world):
-                    team.hear("gone", rank)
-    except BaseException as error:
-        # A lost connection is seen by whoever waits for it; and the supervisor of a local run tells the others.
-        silent = place.local or isinstance(error, ActionError)
-        attempt.leave(error, 0.0 if silent else REPORT_S)
-        raise
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with contextlib.closing(open_store(place, config.start_timeout_s)) as client:
+        attempt = gather(client, place, nodes, config.start_timeout_s, deadline)
+        try:
+            check_reachable(attempt.ranks)
+            _connect(place, config, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
+            group = dist.group.WORLD
+            assert group is not None
+            team = Team(place, attempt.names_by_rank, attempt, group, config.start_timeout_s)
+            yield team
+            _part(team)
+        except BaseException as error:
+            # A lost connection is seen by whoever waits for it; and the supervisor of a local run tells the others.
+            silent = place.local or isinstance(error, ActionError)
+            attempt.leave(error, 0.0 if silent else REPORT_S)
+            raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _part(team: Team) -> None:
+    """Stay until all ranks have come to the end, and rank 0, which may serve the store, until nobody needs it."""
+    team.exchange("end", "")
+    with contextlib.suppress(MeetingError):  # where somebody else serves it, that one may have gone before
+        team.tell("gone", "")
+        if team.rank == 0:
+            for rank in range(team.world):
+                team.hear("gone", rank)
 
 
 LEAST_CONNECTING_S = 5.0
