@@ -165,7 +165,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
         vocabulary=config.vocab_size,
     )
     plans = make_plans(phases, kept, layout=layout, layers=layers, note=note, station=station)
-    team.agree("plan", {"plan": json.dumps([_sha256(plan) for plan in plans])})
+    team.agree("plan", {"hash of the plan": json.dumps([_sha256(plan) for plan in plans])})
     tokens = note.microbatch_size * note.sequence
     parts = [
         Part(phase.after, planning, Engine(station, plan), iteration_flops(plan, config, layers, tokens, note.sequence))
@@ -271,7 +271,10 @@ def _agree_on_texts(team: Team, texts: Texts | None) -> TextFacts:
     facts: dict[str, str] = {}
     if texts is not None:
         numbers = [texts.training.tokens.size, texts.validation_microbatches]
-        facts = {"text": texts.sha256, "facts of the text": json.dumps([texts.training_sha256, *numbers])}
+        facts = {
+            "hash of the text (data.*)": texts.sha256,
+            "facts of the text": json.dumps([texts.training_sha256, *numbers]),
+        }
     stated = team.agree("texts", facts)
     sources = [rank for rank, theirs in enumerate(team.exchange("sources", str(texts is not None))) if theirs == "True"]
     if texts is not None and team.rank == sources[0]:

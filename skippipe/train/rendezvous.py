@@ -114,7 +114,10 @@ def open_store(place: Place, timeout_s: float) -> StoreClient:
     where = f"{place.host}:{place.port}"
     served = place.rank == 0 and not place.served
 
+    deadline = time.monotonic() + timeout_s
+
     def make() -> Any:
+        _resolve(place, deadline)  # here, since a name server may let one wait for long
         return dist.TCPStore(  # type: ignore[attr-defined]
             place.host,
             place.port,
@@ -124,14 +127,13 @@ def open_store(place: Place, timeout_s: float) -> StoreClient:
             master_listen_fd=place.listening,
         )
 
-    deadline = time.monotonic() + timeout_s
-    _resolve(place, deadline)
     try:
-        return StoreClient(make, max(deadline - time.monotonic(), MOST_PAUSE_S))
+        return StoreClient(make, timeout_s)
+    except SchedulerError:
+        raise
     except TimeoutError:
         raise MeetingError(
-            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: something listens there that gives "
-            "no answer"
+            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: nothing there answers as one does"
         ) from None
     except (RuntimeError, ValueError, OSError) as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol
 
 import torch.distributed as dist
@@ -112,11 +112,12 @@ class Team:
                 if stated[first.setdefault(what, rank)][what] != value:
                     differing.setdefault(what, rank)
         if differing:
-            shown = [
-                f"{what}: expected {_short(stated[first[what]][what])} as on {self.title(first[what])}, got "
-                f"{_short(stated[rank][what])} on {self.title(rank)}"
-                for what, rank in islice(differing.items(), SHOWN_DIFFERENCES)
-            ]
+            shown: list[str] = []
+            for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
+                expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
+                shown.append(
+                    f"{what}: expected {expected} as on {self.title(first[what])}, got {got} on {self.title(rank)}"
+                )
             raise InputError("; ".join(shown))
         return {what: stated[rank][what] for what, rank in first.items()}
 
@@ -214,5 +215,19 @@ def check_reachable(ranks: Sequence[Presence]) -> None:
         )
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= 80 else f"{value[:77]}..."
+SHOWN_CHARACTERS, SHOWN_BEFORE = 80, 20
+"""Of two long texts so much is shown, and so much of it before where they differ."""
+
+
+def _about_difference(one: str, other: str) -> tuple[str, str]:
+    """Both texts; of long ones what stands where they differ."""
+    if max(len(one), len(other)) <= SHOWN_CHARACTERS:
+        return one, other
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    begin = max(alike - SHOWN_BEFORE, 0)
+
+    def cut(text: str) -> str:
+        end = begin + SHOWN_CHARACTERS
+        return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
+
+    return cut(one), cut(other)

@@ -58,6 +58,12 @@ def test_the_node_that_differs_is_named_on_every_rank(teams: list[Team]) -> None
     assert got == ["plan: expected x as on node a (rank 0), got y on node b, c (rank 1)"] * 3
 
 
+def test_of_long_values_the_difference_is_told(teams: list[Team]) -> None:
+    got = together(teams, "facts", [{"cut": f"[{'0, ' * 100}{end}]"} for end in (1, 1, 2)])
+    zeros = "..., 0, 0, 0, 0, 0, 0, "
+    assert got[0] == f"cut: expected {zeros}1] as on node a (rank 0), got {zeros}2] on node d (rank 2)"
+
+
 def test_a_rank_that_says_nothing(teams: list[Team]) -> None:
     slow = Team(teams[0].place, teams[0].names_by_rank, teams[0].store, teams[0].group, 0.2)
     with pytest.raises(MeetingError, match=r"timed out after 0.2 s waiting for node b, c \(rank 1\)"):
