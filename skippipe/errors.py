@@ -11,6 +11,8 @@ SHOWN = ("Zs", "Mn", "Cs", "Co", "Cn")
 of a file name that are no UTF-8, which standard error writes escaped), and what Unicode has not assigned."""
 
 SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
+SIGNALLED = 128
+"""Exit status of what a signal has ended, less the number of the signal."""
 
 
 class SchedulerError(Exception):

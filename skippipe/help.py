@@ -97,9 +97,10 @@ NOTES = {
 Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
 nothing can be gained. Give stage 0 more nodes than the later stages have each.""",
     "train": """\
-Alone, it starts one process for each node of the plan on this machine, and ends them all when one fails. Ctrl-C and
-SIGTERM end it after its iteration, with a checkpoint; the second time at once. Under
-torchrun each process is one rank of the job; it serves the nodes that runtime.node names. Needs the extra of the
+Alone, it starts one process for each node of the plan on this machine, and ends them all when one fails. Ctrl-C,
+SIGTERM, SIGHUP and SIGUSR1 end it after its iteration, with a checkpoint; Ctrl-C and SIGTERM the second time at once.
+Before anything was trained a signal ends it with exit status 128 plus its number, 143 after SIGTERM.
+Under torchrun each process is one rank of the job; it serves the nodes that runtime.node names. Needs the extra of the
 package that brings torch: pip install 'skippipe[train]'.""",
 }
 

@@ -4,7 +4,7 @@ import signal
 
 from skippipe.application import Context, compose
 from skippipe.commands.needed import check_installed
-from skippipe.errors import SUCCESS
+from skippipe.errors import SIGNALLED, SUCCESS
 from skippipe.report.terminal import make_console
 from skippipe.study.config import StudyJob
 
@@ -20,10 +20,11 @@ def study(job: StudyJob, context: Context) -> float:
     from skippipe.study.devices import find_devices  # noqa: PLC0415
     from skippipe.study.display import console_table  # noqa: PLC0415
     from skippipe.study.study import Study  # noqa: PLC0415
-    from skippipe.train.stopping import StopRequest  # noqa: PLC0415
+    from skippipe.train.stopping import StopRequest, outlasting_terminal  # noqa: PLC0415
 
     console = make_console()
 
+    @outlasting_terminal
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -34,6 +35,7 @@ def study(job: StudyJob, context: Context) -> float:
         load_key(job.key)
     with StopRequest() as request:
         at_work = Study(job, arms, context.folder, context.config_folders, say)
+        left = sum(entry.left for entry in at_work.entries)
         if job.dry_run:
             for device, step in at_work.plan(find_devices(job.devices)):
                 say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
@@ -46,5 +48,6 @@ def study(job: StudyJob, context: Context) -> float:
     if request.signal == signal.SIGINT:
         raise KeyboardInterrupt
     if request.signal is not None:
-        raise SystemExit(SUCCESS)
+        trained = sum(entry.left for entry in at_work.entries) < left
+        raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
     return sum(entry.left for entry in at_work.entries) / 1e6

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from skippipe.errors import SIGNALLED, SUCCESS
 from skippipe.study.arms import Step
 
 POLL_S = 0.2
@@ -153,7 +154,7 @@ def _ended(child: _Child) -> Ended:
     status = child.process.returncode
     if child.killed:
         return Ended(child.step, child.device, "killed")
-    if child.asked and status in (0, -signal.SIGTERM):
+    if child.asked and status in (SUCCESS, SIGNALLED + signal.SIGTERM, -signal.SIGTERM):
         return Ended(child.step, child.device, "stopped")
     if status == 0:
         return Ended(child.step, child.device, "done")

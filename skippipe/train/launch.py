@@ -1,7 +1,8 @@
 """`skippipe train` from its settings to a finished run: alone, under torchrun, or only checked.
 
-A run that has been asked to stop, by SIGTERM or Ctrl-C, ends after its iteration with a checkpoint: by
-`KeyboardInterrupt` after Ctrl-C, by `SystemExit` without an error after SIGTERM.
+A run that has been asked to stop, by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, ends after its iteration with a checkpoint: by
+`KeyboardInterrupt` after Ctrl-C, by `SystemExit` without an error after the others. One that has not trained yet ends
+at once, by `KeyboardInterrupt` or by `SystemExit` with the status that a shell gives to the signal.
 """
 
 import contextlib
@@ -14,18 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from skippipe.application import Context
+from skippipe.application import Context, report_error
 from skippipe.data.prepare import check_input
-from skippipe.errors import SUCCESS, InputError, SchedulerError
+from skippipe.errors import SIGNALLED, SUCCESS, InputError, SchedulerError
 from skippipe.files import check_utf8, locked, remove_leftovers, write_text
 from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
-from skippipe.train.layout import layout_of
-from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
+from skippipe.train.layout import layout_of, node_names_of
+from skippipe.train.place import check_alone, check_node, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
 from skippipe.train.record import METRICS, SETTINGS, settings_yaml
+from skippipe.train.stopping import end_torchrun, heeded_signals, outlasting_terminal
 from skippipe.train.supervisor import train_locally
 from skippipe.train.tokenizer import data_settings
 
@@ -50,19 +52,23 @@ def launch(job: TrainJob, context: Context) -> float:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Within: SIGTERM ends what is going on as Ctrl-C does, so that nothing is left behind."""
+    """Within: a signal ends what is going on as Ctrl-C does, so that nothing is left behind; that is no success."""
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(SUCCESS)
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SIGNALLED + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.getsignal(number) for number in heeded_signals()}
+    for number in before:
+        if number != signal.SIGINT:
+            signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _alone(job: TrainJob, context: Context) -> float:
@@ -74,7 +80,7 @@ def _alone(job: TrainJob, context: Context) -> float:
     served = deal(layout.cluster.names, job.runtime.processes)
     check_alone(job.runtime, len(served))
     with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-        asked = train_locally(job, served, folder, display)
+        asked = train_locally(job, served, folder, outlasting_terminal(display))
         if asked is None:
             return display.final_loss
     raise _left(asked)
@@ -82,8 +88,13 @@ def _alone(job: TrainJob, context: Context) -> float:
 
 def _one_rank(job: TrainJob, context: Context) -> float:
     """Be one rank of a job that torchrun has started; rank 0 shows and writes."""
-    from skippipe.train.rank import train_rank  # noqa: PLC0415 - imports torch, which the supervisor does without
+    # What torch would write there is the path of a failed call through its sources; the message comes with the error.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # These import torch, which the supervisor does without.
+    from skippipe.train.rank import train_rank  # noqa: PLC0415
+    from skippipe.train.rendezvous import StoppedElsewhereError  # noqa: PLC0415
 
+    check_node(job.runtime.node, node_names_of(job))
     place = torchrun_place(job.runtime.node)
     check_alone(job.runtime, place.world)
     try:
@@ -91,11 +102,16 @@ def _one_rank(job: TrainJob, context: Context) -> float:
             asked, loss = train_rank(job, place, Path(), lambda _: None), 0.0
         else:
             with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-                asked = train_rank(job, place, folder, display)
+                asked = train_rank(job, place, folder, outlasting_terminal(display))
                 loss = 0.0 if asked else display.final_loss
+    except StoppedElsewhereError as error:
+        report_error("train", error, f"{node_title(place.names, place.rank)}:")
+        end_torchrun()
+        raise SystemExit(SIGNALLED + signal.SIGTERM) from None
     except SchedulerError as error:
         raise type(error)(f"{node_title(place.names, place.rank)}: {error}") from error
     if asked is not None:
+        end_torchrun()
         raise _left(asked)
     return loss
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
+from skippipe.cluster import load_cluster, preset_parts
 from skippipe.config import AllocateConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
@@ -49,6 +50,15 @@ def layout_of(job: TrainJob) -> Layout:
     planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
     instance = prepare(job.cluster, job.allocate, job.schedule, planner)
     return Layout(instance.cluster, instance.allocation, None, job.allocate.stages or "the plan")
+
+
+def node_names_of(job: TrainJob) -> list[str]:
+    """Names of the nodes of a job's plan or cluster, which are known before anything is planned."""
+    if job.plan is not None:
+        return load_plan(job.plan).cluster.names
+    machines = job.cluster
+    cluster = preset_parts(machines).cluster(machines) if machines.file is None else load_cluster(machines.file)
+    return cluster.names
 
 
 def check_allocating(config: AllocateConfig) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skippipe.errors import InputError
+from skippipe.ranks import shown_names
 from skippipe.train.config import RuntimeConfig
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,6 +28,8 @@ class Place:
     """file descriptor of a socket that listens there already, on the first rank of a local run"""
     local: bool = False
     """whether the process belongs to our own supervisor on this machine"""
+    served: bool = False
+    """whether torchrun's agent serves the rendezvous, and not rank 0"""
 
 
 def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
@@ -38,7 +41,9 @@ def torchrun_place(node: str | None, environment: Mapping[str, str] = os.environ
     """Read the place from the variables of torchrun; `node` is `runtime.node`."""
     missing = [name for name in TORCHRUN if name not in environment]
     if missing:
-        raise InputError(f"{', '.join(missing)} is not set in the environment: torchrun sets {', '.join(TORCHRUN)}")
+        raise InputError(
+            f"environment: expected {', '.join(TORCHRUN)} as torchrun sets them, got no {', '.join(missing)}; {_PRESET}"
+        )
     numbers = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     for name, value in numbers.items():
         if not value.isdecimal():
@@ -49,6 +54,7 @@ def torchrun_place(node: str | None, environment: Mapping[str, str] = os.environ
         names=node_names(node),
         host=environment["MASTER_ADDR"],
         port=int(numbers["MASTER_PORT"]),
+        served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -58,6 +64,20 @@ def node_names(node: str | None) -> tuple[str, ...]:
     if not all(names):
         raise InputError(f"runtime.node is {node!r}, NAME or NAME,NAME is expected")
     return names
+
+
+_PRESET = (
+    "RANK and WORLD_SIZE in the environment make this process one rank of a job; without them, skippipe train starts "
+    "processes of its own"
+)
+
+
+def check_node(node: str | None, nodes: Sequence[str]) -> None:
+    """Raise `InputError` where `node`, the `runtime.node` of a rank, names what is not among the plan's `nodes`."""
+    unknown = [name for name in node_names(node) if name not in nodes]
+    if unknown:
+        got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
+        raise InputError(f"runtime.node: expected nodes of the plan ({shown_names(nodes)}), got {got}; {_PRESET}")
 
 
 def deal(names: list[str], processes: int | None) -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from skippipe.train.calibrate import calibrated, rehearsed
 from skippipe.train.config import RuntimeConfig, TrainJob
 from skippipe.train.efficiency import device_name, find_device, iteration_flops
 from skippipe.train.events import Event, Report
-from skippipe.train.layout import Layout, layout_of
+from skippipe.train.layout import Layout, layout_of, node_names_of
 from skippipe.train.loop import Engine, Station, number_type
 from skippipe.train.place import Place
 from skippipe.train.plans import (
@@ -89,7 +89,7 @@ def train_rank(
     device = find_device(job.runtime.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with meet(place, job.runtime) as team, contextlib.ExitStack() as stack:
+    with meet(place, job.runtime, node_names_of(job)) as team, contextlib.ExitStack() as stack:
         team.agree("settings", _settings(job, config))
         start = find_start(job.checkpoint, folder, team)
         layout = layout_of(job)
@@ -102,18 +102,25 @@ def train_rank(
 
 
 def _settings(job: TrainJob, config: Any) -> dict[str, str]:
-    """What all ranks have to be told alike, in a form that can be compared."""
-    data = {"sequence": job.data.sequence, "validation_blocks": job.data.validation_blocks}
-    runtime = {name: getattr(job.runtime, name) for name in ("recv_buffers", "sends_in_flight", "calibrate")}
+    """What all ranks have to be told alike, key by key, in a form that can be compared."""
+    runtime = ("recv_buffers", "sends_in_flight", "calibrate")
+    parts: dict[str, Mapping[str, Any]] = {
+        "train": dataclasses.asdict(job.train),
+        "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
+        "runtime": {name: getattr(job.runtime, name) for name in runtime},
+        "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
+        "model": plain_settings(config),
+    }
+    if job.plan is None:
+        parts |= {name: dataclasses.asdict(getattr(job, name)) for name in ("schedule", "planner", "allocate")}
     return {
         "version of skippipe": skippipe.__version__,
-        "model": config_sha256(config),
-        "train.* settings": json.dumps(dataclasses.asdict(job.train), sort_keys=True),
-        "data.* settings": json.dumps(data, sort_keys=True),
-        "runtime.* settings": json.dumps(runtime, sort_keys=True),
-        "checkpoint.* settings": json.dumps(dataclasses.asdict(job.checkpoint) | {"key": None}, sort_keys=True),
-        "plan file": "none" if job.plan is None else _sha256(load_plan(job.plan)),
-        "weights": weights_sha256(find_folder(job.model["folder"])) if "folder" in job.model else "none",
+        "plan": "null" if job.plan is None else f"a file with the hash {_sha256(load_plan(job.plan))[:12]}",
+        "weights of model.folder": weights_sha256(find_folder(job.model["folder"]))
+        if "folder" in job.model
+        else "null",
+    } | {
+        f"{part}.{name}": json.dumps(value, sort_keys=True) for part, of in parts.items() for name, value in of.items()
     }
 
 
@@ -159,7 +166,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
         vocabulary=config.vocab_size,
     )
     plans = make_plans(phases, kept, layout=layout, layers=layers, note=note, station=station)
-    team.agree("plan", {"plan": json.dumps([_sha256(plan) for plan in plans])})
+    team.agree("plan", {"hash of the plan": json.dumps([_sha256(plan) for plan in plans])})
     tokens = note.microbatch_size * note.sequence
     parts = [
         Part(phase.after, planning, Engine(station, plan), iteration_flops(plan, config, layers, tokens, note.sequence))
@@ -265,7 +272,10 @@ def _agree_on_texts(team: Team, texts: Texts | None) -> TextFacts:
     facts: dict[str, str] = {}
     if texts is not None:
         numbers = [texts.training.tokens.size, texts.validation_microbatches]
-        facts = {"text": texts.sha256, "facts of the text": json.dumps([texts.training_sha256, *numbers])}
+        facts = {
+            "hash of the text (data.*)": texts.sha256,
+            "facts of the text": json.dumps([texts.training_sha256, *numbers]),
+        }
     stated = team.agree("texts", facts)
     sources = [rank for rank, theirs in enumerate(team.exchange("sources", str(texts is not None))) if theirs == "True"]
     if texts is not None and team.rank == sources[0]:

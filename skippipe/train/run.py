@@ -118,6 +118,7 @@ class Run:
                 stack.callback(self._ahead.close)
             if self._train(lambda: request.signal is not None):
                 return None
+            request.heeded = True
             return request.signal or signal.SIGTERM  # another rank was asked
 
     def _part(self, iteration: int) -> Part:

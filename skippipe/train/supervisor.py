@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from skippipe.data.prepare import corpus_folder
-from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerError
 from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, LineReader, Report
@@ -67,7 +67,8 @@ class Worker:
 class Stopping(StopRequest):
     """Passes a request to stop on to rank 0, which tells the others; they end when their iteration is done.
 
-    Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait.
+    Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait. SIGHUP comes
+    twice where a shell closes its terminal, and SIGUSR1 is Slurm's warning: neither is asking twice.
     """
 
     def __init__(self, first: Worker) -> None:
@@ -75,6 +76,7 @@ class Stopping(StopRequest):
         self._first = first
         self._training = False
         self._stopped = False
+        self._urged = 0
 
     @property
     def outcome(self) -> signal.Signals | None:
@@ -94,10 +96,10 @@ class Stopping(StopRequest):
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._first.failed_at is not None or self._first.status is not None:
             return  # it has ended already, one way or the other
-        again = self.signal is not None
+        self._urged += number in (signal.SIGINT, signal.SIGTERM)
         super()._note(number, frame)
-        if again or not self._training or self._first.process is None:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number if again else SUCCESS)
+        if self._urged > 1 or not self._training or self._first.process is None:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(SIGNALLED + number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._first.process, signal.SIGTERM)
 
@@ -292,6 +294,11 @@ def _precedence(worker: Worker) -> tuple[int, float]:
 
 
 def _end(status: int | None) -> str:
+    if status == -signal.SIGKILL:
+        return (
+            "was killed by signal 9 (SIGKILL), likely by the kernel because memory ran out (dmesg shows it, "
+            "--dry-run estimates what each process needs)"
+        )
     if status is not None and status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     return f"ended with status {status}"

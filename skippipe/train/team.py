@@ -1,40 +1,41 @@
 """How the ranks of a job meet, who serves which node, and what they must agree on before the first step.
 
-All of it goes through the store of the rendezvous: text under keys, waited for with a limit.
+All of it goes through the store of the rendezvous (`skippipe.train.rendezvous`): text under keys, waited for with a
+limit.
 """
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from ipaddress import ip_address
+from itertools import islice, takewhile
+from typing import Protocol
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
-from skippipe.errors import ActionError, InputError, SchedulerError
+from skippipe.errors import ActionError, InputError
 from skippipe.ranks import node_title
+from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line
 from skippipe.train.config import RuntimeConfig
 from skippipe.train.place import Place
+from skippipe.train.rendezvous import REPORT_S, Attempt, MeetingError, Presence, gather, open_store
+
+SHOWN_DIFFERENCES = 3
+"""So many of the facts that differ between ranks stand in the message."""
 
 
 class Store(Protocol):
-    """What is used of the store that torch makes for a rendezvous."""
+    """What ranks that have met tell each other."""
 
-    def set(self, key: str, value: str) -> None:
-        """Keep a text."""
+    def publish(self, key: str, text: str) -> None:
+        """Give all ranks a text."""
 
-    def get(self, key: str) -> bytes:
-        """Give a text that is there."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait until the keys are there."""
-
-
-class MeetingError(SchedulerError, RuntimeError):
-    """The ranks of a job did not find each other."""
+    def receive(self, key: str, timeout_s: float, who: str) -> str:
+        """Wait for a text of a rank, which messages call `who`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Team:
     place: Place
     names_by_rank: list[tuple[str, ...]]
     store: Store
+    """what is told, under keys"""
     group: dist.ProcessGroup
     """all ranks, for messages and for what is gathered between iterations"""
     timeout_s: float
@@ -78,11 +80,11 @@ class Team:
 
     def tell(self, key: str, text: str) -> None:
         """Give all ranks a text of this one's."""
-        self.store.set(f"{key}/{self.rank}", text)
+        self.store.publish(f"{key}/{self.rank}", text)
 
     def hear(self, key: str, rank: int, longer_s: float = 0.0) -> str:
         """Wait for a text of another rank's, `longer_s` more than usual where it takes that long to make."""
-        return _read(self.store, f"{key}/{rank}", self.timeout_s + longer_s, self.title(rank))
+        return self.store.receive(f"{key}/{rank}", self.timeout_s + longer_s, self.title(rank))
 
     def exchange(self, key: str, text: str, longer_s: float = 0.0) -> list[str]:
         """Tell one's own text and hear everybody's, by rank, `longer_s` more than usual waited for each."""
@@ -99,101 +101,133 @@ class Team:
         """Give all facts that any rank states; a fact that a rank does not state is none of its business.
 
         Raises:
-            InputError: a rank states a fact otherwise than one before it; the message names both nodes.
+            InputError: ranks state facts otherwise than one before them; the message names fact, values and nodes.
 
         """
         stated: list[dict[str, str]] = [json.loads(text) for text in self.exchange(key, json.dumps(dict(facts)))]
         first: dict[str, int] = {}
-        known: dict[str, str] = {}
+        differing: dict[str, int] = {}
         for rank, theirs in enumerate(stated):
             for what, value in theirs.items():
-                before = first.setdefault(what, rank)
-                known.setdefault(what, value)
-                if stated[before][what] != value:
-                    raise InputError(
-                        f"{self.title(rank)} has another {what} ({_short(value)}) than "
-                        f"{self.title(before)} ({_short(stated[before][what])}), the same is expected everywhere"
-                    )
-        return known
+                if stated[first.setdefault(what, rank)][what] != value:
+                    differing.setdefault(what, rank)
+        if differing:
+            shown: list[str] = []
+            for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
+                expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
+                shown.append(
+                    f"{what}: expected {expected} as on {self.title(first[what])}, got {got} on {self.title(rank)}"
+                )
+            raise InputError("; ".join(shown))
+        return {what: stated[rank][what] for what, rank in first.items()}
 
 
 @contextlib.contextmanager
-def meet(place: Place, config: RuntimeConfig) -> Iterator[Team]:
+def meet(place: Place, config: RuntimeConfig, nodes: Sequence[str] = ()) -> Iterator[Team]:
     """Meet the other ranks, and part from them at the end.
+
+    Args:
+        place: this rank.
+        config: the limits.
+        nodes: names of the plan's nodes, for messages.
 
     Raises:
         MeetingError: the rendezvous cannot be reached or served, or a rank did not come in time.
+        StoppedElsewhereError: another rank was asked to stop before all had met.
 
     """
-    store = _open_store(place, config.start_timeout_s)
-    store.set(f"names/{place.rank}", json.dumps(place.names))
-    stated = [_read(store, f"names/{rank}", config.start_timeout_s, f"rank {rank}") for rank in range(place.world)]
-    names = [tuple(json.loads(text)) for text in stated]
-    try:
+    deadline = time.monotonic() + config.start_timeout_s
+    with contextlib.closing(open_store(place, config.start_timeout_s)) as client:
+        attempt = gather(client, place, nodes, config.start_timeout_s, deadline)
+        try:
+            check_reachable(attempt.ranks)
+            _connect(place, config, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
+            group = dist.group.WORLD
+            assert group is not None
+            team = Team(place, attempt.names_by_rank, attempt, group, config.start_timeout_s)
+            yield team
+            _part(team)
+        except BaseException as error:
+            # A lost connection is seen by whoever waits for it; and the supervisor of a local run tells the others.
+            silent = place.local or isinstance(error, ActionError)
+            attempt.leave(error, 0.0 if silent else REPORT_S)
+            raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _part(team: Team) -> None:
+    """Stay until all ranks have come to the end, and rank 0, which may serve the store, until nobody needs it."""
+    team.exchange("end", "")
+    with contextlib.suppress(MeetingError):  # where somebody else serves it, that one may have gone before
+        team.tell("gone", "")
+        if team.rank == 0:
+            for rank in range(team.world):
+                team.hear("gone", rank)
+
+
+LEAST_CONNECTING_S = 5.0
+"""What connecting to the other ranks may take, however late the last one came."""
+
+
+def _connect(place: Place, config: RuntimeConfig, attempt: Attempt, timeout_s: float) -> None:
+    """Make the process group; in the thread of the store, since Gloo waits for other ranks without heed of signals."""
+
+    def connect() -> None:
         dist.init_process_group(
             config.backend,
-            store=_prefixed(store),
+            store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store),  # type: ignore[attr-defined]
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=config.timeout_s),
         )
-    except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"the ranks cannot connect to each other: {first_line(error)}") from None
-    group = dist.group.WORLD
-    assert group is not None
-    team = Team(place, names, store, group, config.start_timeout_s)
+
     try:
-        yield team
-        # Rank 0 may serve the store: it stays until nobody needs it.
-        team.exchange("end", "")
-        team.tell("gone", "")
-        if place.rank == 0:
-            for rank in range(place.world):
-                team.hear("gone", rank)
-    finally:
-        dist.destroy_process_group()
-
-
-def _prefixed(store: Any) -> Any:
-    """Give the process group keys of its own."""
-    return dist.PrefixStore("group", store)  # type: ignore[attr-defined]
-
-
-def _open_store(place: Place, timeout_s: float) -> Store:
-    where, limit = f"{place.host}:{place.port}", timedelta(seconds=timeout_s)
-    try:
-        if place.local:
-            served: Store = dist.TCPStore(  # type: ignore[attr-defined]
-                place.host,
-                place.port,
-                is_master=place.rank == 0,
-                timeout=limit,
-                wait_for_workers=False,
-                master_listen_fd=place.listening,
-            )
-            return served
-        store, _, _ = next(iter(rendezvous("env://", place.rank, place.world, timeout=limit)))
-    except (RuntimeError, ValueError, OSError) as error:
-        if "EADDRINUSE" in str(error) or "in use" in str(error):
-            raise MeetingError(f"the rendezvous cannot be served at {where}: the port is in use") from None
+        attempt.client.call(connect, timeout_s)
+    except TimeoutError:
         raise MeetingError(
-            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: {first_line(error)}"
+            f"the ranks cannot connect to each other within {timeout_s:.0f} s{_advice(attempt)}"
         ) from None
-    found: Store = store
-    return found
+    except (RuntimeError, ValueError) as error:
+        raise MeetingError(f"the ranks cannot connect to each other: {first_line(error)}{_advice(attempt)}") from None
 
 
-def _read(store: Store, key: str, timeout_s: float, who: str) -> str:
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-        return store.get(key).decode()
-    except RuntimeError as error:
-        if "imeout" in str(error) or "imed out" in str(error):
-            raise MeetingError(
-                f"{who} did not come within {timeout_s:g} s (waiting for its {key.split('/', maxsplit=1)[0]})"
-            ) from None
-        raise MeetingError(f"the rendezvous is gone: {first_line(error)}") from None
+def _advice(attempt: Attempt) -> str:
+    listens = attempt.own.listens
+    return "" if listens is None else f"; Gloo listens at {listens} here, {INTERFACE} may name another interface"
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= 80 else f"{value[:77]}..."
+def check_reachable(ranks: Sequence[Presence]) -> None:
+    """Raise `MeetingError` where ranks stand on several machines, and Gloo listens where others cannot reach it."""
+    if len({presence.address for presence in ranks}) == 1:
+        return
+    hidden = [
+        node_title(presence.names, rank)
+        for rank, presence in enumerate(ranks)
+        if presence.listens is not None and ip_address(presence.listens.split("%")[0]).is_loopback
+    ]
+    if hidden:
+        raise MeetingError(
+            f"{', '.join(hidden)}: the host name belongs to a loopback address there, where ranks on other machines "
+            f"cannot connect; {INTERFACE} has to name the network interface, on this machine one of "
+            f"{', '.join(interfaces())}"
+        )
+
+
+SHOWN_CHARACTERS, SHOWN_BEFORE = 80, 20
+"""Of two long texts so much is shown, and so much of it before where they differ."""
+
+
+def _about_difference(one: str, other: str) -> tuple[str, str]:
+    """Both texts; of long ones what stands where they differ."""
+    if max(len(one), len(other)) <= SHOWN_CHARACTERS:
+        return one, other
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    begin = max(alike - SHOWN_BEFORE, 0)
+
+    def cut(text: str) -> str:
+        end = begin + SHOWN_CHARACTERS
+        return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
+
+    return cut(one), cut(other)

@@ -90,6 +90,16 @@ def when(holds: Callable[[], bool], number: signal.Signals) -> threading.Thread:
     return thread
 
 
+def test_stopped_before_anything_was_trained(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
+    study = Study(run, tmp_path, own, "arms=[{experiment: whole}]", f"prepared={prepared}", "devices=[cpu]")
+    begun = when(lambda: any((tmp_path / "studies").rglob("*.log")), signal.SIGUSR1)
+    result = run(*study.arguments)
+    begun.join()
+    assert result.status == 128 + signal.SIGUSR1, result
+    assert "cpu: whole, seed 0: train stopped" in result.out
+    assert study.entry("whole")["tokens_done"] == 0
+
+
 def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     arms = "arms=[{experiment: whole},{experiment: part}]"
     study = Study(run, tmp_path, own, arms, f"prepared={prepared}", "omit=[]")

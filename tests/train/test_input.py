@@ -147,7 +147,6 @@ def test_one_rank_of_a_job(torchrun: Callable[..., None], run: Run, plan_file: P
     ("node", "message"),
     [
         ("local-0,local-1,local-2", "nodes and ranks do not match: no rank serves: local-3"),
-        ("local-0,local-1,local-2,local-4", "nodes and ranks do not match: not in the plan: local-4"),
         ("local-0,local-0", "nodes and ranks do not match: named more than once: local-0"),
     ],
 )
@@ -159,10 +158,19 @@ def test_names_that_do_not_match(
     assert f"node {node.replace(',', ', ')} (rank 0): {message}" in told
 
 
+def test_a_rank_by_accident(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    """As in a shell inside a job of Slurm or MPI."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = refused("train", *TINY)
+    assert "runtime.node: expected nodes of the plan (local-0, local-1, local-2, local-3), got null, which is" in told
+    assert "RANK and WORLD_SIZE in the environment make this process one rank of a job" in told
+
+
 def test_a_rendezvous_that_nobody_serves(torchrun: Callable[..., None], run: Run, tmp_path: Path) -> None:
     torchrun(RANK="1", WORLD_SIZE="2")
-    result = run("train", *TINY, "runtime.node=b", "runtime.start_timeout_s=1")
+    result = run("train", *TINY, "runtime.node=local-1", "runtime.start_timeout_s=1")
     assert result.status == 1
-    assert "node b (rank 1): the rendezvous at 127.0.0.1:" in result.err
+    assert "node local-1 (rank 1): the rendezvous at 127.0.0.1:" in result.err
     assert "cannot be reached within 1 s" in result.err
     assert list(tmp_path.iterdir()) == []

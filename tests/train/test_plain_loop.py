@@ -202,8 +202,8 @@ def test_every_rank_is_told_of_another_learning_rate(prepared: Path, folder: Fol
     jobs = [job_on(prepared) for _ in FOUR]
     jobs[2] = job_on(prepared, train__learning_rate=0.02)
     for said in refused(pool, jobs, folder("run")):
-        assert said.startswith("node local-2 (rank 2) has another train.* settings (")
-        assert "than node local-0 (rank 0) (" in said
+        assert said.startswith("train.learning_rate: expected ")
+        assert said.endswith(" as on node local-0 (rank 0), got 0.02 on node local-2 (rank 2)")
 
 
 def write_plan(path: Path, prepared: Path, skip_ratio: float) -> Path:
@@ -221,7 +221,8 @@ def test_every_rank_is_told_of_another_plan_file(
     plans = [write_plan(tmp_path / f"{name}.json", prepared, k) for name, k in (("a", 0.0), ("b", 1 / 3))]
     jobs = [job_on(prepared, plan=str(plans[rank == 1])) for rank in range(4)]
     for said in refused(pool, jobs, folder("run")):
-        assert said.startswith("node local-1 (rank 1) has another plan file (")
+        assert said.startswith("plan: expected a file with the hash ")
+        assert said.endswith(" on node local-1 (rank 1)")
 
 
 def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[Event]:
@@ -241,4 +242,5 @@ def test_every_rank_is_told_of_another_plan(prepared: Path, folder: Folder, pool
     for result in pool.attempt(with_another_plan, by_rank, timeout_s=60):
         assert isinstance(result, pools.Failure)
         assert result.kind == "InputError"
-        assert result.message.startswith("node local-3 (rank 3) has another plan (")
+        assert result.message.startswith("hash of the plan: expected ")
+        assert result.message.endswith(" on node local-3 (rank 3)")

@@ -1,11 +1,17 @@
 """Real processes that are asked to stop or killed, while they train and while they save, and that go on."""
 
 import json
+import os
+import pty
 import random
+import select
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+from train.jobs import TINY
 from train.running import Running, signal_to
 
 from skippipe.checkpoint import open_checkpoint
@@ -128,3 +134,39 @@ def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: 
     finally:
         running.close()
     assert any(line.startswith("asked to stop, ended after iteration") for line in running.lines)
+
+
+def test_asked_to_stop_before_anything_was_trained(tmp_path: Path) -> None:
+    running = Running(tmp_path, *JOB, "planner.work_limit=null", "planner.time_limit_s=60")
+    try:
+        running.started()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end(30) == (128 + signal.SIGTERM, "")
+    finally:
+        running.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP then, and what is written to the terminal fails from there on."""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *JOB, "train.iterations=100000"],
+        cwd=tmp_path,
+        preexec_fn=lambda: os.login_tty(end),  # noqa: PLW1509 - nothing else runs here
+    )
+    os.close(end)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and len(losses(tmp_path / "run")) >= 3):
+            assert select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0]
+            os.read(terminal, 65536)
+        os.close(terminal)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert events[-1]["event"] == "stopped"
+    assert whole(tmp_path / "run") == events[-1]["iteration"] == list(losses(tmp_path / "run"))[-1]

@@ -11,7 +11,8 @@ from train.alone import free_port
 from skippipe.errors import InputError
 from skippipe.train.config import RuntimeConfig
 from skippipe.train.place import Place
-from skippipe.train.team import MeetingError, Team, meet
+from skippipe.train.rendezvous import Attempt, MeetingError, Presence, StoreClient
+from skippipe.train.team import Team, meet
 
 QUICK = RuntimeConfig(start_timeout_s=1.0, timeout_s=5.0)
 
@@ -20,9 +21,13 @@ QUICK = RuntimeConfig(start_timeout_s=1.0, timeout_s=5.0)
 def teams() -> list[Team]:
     """Three ranks with a store between them, and no process group."""
     names: list[tuple[str, ...]] = [("a",), ("b", "c"), ("d",)]
-    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    client = StoreClient(dist.HashStore, 5.0)  # type: ignore[attr-defined]
+    ranks = tuple(Presence(f"{rank}", "0", names[rank], "host", None) for rank in range(3))
     group: Any = None
-    return [Team(Place(rank, 3, names[rank], "host", 1), names, store, group, 5.0) for rank in range(3)]
+    return [
+        Team(Place(rank, 3, names[rank], "host", 1), names, Attempt(client, rank, "0", ranks), group, 5.0)
+        for rank in range(3)
+    ]
 
 
 def together(teams: list[Team], key: str, facts: list[dict[str, str]]) -> list[Any]:
@@ -50,14 +55,18 @@ def test_all_state_the_same(teams: list[Team]) -> None:
 
 def test_the_node_that_differs_is_named_on_every_rank(teams: list[Team]) -> None:
     got = together(teams, "facts", [{"plan": "x"}, {"plan": "y"}, {"plan": "x"}])
-    assert (
-        got == ["node b, c (rank 1) has another plan (y) than node a (rank 0) (x), the same is expected everywhere"] * 3
-    )
+    assert got == ["plan: expected x as on node a (rank 0), got y on node b, c (rank 1)"] * 3
+
+
+def test_of_long_values_the_difference_is_told(teams: list[Team]) -> None:
+    got = together(teams, "facts", [{"cut": f"[{'0, ' * 100}{end}]"} for end in (1, 1, 2)])
+    zeros = "..., 0, 0, 0, 0, 0, 0, "
+    assert got[0] == f"cut: expected {zeros}1] as on node a (rank 0), got {zeros}2] on node d (rank 2)"
 
 
 def test_a_rank_that_says_nothing(teams: list[Team]) -> None:
     slow = Team(teams[0].place, teams[0].names_by_rank, teams[0].store, teams[0].group, 0.2)
-    with pytest.raises(MeetingError, match=r"node b, c \(rank 1\) did not come within 0.2 s"):
+    with pytest.raises(MeetingError, match=r"timed out after 0.2 s waiting for node b, c \(rank 1\)"):
         slow.hear("facts", 1)
 
 
@@ -89,7 +98,7 @@ def test_a_port_in_use() -> None:
 
 def test_a_rank_that_does_not_come() -> None:
     with (
-        pytest.raises(MeetingError, match="rank 1 did not come within 1 s"),
+        pytest.raises(MeetingError, match="timed out after 1 s waiting for rank 1"),
         meet(Place(0, 2, ("a",), "127.0.0.1", free_port(), local=True), QUICK),
     ):
         pass
