@@ -1,13 +1,13 @@
 """What a checkpoint consists of, signed: checked before anything of it is read.
 
-The tensors lie in the format of torch.distributed.checkpoint, whose index is a pickle. To unpickle what somebody else
-has written is to run it, so the manifest carries a keyed hash (HMAC-SHA256) over the hashes of all files: only whoever
-has the key can make a checkpoint that is read.
+The manifest carries a keyed hash (HMAC-SHA256) over the hashes of all files: only whoever has the key can make a
+checkpoint that is read, and weights that somebody else has put in are not trained on.
 """
 
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 
 from skippipe.errors import InputError
 
-FORMAT = "skippipe.checkpoint/1"
+FORMAT = "skippipe.checkpoint/2"
 NAME = "manifest.json"
 """of the file within a checkpoint's folder"""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class FileNote:
 
     bytes: int
     sha256: str
+
+
+def parse_note(value: object) -> FileNote:
+    """Make sense of what another process says of a file; raises `ValueError` where it is no note."""
+    if isinstance(value, dict) and value.keys() == {"bytes", "sha256"}:
+        size, digest = value["bytes"], value["sha256"]
+        if isinstance(size, int) and size >= 0 and isinstance(digest, str) and _SHA256.fullmatch(digest):
+            return FileNote(size, digest)
+    raise ValueError(f"expected bytes and sha256 of a file, got {str(value)[:80]}")
 
 
 @dataclass(frozen=True)
@@ -73,11 +83,6 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
     return _manifest(content, text)
 
 
-def trusted_manifest(text: bytes, path: Path) -> Manifest:
-    """Make sense of a manifest that somebody else has checked."""
-    return _manifest(_content(text, path), text)
-
-
 def _content(text: bytes, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(text)
@@ -91,7 +96,7 @@ def _content(text: bytes, path: Path) -> dict[str, Any]:
 
 def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     # Signed: whoever has the key wrote it with `signed`, so the rest has the right form.
-    files = {name: FileNote(**note) for name, note in content["files"].items()}
+    files = {name: parse_note(note) for name, note in content["files"].items()}
     return Manifest(int(content["iteration"]), files, hashlib.sha256(text).hexdigest())
 
 

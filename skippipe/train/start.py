@@ -114,7 +114,9 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
             f"{run}, the folder of the run on rank 0, is not to be seen here: all nodes have to see it, on a shared "
             "file system, or checkpoint.enabled=false"
         )
-    checkpoint = None if found["path"] is None else open_shared(Path(found["path"]), found["manifest_sha256"])
+    checkpoint = None
+    if found["path"] is not None:
+        checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(config.key))
     return Start(Shelf(Path(found["shelf"])), checkpoint, found["damaged"])
 
 
