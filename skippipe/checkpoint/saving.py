@@ -210,7 +210,8 @@ class Saver:
             if said["error"] is not None:
                 failures[rank] = str(said["error"])
         if failures:
-            raise SavingError("rank {}: {}".format(*min(failures.items())))
+            rank, reason = min(failures.items())
+            raise SavingError(f"rank {rank}: {reason}")
         return values
 
 

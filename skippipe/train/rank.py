@@ -50,6 +50,7 @@ from skippipe.train.plans import (
     stage_sizes,
     with_times,
 )
+from skippipe.train.proof import prove_key
 from skippipe.train.record import TRACE, Recorder
 from skippipe.train.run import Facts, Part, Run
 from skippipe.train.start import Start, find_start
@@ -89,6 +90,7 @@ def train_rank(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with meet(place, job.runtime) as team, contextlib.ExitStack() as stack:
+        prove_key(team, job.checkpoint.key)
         team.agree("settings", _settings(job, config))
         start = find_start(job.checkpoint, folder, team)
         layout = layout_of(job)

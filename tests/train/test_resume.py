@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_comes_to_the_same(skip_ratio: float, train: Trai
 
 
 def one_rank_without_pickle(*arguments: Any) -> list[Event]:
-    """In a warm worker: as `one_rank`, in a process in which torch cannot make an object of what it is sent or reads."""
+    """In a warm worker: as `one_rank`, where torch cannot make an object of what it is sent or reads."""
     from torch.distributed import distributed_c10d
 
     def refuse(*_: Any, **__: Any) -> None:
