@@ -26,9 +26,10 @@ from skippipe.checkpoint.reading import PLAN, TOKENIZER
 from skippipe.checkpoint.shelf import Shelf
 from skippipe.checkpoint.state import NAME as STATE
 from skippipe.checkpoint.state import State
-from skippipe.checkpoint.tensors import FOLDER, is_finite, odd_number, tensor_file, write_tensors
+from skippipe.checkpoint.tensors import FOLDER, tensor_file, write_tensors
 from skippipe.errors import SchedulerError
 from skippipe.files import write_synced
+from skippipe.model.finite import is_finite, odd_number
 
 
 class SavingError(SchedulerError, RuntimeError):

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from skippipe.checkpoint.manifest import Manifest
 from skippipe.errors import InputError
+from skippipe.model.finite import is_finite, odd_number
 
 FOLDER = "tensors"
 """within the folder of a checkpoint"""
@@ -95,21 +95,3 @@ def opened(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
                     raise InputError(f"{path}: holds {name}, which {paths[name].name} holds already")
                 files[name], paths[name] = file, path
         yield TensorFiles(files, paths)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a floating-point tensor holds neither NaN nor infinity.
-
-    One pass at the speed of memory and without a mask as large as the tensor: least and greatest are NaN where any is.
-    """
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    least, greatest = torch.aminmax(tensor.detach())
-    return bool(least.isfinite() and greatest.isfinite())
-
-
-def odd_number(tensor: Tensor) -> str:
-    """What a tensor holds that is not finite, and where it first does, for messages."""
-    odd = tensor.detach().reshape(-1).isfinite().logical_not()
-    first = int(odd.int().argmax())
-    return f"{tensor.detach().reshape(-1)[first].item()} at {first} ({int(odd.sum())} of {tensor.numel()} values)"

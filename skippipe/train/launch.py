@@ -25,7 +25,7 @@ from skippipe.train.display import Display
 from skippipe.train.layout import layout_of
 from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
-from skippipe.train.record import METRICS, SETTINGS, settings_yaml
+from skippipe.train.record import METRICS, SETTINGS, recorded_end, settings_yaml
 from skippipe.train.supervisor import train_locally
 
 
@@ -72,8 +72,12 @@ def _alone(job: TrainJob, context: Context) -> float:
     check_phases(job, layout.cluster, layout.allocation)
     served = deal(layout.cluster.names, job.runtime.processes)
     check_alone(job.runtime, len(served))
-    with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-        asked = train_locally(job, served, folder, display)
+    with (
+        run_folder(job, context) as folder,
+        Display(make_console(), context.shown(folder)) as display,
+        recorded_end(folder, display) as ending,
+    ):
+        ending.asked = asked = train_locally(job, served, folder, ending.report)
         if asked is None:
             return display.final_loss
     raise _left(asked)
@@ -89,8 +93,12 @@ def _one_rank(job: TrainJob, context: Context) -> float:
         if place.rank:
             asked, loss = train_rank(job, place, Path(), lambda _: None), 0.0
         else:
-            with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-                asked = train_rank(job, place, folder, display)
+            with (
+                run_folder(job, context) as folder,
+                Display(make_console(), context.shown(folder)) as display,
+                recorded_end(folder, display) as ending,
+            ):
+                ending.asked = asked = train_rank(job, place, folder, ending.report)
                 loss = 0.0 if asked else display.final_loss
     except SchedulerError as error:
         raise type(error)(f"{node_title(place.names, place.rank)}: {error}") from error

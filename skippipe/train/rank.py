@@ -170,7 +170,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     parameters = _count_parameters(station, layout)
     full = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
     if recorder is not None:
-        recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
+        files = recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {
             "model": config.model_type,
             "parameters": parameters,
@@ -182,7 +182,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
             "device": device_name(device),
             "full": json.loads(full),
         }
-        recorder(plan_event(plan, note) | about)
+        recorder(plan_event(plan, note) | about | files)
         if start.checkpoint is not None:
             recorder(start.event(plan_kept=any(kept) and layout.plan is None))
     run = Run(
