@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from skippipe.errors import InputError
+from skippipe.files import open_regular
 
 FORMAT = "skippipe.checkpoint/2"
 NAME = "manifest.json"
 """of the file within a checkpoint's folder"""
+LARGEST = 64 * 2**20
+"""bytes that are read of a manifest; one of 100,000 ranks is smaller"""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -58,7 +61,7 @@ class Manifest:
 
 def describe(path: Path) -> FileNote:
     """Hash a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileNote(file.tell(), digest.hexdigest())
 
@@ -71,10 +74,7 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
 
     """
     path = folder / NAME
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    text = _read(path, LARGEST)
     content = _content(text, path)
     signature = content.pop("hmac", None)
     expected = _signature(content, key)
@@ -103,14 +103,19 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
 def checked_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
     """Read a whole file, which is what its manifest says at the very moment that it is read."""
     path = folder / name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     note = manifest.files.get(name)
-    if note is None or hashlib.sha256(content).hexdigest() != note.sha256:
+    if note is None or hashlib.sha256(content := _read(path, note.bytes)).hexdigest() != note.sha256:
         raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
     return content
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes; of a larger one, one byte more."""
+    try:
+        with open_regular(path) as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
+from skippipe.train.folder import check_folder
 from skippipe.train.layout import layout_of
 from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
@@ -140,12 +141,13 @@ def _take_up(folder: Path, name: str, job: TrainJob) -> bool:
     """Write the settings into a new folder; whether a run was there already."""
     settings = folder / SETTINGS
     try:
+        check_folder(folder, name, job.checkpoint)
         remove_leftovers(folder, SETTINGS)
         taken_up = settings.exists()
         if not taken_up and any(folder.iterdir()):
             raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
         if not taken_up or not os.access(folder, os.W_OK):
-            write_text(settings, settings_yaml(job))
+            write_text(settings, settings_yaml(job), follow=False)
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
     return taken_up

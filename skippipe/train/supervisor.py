@@ -21,6 +21,7 @@ from typing import Any
 
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.files import open_new
 from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, LineReader, Report
@@ -170,7 +171,7 @@ def _parent(inherited: Sequence[int], folder: Path) -> Iterator[subprocess.Popen
         "TOKENIZERS_PARALLELISM": "false",
         "OPENBLAS_NUM_THREADS": "1",  # else importing NumPy starts threads, and the workers are forked
     }
-    with (folder / "log" / "parent.txt").open("wb") as log:
+    with os.fdopen(open_new(folder / "log" / "parent.txt"), "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "skippipe.train.workers"],
             stdin=subprocess.PIPE,
