@@ -4,12 +4,13 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
+import io
 import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from skippipe.errors import InputError
 
@@ -166,7 +167,7 @@ def _json_type(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading; raises `OSError` for anything else, and never waits as for a named pipe."""
     return os.fdopen(_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
 

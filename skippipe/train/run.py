@@ -230,11 +230,12 @@ class Run:
         engine = self._part(iteration).engine
         loss = engine.validate(batches)
         event = {"event": "validation", "iteration": iteration, "loss": loss, "tokens": engine.validation_tokens}
+        losses = {"the validation text": loss}
         if self._config.validate_training:
-            event["training_loss"] = engine.validate(trained_on)
+            event["training_loss"] = losses["training text"] = engine.validate(trained_on)
         self._tell(event)
-        check_validation(loss, iteration, "the validation text")
-        check_validation(event.get("training_loss", 0.0), iteration, "training text")
+        for text, taken in losses.items():
+            check_validation(taken, iteration, text)
         return loss
 
     def _position(self, iterations: int) -> int:

@@ -160,7 +160,7 @@ def lie_in_pool(rank: int, folder: Path, said: object) -> str:
     assert isinstance(group, dist.ProcessGroup)
     saver = Saver(Shelf(folder / FOLDER), group, key=load_key(None), keep=1)
     if rank == 1:
-        saver._describe = lambda draft: said  # type: ignore[assignment, method-assign]
+        saver._describe = lambda _: said  # type: ignore[assignment, method-assign, return-value]
     saver.save({name: torch.ones(1) for name in names_of(rank)}, Contents(a_state(1), PLAN, None))
     saver.wait()
     (done,) = saver.take_finished()

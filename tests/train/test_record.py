@@ -113,7 +113,9 @@ def test_attempts_are_told_apart(folder: Folder) -> None:
 
 
 def test_tensorboard_shows_each_iteration_once(folder: Folder) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
 
     run = folder("run")
     job = with_every(job_of())

@@ -149,6 +149,7 @@ def test_nothing_is_unpickled(pool: pools.Pool, folder: Folder) -> None:
     """Four ranks meet, measure, train, save, stop and go on: whatever they tell each other or read is no pickle."""
     run = folder("run")
     job = job_of(checkpoint__every=1, runtime__calibrate=True)
+    told: list[Event] = []
     for stop_at in (2, NEVER):
         port = free_port()
         told = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
