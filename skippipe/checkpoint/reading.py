@@ -101,12 +101,19 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
 
 
-def newest_whole(shelf: Shelf, secret: bytes) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer."""
+def newest_whole(shelf: Shelf, secret: bytes, checked: str | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer.
+
+    Args:
+        shelf: where they stand.
+        secret: what they are signed with.
+        checked: hash of a manifest whose files need not be hashed, since they have been a moment ago.
+
+    """
     damaged: list[str] = []
     for path in shelf.all():
         try:
-            return _open(path, secret), damaged
+            return _open(path, secret, checked), damaged
         except InputError as error:
             damaged.append(str(error))
     return None, damaged
@@ -127,14 +134,20 @@ def open_shared(path: Path, manifest_sha256: str, secret: bytes) -> Checkpoint:
     return _checkpoint(path, manifest)
 
 
-def _open(path: Path, secret: bytes) -> Checkpoint:
-    manifest = read_manifest(path, secret)
-    check_files(path, manifest)
+def _open(path: Path, secret: bytes, checked: str | None = None) -> Checkpoint:
+    manifest = read_named(path, secret)
+    if manifest.sha256 != checked:
+        check_files(path, manifest)
     _check_finite(path, manifest)
-    named = iteration_of(path)
-    if named not in (-1, manifest.iteration):
-        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
     return _checkpoint(path, manifest)
+
+
+def read_named(path: Path, secret: bytes) -> Manifest:
+    """Read a checkpoint's manifest; raises as `read_manifest` does, and where the folder has the name of another."""
+    manifest = read_manifest(path, secret)
+    if iteration_of(path) not in (-1, manifest.iteration):
+        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
+    return manifest
 
 
 def _check_finite(path: Path, manifest: Manifest) -> None:

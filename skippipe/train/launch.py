@@ -22,7 +22,7 @@ from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
-from skippipe.train.folder import check_folder
+from skippipe.train.folder import check_checkpoints, check_folder
 from skippipe.train.layout import layout_of
 from skippipe.train.place import check_alone, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
@@ -78,7 +78,8 @@ def _alone(job: TrainJob, context: Context) -> float:
         Display(make_console(), context.shown(folder)) as display,
         recorded_end(folder, display) as ending,
     ):
-        ending.asked = asked = train_locally(job, served, folder, ending.report)
+        checked = check_checkpoints(folder, context.shown(folder), job.checkpoint)
+        ending.asked = asked = train_locally(job, served, folder, ending.report, checked)
         if asked is None:
             return display.final_loss
     raise _left(asked)
@@ -142,8 +143,9 @@ def _take_up(folder: Path, name: str, job: TrainJob) -> bool:
     settings = folder / SETTINGS
     try:
         check_folder(folder, name, job.checkpoint)
-        remove_leftovers(folder, SETTINGS)
         taken_up = settings.exists()
+        if not taken_up:
+            remove_leftovers(folder, SETTINGS)
         if not taken_up and any(folder.iterdir()):
             raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
         if not taken_up or not os.access(folder, os.W_OK):

@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from skippipe._scheduler import Plan
-from skippipe.files import open_own, write_text
+from skippipe.files import open_own, remove_leftovers, write_text
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, Report, strict
 
@@ -99,6 +99,7 @@ class Recorder:
             `files`: which ones hold for this attempt, for the event that tells of the plan.
 
         """
+        remove_leftovers(self._folder, SETTINGS)
         starts = sorted(plans)
         self._plan_files = {
             after: self._keep(PLAN, plans[after].to_json(), max(after, self._iteration))

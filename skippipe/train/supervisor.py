@@ -103,7 +103,7 @@ class Stopping(StopRequest):
 
 
 def train_locally(
-    job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report
+    job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report, checked: str | None = None
 ) -> signal.Signals | None:
     """Train with one process of this machine for each entry of `names`, the nodes that it serves.
 
@@ -112,6 +112,7 @@ def train_locally(
         names: nodes by rank.
         folder: of the run; what each worker prints goes to `log/RANK.txt` in it.
         report: is given the events of rank 0, `starting`, and `started` and `ended` of all.
+        checked: hash of the manifest of a checkpoint in the folder whose files have been checked just now.
 
     Returns:
         None where the run has come to its end; else the signal that asked it to stop.
@@ -142,7 +143,8 @@ def train_locally(
             parent.kill()  # there are no workers yet
             raise
         places = [
-            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else listening, local=True) for w in workers
+            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else listening, checked, local=True)
+            for w in workers
         ]
         _send(parent, Assignment(folder, text, places, [writing for _, writing in pipes]))
         stop = stack.enter_context(Stopping(workers[0]))

@@ -12,11 +12,13 @@ from train.alone import train_alone
 from train.jobs import TINY, make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
-from skippipe.checkpoint.shelf import FOLDER
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.reading import newest_whole
+from skippipe.checkpoint.shelf import FOLDER, Shelf
 from skippipe.errors import InputError
 from skippipe.files import open_new, open_own, write_text
 from skippipe.train.config import CheckpointConfig
-from skippipe.train.folder import check_folder
+from skippipe.train.folder import check_checkpoints, check_folder
 
 CANARY = "nobody writes here\n"
 FILES = [
@@ -145,8 +147,39 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
     assert result.err.count("its signature does not fit") == len(checkpoints) == 2
     assert snapshot(foreign) == before
-    shutil.copytree(trained / FOLDER / checkpoints[0].name, checkpoints[0], dirs_exist_ok=True)
+    shutil.copytree(trained / FOLDER, foreign / FOLDER, dirs_exist_ok=True)
     check_folder(foreign, "run", CheckpointConfig())
+    for path in checkpoints:  # ours, with the weights of somebody else
+        file = next((path / "tensors").iterdir())
+        file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    check_folder(foreign, "run", CheckpointConfig())
+    before = snapshot(foreign)
+    result = run("train", *TINY, "folder=run")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
+    assert result.err.count("has other contents than when it was written") == 2
+    assert snapshot(foreign) == before
+
+
+def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
+    """What the supervisor has checked, rank 0 takes as it is; and nothing else."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    checked = check_checkpoints(copy, "copy", CheckpointConfig())
+    shelf, secret = Shelf(copy / FOLDER), load_key(None)
+    newest = shelf.all()[0]
+    file = next((newest / "tensors").iterdir())
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    assert checked is not None
+    for given, found in ((checked, newest), (None, shelf.all()[1]), ("0" * 64, shelf.all()[1])):
+        checkpoint, damaged = newest_whole(shelf, secret, given)
+        assert checkpoint is not None
+        assert checkpoint.path == found
+        assert len(damaged) == (found != newest)
+    older = check_checkpoints(copy, "copy", CheckpointConfig())
+    assert older not in {None, checked}
+    shutil.rmtree(copy / FOLDER)
+    assert check_checkpoints(copy, "copy", CheckpointConfig()) is None
 
 
 @pytest.mark.parametrize("name", [manifest.NAME, "state.json", "tensors/rank-00000.safetensors"])
