@@ -71,6 +71,22 @@ def test_one_that_others_may_use(mode: int, tmp_path: Path) -> None:
         load_key(None)
 
 
+def test_one_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text("sixteen bytes at least\n")
+    path.chmod(0o600)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert load_key(str(path)) == b"sixteen bytes at least"
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:  # whoever administers the machine may give secrets to its users
+        assert load_key(str(path)) == b"sixteen bytes at least"
+        os.chown(path, owner + 2, -1)
+        owner += 2
+    with pytest.raises(InputError, match=f"expected a file of your own, got one of user {owner}"):
+        load_key(str(path))
+
+
 def test_through_a_link(tmp_path: Path) -> None:
     """What the link leads to is what counts."""
     path, link = tmp_path / "secret", tmp_path / "link"
