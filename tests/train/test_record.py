@@ -16,9 +16,11 @@ from train.conftest import Folder
 from train.jobs import make_job
 from train.test_resume import NEVER, back_to, job_of, one_rank, with_every
 
+from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
+from skippipe.planning import make_plan, prepare, state_problem
 from skippipe.study.metrics import parse_lines, read_progress
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, strict
@@ -150,6 +152,36 @@ def test_each_phase_keeps_its_plan(folder: Folder) -> None:
     assert told["files"]["settings"] == settings
     third = sorted(path.name for path in run.iterdir())
     assert third == files or told["files"]["plans"]["0"] not in {"plan.json", plan}, "the same plan is kept once"
+
+
+def test_phases_and_attempts_together(tmp_path: Path) -> None:
+    """Plans of phases to come keep their names as long as they are the same; those of phases that are over stay."""
+    job = make_job()
+    instance = prepare(job.cluster, job.allocate, job.schedule)
+    made = make_plan(state_problem(instance.cluster, instance.allocation, job.schedule), "full", job.planner)
+    a, b, c, d = (
+        Plan.from_json(json.dumps(json.loads(made.to_json()) | {"model": {"layers": number}})) for number in range(4)
+    )
+
+    def plans(iteration: int, first: Plan, second: Plan) -> dict[str, str]:
+        record = recorder(tmp_path, iteration)
+        files: dict[str, str] = record.keep(job, {0: first, 80: second})["files"]["plans"]
+        record.close()
+        for after, name in files.items():
+            kept = load_plan(str(tmp_path / name)).to_json()
+            assert kept == {"0": first, "80": second}[after].to_json()
+        return files
+
+    assert plans(0, a, b) == {"0": "plan.json", "80": "plan_after_80.json"}
+    assert plans(40, a, b) == {"0": "plan.json", "80": "plan_after_80.json"}
+    assert plans(40, c, d) == {"0": "plan_after_40.json", "80": "plan_after_80_2.json"}
+    assert plans(40, d, b) == {"0": "plan_after_80_2.json", "80": "plan_after_80.json"}, "kept once"
+    assert plans(90, c, b) == {"80": "plan_after_80.json"}
+    assert plans(90, c, c) == {"80": "plan_after_40.json"}
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        "plan.json", "plan_after_40.json", "plan_after_80.json", "plan_after_80_2.json", "cluster.json",
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.glob("*.yaml")] == ["config.yaml"]
 
 
 def recorder(run: Path, iteration: int = 0) -> Recorder:
