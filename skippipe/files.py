@@ -1,11 +1,14 @@
 """Files in and out: text read with errors that name the file, files written whole or not at all."""
 
 import contextlib
+import errno
 import fcntl
+import fnmatch
+import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,18 +93,20 @@ def check_writable(path: Path, key: str = "output") -> None:
         raise InputError(f"{key}={printable(str(path))} cannot be written: {_reason(error)}") from None
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, follow: bool = True) -> None:
     """Write `text` as the whole of `path`: a reader finds the old file or the new one, never a part.
 
-    Raises `OSError` when it cannot be done; the old file then stands as it was. What UTF-8 cannot hold, as names of
-    files may have, is written escaped.
+    A symbolic link there is gone through, or, unless `follow`, replaced by the file. What UTF-8 cannot hold, as names
+    of files may have, is written escaped.
+
+    Raises `OSError` when it cannot be done; the old file then stands as it was.
     """
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    write_bytes(path, text.encode(errors="backslashreplace"), follow=follow)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, follow: bool = True) -> None:
     """Write the whole of a file that is no text, as `write_text` does."""
-    target = _resolved(path)
+    target = _resolved(path) if follow else _resolved(path.parent) / path.name
     with _temporary_beside(target) as temporary:
         _write_synced(temporary, content)
         temporary.replace(target)
@@ -192,3 +197,85 @@ def _refuse_constant(name: str) -> NoReturn:
 def _json_type(value: object) -> str:
     names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading; raises `OSError` for anything else, and never waits as for a named pipe."""
+    return os.fdopen(_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
+
+
+def _regular(handle: int, path: Path) -> int:
+    """The same descriptor; closes it and raises `OSError` where it is of no regular file."""
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "no regular file", str(path))
+
+
+def open_own(path: Path) -> int:
+    """Open a file for reading and writing where it stands, made if need be; its contents stay. Gives the descriptor.
+
+    What is written goes into this very name: raises `OSError` where a symbolic link or no regular file is there, and
+    makes a copy first where the file has a second name (a hard link), which keeps what it has.
+    """
+    handle = _open_own(path)
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        write_bytes(path, path.read_bytes(), follow=False)
+        handle = _open_own(path)
+    return handle
+
+
+def _open_own(path: Path) -> int:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path)) from None
+        raise
+    return _regular(handle, path)
+
+
+def open_new(path: Path) -> int:
+    """Make an empty file in place of whatever has the name, open for writing; gives the descriptor."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def check_plain(folder: Path, files: Sequence[str], folders: Sequence[str]) -> None:
+    """Raise `InputError` where what is to be written within a folder leads out of it: links, devices, named pipes.
+
+    Args:
+        folder: where files and folders may be; it may be reached through links itself.
+        files: names of files within, with wildcards.
+        folders: the same of folders; everything below them is looked at.
+
+    """
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            for patterns, expected in ((files, "a regular file"), (folders, "a folder")):
+                if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in patterns):
+                    _check_entry(entry, expected)
+
+
+def _check_entry(entry: os.DirEntry[str], expected: str) -> None:
+    mode = entry.stat(follow_symlinks=False).st_mode
+    found = next((kind for test, kind in _KINDS if test(mode)), "something else")
+    if found not in expected:
+        shown = entry.path if entry.path.isprintable() else repr(entry.path)
+        raise InputError(f"{shown}: expected {expected}, got {found}; nothing is written through it")
+    if found == "a folder":
+        with os.scandir(entry.path) as entries:
+            for inner in sorted(entries, key=lambda inner: inner.name):
+                _check_entry(inner, "a regular file or a folder")
+
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISREG, "a regular file"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)

@@ -3,19 +3,24 @@
 import contextlib
 import os
 import secrets
+import shlex
+import stat
 import tempfile
 from pathlib import Path
 
 from skippipe.errors import InputError
+from skippipe.files import open_regular
 
-LEAST_BYTES = 16
+LEAST_BYTES, MOST_BYTES = 16, 4096
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Permissions that nobody but the owner may have, as ssh has it for its keys."""
 
 
 def load_key(path: str | None) -> bytes:
     """Read the secret in the file `path`; None: the user's own, which is made if there is none yet.
 
     Raises:
-        InputError: the file cannot be read, holds too little, or cannot be made.
+        InputError: the file cannot be read, holds too little, may be read by others, or cannot be made.
 
     """
     if path is None:
@@ -59,10 +64,24 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path, what: str) -> bytes:
+    """Read a secret from a regular file, which a link may lead to, that nobody but its owner may read."""
     try:
-        secret = path.read_bytes().strip()
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            secret = file.read(MOST_BYTES + 1).strip()
     except OSError as error:
         raise InputError(f"{what}: cannot be read: {error.strerror}") from None
-    if len(secret) < LEAST_BYTES:
-        raise InputError(f"{what}: holds {len(secret)} bytes, a secret of at least {LEAST_BYTES} is expected")
+    if found.st_uid not in (os.geteuid(), 0) and os.geteuid():  # root, as in a container, may use anybody's
+        raise InputError(f"{what}: expected a file of your own, got one of user {found.st_uid}")
+    if found.st_mode & OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise InputError(
+            f"{what}: expected a file that only its owner may use (mode 600), got mode {mode:o}; "
+            f"chmod 600 {shlex.quote(str(path))}, and make another secret if somebody else may have read it"
+        )
+    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+        held = f"more than {MOST_BYTES}" if len(secret) > MOST_BYTES else str(len(secret))
+        raise InputError(
+            f"{what}: holds {held} bytes, a secret of at least {LEAST_BYTES} is expected, and at most {MOST_BYTES}"
+        )
     return secret

@@ -1,23 +1,27 @@
 """What a checkpoint consists of, signed: checked before anything of it is read.
 
-The tensors lie in the format of torch.distributed.checkpoint, whose index is a pickle. To unpickle what somebody else
-has written is to run it, so the manifest carries a keyed hash (HMAC-SHA256) over the hashes of all files: only whoever
-has the key can make a checkpoint that is read.
+The manifest carries a keyed hash (HMAC-SHA256) over the hashes of all files: only whoever has the key can make a
+checkpoint that is read, and weights that somebody else has put in are not trained on.
 """
 
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from skippipe.errors import InputError
+from skippipe.files import open_regular
 
-FORMAT = "skippipe.checkpoint/1"
+FORMAT = "skippipe.checkpoint/2"
 NAME = "manifest.json"
 """of the file within a checkpoint's folder"""
+LARGEST = 64 * 2**20
+"""bytes that are read of a manifest; one of 100,000 ranks is smaller"""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,15 @@ class FileNote:
 
     bytes: int
     sha256: str
+
+
+def parse_note(value: object) -> FileNote:
+    """Make sense of what another process says of a file; raises `ValueError` where it is no note."""
+    if isinstance(value, dict) and value.keys() == {"bytes", "sha256"}:
+        size, digest = value["bytes"], value["sha256"]
+        if isinstance(size, int) and size >= 0 and isinstance(digest, str) and _SHA256.fullmatch(digest):
+            return FileNote(size, digest)
+    raise ValueError(f"expected bytes and sha256 of a file, got {str(value)[:80]}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class Manifest:
 
 def describe(path: Path) -> FileNote:
     """Hash a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileNote(file.tell(), digest.hexdigest())
 
@@ -61,21 +74,13 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
 
     """
     path = folder / NAME
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    text = _read(path, LARGEST)
     content = _content(text, path)
     signature = content.pop("hmac", None)
     expected = _signature(content, key)
     if not isinstance(signature, str) or not signature.isascii() or not hmac.compare_digest(signature, expected):
         raise InputError(f"{path}: its signature does not fit: it was edited, or signed with another checkpoint.key")
     return _manifest(content, text)
-
-
-def trusted_manifest(text: bytes, path: Path) -> Manifest:
-    """Make sense of a manifest that somebody else has checked."""
-    return _manifest(_content(text, path), text)
 
 
 def _content(text: bytes, path: Path) -> dict[str, Any]:
@@ -91,21 +96,26 @@ def _content(text: bytes, path: Path) -> dict[str, Any]:
 
 def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     # Signed: whoever has the key wrote it with `signed`, so the rest has the right form.
-    files = {name: FileNote(**note) for name, note in content["files"].items()}
+    files = {name: parse_note(note) for name, note in content["files"].items()}
     return Manifest(int(content["iteration"]), files, hashlib.sha256(text).hexdigest())
 
 
 def checked_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
     """Read a whole file, which is what its manifest says at the very moment that it is read."""
     path = folder / name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     note = manifest.files.get(name)
-    if note is None or hashlib.sha256(content).hexdigest() != note.sha256:
+    if note is None or hashlib.sha256(content := _read(path, note.bytes)).hexdigest() != note.sha256:
         raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
     return content
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes; of a larger one, one byte more."""
+    try:
+        with open_regular(path) as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints found and read, by any process: whole ones only, checked before anything of them is used."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest, trusted_manifest
+from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest
 from skippipe.checkpoint.shelf import FOLDER, Shelf, iteration_of
 from skippipe.checkpoint.state import NAME as STATE
 from skippipe.checkpoint.state import State, parse_state
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLAN, TOKENIZER, TENSORS = "plan.json", "tokenizer.json", "tensors"
-"""What lies in the folder of a checkpoint, beside manifest and state; the tensors in a folder of their own."""
+PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+"""What lies in the folder of a checkpoint, beside manifest, state and tensors."""
 WEIGHTS = "weights"
 """What the names of weights begin with, before those that transformers has for them"""
 
@@ -58,35 +57,24 @@ class Checkpoint:
 
         """
         # Imported here, as torch is everywhere in this package: the supervisor looks for checkpoints without it.
-        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
-        from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+        import torch  # noqa: PLC0415
 
-        from skippipe.checkpoint.storage import checked_reader  # noqa: PLC0415
+        from skippipe.checkpoint.tensors import opened  # noqa: PLC0415
 
-        reader = checked_reader(self.path, TENSORS, self.manifest)
-        saved = reader.read_metadata().state_dict_metadata
-        wanted: dict[str, Tensor] = {}
-        met: set[int] = set()
-        for name in sorted(tensors, key=lambda name: f"{part}/{name}" not in saved):
-            tensor, key = tensors[name], f"{part}/{name}"
-            if key not in saved and tensor.data_ptr() in met:
-                continue
-            met.add(tensor.data_ptr())
-            if key not in saved:
-                raise InputError(f"{self.path}: has no tensor {key}: it is of another model")
-            shape = tuple(getattr(saved[key], "size", ()))
-            if shape != tuple(tensor.shape):
-                raise InputError(f"{self.path}: {key} has shape {shape}, {tuple(tensor.shape)} is expected")
-            wanted[key] = tensor
-        if not wanted:
-            return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads by itself
-            try:
-                load(dict(wanted), storage_reader=reader, no_dist=True)
-            except CheckpointException as error:  # no Exception, to Python
-                ((first, _), *_) = error.failures.values()
-                raise SchedulerError(f"{self.path}: cannot be read: {first}") from first
+        with opened(self.path, self.manifest) as saved, torch.no_grad():
+            met: set[int] = set()
+            for name in sorted(tensors, key=lambda name: f"{part}/{name}" not in saved):
+                tensor, key = tensors[name], f"{part}/{name}"
+                if key not in saved and tensor.data_ptr() in met:
+                    continue
+                met.add(tensor.data_ptr())
+                if key not in saved:
+                    raise InputError(f"{self.path}: has no tensor {key}: it is of another model")
+                if saved.shape(key) != tuple(tensor.shape):
+                    raise InputError(
+                        f"{self.path}: {key} has shape {saved.shape(key)}, {tuple(tensor.shape)} is expected"
+                    )
+                tensor.copy_(saved.read(key))
 
 
 def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
@@ -113,41 +101,60 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
 
 
-def newest_whole(shelf: Shelf, secret: bytes) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer."""
+def newest_whole(shelf: Shelf, secret: bytes, checked: str | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer.
+
+    Args:
+        shelf: where they stand.
+        secret: what they are signed with.
+        checked: hash of a manifest whose files need not be hashed, since they have been a moment ago.
+
+    """
     damaged: list[str] = []
     for path in shelf.all():
         try:
-            return _open(path, secret), damaged
+            return _open(path, secret, checked), damaged
         except InputError as error:
             damaged.append(str(error))
     return None, damaged
 
 
-def open_shared(path: Path, manifest_sha256: str) -> Checkpoint:
-    """Open a checkpoint that another process has checked, who says what its manifest's hash is.
+def open_shared(path: Path, manifest_sha256: str, secret: bytes) -> Checkpoint:
+    """Open a checkpoint whose files another process has checked, who says what its manifest's hash is.
 
     Raises:
-        InputError: it is not to be seen here, or it is another one.
+        InputError: it is not to be seen here, it is another one, or it is not signed with the same secret.
 
     """
-    try:
-        text = (path / NAME).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; all nodes have to see the same folder") from None
-    manifest = trusted_manifest(text, path / NAME)
+    if not path.is_dir():
+        raise InputError(f"{path}: is not to be seen here; all nodes have to see the same folder")
+    manifest = read_manifest(path, secret)
     if manifest.sha256 != manifest_sha256:
         raise InputError(f"{path}: is another checkpoint here than on rank 0; all nodes have to see the same folder")
     return _checkpoint(path, manifest)
 
 
-def _open(path: Path, secret: bytes) -> Checkpoint:
-    manifest = read_manifest(path, secret)
-    check_files(path, manifest)
-    named = iteration_of(path)
-    if named not in (-1, manifest.iteration):
-        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
+def _open(path: Path, secret: bytes, checked: str | None = None) -> Checkpoint:
+    manifest = read_named(path, secret)
+    if manifest.sha256 != checked:
+        check_files(path, manifest)
+    _check_finite(path, manifest)
     return _checkpoint(path, manifest)
+
+
+def read_named(path: Path, secret: bytes) -> Manifest:
+    """Read a checkpoint's manifest; raises as `read_manifest` does, and where the folder has the name of another."""
+    manifest = read_manifest(path, secret)
+    if iteration_of(path) not in (-1, manifest.iteration):
+        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
+    return manifest
+
+
+def _check_finite(path: Path, manifest: Manifest) -> None:
+    from skippipe.checkpoint.tensors import opened  # noqa: PLC0415 - takes torch
+
+    with opened(path, manifest) as saved:
+        saved.check_finite()
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:

@@ -6,32 +6,30 @@ them is known to all, and leaves what stood before as it was.
 """
 
 import contextlib
-import io
-import os
 import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from skippipe.checkpoint import manifest
-from skippipe.checkpoint.manifest import FileNote, Manifest, describe
-from skippipe.checkpoint.reading import PLAN, TENSORS, TOKENIZER
+from skippipe.checkpoint.exchange import gather_json
+from skippipe.checkpoint.manifest import FileNote, Manifest, describe, parse_note
+from skippipe.checkpoint.reading import PLAN, TOKENIZER
 from skippipe.checkpoint.shelf import Shelf
+from skippipe.checkpoint.state import NAME as STATE
 from skippipe.checkpoint.state import State
+from skippipe.checkpoint.tensors import FOLDER, tensor_file, write_tensors
 from skippipe.errors import SchedulerError
 from skippipe.files import write_synced
-
-T = TypeVar("T")
+from skippipe.model.finite import is_finite, odd_number
 
 
 class SavingError(SchedulerError, RuntimeError):
@@ -154,40 +152,40 @@ class Saver:
         self._together(lambda: self._copy(tensors, copied))
         self._together(lambda: self._begin(contents) if self._rank == 0 else None)
         self._together(lambda: _check_visible(draft))
-        writer = FileSystemWriter(draft / TENSORS)
-        writer.fs = files = _Files()
-        try:
-            save(copied, storage_writer=writer, process_group=self._group)
-        except CheckpointException as error:
-            self._together(files.check)  # the reason, where it is the system's
-            raise _first_failure({rank: failure[0] for rank, failure in error.failures.items()}) from None
+        self._together(lambda: self._write(draft, copied))
         notes: dict[str, FileNote] = {}
-        for own in self._together(lambda: self._describe(draft)):
-            notes |= own
+        for rank, own in enumerate(self._together(lambda: self._describe(draft))):
+            notes |= _parse_notes(own, rank)
         self._together(lambda: self._publish(Manifest(iteration, notes)) if self._rank == 0 else None)
         return sum(note.bytes for note in notes.values())
 
     def _copy(self, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
+        """Copy, and see that all is finite: a checkpoint that cannot be trained on would only push out good ones."""
         try:
             for name, tensor in tensors.items():
-                copied[name] = tensor.detach().to("cpu", copy=True)
+                copied[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         finally:
             self._copied.set()
+        for name, tensor in copied.items():
+            if not is_finite(tensor):
+                raise ValueError(f"{name}: expected finite numbers, got {odd_number(tensor)}")
 
     def _begin(self, contents: Contents) -> None:
         draft = self._shelf.begin(contents.state.iteration)
+        (draft / FOLDER).mkdir()
         contents.state.write(draft)
         write_synced(draft / PLAN, contents.plan)
         if contents.tokenizer is not None:
             write_synced(draft / TOKENIZER, contents.tokenizer)
 
-    def _describe(self, draft: Path) -> dict[str, FileNote]:
-        """Hash what this rank has written."""
-        paths = list((draft / TENSORS).glob(f"__{self._rank}_*"))
-        if self._rank == 0:
-            paths += [path for path in draft.iterdir() if path.is_file()]
-            paths += [path for path in (draft / TENSORS).iterdir() if path.name.startswith(".")]
-        return {path.relative_to(draft).as_posix(): describe(path) for path in paths}
+    def _write(self, draft: Path, copied: Mapping[str, Tensor]) -> None:
+        if copied:
+            write_tensors(draft / tensor_file(self._rank), copied)
+
+    def _describe(self, draft: Path) -> dict[str, Any]:
+        """Size and hash of what this rank has written, as JSON has them."""
+        names = [name for name in _own_files(self._rank) if (draft / name).exists()]
+        return {name: asdict(describe(draft / name)) for name in names}
 
     def _publish(self, written: Manifest) -> None:
         assert self._key is not None, "rank 0 signs"
@@ -195,74 +193,52 @@ class Saver:
         self._shelf.publish(written.iteration)
         self._shelf.keep(self._keep)
 
-    def _together(self, step: Callable[[], T]) -> list[T]:
-        """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one."""
-        mine: tuple[Any, str | None]
+    def _together(self, step: Callable[[], object]) -> list[Any]:
+        """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one.
+
+        What comes of it is told as JSON; what other ranks say is to be checked before it is used.
+        """
+        mine: dict[str, Any]
         try:
-            mine = step(), None
+            mine = {"value": step(), "error": None}
         except Exception as error:  # noqa: BLE001 - whatever it is: the others wait for an answer
-            mine = None, _reason(error)
-        everybody: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everybody, mine, group=self._group)
-        failures = {rank: reason for rank, (_, reason) in enumerate(everybody) if reason is not None}
+            mine = {"value": None, "error": _reason(error)[:LONGEST_REASON]}
+        values, failures = [], {}
+        for rank, said in enumerate(gather_json(mine, self._group)):
+            if not isinstance(said, dict) or said.keys() != mine.keys():
+                raise SavingError(f"rank {rank}: expected a result, got {str(said)[:40]}")
+            values.append(said["value"])
+            if said["error"] is not None:
+                failures[rank] = str(said["error"])
         if failures:
-            raise _first_failure(failures)
-        return [value for value, _ in everybody]
+            rank, reason = min(failures.items())
+            raise SavingError(f"rank {rank}: {reason}")
+        return values
 
 
-class _Files(FileSystem):
-    """Files as torch writes them, which remember why the system refused something: torch says only that it failed."""
-
-    def __init__(self) -> None:
-        self.error: OSError | None = None
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file."""
-        try:
-            with super().create_stream(path, mode) as stream:
-                yield cast("io.IOBase", _Stream(stream, self._note))
-        except OSError as error:
-            self._note(error)
-            raise
-
-    def check(self) -> None:
-        """Raise what the system has said, if it has."""
-        if self.error is not None:
-            raise self.error
-
-    def _note(self, error: OSError) -> None:
-        self.error = self.error or error
+LONGEST_REASON = 2000
+"""characters of why something failed"""
 
 
-class _Stream:
-    """An open file whose failures to write are noted."""
+def _own_files(rank: int) -> list[str]:
+    """Names of the files of a checkpoint that a rank may write."""
+    return [tensor_file(rank), *((STATE, PLAN, TOKENIZER) if rank == 0 else ())]
 
-    def __init__(self, stream: io.IOBase, note: Callable[[OSError], None]) -> None:
-        self._stream: Any = stream
-        self._note = note
 
-    def write(self, data: Any) -> int:
-        """Write, as files do."""
-        try:
-            written: int = self._stream.write(data)
-        except OSError as error:
-            self._note(error)
-            raise
-        return written
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _parse_notes(said: object, rank: int) -> dict[str, FileNote]:
+    """Make sense of what a rank says of its files; what is signed is to be what was checked."""
+    notes = said if isinstance(said, dict) else {}
+    if not notes.keys() <= set(_own_files(rank)):
+        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, notes))[:200]}")
+    try:
+        return {name: parse_note(note) for name, note in notes.items()}
+    except ValueError as error:
+        raise SavingError(f"rank {rank}: {error}") from None
 
 
 def _check_visible(draft: Path) -> None:
     if not draft.is_dir():
         raise RuntimeError(f"{draft}, which rank 0 has made, is not to be seen here: all nodes have to see one folder")
-
-
-def _first_failure(failures: Mapping[int, BaseException | str]) -> SavingError:
-    rank, failure = min(failures.items())
-    return SavingError(f"rank {rank}: {failure if isinstance(failure, str) else _reason(failure)}")
 
 
 def _reason(error: BaseException) -> str:

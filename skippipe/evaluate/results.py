@@ -19,7 +19,7 @@ import numpy as np
 from skippipe.errors import InputError
 from skippipe.evaluate.intervals import Losses
 from skippipe.evaluate.omission import Way
-from skippipe.files import read_json_object, remove_leftovers, write_text
+from skippipe.files import check_plain, open_own, read_json_object, remove_leftovers, write_text
 from skippipe.train.record import cut_to_lines
 
 FORMAT = "skippipe.evaluation/1"
@@ -87,15 +87,17 @@ class Results:
         """
         begin(folder, settings)
         path = folder / RESULTS
-        cut_to_lines(path)
         self.known: dict[Way, Result] = {}
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
-            try:
-                result = parse_line(line.decode(), sequences)
-            except ValueError as error:
-                raise InputError(f"{path}: line {number} is no result: {error}; another output is expected") from None
-            self.known[result.way] = result
-        self._file = path.open("a", encoding="utf-8")
+        self._file = os.fdopen(open_own(path), "r+b")
+        try:
+            cut_to_lines(self._file.fileno())
+            self._file.seek(0)
+            for number, line in enumerate(self._file.read().splitlines(), 1):
+                result = _parsed(line, sequences, f"{path}: line {number}")
+                self.known[result.way] = result
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -105,10 +107,17 @@ class Results:
 
     def add(self, result: Result) -> None:
         """Keep a result, so that it is there after a power cut too."""
-        self._file.write(result.line() + "\n")
+        self._file.write((result.line() + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
         self.known[result.way] = result
+
+
+def _parsed(line: bytes, sequences: int, place: str) -> Result:
+    try:
+        return parse_line(line.decode(), sequences)
+    except ValueError as error:
+        raise InputError(f"{place} is no result: {error}; another output is expected") from None
 
 
 def check_folder(folder: Path) -> None:
@@ -139,6 +148,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder where there is none; raises `InputError` where that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_plain(folder, [RESULTS, SETTINGS, PAGE, PICTURE, TABLE], [])
     except OSError as error:
         raise InputError(f"output={folder} cannot be written: {error.strerror or error}") from None
 

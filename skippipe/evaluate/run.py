@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from skippipe.data.belonging import with_tokenizer_of
@@ -15,7 +16,7 @@ from skippipe.data.blocks import Blocks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus, open_corpus
 from skippipe.data.prepare import corpus_folder
-from skippipe.errors import InputError
+from skippipe.errors import InputError, SchedulerError
 from skippipe.evaluate.compare import read_tables
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.evaluate.measure import Evaluator
@@ -147,6 +148,11 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
                 began = time.perf_counter()
                 losses = evaluator.losses(way)
                 seconds = time.perf_counter() - began
+                if not np.isfinite(losses).all():
+                    raise SchedulerError(
+                        f"{word}: the model gives a loss that is not finite on {int((~np.isfinite(losses)).sum())} of "
+                        f"{len(losses)} sequences, by the layers {list(way)}; dtype=float32 has the widest range"
+                    )
                 ratio = evaluator.time_ratio(way) if word != NONE and number < TIMED_DRAWS else None
                 results.add(Result(way, losses, seconds, 1.0 if word == NONE else ratio))
             done += 1

@@ -152,7 +152,7 @@ def _read_alike(tokenizer: Any, folder: Path) -> bool:
     """Whether transformers, left to itself, reads the tokenizer that was written."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - slow
 
-    read: Any = AutoTokenizer.from_pretrained(folder)
+    read: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ours, theirs = (json.loads(x.to_str()) for x in (tokenizer, read.backend_tokenizer))
     return all(ours[part] == theirs[part] for part in ("normalizer", "pre_tokenizer", "model", "decoder"))
 

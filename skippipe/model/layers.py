@@ -1,6 +1,9 @@
 """Run a stage's layers with the masks and positions that the model class of transformers would make for them."""
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,6 +12,9 @@ from torch.utils._pytree import tree_map_only
 
 REMEMBERED_SHAPES = 16
 """training and validation batches, whole and cut short, and groups of microbatches of several sizes"""
+
+COMPILE_CACHE, SHARED_CACHE = "TORCHINDUCTOR_CACHE_DIR", "torchinductor_"
+"""Torch's variable for where it keeps what it has compiled, and how the name begins that it chooses by itself."""
 
 
 class Shape(NamedTuple):
@@ -64,6 +70,7 @@ class LayerRunner:
 
     def compile(self) -> None:
         """From now on run every layer compiled."""
+        own_compile_cache()
         self._compiled = True
         for layer in self._layers:
             layer.compile()
@@ -90,6 +97,7 @@ class LayerRunner:
 
 def compiled_for_any_batch(run: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Compile a function of two tensors whose first dimension, the batch, may be of any length."""
+    own_compile_cache()
     compiled = torch.compile(run)
 
     def call(first: Tensor, second: Tensor) -> Tensor:
@@ -107,3 +115,18 @@ def _moved(given: list[dict[str, Any]], device: torch.device) -> list[dict[str, 
         Tensor, lambda tensor: moved.setdefault(id(tensor), tensor.to(device)), given
     )
     return result
+
+
+def own_compile_cache() -> None:
+    """Have torch keep what it compiles in a folder of the user's own, unless a variable names another.
+
+    By itself it takes a folder in that of temporary files, under a name that any user of the machine can take first,
+    and sets the variable to it when some module is imported; what lies there is run and unpickled.
+    """
+    chosen = os.environ.get(COMPILE_CACHE)
+    shared = (
+        chosen and Path(chosen).parent == Path(tempfile.gettempdir()) and Path(chosen).name.startswith(SHARED_CACHE)
+    )
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - fails for no user
+    if (not chosen or shared) and Path(base).is_absolute():
+        os.environ[COMPILE_CACHE] = str(Path(base) / "skippipe" / "torchinductor")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from skippipe.errors import InputError
 from skippipe.model.families import family_of
+from skippipe.model.finite import is_finite, odd_number
 from skippipe.model.folder import weight_files
 from skippipe.model.settings import one_line, part_config
 
@@ -150,10 +151,27 @@ def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
         place = _LAYER.fullmatch(name)
         wanted = first if place is None else int(place[2]) in layers
         if wanted and file.get_slice(name).get_dtype() in FLOATS:
-            given[name if place is None else f"{place[1]}{int(place[2]) - layers.start}{place[3]}"] = file.get_tensor(
-                name
-            )
+            tensor = file.get_tensor(name)
+            _check_finite(tensor, source.paths[name], name)
+            given[name if place is None else f"{place[1]}{int(place[2]) - layers.start}{place[3]}"] = tensor
     return given
+
+
+def check_weights(folder: Path) -> None:
+    """Raise `InputError` naming file and tensor where a folder's weights hold NaN or infinity; reads all of them once.
+
+    Building a stage checks its own weights; this is for who builds none.
+    """
+    with contextlib.ExitStack() as stack:
+        source = _open(folder, stack)
+        for name, file in source.files.items():
+            if file.get_slice(name).get_dtype() in FLOATS:
+                _check_finite(file.get_tensor(name), source.paths[name], name)
+
+
+def _check_finite(tensor: Tensor, path: Path, name: str, dtype: str = "") -> None:
+    if not is_finite(tensor):
+        raise InputError(f"{path}: {name}: expected finite numbers{dtype}, got {odd_number(tensor)}")
 
 
 def _load(  # noqa: PLR0913 - what a stage is
@@ -187,7 +205,10 @@ def _load(  # noqa: PLR0913 - what a stage is
     if first and config.tie_word_embeddings:
         head, embedding = _tied_names(config)
         _check_tied(source, loaded[embedding], loaded.pop(head, None))
-    return {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
+    converted = {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
+    for name, tensor in converted.items():  # what was finite may be too large for another type
+        _check_finite(tensor, source.place(name), name, f" in {str(dtype).removeprefix('torch.')}")
+    return converted
 
 
 def _check(source: _Source, told: Mapping[str, Any], layers: range, *, first: bool) -> None:

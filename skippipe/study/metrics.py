@@ -1,7 +1,6 @@
 """What the lines of a run's `metrics.jsonl` come to."""
 
 import json
-import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -45,12 +44,12 @@ class Progress:
 
     @property
     def curve(self) -> list[Point]:
-        """Losses over tokens; those that are no numbers, of a run that is about to fail, are left out."""
-        points = [
+        """Losses over tokens; those that are not finite, of a run that is about to fail, are left out."""
+        return [
             Point(number * self.tokens_per_iteration, event["loss"], event.get("training_loss"))
             for number, event in sorted(self.validations.items())
+            if "not_finite" not in event
         ]
-        return [point for point in points if all(loss is None or math.isfinite(loss) for loss in point[1:])]
 
     @property
     def seconds(self) -> float:
@@ -59,7 +58,7 @@ class Progress:
 
     def median(self, name: str) -> float | None:
         """Of a figure of the iterations; None where they do not tell it."""
-        found = [event[name] for event in self.iterations.values() if name in event]
+        found = [event[name] for event in self.iterations.values() if event.get(name) is not None]
         return statistics.median(found) if found else None
 
 
@@ -90,6 +89,10 @@ def read_progress(events: Iterable[Event]) -> Progress | None:
             progress.plan, progress.summary = event, None
         elif progress is None:
             continue
+        elif kind == "attempt":  # goes on after this iteration: what an earlier one has told of later ones is void
+            _forget(progress.iterations, event["iteration"] + 1)
+            _forget(progress.validations, event["iteration"] + 1)
+            progress.summary = None
         elif kind == "iteration":
             _forget(progress.iterations, event["iteration"])
             _forget(progress.validations, event["iteration"])

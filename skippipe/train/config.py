@@ -128,7 +128,8 @@ class CheckpointConfig:
     resume: str | None = None
     """a checkpoint or a run's folder to go on from in a new folder; a folder that has checkpoints goes on by itself"""
     key: str | None = None
-    """a file with the secret that checkpoints are signed with; null: the user's own (~/.config/skippipe)"""
+    """a file with the secret that checkpoints are signed with, the same on all machines of a job; null: the user's own
+    (~/.config/skippipe)"""
 
 
 @dataclass

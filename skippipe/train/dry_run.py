@@ -11,7 +11,9 @@ from skippipe._scheduler import Plan
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
 from skippipe.model.build import config_sha256, model_config, stage_layers
+from skippipe.model.folder import find_folder
 from skippipe.model.memory import StageMemory, stage_memory
+from skippipe.model.weights import check_weights
 from skippipe.ranks import assign_ranks, node_title
 from skippipe.report.terminal import plain_table
 from skippipe.runtime.check import live_receives
@@ -58,6 +60,8 @@ def dry_run(job: TrainJob, console: Console) -> None:
     """
     config: Any = model_config(job.model)
     layout = layout_of(job)
+    if "folder" in job.model:
+        check_weights(find_folder(job.model["folder"]))
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
     layers = stage_sizes(job, layout, note)
     with corpus_folder(data_settings(job)) as folder:

@@ -1,16 +1,39 @@
 """What a rank tells whoever watches it: one JSON object a line, `event` its kind.
 
-`failed` comes from every rank, all others from rank 0: `plan`, `validation`, `iteration`, `summary`. The supervisor of
-a local run adds `starting`, and `started` and `ended` for every process.
+`failed` comes from every rank, all others from rank 0: `attempt`, `plan`, `validation`, `iteration`, `summary`. The
+supervisor of a local run adds `starting`, and `started` and `ended` for every process. What rank 0 tells is kept in
+`metrics.jsonl`, each event with the number of its `attempt`; whoever started it adds `run_ended`.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any
 
 Event = dict[str, Any]
 Report = Callable[[Event], None]
+
+
+def strict(event: Event) -> Event:
+    """The same event as JSON can hold it: a number that is not finite becomes null.
+
+    What such numbers were is said under `not_finite`: "NaN", "Infinity" or "-Infinity", by the dotted keys of each.
+    """
+    odd: dict[str, str] = {}
+    plain: Event = _plain(event, "", odd)
+    return plain | {"not_finite": odd} if odd else plain
+
+
+def _plain(value: Any, path: str, odd: dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        odd[path] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(item, f"{path}.{key}" if path else str(key), odd) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}.{number}", odd) for number, item in enumerate(value)]
+    return value
 
 
 class LineWriter:

@@ -23,10 +23,11 @@ from skippipe.ranks import node_title
 from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
+from skippipe.train.folder import check_checkpoints, check_folder
 from skippipe.train.layout import layout_of, node_names_of
 from skippipe.train.place import check_alone, check_node, deal, torchrun_place, under_torchrun
 from skippipe.train.plans import check_model, check_phases, stated_note
-from skippipe.train.record import METRICS, SETTINGS, settings_yaml
+from skippipe.train.record import METRICS, SETTINGS, recorded_end, settings_yaml
 from skippipe.train.stopping import end_torchrun, heeded_signals, outlasting_terminal
 from skippipe.train.supervisor import train_locally
 from skippipe.train.tokenizer import data_settings
@@ -79,8 +80,13 @@ def _alone(job: TrainJob, context: Context) -> float:
     check_phases(job, layout.cluster, layout.allocation)
     served = deal(layout.cluster.names, job.runtime.processes)
     check_alone(job.runtime, len(served))
-    with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-        asked = train_locally(job, served, folder, outlasting_terminal(display))
+    with (
+        run_folder(job, context) as folder,
+        Display(make_console(), context.shown(folder)) as display,
+        recorded_end(folder, outlasting_terminal(display)) as ending,
+    ):
+        checked = check_checkpoints(folder, context.shown(folder), job.checkpoint)
+        ending.asked = asked = train_locally(job, served, folder, ending.report, checked)
         if asked is None:
             return display.final_loss
     raise _left(asked)
@@ -101,8 +107,12 @@ def _one_rank(job: TrainJob, context: Context) -> float:
         if place.rank:
             asked, loss = train_rank(job, place, Path(), lambda _: None), 0.0
         else:
-            with run_folder(job, context) as folder, Display(make_console(), context.shown(folder)) as display:
-                asked = train_rank(job, place, folder, outlasting_terminal(display))
+            with (
+                run_folder(job, context) as folder,
+                Display(make_console(), context.shown(folder)) as display,
+                recorded_end(folder, outlasting_terminal(display)) as ending,
+            ):
+                ending.asked = asked = train_rank(job, place, folder, ending.report)
                 loss = 0.0 if asked else display.final_loss
     except StoppedElsewhereError as error:
         report_error("train", error, f"{node_title(place.names, place.rank)}:")
@@ -150,12 +160,14 @@ def _take_up(folder: Path, name: str, job: TrainJob) -> bool:
     """Write the settings into a new folder; whether a run was there already."""
     settings = folder / SETTINGS
     try:
-        remove_leftovers(folder, SETTINGS)
+        check_folder(folder, name, job.checkpoint)
         taken_up = settings.exists()
+        if not taken_up:
+            remove_leftovers(folder, SETTINGS)
         if not taken_up and any(folder.iterdir()):
             raise InputError(f"folder={name} is not empty and holds no run, a new folder or that of a run is expected")
         if not taken_up or not os.access(folder, os.W_OK):
-            write_text(settings, settings_yaml(job))
+            write_text(settings, settings_yaml(job), follow=False)
     except OSError as error:
         raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
     return taken_up

@@ -30,7 +30,7 @@ from skippipe.train.team import Team
 
 
 class DivergedError(SchedulerError, ArithmeticError):
-    """The norm of the gradient is no finite number any more."""
+    """Gradient or loss is no finite number any more."""
 
 
 class Says(NamedTuple):
@@ -332,9 +332,20 @@ class Optimization:
 
 
 def check_finite(iteration: Iteration, number: int) -> None:
-    """Raise `DivergedError` where the gradient is no number; all ranks know the same norm, so all raise."""
-    if not math.isfinite(iteration.norm):
+    """Raise `DivergedError` where gradient or loss is no number; all ranks know the same ones, so all raise."""
+    if not (math.isfinite(iteration.norm) and math.isfinite(iteration.loss)):
         raise DivergedError(
             f"training has diverged: the norm of the gradient is {iteration.norm} in iteration {number}, the loss "
-            f"{iteration.loss:.4f}; a lower train.learning_rate or train.clip_norm may help"
+            f"{iteration.loss:.4f}; {LESS}"
         )
+
+
+def check_validation(loss: float, iteration: int, text: str) -> None:
+    """Raise `DivergedError` where a validation's loss is no number, on all ranks; `text` is what it was taken on."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"training has diverged: the validation loss after iteration {iteration} is {loss} on {text}; {LESS}"
+        )
+
+
+LESS = "a lower train.learning_rate or train.clip_norm may help"

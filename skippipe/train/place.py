@@ -26,6 +26,8 @@ class Place:
     port: int
     listening: int | None = None
     """file descriptor of a socket that listens there already, on the first rank of a local run"""
+    checked: str | None = None
+    """hash of the manifest of a checkpoint whose files our own supervisor has checked, so that rank 0 need not"""
     local: bool = False
     """whether the process belongs to our own supervisor on this machine"""
     served: bool = False

@@ -50,6 +50,7 @@ from skippipe.train.plans import (
     stage_sizes,
     with_times,
 )
+from skippipe.train.proof import prove_key
 from skippipe.train.record import TRACE, Recorder
 from skippipe.train.run import Facts, Part, Run
 from skippipe.train.start import Start, find_start
@@ -90,6 +91,7 @@ def train_rank(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with meet(place, job.runtime, node_names_of(job)) as team, contextlib.ExitStack() as stack:
+        prove_key(team, job.checkpoint.key)
         team.agree("settings", _settings(job, config))
         start = find_start(job.checkpoint, folder, team)
         layout = layout_of(job)
@@ -176,7 +178,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     parameters = _count_parameters(station, layout)
     full = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
     if recorder is not None:
-        recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
+        files = recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {
             "model": config.model_type,
             "parameters": parameters,
@@ -188,7 +190,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
             "device": device_name(device),
             "full": json.loads(full),
         }
-        recorder(plan_event(plan, note) | about)
+        recorder(plan_event(plan, note) | about | files)
         if start.checkpoint is not None:
             recorder(start.event(plan_kept=any(kept) and layout.plan is None))
     run = Run(

@@ -20,7 +20,7 @@ from skippipe.train.config import TrainJob
 from skippipe.train.efficiency import Gauge
 from skippipe.train.events import Event, Report
 from skippipe.train.keeper import Keeper
-from skippipe.train.loop import Engine, Iteration, Optimization, Says, Station, check_finite
+from skippipe.train.loop import Engine, Iteration, Optimization, Says, Station, check_finite, check_validation
 from skippipe.train.start import OPTIMIZER, READING_S, Start
 from skippipe.train.stopping import StopRequest
 from skippipe.train.texts import ReadAhead, Texts
@@ -109,7 +109,7 @@ class Run:
 
         Raises:
             ActionError: a message did not come, or another rank is gone.
-            DivergedError: the gradient is no number any more.
+            DivergedError: the gradient or a loss is no number any more.
             SavingError: no checkpoint can be left at the end.
 
         """
@@ -231,9 +231,12 @@ class Run:
         engine = self._part(iteration).engine
         loss = engine.validate(batches)
         event = {"event": "validation", "iteration": iteration, "loss": loss, "tokens": engine.validation_tokens}
+        losses = {"the validation text": loss}
         if self._config.validate_training:
-            event["training_loss"] = engine.validate(trained_on)
+            event["training_loss"] = losses["training text"] = engine.validate(trained_on)
         self._tell(event)
+        for text, taken in losses.items():
+            check_validation(taken, iteration, text)
         return loss
 
     def _position(self, iterations: int) -> int:

@@ -106,7 +106,7 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
         InputError: there are checkpoints but none is whole, or one is not to be seen from this rank.
 
     """
-    text = team.share("start", lambda: json.dumps(_look(config, folder)), READING_S)
+    text = team.share("start", lambda: json.dumps(_look(config, folder, team.place.checked)), READING_S)
     found = json.loads(text)
     run = Path(found["shelf"]).parent
     if config.enabled and not run.is_dir():
@@ -114,18 +114,20 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
             f"{run}, the folder of the run on rank 0, is not to be seen here: all nodes have to see it, on a shared "
             "file system, or checkpoint.enabled=false"
         )
-    checkpoint = None if found["path"] is None else open_shared(Path(found["path"]), found["manifest_sha256"])
+    checkpoint = None
+    if found["path"] is not None:
+        checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(config.key))
     return Start(Shelf(Path(found["shelf"])), checkpoint, found["damaged"])
 
 
-def _look(config: CheckpointConfig, folder: Path) -> dict[str, Any]:
+def _look(config: CheckpointConfig, folder: Path, checked: str | None) -> dict[str, Any]:
     shelf = Shelf(folder.resolve() / FOLDER)
     if config.enabled:
         load_key(config.key)  # that there is none is to be known before anything else
     newest: Checkpoint | None = None
     damaged: list[str] = []
     if shelf.all():
-        newest, damaged = newest_whole(shelf, load_key(config.key))
+        newest, damaged = newest_whole(shelf, load_key(config.key), checked)
         if newest is None:
             raise InputError(f"folder={folder}: none of its checkpoints is whole: {'; '.join(damaged)}")
     elif config.resume is not None:

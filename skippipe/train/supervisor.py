@@ -21,6 +21,7 @@ from typing import Any
 
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.files import open_new
 from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, LineReader, Report
@@ -105,7 +106,7 @@ class Stopping(StopRequest):
 
 
 def train_locally(
-    job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report
+    job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, report: Report, checked: str | None = None
 ) -> signal.Signals | None:
     """Train with one process of this machine for each entry of `names`, the nodes that it serves.
 
@@ -114,6 +115,7 @@ def train_locally(
         names: nodes by rank.
         folder: of the run; what each worker prints goes to `log/RANK.txt` in it.
         report: is given the events of rank 0, `starting`, and `started` and `ended` of all.
+        checked: hash of the manifest of a checkpoint in the folder whose files have been checked just now.
 
     Returns:
         None where the run has come to its end; else the signal that asked it to stop.
@@ -144,7 +146,8 @@ def train_locally(
             parent.kill()  # there are no workers yet
             raise
         places = [
-            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else listening, local=True) for w in workers
+            Place(w.rank, len(workers), w.names, HOST, port, None if w.rank else listening, checked, local=True)
+            for w in workers
         ]
         _send(parent, Assignment(folder, text, places, [writing for _, writing in pipes]))
         stop = stack.enter_context(Stopping(workers[0]))
@@ -173,7 +176,7 @@ def _parent(inherited: Sequence[int], folder: Path) -> Iterator[subprocess.Popen
         "TOKENIZERS_PARALLELISM": "false",
         "OPENBLAS_NUM_THREADS": "1",  # else importing NumPy starts threads, and the workers are forked
     }
-    with (folder / "log" / "parent.txt").open("wb") as log:
+    with os.fdopen(open_new(folder / "log" / "parent.txt"), "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "skippipe.train.workers"],
             stdin=subprocess.PIPE,

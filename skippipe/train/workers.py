@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from skippipe.errors import SchedulerError, exit_status
+from skippipe.files import open_new
 from skippipe.train.config import TrainJob
 from skippipe.train.events import LineWriter
 from skippipe.train.place import Place
@@ -122,7 +123,7 @@ def _work(job: TrainJob, assignment: Assignment, place: Place, life: int) -> int
     for pipe in assignment.pipes:
         if pipe != own:
             os.close(pipe)
-    log = os.open(assignment.folder / "log" / f"{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    log = open_new(assignment.folder / "log" / f"{place.rank}.txt")
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

@@ -1,5 +1,6 @@
 """The secret that checkpoints are signed with."""
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_many_at_once_get_the_same() -> None:
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("sixteen bytes at least\n")
+    path.chmod(0o600)
     assert load_key(str(path)) == b"sixteen bytes at least"
     path.write_text("short")
     with pytest.raises(
@@ -51,3 +53,73 @@ def test_no_place_for_it(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("no folder")
     with pytest.raises(InputError, match=r"checkpoint\.key names no other file, cannot be made: Not a directory"):
         load_key(None)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602, 0o610, 0o777])
+def test_one_that_others_may_use(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "a secret"
+    path.write_text("sixteen bytes at least\n")
+    path.chmod(mode)
+    message = rf"{path}, .*: expected .* \(mode 600\), got mode {mode:o}; chmod 600 '{path}'"
+    with pytest.raises(InputError, match=message):
+        load_key(str(path))
+    path.chmod(0o400)
+    assert load_key(str(path)) == b"sixteen bytes at least"
+    load_key(None)
+    default_path().chmod(mode)
+    with pytest.raises(InputError, match=f"where checkpoint.key names no other file: .* got mode {mode:o}"):
+        load_key(None)
+
+
+def test_one_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text("sixteen bytes at least\n")
+    path.chmod(0o600)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert load_key(str(path)) == b"sixteen bytes at least"
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:  # whoever administers the machine may give secrets to its users
+        assert load_key(str(path)) == b"sixteen bytes at least"
+        os.chown(path, owner + 2, -1)
+        owner += 2
+    with pytest.raises(InputError, match=f"expected a file of your own, got one of user {owner}"):
+        load_key(str(path))
+
+
+def test_through_a_link(tmp_path: Path) -> None:
+    """What the link leads to is what counts."""
+    path, link = tmp_path / "secret", tmp_path / "link"
+    path.write_text("sixteen bytes at least\n")
+    path.chmod(0o644)
+    link.symlink_to(path)
+    with pytest.raises(InputError, match="got mode 644"):
+        load_key(str(link))
+    path.chmod(0o600)
+    assert load_key(str(link)) == b"sixteen bytes at least"
+    path.unlink()
+    with pytest.raises(InputError, match="cannot be read: No such file or directory"):
+        load_key(str(link))
+
+
+def test_what_is_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    for content, held in ((b"", "0"), (b" \n\n", "0"), (b"x" * 15, "15"), (b"x" * 4097, "more than 4096")):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(InputError, match=rf"holds {held} bytes, a secret of at least 16 is expected"):
+            load_key(str(path))
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    for odd in (path, tmp_path, Path("/dev/zero")):
+        with pytest.raises(InputError, match=rf"{odd}, .*: cannot be read: no regular file"):
+            load_key(str(odd))
+
+
+def test_the_users_own_that_leads_nowhere(tmp_path: Path) -> None:
+    """A secret is not made in a place that somebody else has chosen."""
+    default_path().parent.mkdir(parents=True)
+    default_path().symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="cannot be read: No such file or directory"):
+        load_key(None)
+    assert not (tmp_path / "elsewhere").exists()

@@ -81,6 +81,39 @@ def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, t
     assert (out / "perplexity.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_losses_that_are_not_finite(
+    given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = Evaluator.losses
+
+    def overflowing(self: Evaluator, way: Any) -> Any:
+        found = losses(self, way)
+        if len(way) < 4:
+            found[[1, 3]] = float("inf")
+        return found
+
+    monkeypatch.setattr(Evaluator, "losses", overflowing)
+    result = run("evaluate", *given, "omit=[last:1]", "output=out")
+    assert result.status == 1
+    message = "last:1: the model gives a loss that is not finite on 2 of 16 sequences, by the layers [0, 1, 2]; "
+    assert f"skippipe evaluate: {message}" in result.err
+    assert "Traceback" not in result.err
+    assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1, "what is finite is kept"
+
+
+def test_a_folder_that_leads_elsewhere(given: list[str], run: Run, tmp_path: Path) -> None:
+    (tmp_path / "canary").write_text("nobody writes here")
+    for name in ("results.jsonl", "table.json"):
+        folder = tmp_path / name.partition(".")[0]
+        assert run("evaluate", *given, f"output={folder.name}").status == 0
+        (folder / name).unlink()
+        (folder / name).symlink_to(tmp_path / "canary")
+        result = run("evaluate", *given, f"output={folder.name}")
+        assert result.status == 2
+        assert f"{folder.name}/{name}: expected a regular file, got a symbolic link" in result.err
+    assert (tmp_path / "canary").read_text() == "nobody writes here"
+
+
 def test_it_goes_on_and_measures_nothing_twice(
     given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Compiled parts compute what plain ones do, for any number of sequences, and layers share what is compiled."""
 
+import os
 import shutil
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from model.small import config_of, tokens
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from skippipe.model.build import StageModule, build_part
+from skippipe.model.layers import own_compile_cache
 
 BATCHES = (3, 2, 5, 7)
 
@@ -44,3 +47,23 @@ def test_compiled_parts_are_the_plain_ones() -> None:
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
     assert counters["stats"]["unique_graphs"] == 2, "one for all layers, one for the loss; none for a batch of its own"
+
+
+def test_what_is_compiled_is_kept_where_nobody_else_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch runs and unpickles what it finds in its cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/mine/cache")
+    for before, after in (
+        (None, "/mine/cache/skippipe/torchinductor"),
+        (default_cache_dir(), "/mine/cache/skippipe/torchinductor"),  # what torch itself chooses
+        ("/chosen", "/chosen"),
+    ):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before or "")
+        own_compile_cache()
+        assert cache_dir_of_torch() == after
+
+
+def cache_dir_of_torch() -> str:
+    """Where torch would look, without making it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "makedirs", lambda *_, **__: None)
+        return cache_dir()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED, Run
-from model.folders import read_whole
+from model.folders import change_weights, read_whole
 from model.small import logits_of
 from tokenizers import Tokenizer
 from train.alone import of_kind, train_alone
@@ -83,6 +83,13 @@ def test_a_dry_run_knows_the_folder(trained: Trained, run: Run, tmp_path: Path) 
     result = run("train", "--dry-run", "model=pretrained", "model.folder=out", "data.sequence=32")
     assert result.status == 0, result.err
     assert "llama" in result.out
+    change_weights(tmp_path / "out", {"model.norm.weight": torch.full([32], torch.nan)})
+    result = run("train", "--dry-run", "model=pretrained", "model.folder=out", "data.sequence=32")
+    assert (result.status, result.out) == (2, "")
+    message = "out/model.safetensors: model.norm.weight: expected finite numbers, got nan at 0 (32 of 32 values)\n"
+    assert result.err == f"skippipe train: {message}"
+    result = run("evaluate", "model_folder=out", "data.sequence=32", "output=evaluation", "dtype=float32")
+    assert (result.status, result.err.endswith(message)) == (2, True)
 
 
 @pytest.fixture
@@ -212,8 +219,9 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
     other = tmp_path / "other.key"
     other.write_text("0" * 64)
+    other.chmod(0o600)
     assert "signature" in refused("export", f"checkpoint={folder}", "output=new", f"key={other}")
-    older, newest = sorted(copy.rglob("*.distcp"), key=str)
+    older, newest = sorted(copy.rglob("*.safetensors"), key=str)
     newest.write_bytes(newest.read_bytes()[:-1])
     passed_over = run("export", "checkpoint=copy", "output=older")
     assert passed_over.status == 0

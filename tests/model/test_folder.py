@@ -23,6 +23,7 @@ from skippipe.model import weights as weights_module
 from skippipe.model.build import build_part, config_sha256, model_config, plain_settings
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import resolved_settings, weights_folder
+from skippipe.model.weights import check_weights
 
 INDEX = "model.safetensors.index.json"
 UP = "model.layers.2.mlp.up_proj.weight"
@@ -247,6 +248,48 @@ def test_weights_that_do_not_fit(name: str, changes: dict[str, Any], message: st
         parts_in(tmp_path, [2, 2])
     assert str(refusal.value).startswith(f"{tmp_path / WEIGHTS}: ")
     assert message in str(refusal.value)
+
+
+ODD = [torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_weights_that_are_not_finite(odd: float, stored: torch.dtype, llama: Path) -> None:
+    bad = load_file(llama / WEIGHTS)[UP].to(stored)
+    bad[1, 2] = odd
+    change_weights(llama, {UP: bad})
+    place = f"{odd} at {bad.shape[1] + 2} (1 of {bad.numel()} values)"
+    message = f"{llama / WEIGHTS}: {UP}: expected finite numbers, got {place}"
+    for refused in (lambda: parts_in(llama), lambda: parts_in(llama, [2, 2]), lambda: check_weights(llama)):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert str(caught.value) == message
+    config = model_config({"folder": str(llama)})
+    part = build_part(config, stage=0, layers=range(2), first=True, seed=0, weights=llama)
+    assert len(part.layers) == 2, "the tensor is no business of the first two layers"
+
+
+def test_experts_and_pieces_that_are_not_finite(tmp_path: Path) -> None:
+    write_model("mixtral", tmp_path, shard="40KB")
+    index = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    file = tmp_path / index[EXPERT]
+    state = load_file(file)
+    state[EXPERT][0, 0] = -torch.inf
+    save_file(state, file, metadata={"format": "pt"})
+    for refused in (lambda: parts_in(tmp_path), lambda: check_weights(tmp_path)):
+        with pytest.raises(InputError, match=rf"{file}: {EXPERT}: expected finite numbers, got -inf at 0 \(1 of"):
+            refused()
+
+
+def test_weights_that_are_finite_in_another_type_alone(llama: Path) -> None:
+    wide = load_file(llama / WEIGHTS)[UP].double()
+    wide[0, 1] = -1e300
+    change_weights(llama, {UP: wide})
+    check_weights(llama)
+    assert parts_in(llama, dtype=torch.float64)[0].state_dict()[UP][0, 1] == -1e300
+    with pytest.raises(InputError, match=rf"{WEIGHTS}: {UP}: expected finite numbers in float32, got -inf at 1 \(1 of"):
+        parts_in(llama)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skippipe.study.metrics import Point, parse_lines, read_progress
-from skippipe.train.events import Event
+from skippipe.train.events import Event, strict
 
 PLAN = {"event": "plan", "microbatches": 3, "microbatch_size": 2, "sequence": 10}
 
@@ -72,7 +72,8 @@ def test_losses_that_are_no_numbers_are_no_points() -> None:
             event["loss"] = float("nan")
         if event["event"] == "validation" and event["iteration"] == 6:
             event["training_loss"] = float("inf")
-    progress = read_progress(parse_lines(map(json.dumps, events)))
+    lines = [json.dumps(strict(event), allow_nan=False) for event in events]
+    progress = read_progress(parse_lines(lines))
     assert progress is not None
     assert progress.curve == [Point(0, 9.0, None)]
     assert progress.tokens == 6 * 60
@@ -90,3 +91,13 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
     assert progress is not None
     assert progress.summary is None
     assert progress.tokens == 6 * 60
+
+
+def test_an_attempt_makes_void_what_came_later() -> None:
+    """Also before it has told of an iteration of its own."""
+    first = [{"event": "attempt", "attempt": 1, "iteration": 0}, *told(0, 7, 0), {"event": "summary", "iterations": 7}]
+    progress = read_progress([*first, {"event": "attempt", "attempt": 2, "iteration": 4}])
+    assert progress is not None
+    assert sorted(progress.iterations) == [1, 2, 3, 4]
+    assert sorted(progress.validations) == [0, 3]
+    assert progress.summary is None

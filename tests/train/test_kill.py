@@ -1,5 +1,6 @@
 """A worker that is killed at the start, in the middle or at the end: its node is named, and nobody is left."""
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -40,4 +41,7 @@ def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path)
         assert list(tmp_path.iterdir()) == []
     else:
         assert (run / "metrics.jsonl").read_bytes().endswith(b"}\n")
+        end = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (end["event"], end["outcome"], end["attempt"]) == ("run_ended", "failed", 1)
+        assert end["message"] in err
         assert not list(run.rglob("*.tmp"))

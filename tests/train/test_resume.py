@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import signal
 import time
@@ -22,6 +23,7 @@ from train.jobs import make_cluster, make_job
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.saving import Saver
 from skippipe.checkpoint.shelf import FOLDER
+from skippipe.checkpoint.tensors import opened
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
@@ -86,18 +88,9 @@ def losses(events: Sequence[Event]) -> dict[int, float]:
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
     """Everything that the newest checkpoint of a run holds."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
     checkpoint = open_checkpoint(folder)
-    reader = FileSystemReader(checkpoint.path / "tensors")
-    found: dict[str, Tensor] = {}
-    for part in ("weights", "optimizer"):
-        names = [n.removeprefix(f"{part}/") for n in reader.read_metadata().state_dict_metadata if n.startswith(part)]
-        sizes: Any = reader.read_metadata().state_dict_metadata
-        tensors = {name: torch.zeros(sizes[f"{part}/{name}"].size) for name in names}
-        checkpoint.load(tensors, part)
-        found |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-    return found
+    with opened(checkpoint.path, checkpoint.manifest) as files:
+        return {name: files.read(name).clone() for name in files}
 
 
 def check_equal(one: Path, other: Path) -> None:
@@ -133,6 +126,35 @@ def test_a_run_that_was_stopped_comes_to_the_same(skip_ratio: float, train: Trai
     assert of_kind(third, "summary")[0]["loss_after"] == of_kind(unbroken, "summary")[0]["loss_after"]
     check_equal(broken.with_name("unbroken"), broken)
     assert open_checkpoint(broken).state.iteration == ITERATIONS
+
+
+def one_rank_without_pickle(*arguments: Any) -> list[Event]:
+    """In a warm worker: as `one_rank`, where torch cannot make an object of what it is sent or reads."""
+    from torch.distributed import distributed_c10d
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something is unpickled")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_tensor_to_object", "_unpickler", "_object_to_tensor"):
+            patch.setattr(distributed_c10d, name, refuse)
+        patch.setattr(torch, "load", refuse)
+        patch.setattr(pickle, "loads", refuse)
+        patch.setattr(pickle, "load", refuse)
+        patch.setattr(pickle, "Unpickler", refuse)
+        return one_rank(*arguments)
+
+
+def test_nothing_is_unpickled(pool: pools.Pool, folder: Folder) -> None:
+    """Four ranks meet, measure, train, save, stop and go on: whatever they tell each other or read is no pickle."""
+    run = folder("run")
+    job = job_of(checkpoint__every=1, runtime__calibrate=True)
+    told: list[Event] = []
+    for stop_at in (2, NEVER):
+        port = free_port()
+        told = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
+    assert of_kind(told, "resumed")
+    assert of_kind(told, "checkpoint")
 
 
 def test_checkpoints_are_made_while_training_goes_on(folder: Folder) -> None:

@@ -121,6 +121,11 @@ def test_asked_to_stop(tmp_path: Path) -> None:
         assert line.endswith("; the same command goes on from there\n")
         assert whole(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
         assert list(losses(tmp_path / "run"))[-1] == whole(tmp_path / "run")
+        end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+        assert end == {
+            "event": "run_ended", "attempt": end["attempt"], "iteration": whole(tmp_path / "run"),
+            "outcome": "stopped", "signal": signal.Signals(number).name,
+        }  # fmt: skip
 
 
 def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: Path) -> None:
