@@ -37,6 +37,7 @@ fn check_objects(file: &Value) -> Result<()> {
         no_list(key, &file[key])?;
     }
     for (prefix, parent) in [("", file), ("cluster.", &file["cluster"])] {
+        no_list(&format!("{prefix}workload"), &parent["workload"])?;
         for key in LISTS_OF_OBJECTS {
             for (i, item) in parent[key].as_array().into_iter().flatten().enumerate() {
                 no_list(&format!("{prefix}{key}[{i}]"), item)?;

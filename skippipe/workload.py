@@ -1,0 +1,88 @@
+"""What the times of a cluster hold for: model, microbatch, and the decoder layers of each node.
+
+The part `workload` of `skippipe.cluster/1`. What is not known is None; nothing is taken to be 0.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skippipe._scheduler import Cluster, Plan
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What node times and message sizes were measured or stated for."""
+
+    config_sha256: str | None = None
+    """hash of the model's configuration"""
+    hidden: int | None = None
+    """hidden size"""
+    layers: int | None = None
+    """decoder layers of the whole model"""
+    microbatch_size: int | None = None
+    """sequences of a microbatch"""
+    sequence: int | None = None
+    """tokens of a sequence"""
+    wire_dtype: str | None = None
+    """type of the numbers in messages"""
+    device: str | None = None
+    """what the stages were timed on"""
+    node_layers: tuple[int | None, ...] = ()
+    """decoder layers of the stage that each node's times hold for; empty: not known"""
+
+    def to_json(self) -> str:
+        """Write what is known of it, as a cluster has it."""
+        known = {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, ())}
+        return json.dumps(known)
+
+    @property
+    def microbatch_tokens(self) -> int | None:
+        """Tokens of a microbatch."""
+        if self.microbatch_size is None or self.sequence is None:
+            return None
+        return self.microbatch_size * self.sequence
+
+
+def workload_of(cluster: Cluster) -> Workload:
+    """What a cluster says of its times; nothing known where it says nothing."""
+    if cluster.workload is None:
+        return Workload()
+    content: dict[str, Any] = json.loads(cluster.workload)
+    return Workload(**content | {"node_layers": tuple(content.get("node_layers", ()))})
+
+
+def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
+    """Say which stages have other layers than the times of their nodes hold for; None where none is known to have.
+
+    Args:
+        plan: with its allocation and cluster.
+        layers: decoder layers of each stage; None: not known.
+
+    """
+    held = workload_of(plan.cluster).node_layers
+    if not held or layers is None:
+        return None
+    differing: dict[tuple[int, int], list[int]] = {}
+    for stage, nodes in enumerate(plan.stages):
+        for then in sorted({count for count in (held[node] for node in nodes) if count not in (None, layers[stage])}):
+            differing.setdefault((then, layers[stage]), []).append(stage)
+    if not differing:
+        return None
+    parts = [
+        f"{_stages(stages)} {'has' if len(stages) == 1 else 'have'} {now} decoder layers, "
+        f"the node times hold for {then}"
+        for (then, now), stages in differing.items()
+    ]
+    return "; ".join(parts)
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    """Name stages: `stage 2`, `stages 0-3`, `stages 0, 2`."""
+    if len(numbers) == 1:
+        return f"stage {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"stages {numbers[0]}-{numbers[-1]}"
+    return f"stages {', '.join(map(str, numbers))}"
