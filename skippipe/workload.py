@@ -1,4 +1,4 @@
-"""What the times of a cluster hold for: model, microbatch, and the decoder layers of each node.
+"""What the times of a cluster hold for, and what a plan gets done in terms of it.
 
 The part `workload` of `skippipe.cluster/1`. What is not known is None; nothing is taken to be 0.
 """
@@ -52,6 +52,47 @@ def workload_of(cluster: Cluster) -> Workload:
         return Workload()
     content: dict[str, Any] = json.loads(cluster.workload)
     return Workload(**content | {"node_layers": tuple(content.get("node_layers", ()))})
+
+
+def microbatch_tokens(plan: Plan) -> int | None:
+    """Tokens of one microbatch of a plan, by the model that it was made for or else by its cluster; None: not known."""
+    model: dict[str, Any] = {} if plan.model is None else json.loads(plan.model)
+    size, sequence = model.get("microbatch_size"), model.get("sequence")
+    if type(size) is int and type(sequence) is int and size > 0 and sequence > 0:
+        return size * sequence
+    return workload_of(plan.cluster).microbatch_tokens
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Work per second of an iteration; None where it is not known."""
+
+    microbatches_per_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+def throughput(plan: Plan, iteration_s: float | None = None) -> Throughput:
+    """What a plan gets done in a second, where an iteration takes `iteration_s` (default: as it predicts)."""
+    seconds = plan.predicted.iteration_s if iteration_s is None else iteration_s
+    tokens = microbatch_tokens(plan)
+    if seconds <= 0:
+        return Throughput()
+    rate = len(plan.microbatches) / seconds
+    return Throughput(rate, None if tokens is None else rate * tokens)
+
+
+def skipped_executions(plan: Plan) -> float | None:
+    """Share of all (microbatch, decoder layer) executions that a plan leaves out; None where layers are not known.
+
+    The skip ratio counts stages; this is the same where all stages have equally many layers. Stages that no node
+    serves count in neither.
+    """
+    if not plan.layers:
+        return None
+    present = [stage for stage in range(len(plan.stages)) if stage not in plan.absent_stages]
+    every = len(plan.microbatches) * sum(plan.layers[stage] for stage in present)
+    executed = sum(plan.layers[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
+    return 1.0 - executed / every if every else None
 
 
 def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:

@@ -1,9 +1,7 @@
-"""Figures that a plan implies: work per second, visits per stage, node utilization, what each node does. No output."""
+"""Figures that a plan implies: visits per stage, node utilization, what each node does. No output."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,46 +26,6 @@ def busy_shares(plan: Plan) -> NDArray[np.float64]:
     for task in plan.tasks:
         busy[task.node] += task.end_s - task.start_s
     return busy / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else busy
-
-
-def microbatch_tokens(plan: Plan) -> int | None:
-    """Tokens of one microbatch of a plan, by the model that it was made for or else by its cluster; None: not known."""
-    model: dict[str, Any] = {} if plan.model is None else json.loads(plan.model)
-    size, sequence = model.get("microbatch_size"), model.get("sequence")
-    if type(size) is int and type(sequence) is int and size > 0 and sequence > 0:
-        return size * sequence
-    return workload_of(plan.cluster).microbatch_tokens
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """Work per second of an iteration; None where it is not known."""
-
-    microbatches_per_s: float | None
-    tokens_per_s: float | None
-
-
-def throughput(plan: Plan) -> Throughput:
-    """What a plan gets done in a second, by its predicted iteration."""
-    seconds, tokens = plan.predicted.iteration_s, microbatch_tokens(plan)
-    if seconds <= 0:
-        return Throughput(None, None)
-    rate = len(plan.microbatches) / seconds
-    return Throughput(rate, None if tokens is None else rate * tokens)
-
-
-def skipped_executions(plan: Plan) -> float | None:
-    """Share of all (microbatch, decoder layer) executions that a plan leaves out; None where layers are not known.
-
-    The skip ratio counts stages; this is the same where all stages have equally many layers. Stages that no node
-    serves count in neither.
-    """
-    if not plan.layers:
-        return None
-    present = [stage for stage in range(len(plan.stages)) if stage not in plan.absent_stages]
-    every = len(plan.microbatches) * sum(plan.layers[stage] for stage in present)
-    executed = sum(plan.layers[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
-    return 1.0 - executed / every if every else None
 
 
 def assumed_layers(plan: Plan) -> list[int] | None:
