@@ -32,6 +32,8 @@ class Workload:
     """what the stages were timed on"""
     node_layers: tuple[int | None, ...] = ()
     """decoder layers of the stage that each node's times hold for; empty: not known"""
+    sources: tuple[int, ...] | None = None
+    """nodes whose times are those of stage 0, embedding included; None: not known"""
 
     def to_json(self) -> str:
         """Write what is known of it, as a cluster has it."""
@@ -51,7 +53,14 @@ def workload_of(cluster: Cluster) -> Workload:
     if cluster.workload is None:
         return Workload()
     content: dict[str, Any] = json.loads(cluster.workload)
-    return Workload(**content | {"node_layers": tuple(content.get("node_layers", ()))})
+    sources = content.get("sources")
+    return Workload(
+        **content
+        | {
+            "node_layers": tuple(content.get("node_layers", ())),
+            "sources": None if sources is None else tuple(sources),
+        }
+    )
 
 
 def microbatch_tokens(plan: Plan) -> int | None:
@@ -118,6 +127,19 @@ def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
         for (then, now), stages in differing.items()
     ]
     return "; ".join(parts)
+
+
+def other_sources(plan: Plan) -> str | None:
+    """Say which nodes of stage 0 were timed without the embedding, and which others with it; None where none is known."""
+    timed = workload_of(plan.cluster).sources
+    if timed is None:
+        return None
+    names, served = plan.cluster.names, {node for nodes in plan.stages for node in nodes}
+    without = [names[node] for node in plan.stages[0] if node not in timed]
+    beside = [names[node] for node in timed if node in served and node not in plan.stages[0]]
+    parts = [f"times of {', '.join(without)} are without the embedding of stage 0"] if without else []
+    parts += [f"times of {', '.join(beside)} include the embedding of stage 0"] if beside else []
+    return "; ".join(parts) or None
 
 
 def _stages(numbers: Sequence[int]) -> str:

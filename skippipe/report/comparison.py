@@ -1,7 +1,5 @@
 """Why one plan takes longer than another, in words taken from their figures. No output here."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 
 from skippipe._scheduler import Plan
@@ -12,8 +10,12 @@ from skippipe.report.table import Table
 from skippipe.report.terminal import percent, seconds, throughput_in_words
 from skippipe.workload import throughput
 
+COMPARED = 2
+"""So many plans are compared."""
 WORTH_TELLING = 0.01
 """Share of the longer iteration below which a difference is not told."""
+SAME = 1e-9
+"""Share of an iteration within which two are equally long."""
 MOST_PARTS = 4
 MOST_STAGES = 12
 """Stages whose visits are listed; of more, least and most."""
@@ -23,8 +25,7 @@ def comparison(first: Explained, second: Explained) -> Table:
     """Say which of two plans takes longer, what differs, and whether that lies in the question or in the search."""
     slow, fast = sorted((first, second), key=lambda explained: -explained.plan.predicted.iteration_s)
     longer_s = slow.plan.predicted.iteration_s - fast.plan.predicted.iteration_s
-    title = f"Why {slow.name} takes longer than {fast.name}"
-    if longer_s <= 1e-9 * slow.plan.predicted.iteration_s:
+    if longer_s <= SAME * slow.plan.predicted.iteration_s:
         return Table("Comparison", [], [], (f"Both take {seconds(slow.plan.predicted.iteration_s)}.",))
     notes = [
         _headline(slow, fast, longer_s),
@@ -35,20 +36,19 @@ def comparison(first: Explained, second: Explained) -> Table:
         *_critical_path(slow, fast),
         _bound(slow, fast),
     ]
-    return Table(title, [], [], tuple(notes))
+    return Table(f"Why {slow.name} takes longer than {fast.name}", [], [], tuple(notes))
 
 
 def _headline(slow: Explained, fast: Explained, longer_s: float) -> str:
     share = percent(longer_s / fast.plan.predicted.iteration_s)
     text = f"It takes {seconds(longer_s)} longer ({share})"
+    batches, other_batches = len(slow.plan.microbatches), len(fast.plan.microbatches)
+    if batches != other_batches:
+        rates = [throughput_in_words(throughput(explained.plan))[2:] for explained in (slow, fast)]
+        return f"{text}, for {batches} microbatches where the other runs {other_batches}: {' against '.join(rates)}."
     ours, theirs = executed_visits(slow.plan), executed_visits(fast.plan)
-    if ours < theirs and len(slow.plan.microbatches) == len(fast.plan.microbatches):
-        text += f", although it runs {ours} stage visits where the other runs {theirs}"
-    if len(slow.plan.microbatches) != len(fast.plan.microbatches):
-        text += (
-            f", for {len(slow.plan.microbatches)} microbatches where the other runs {len(fast.plan.microbatches)}"
-            f"{throughput_in_words(throughput(slow.plan))} against {throughput_in_words(throughput(fast.plan))[2:]}"
-        )
+    if ours != theirs:
+        text += f"{', although it runs' if ours < theirs else ':'} {ours} stage visits where the other runs {theirs}"
     return f"{text}."
 
 
@@ -63,7 +63,7 @@ def _other_question(slow: Plan, fast: Plan) -> list[str]:
         name
         for name, ours, theirs in (
             ("cluster", slow.cluster, fast.cluster),
-            ("rules", repr(slow.constraints), repr(fast.constraints)),
+            ("rules", slow.constraints, fast.constraints),
             ("strategies", slow.strategy, fast.strategy),
             ("layers per stage", slow.layers, fast.layers),
         )
@@ -114,11 +114,11 @@ def _work(slow: Explained, fast: Explained) -> list[str]:
 
 def busiest(explained: Explained) -> tuple[str, float]:
     """Name the node with the longest tasks in all, and give their seconds."""
-    busy: Counter[int] = Counter()
+    busy: dict[int, float] = dict.fromkeys(range(len(explained.plan.cluster)), 0.0)
     for task in explained.tasks:
-        busy[task.node] += task.end_s - task.start_s  # type: ignore[assignment]  # a counter of seconds
-    node = max(sorted(busy), key=lambda number: busy[number])
-    return explained.plan.cluster.names[node], float(busy[node])
+        busy[task.node] += task.end_s - task.start_s
+    node = max(busy, key=lambda number: busy[number])
+    return explained.plan.cluster.names[node], busy[node]
 
 
 def _waits(slow: Explained, fast: Explained) -> list[str]:
@@ -145,15 +145,12 @@ def messages(explained: Explained) -> tuple[int, float]:
     last_hop = {microbatch.id: len(microbatch.nodes) - 1 for microbatch in explained.plan.microbatches}
     count, total = 0, 0.0
     for i, task in enumerate(explained.tasks):
-        before = {
-            "F": (task.microbatch, "F", task.hop - 1),
-            "L": (task.microbatch, "F", last_hop[task.microbatch]),
-            "B": (task.microbatch, "B", task.hop + 1)
-            if task.hop < last_hop[task.microbatch]
-            else (task.microbatch, "L", 0),
-        }[task.kind]
-        if before in index and explained.tasks[index[before]].node != task.node:
-            count, total = count + 1, total + arrival[i] - explained.tasks[index[before]].end_s
+        last = last_hop[task.microbatch]
+        turned = ("L", 0) if task.hop == last else ("B", task.hop + 1)
+        kind, hop = {"F": ("F", task.hop - 1), "L": ("F", last), "B": turned}[task.kind]
+        before = index.get((task.microbatch, kind, hop))
+        if before is not None and explained.tasks[before].node != task.node:
+            count, total = count + 1, total + arrival[i] - explained.tasks[before].end_s
     return count, total
 
 
@@ -179,8 +176,6 @@ def _bound(slow: Explained, fast: Explained) -> str:
             f"{seconds(other_s)}."
             + ("" if slow.plan.stages == fast.plan.stages else " The other's allocation may suit it better.")
         )
-    if bool(json.loads(slow.plan.solver).get("optimal")):
-        return f"It is proved to be the best {whose}."
     return (
         f"The search may be the cause: {whose}, plans of {seconds(bound_s)} are not ruled out, less than the other's "
         f"{seconds(other_s)}; more time (planner.time_limit_s) may find a shorter one."

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Constraints
-from skippipe.report.comparison import comparison
+from skippipe.report.comparison import COMPARED, comparison
 from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
@@ -11,7 +11,6 @@ from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10
-COMPARED = 2
 REASONS = {
     "input": "when their input arrived",
     "busy": "after their node had been busy",

@@ -18,7 +18,7 @@ from skippipe.planning import evaluate, make_plan, state_problem
 from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import Layout
-from skippipe.workload import Workload, other_cut, workload_of
+from skippipe.workload import Workload, other_cut, other_sources, workload_of
 
 KEY_OF_KIND = {"F": "forward_s", "L": "loss_s", "B": "backward_s"}
 
@@ -175,7 +175,7 @@ def judge_prediction(
     stated = workload_of(plan.cluster)
     if plan.model is None and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
         return Prediction(True, "neither plan nor cluster says which model and microbatch its times hold for")
-    return Prediction(True, "")
+    return Prediction(True, other_sources(plan) or "")
 
 
 def _misfit(plan: Plan, note: ModelNote, layers: Sequence[int], device: str | None) -> str | None:
@@ -220,7 +220,8 @@ def workload_note(note: ModelNote, layout: Layout, layers: Sequence[int], device
     stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
     nodes = range(len(layout.cluster))
     node_layers = tuple(layers[stage_of[node]] if node in stage_of else None for node in nodes)
-    return Workload(**dataclasses.asdict(note), device=device, node_layers=node_layers)
+    sources = tuple(layout.stages[0])
+    return Workload(**dataclasses.asdict(note), device=device, node_layers=node_layers, sources=sources)
 
 
 def stated_note(job: TrainJob) -> dict[str, Any]:

@@ -33,6 +33,9 @@ pub struct Workload {
     /// Decoder layers that the times of each node hold for; empty: not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_layers: Vec<Option<u64>>,
+    /// Nodes whose times are those of stage 0, embedding included; None: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sources: Option<Vec<usize>>,
 }
 
 impl Workload {
@@ -71,6 +74,9 @@ impl Workload {
                 format!("a list of {}", self.node_layers.len()),
                 format!("one number for each of the {nodes} nodes, or none"),
             );
+        }
+        if let Some(source) = self.sources.iter().flatten().find(|source| **source >= nodes) {
+            return invalid(format!("{prefix}workload.sources"), source, format!("numbers in 0..{}", nodes - 1));
         }
         match self.node_layers.iter().position(|layers| *layers == Some(0)) {
             Some(i) => invalid(format!("{prefix}workload.node_layers[{i}]"), 0, "an integer of at least 1, or null"),
