@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 STAGE_S = 0.6
 """How long each stage is timed."""
 HEAD_S = 0.2
-"""How long head and loss are timed where no stage has them."""
+"""How long head and loss are timed, on every rank: a later plan may make any node a source."""
 LEAST_RUNS = 3
 REHEARSALS = 2
 """Iterations of a first plan, to time tasks while others run."""
@@ -49,8 +49,6 @@ class StageTimes:
 
     forward_s: float
     backward_s: float
-    loss_s: float | None
-    """None where the stage is not the first"""
     step_s: float
     gradient_bytes: int
 
@@ -67,7 +65,7 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
     hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
-    taken: dict[str, list[float]] = {"F": [], "L": [], "B": []}
+    taken: dict[str, list[float]] = {"F": [], "B": []}
 
     def timed(what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         begin = time.perf_counter()
@@ -87,7 +85,6 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
         while len(taken["F"]) <= LEAST_RUNS or time.perf_counter() < end:
             if stage.module.first:
                 timed("F", lambda: stage.forward(0, stage.embed(0, tokens)))
-                timed("L", lambda: stage.loss(0, hidden, tokens))
             else:
                 timed("F", lambda: stage.forward(0, hidden))
             timed("B", home)
@@ -95,15 +92,15 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
     step_s = _time_step(stage)
     stage.begin(1)
     # The first run of each is the slow one.
-    medians = {what: statistics.median(times[1:]) for what, times in taken.items() if times}
-    return StageTimes(medians["F"], medians["B"], medians.get("L"), step_s, sum(g.nbytes for g in gradients))
+    medians = {what: statistics.median(times[1:]) for what, times in taken.items()}
+    return StageTimes(medians["F"], medians["B"], step_s, sum(g.nbytes for g in gradients))
 
 
 def time_head(head: Stage, boundary: Boundary, vocabulary: int) -> float:
-    """Time head and loss where they are not part of a stage, since a later plan may make any node a source.
+    """Time head and loss; the gradients of the stage are dropped.
 
     Args:
-        head: a stage of embedding, norm and head without decoder layers.
+        head: a stage with the head, whatever decoder layers it has.
         boundary: what messages look like.
         vocabulary: tokens are drawn below it.
 
@@ -121,6 +118,7 @@ def time_head(head: Stage, boundary: Boundary, vocabulary: int) -> float:
         begin = time.perf_counter()
         head.loss(0, hidden, tokens)
         taken.append(time.perf_counter() - begin)
+    head.begin(1)
     return statistics.median(taken[1:])
 
 
@@ -209,8 +207,10 @@ def calibrated(station: Station, layout: Layout, workload: Workload, build_head:
     by_rank: list[dict[str, dict[str, Any]]] = [json.loads(x) for x in team.exchange("stage times", json.dumps(own))]
     stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
     nodes = [StageTimes(**by_rank[rank][str(stage_of[node])]) for node, rank in enumerate(rank_of)]
-    loss_s = own[0]["loss_s"] if 0 in own else time_head(build_head(), boundary, station.vocabulary)
-    losses = [json.loads(text) for text in team.exchange("loss times", json.dumps(loss_s))]
+    head = station.stages.get(0) or build_head()
+    team.exchange("heads built", "")  # so that all of them are timed at once
+    loss_s = time_head(head, boundary, station.vocabulary)
+    losses = [float(text) for text in team.exchange("loss times", str(loss_s))]
     pairs = np.ix_(rank_of, rank_of)
     return Cluster(
         layout.cluster.names,

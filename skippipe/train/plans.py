@@ -173,7 +173,8 @@ def judge_prediction(
     if misfit is not None:
         return Prediction(False, misfit)
     stated = workload_of(plan.cluster)
-    if plan.model is None and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
+    given = job.plan is not None and plan.model is not None  # the model of a plan made here is this run's, whatever
+    if not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
         return Prediction(True, "neither plan nor cluster says which model and microbatch its times hold for")
     return Prediction(True, other_sources(plan) or "")
 
