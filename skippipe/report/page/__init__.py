@@ -47,7 +47,7 @@ def _asset(name: str) -> str:
 def _figures(plans: Sequence[Explained]) -> str:
     """Tables of all plans together; the first stands under the page's own heading."""
     first, *others = overview(plans)
-    return _table(first) + "".join(map(_titled, others))
+    return _table(first) + "".join(_titled(table) for table in others)
 
 
 def _sections(explained: Explained, most: int, *, named: bool) -> str:
