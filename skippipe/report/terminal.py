@@ -37,10 +37,11 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     baselines = [name for name in ("full", "full-routed") if name in times]
     table = plain_table()
-    table.add_column("strategy")
+    table.padding = (0, 2, 0, 0)
+    table.add_column("strategy", no_wrap=True)
     works = [name for name in WORK_PER_S if any(work_per_s(outcome.throughput, name) != "-" for outcome in outcomes)]
     for heading in ("iteration", "lower bound", "gap", *works, *(f"saved of {name}" for name in baselines)):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for outcome in outcomes:
         savings = [None if name == outcome.strategy else saving(outcome.iteration_s, times[name]) for name in baselines]
         times_shown = (seconds(outcome.iteration_s), seconds(outcome.lower_bound_s))
