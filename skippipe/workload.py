@@ -122,7 +122,7 @@ def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
     if not differing:
         return None
     parts = [
-        f"{_stages(stages)} {'has' if len(stages) == 1 else 'have'} {now} decoder layers, "
+        f"{_stages(stages)} {'has' if len(stages) == 1 else 'have'} {now} decoder layer{'' if now == 1 else 's'}, "
         f"the node times hold for {then}"
         for (then, now), stages in differing.items()
     ]
@@ -130,7 +130,7 @@ def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
 
 
 def other_sources(plan: Plan) -> str | None:
-    """Say which nodes of stage 0 were timed without the embedding, and which others with it; None where none is known."""
+    """Say which nodes of stage 0 were timed without the embedding, and which others with it; None: none, or unknown."""
     timed = workload_of(plan.cluster).sources
     if timed is None:
         return None

@@ -1,4 +1,4 @@
-"""What the times of a cluster hold for, and the work of plans: throughput, layer executions, stages of another length."""
+"""What the times of a cluster hold for; the work of plans: throughput, layer executions, stages of another length."""
 
 import json
 import re
@@ -95,7 +95,9 @@ def test_refused(workload: Any, parts: list[str], small_cluster: dict[str, Any],
 
 def test_refused_with_the_name_of_the_file(refused: Refused, write: Write, small_cluster: dict[str, Any]) -> None:
     write("c.json", with_workload(small_cluster, hidden=0))
-    assert "c.json: workload.hidden is 0, an integer of at least 1 is expected" in refused("plan", "cluster.file=c.json")
+    assert "c.json: workload.hidden is 0, an integer of at least 1 is expected" in refused(
+        "plan", "cluster.file=c.json"
+    )
 
 
 def test_a_plan_is_for_the_model_of_its_times(plan_of: Callable[..., Plan]) -> None:
@@ -111,7 +113,8 @@ def test_a_plan_is_for_the_model_of_its_times(plan_of: Callable[..., Plan]) -> N
 def test_throughput_is_of_what_is_known(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of(microbatch_size=4)
     rate = 6 / plan.predicted.iteration_s
-    assert throughput(plan) == Throughput(pytest.approx(rate), None)
+    assert throughput(plan).microbatches_per_s == pytest.approx(rate)
+    assert throughput(plan).tokens_per_s is None
     assert throughput(plan, 2.0) == Throughput(3.0, None)
     assert throughput(plan, 0.0) == Throughput()
 
@@ -130,7 +133,14 @@ def test_layer_executions(plan_of: Callable[..., Plan]) -> None:
 def test_absent_stages_count_in_neither(run: Run, write: Write, tmp_path: Path, small_cluster: dict[str, Any]) -> None:
     write("c.json", with_workload(small_cluster, layers=7))
     write("a.json", {"stages": [[0, 1], [], [2], [3]], "absent_stages": [1], "layers": [1, 5, 2, 3]})
-    arguments = ("plan", "cluster.file=c.json", "allocate.stages=a.json", "schedule.microbatches_per_source=3", "planner.work_limit=300", "output=p.json")
+    arguments = (
+        "plan",
+        "cluster.file=c.json",
+        "allocate.stages=a.json",
+        "schedule.microbatches_per_source=3",
+        "planner.work_limit=300",
+        "output=p.json",
+    )
     result = run(*arguments, "schedule.skip_ratio=0")
     assert result.status == 0, result.err
     plan = load_plan(str(tmp_path / "p.json"))
@@ -146,7 +156,7 @@ def test_stages_of_another_length(plan_of: Callable[..., Plan]) -> None:
     assert other_cut(plan, [3, 3, 2]) == "stages 0-1 have 3 decoder layers, the node times hold for 2"
     told = other_cut(plan, [1, 2, 3])
     assert told == (
-        "stage 0 has 1 decoder layers, the node times hold for 2; "
+        "stage 0 has 1 decoder layer, the node times hold for 2; "
         "stage 2 has 3 decoder layers, the node times hold for 2"
     )
     unknown = plan_of(node_layers=[None] * 4)

@@ -168,15 +168,19 @@ def judge_prediction(
 
     """
     if job.runtime.group > 1:
-        return Prediction(False, f"microbatches share passes (runtime.group={job.runtime.group}), the plan's do not")
+        return Prediction(
+            holds=False, note=f"microbatches share passes (runtime.group={job.runtime.group}), the plan's do not"
+        )
     misfit = _misfit(plan, note, layers, device)
     if misfit is not None:
-        return Prediction(False, misfit)
+        return Prediction(holds=False, note=misfit)
     stated = workload_of(plan.cluster)
     given = job.plan is not None and plan.model is not None  # the model of a plan made here is this run's, whatever
     if not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
-        return Prediction(True, "neither plan nor cluster says which model and microbatch its times hold for")
-    return Prediction(True, other_sources(plan) or "")
+        return Prediction(
+            holds=True, note="neither plan nor cluster says which model and microbatch its times hold for"
+        )
+    return Prediction(holds=True, note=other_sources(plan) or "")
 
 
 def _misfit(plan: Plan, note: ModelNote, layers: Sequence[int], device: str | None) -> str | None:

@@ -181,8 +181,8 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     parameters = _count_parameters(station, layout)
     full: dict[str, float | None] = {}
     if predictions[0].holds:
-        text = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
-        full = json.loads(text)
+        shared = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
+        full = json.loads(shared)
     if recorder is not None:
         recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {
