@@ -4,7 +4,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skippipe import _scheduler
@@ -46,7 +46,7 @@ class Outcome:
     lower_bound_s: float | None = None
     gap: float | None = None
     note: str = ""
-    throughput: Throughput = Throughput()
+    throughput: Throughput = field(default_factory=Throughput)
     """work per second: the microbatches of strategies may differ"""
 
 
