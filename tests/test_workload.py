@@ -72,7 +72,7 @@ def test_it_comes_back_as_it_was(small_cluster: dict[str, Any]) -> None:
     [
         ({"hidden": 0}, ["workload.hidden is 0", "at least 1"]),
         ({"sequence": -1}, ["workload.sequence"]),
-        ({"layers": 2.5}, ["workload.layers"]),
+        ({"layers": 2.5}, ["workload.layers", "expected a non-negative integer"]),
         ({"hidden_size": 64}, ["workload", "hidden_size"]),
         ({"node_layers": [2, 2, 2]}, ["workload.node_layers is a list of 3", "each of the 4 nodes"]),
         ({"node_layers": [2, 2, 0, 2]}, ["workload.node_layers[2] is 0"]),

@@ -179,10 +179,11 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     ]
     plan = plans[0]
     parameters = _count_parameters(station, layout)
-    full: dict[str, float | None] = {}
-    if predictions[0].holds:
-        shared = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
-        full = json.loads(shared)
+
+    def full_pipeline_times() -> str:
+        return json.dumps(full_pipelines(plan, job.planner) if predictions[0].holds else {})
+
+    full = json.loads(team.share("full", full_pipeline_times, 2 * _planning_s(job.planner)))
     if recorder is not None:
         recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {

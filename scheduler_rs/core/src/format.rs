@@ -65,6 +65,7 @@ fn plain(reason: &str) -> String {
         ("expected f64", "expected a number"),
         ("expected usize", "expected a non-negative integer"),
         ("expected u32", "expected a non-negative integer"),
+        ("expected u64", "expected a non-negative integer"),
         ("expected a sequence", "expected a list"),
         ("invalid type: sequence", "invalid type: list"),
         ("invalid type: map", "invalid type: object"),
