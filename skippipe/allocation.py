@@ -8,6 +8,7 @@ from skippipe._scheduler import Allocated, Cluster
 from skippipe.config import AllocateConfig, PlannerConfig
 from skippipe.errors import InputError, NoPlanError
 from skippipe.files import read_json_object
+from skippipe.workload import workload_of
 
 DEFAULT_STAGES = 6
 """At most so many stages where nobody says how many: what the published instance has."""
@@ -52,7 +53,7 @@ def allocate(
     # A cluster that says what each stage all-reduces has so many stages.
     wanted = wanted or len(config.sizes or cluster.gradient_bytes) or None
     sizes = choose_sizes(config.sizes, len(cluster), wanted, preset, config.sources)
-    layers = _layers(config, len(sizes))
+    layers = _layers(config, len(sizes), workload_of(cluster).layers)
     time_limit_s, work_limit = effort(planner)
     try:
         found = _scheduler.allocate(
@@ -159,7 +160,7 @@ def _given(config: AllocateConfig, path: str, cluster: Cluster, wanted: int | No
     _check_count(f"{path}: stages", len(allocation.stages), wanted)
     if config.max_replica_transfer_s is not None:
         _check_transfers(path, allocation.stages, cluster, config.max_replica_transfer_s)
-    layers = allocation.layers or _layers(config, len(allocation.stages))
+    layers = allocation.layers or _layers(config, len(allocation.stages), None)
     if config.decoder_layers not in (None, sum(layers)):
         raise InputError(f"{path}: layers add up to {sum(layers)}, allocate.decoder_layers is {config.decoder_layers}")
     return replace(allocation, layers=layers)
@@ -181,9 +182,14 @@ def _check_transfers(path: str, stages: list[list[int]], cluster: Cluster, most_
                     )
 
 
-def _layers(config: AllocateConfig, stages: int) -> tuple[int, ...]:
-    """Decoder layers of each stage before any are chosen, as even as can be; none where nobody says how many."""
+def _layers(config: AllocateConfig, stages: int, stated: int | None) -> tuple[int, ...]:
+    """Decoder layers of each stage before any are chosen, as even as can be; none where nobody says how many.
+
+    `stated` are those of the model that the cluster's times hold for; they count where layers are to be chosen.
+    """
     total = config.decoder_layers
+    if total is None and config.layers == "auto" and stated is not None and stated >= stages:
+        total = stated
     if total is None:
         return (LAYERS_PER_STAGE,) * stages if config.layers == "auto" else ()
     if total < stages:

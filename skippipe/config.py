@@ -72,6 +72,24 @@ class LinkProfile:
 
 
 @dataclass
+class WorkloadConfig:
+    """What the times of the nodes and the size of a message are stated for; null: not known."""
+
+    layers: int | None = setting(None, within=AT_LEAST_1)
+    """decoder layers of the whole model"""
+    layers_per_stage: int | None = setting(None, within=AT_LEAST_1)
+    """decoder layers of the stage that a node's times hold for"""
+    hidden: int | None = setting(None, within=AT_LEAST_1)
+    """hidden size"""
+    microbatch_size: int | None = setting(None, within=AT_LEAST_1)
+    """sequences of a microbatch"""
+    sequence: int | None = setting(None, within=AT_LEAST_1)
+    """tokens of a sequence"""
+    wire_dtype: str | None = setting(None, choices=("float32", "float64", "bfloat16"))
+    """type of the numbers in a message"""
+
+
+@dataclass
 class ClusterConfig:
     """The machines: a preset, or a file."""
 
@@ -87,6 +105,8 @@ class ClusterConfig:
     """seconds added to every transfer between two nodes"""
     source: str = ""
     """where the figures come from; written into the plan"""
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    """what the figures are stated for; written into the plan"""
 
 
 @dataclass
@@ -162,7 +182,7 @@ class AllocateConfig:
     says them; microbatches are then dealt to the sources anew, as many in all"""
     decoder_layers: int | None = setting(None, within=AT_LEAST_1)
     """decoder layers of the model; times, memory and gradient_bytes of the cluster hold for an equal share of them;
-    null: not known, with layers=auto 4 for each stage"""
+    null: not known, with layers=auto what the cluster's times are stated for, else 4 for each stage"""
 
 
 @dataclass

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skippipe import _scheduler
@@ -13,6 +13,7 @@ from skippipe.allocation import Allocation, allocate, effort
 from skippipe.cluster import load_cluster, preset_parts
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, in_file
+from skippipe.workload import Throughput, throughput
 
 Progress = Callable[[float, float, float, int], None]
 """Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
@@ -45,6 +46,8 @@ class Outcome:
     lower_bound_s: float | None = None
     gap: float | None = None
     note: str = ""
+    throughput: Throughput = field(default_factory=Throughput)
+    """work per second: the microbatches of strategies may differ"""
 
 
 def prepare(
@@ -249,7 +252,9 @@ def time_limit(planner: PlannerConfig) -> float | None:
 def outcome(plan: Plan) -> Outcome:
     """What a plan reached."""
     predicted = plan.predicted
-    return Outcome(plan.strategy, predicted.iteration_s, predicted.lower_bound_s, predicted.gap)
+    return Outcome(
+        plan.strategy, predicted.iteration_s, predicted.lower_bound_s, predicted.gap, throughput=throughput(plan)
+    )
 
 
 def evaluate(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Outcome:
@@ -268,11 +273,9 @@ def _median_of_seeds(problem: Problem, planner: PlannerConfig) -> Outcome:
     """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it."""
     seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
     plans = [make_plan(problem, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
-    return Outcome(
-        "random-skip",
-        statistics.median(plan.predicted.iteration_s for plan in plans),
-        note=f"median of {RANDOM_SEEDS} seeds",
-    )
+    median_s = statistics.median(plan.predicted.iteration_s for plan in plans)
+    note = f"median of {RANDOM_SEEDS} seeds"
+    return Outcome("random-skip", median_s, note=note, throughput=throughput(plans[0], median_s))
 
 
 def compared(asked: Iterable[str], strategy: str) -> list[str]:

@@ -22,7 +22,15 @@ from skippipe.planning import (
     with_surrogate,
 )
 from skippipe.report.console import show_plan
-from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes
+from skippipe.report.terminal import (
+    make_console,
+    percent,
+    planning_progress,
+    show_gains,
+    show_outcomes,
+    throughput_in_words,
+)
+from skippipe.workload import skipped_executions, throughput
 
 
 def plan(job: PlanJob, context: Context) -> float:
@@ -53,7 +61,8 @@ def plan(job: PlanJob, context: Context) -> float:
             f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
             for other in others
         )
-        line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{gains}"
+        rate = throughput_in_words(throughput(made))
+        line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{rate}{gains}"
         console.print(line, markup=False, soft_wrap=True)
     if output is not None and context.label is None:
         console.print(f"plan written to {context.shown(output)}", markup=False, soft_wrap=True)
@@ -73,9 +82,11 @@ def _evaluate_others(job: PlanJob, problem: Problem) -> list[Outcome]:
 
 def _print(console: Console, made: Plan, others: list[Outcome]) -> None:
     routes = len({microbatch.route for microbatch in made.microbatches})
+    skipped = skipped_executions(made)
+    executions = "" if skipped is None else f", layer executions skipped {percent(skipped)}"
     console.print(
         f"{len(made.cluster)} nodes, {len(made.stages)} stages, {len(made.microbatches)} microbatches "
-        f"on {routes} routes, skip ratio {made.skip_ratio:.4g}\n",
+        f"on {routes} routes, skip ratio {made.skip_ratio:.4g}{executions}\n",
         markup=False,
     )
     outcomes = [*others, outcome(made)]

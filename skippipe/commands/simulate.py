@@ -8,7 +8,8 @@ from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
 from skippipe.report.console import show_plan
-from skippipe.report.terminal import make_console, seconds, show_outcomes
+from skippipe.report.terminal import make_console, seconds, show_outcomes, throughput_in_words
+from skippipe.workload import throughput
 
 
 def simulate(job: SimulateJob, context: Context) -> float:
@@ -25,8 +26,8 @@ def simulate(job: SimulateJob, context: Context) -> float:
         save_plan(simulated, output)
     console = make_console()
     if context.label is not None:
-        time = seconds(simulated.predicted.iteration_s)
-        console.print(f"{context.label} iteration {time}", markup=False, soft_wrap=True)
+        done = seconds(simulated.predicted.iteration_s) + throughput_in_words(throughput(simulated))
+        console.print(f"{context.label} iteration {done}", markup=False, soft_wrap=True)
         return simulated.predicted.iteration_s
     show_outcomes(console, [outcome(simulated)])
     console.print(f"the plan says {seconds(planned.predicted.iteration_s)}\n", markup=False)

@@ -1,5 +1,6 @@
 """What a preset makes: the nodes and links of a cluster, before it is known how many stages they will serve."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
-from skippipe.config import ClusterConfig, NodeProfile
+from skippipe.config import ClusterConfig, NodeProfile, WorkloadConfig
+from skippipe.workload import Workload
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -48,7 +50,16 @@ class ClusterParts:
             activation_bytes=config.activation_bytes,
             gradient_bytes=list(gradient_bytes),
             source=config.source or None,
+            workload=self._workload(config.workload),
         )
+
+    def _workload(self, config: WorkloadConfig) -> str | None:
+        """Say what the times hold for; None where nothing is known of that."""
+        stated = dataclasses.asdict(config)
+        per_stage = stated.pop("layers_per_stage")
+        node_layers = () if per_stage is None else (per_stage,) * len(self.names)
+        known = Workload(**stated, node_layers=node_layers)
+        return None if known == Workload() else known.to_json()
 
 
 def equal_nodes(

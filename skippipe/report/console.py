@@ -9,13 +9,16 @@ from skippipe._scheduler import Plan
 from skippipe.report.explained import Explained
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
-from skippipe.report.tables import figures, tables
+from skippipe.report.tables import overview, tables
 from skippipe.report.terminal import plain_table, show_lanes
 
 
 def show_report(console: Console, plans: Sequence[Explained], most: int) -> None:
     """Print the figures of all plans side by side, then what explains each of them."""
-    show_table(console, figures(plans))
+    for number, table in enumerate(overview(plans)):
+        if number:
+            console.print()
+        show_table(console, table)
     for explained in plans:
         if len(plans) > 1:
             console.print(f"\n{explained.name}", markup=False, style="bold")

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from skippipe._scheduler import Plan, Segment
+from skippipe.report.comparison import COMPARED, comparison
 from skippipe.report.explained import Explained, composition
 from skippipe.report.stages import cost, read_allocation_search, slowest_inside
+from skippipe.workload import skipped_executions, throughput
 
 FORMAT = "skippipe.report/1"
 
 
 def document(plans: Sequence[Explained]) -> dict[str, Any]:
     """Plain values of the report on one plan or two; times in seconds, nodes and regions by number."""
-    return {"format": FORMAT, "plans": [_plan(explained) for explained in plans]}
+    compared = {"comparison": list(comparison(*plans).notes)} if len(plans) == COMPARED else {}
+    return {"format": FORMAT, "plans": [_plan(explained) for explained in plans], **compared}
 
 
 def _plan(explained: Explained) -> dict[str, Any]:
@@ -26,6 +29,9 @@ def _plan(explained: Explained) -> dict[str, Any]:
         "strategy": explained.plan.strategy,
         "iteration_s": predicted.iteration_s,
         "lower_bound_s": predicted.lower_bound_s,
+        "skip_ratio": explained.plan.skip_ratio,
+        "skipped_executions": skipped_executions(explained.plan),
+        **dataclasses.asdict(throughput(explained.plan)),
         "allocation": _allocation(explained.plan),
         "critical": _way(explained, explanation.critical),
         "last_microbatch": _way(explained, explanation.last),

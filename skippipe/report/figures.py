@@ -1,4 +1,4 @@
-"""Figures that a plan implies: visits per stage, busy share per node, what each node does over time. No output here."""
+"""Figures that a plan implies: visits per stage, node utilization, what each node does. No output."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Plan
+from skippipe.allocation import even_shares
+from skippipe.workload import workload_of
 
 KINDS = "FLB"
 IDLE = " "
@@ -24,6 +26,20 @@ def busy_shares(plan: Plan) -> NDArray[np.float64]:
     for task in plan.tasks:
         busy[task.node] += task.end_s - task.start_s
     return busy / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else busy
+
+
+def assumed_layers(plan: Plan) -> list[int] | None:
+    """Decoder layers of each stage: the plan's, else an even share of the model that the cluster's times are for."""
+    if plan.layers:
+        return plan.layers
+    total = workload_of(plan.cluster).layers
+    present = [stage for stage in range(len(plan.stages)) if stage not in plan.absent_stages]
+    if total is None or total < len(present):
+        return None
+    layers = [0] * len(plan.stages)
+    for stage, share in zip(present, even_shares(total, len(present)), strict=True):
+        layers[stage] = share
+    return layers
 
 
 @dataclass(frozen=True)

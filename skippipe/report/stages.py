@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippipe._scheduler import Plan, Scored, score_allocation
-from skippipe.report.figures import visits_per_stage
+from skippipe.report.figures import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
 from skippipe.report.terminal import percent, seconds
+from skippipe.workload import other_cut, other_sources
 
 WIDEST = 48
 """Characters for the nodes of a stage: with more, places are counted instead of nodes named."""
@@ -58,8 +59,16 @@ def stage_table(plan: Plan) -> Table:
         row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
         row += [str(layers[stage])] if layers else []
         rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
-    notes = (cost_in_words(cost(plan)), *search_in_words(read_allocation_search(plan)))
+    notes = (cost_in_words(cost(plan)), *search_in_words(read_allocation_search(plan)), *cut_in_words(plan))
     return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
+
+
+def cut_in_words(plan: Plan) -> list[str]:
+    """Warn where the node times hold for stages of other lengths than the plan's."""
+    differing = other_cut(plan, assumed_layers(plan))
+    told = [] if differing is None else [f"Node times are for another cut, and real ones will differ: {differing}."]
+    sources = other_sources(plan)
+    return told if sources is None else [*told, f"Node times were taken with other sources: {sources}."]
 
 
 def slowest_inside(plan: Plan) -> list[float | None]:

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Constraints
+from skippipe.report.comparison import COMPARED, comparison
 from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds
+from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s
+from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10
 REASONS = {
@@ -24,24 +26,35 @@ UNCHANGED = (
 )
 
 
+def overview(plans: Sequence[Explained]) -> list[Table]:
+    """Tables of all plans side by side, and of two what makes them differ."""
+    return [figures(plans), work(plans), *([comparison(*plans)] if len(plans) == COMPARED else [])]
+
+
 def figures(plans: Sequence[Explained]) -> Table:
-    """Iteration, bound and rules of each plan."""
-    headings = [
-        "plan", "strategy", "iteration", "lower bound", "gap", "pipeline", "nodes", "stages", "microbatches",
-        "skip ratio",
-    ]  # fmt: skip
+    """Iteration, throughput, bound and rules of each plan."""
+    headings = ["plan", "strategy", "iteration", *WORK_PER_S, "lower bound", "gap", "pipeline"]
     rows = []
     for explained in plans:
-        plan, predicted = explained.plan, explained.plan.predicted
-        times = [seconds(predicted.iteration_s), seconds(predicted.lower_bound_s), percent(predicted.gap)]
-        counts = [len(plan.cluster), len(plan.stages), len(explained.plan.microbatches)]
-        rows.append(
-            [explained.name, plan.strategy, *times, seconds(predicted.pipeline_s), *map(str, counts),
-             f"{plan.skip_ratio:.4g}"]
-        )  # fmt: skip
+        predicted, done = explained.plan.predicted, throughput(explained.plan)
+        rates = [work_per_s(done, unit) for unit in WORK_PER_S]
+        bounds = [seconds(predicted.lower_bound_s), percent(predicted.gap), seconds(predicted.pipeline_s)]
+        rows.append([explained.name, explained.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
     rules = [_rules(explained.plan.constraints) for explained in plans]
     notes = [f"Rules of {explained.name}: {own}." for explained, own in zip(plans, rules, strict=True)]
-    return Table("Figures", headings, rows, (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes))
+    shown = (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes)
+    return Table("Figures", headings, rows, shown)
+
+
+def work(plans: Sequence[Explained]) -> Table:
+    """What each plan's iteration does, and what it leaves out."""
+    headings = ["plan", "nodes", "stages", "microbatches", "skip ratio", "layer executions skipped"]
+    rows = []
+    for explained in plans:
+        plan = explained.plan
+        counts = [str(len(part)) for part in (plan.cluster, plan.stages, plan.microbatches)]
+        rows.append([explained.name, *counts, f"{plan.skip_ratio:.4g}", percent(skipped_executions(plan))])
+    return Table("Work", headings, rows)
 
 
 def _rules(rules: Constraints) -> str:

@@ -14,11 +14,13 @@ from rich.text import Text
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
 from skippipe.report.figures import busy_shares, lanes
+from skippipe.workload import Throughput
 
 PLAIN_WIDTH = 110
 """Characters in a line where standard output is no terminal and says nothing about its width."""
 MAX_LANES = 40
 """More rows than this do not help anybody: the busiest nodes are shown then."""
+WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"}
 GLYPHS = {"F": (">", "green"), "L": ("L", "bold magenta"), "B": ("<", "cyan"), " ": (".", "bright_black")}
 
 
@@ -35,13 +37,16 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     baselines = [name for name in ("full", "full-routed") if name in times]
     table = plain_table()
-    table.add_column("strategy")
-    for heading in ("iteration", "lower bound", "gap", *(f"saved of {name}" for name in baselines)):
-        table.add_column(heading, justify="right")
+    table.padding = (0, 2, 0, 0)
+    table.add_column("strategy", no_wrap=True)
+    works = [name for name in WORK_PER_S if any(work_per_s(outcome.throughput, name) != "-" for outcome in outcomes)]
+    for heading in ("iteration", "lower bound", "gap", *works, *(f"saved of {name}" for name in baselines)):
+        table.add_column(heading, justify="right", overflow="fold")
     for outcome in outcomes:
         savings = [None if name == outcome.strategy else saving(outcome.iteration_s, times[name]) for name in baselines]
         times_shown = (seconds(outcome.iteration_s), seconds(outcome.lower_bound_s))
-        table.add_row(outcome.strategy, *times_shown, percent(outcome.gap), *map(percent, savings))
+        rates = [work_per_s(outcome.throughput, name) for name in works]
+        table.add_row(outcome.strategy, *times_shown, percent(outcome.gap), *rates, *map(percent, savings))
     console.print(table)
     for outcome in outcomes:
         if outcome.note:
@@ -112,6 +117,20 @@ def seconds(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """Write a share in percent, or a dash where there is none."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def work_per_s(throughput: Throughput, unit: str) -> str:
+    """Write the work per second in a unit of `WORK_PER_S`, or a dash where it is not known."""
+    value = getattr(throughput, WORK_PER_S[unit])
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def throughput_in_words(throughput: Throughput) -> str:
+    """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
+    shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
+    return "".join(f", {value} {unit}" for value, unit in shown if value != "-")
 
 
 def plain_table() -> Table:

@@ -26,11 +26,14 @@ from skippipe.train.loop import Engine, Station
 from skippipe.train.optimizer import take_step
 from skippipe.train.team import Team
 from skippipe.train.times import TaskTimes, merged
+from skippipe.workload import Workload
 
 Floats = NDArray[np.float64]
 
 STAGE_S = 0.6
 """How long each stage is timed."""
+HEAD_S = 0.2
+"""How long head and loss are timed, on every rank: a later plan may make any node a source."""
 LEAST_RUNS = 3
 REHEARSALS = 2
 """Iterations of a first plan, to time tasks while others run."""
@@ -46,8 +49,6 @@ class StageTimes:
 
     forward_s: float
     backward_s: float
-    loss_s: float
-    """0 where the stage is not the first"""
     step_s: float
     gradient_bytes: int
 
@@ -64,7 +65,7 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
     hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
-    taken: dict[str, list[float]] = {"F": [], "L": [], "B": []}
+    taken: dict[str, list[float]] = {"F": [], "B": []}
 
     def timed(what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         begin = time.perf_counter()
@@ -84,7 +85,6 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
         while len(taken["F"]) <= LEAST_RUNS or time.perf_counter() < end:
             if stage.module.first:
                 timed("F", lambda: stage.forward(0, stage.embed(0, tokens)))
-                timed("L", lambda: stage.loss(0, hidden, tokens))
             else:
                 timed("F", lambda: stage.forward(0, hidden))
             timed("B", home)
@@ -92,8 +92,34 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
     step_s = _time_step(stage)
     stage.begin(1)
     # The first run of each is the slow one.
-    medians = {what: statistics.median(times[1:]) if times else 0.0 for what, times in taken.items()}
-    return StageTimes(medians["F"], medians["B"], medians["L"], step_s, sum(g.nbytes for g in gradients))
+    medians = {what: statistics.median(times[1:]) for what, times in taken.items()}
+    return StageTimes(medians["F"], medians["B"], step_s, sum(g.nbytes for g in gradients))
+
+
+def time_head(head: Stage, boundary: Boundary, vocabulary: int) -> float:
+    """Time head and loss; the gradients of the stage are dropped.
+
+    Args:
+        head: a stage with the head, whatever decoder layers it has.
+        boundary: what messages look like.
+        vocabulary: tokens are drawn below it.
+
+    Returns:
+        Seconds for one microbatch, forward and backward together.
+
+    """
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
+    hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
+    taken: list[float] = []
+    head.begin(tokens.numel())
+    end = time.perf_counter() + HEAD_S
+    while len(taken) <= LEAST_RUNS or time.perf_counter() < end:
+        begin = time.perf_counter()
+        head.loss(0, hidden, tokens)
+        taken.append(time.perf_counter() - begin)
+    head.begin(1)
+    return statistics.median(taken[1:])
 
 
 def _time_step(stage: Stage) -> float:
@@ -164,8 +190,16 @@ def _round_trip(link: Link, tensor: torch.Tensor, a: int, b: int, team: Team) ->
     return min(times)
 
 
-def calibrated(station: Station, layout: Layout) -> Cluster:
-    """Measure: the cluster of `layout` with the times of this job's stages, messages and steps. All ranks call it."""
+def calibrated(station: Station, layout: Layout, workload: Workload, build_head: Callable[[], Stage]) -> Cluster:
+    """Measure: the cluster of `layout` with the times of this job's stages, messages and steps. All ranks call it.
+
+    Args:
+        station: what the rank works with.
+        layout: nodes and stages.
+        workload: what is trained, and how many layers each node serves.
+        build_head: builds a stage of the head alone, on ranks that do not serve the first stage.
+
+    """
     team, link, boundary, rank_of = station.team, station.link, station.boundary, station.rank_of
     latency, bandwidth = time_links(team, link, boundary)
     norm_s = _time_norm(team, link, len(layout.stages))
@@ -173,12 +207,16 @@ def calibrated(station: Station, layout: Layout) -> Cluster:
     by_rank: list[dict[str, dict[str, Any]]] = [json.loads(x) for x in team.exchange("stage times", json.dumps(own))]
     stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
     nodes = [StageTimes(**by_rank[rank][str(stage_of[node])]) for node, rank in enumerate(rank_of)]
+    head = station.stages.get(0) or build_head()
+    team.exchange("heads built", "")  # so that all of them are timed at once
+    loss_s = time_head(head, boundary, station.vocabulary)
+    losses = [float(text) for text in team.exchange("loss times", str(loss_s))]
     pairs = np.ix_(rank_of, rank_of)
     return Cluster(
         layout.cluster.names,
         [node.forward_s for node in nodes],
         [node.backward_s for node in nodes],
-        [node.loss_s for node in nodes],
+        [losses[rank] for rank in rank_of],
         [int(memory) for memory in layout.cluster.memory],
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],
@@ -187,6 +225,7 @@ def calibrated(station: Station, layout: Layout) -> Cluster:
         step_s=[node.step_s for node in nodes],
         norm_s=norm_s,
         source="measured by skippipe train before training",
+        workload=workload.to_json(),
     )
 
 

@@ -109,7 +109,11 @@ def plan_lines(event: Event) -> list[str]:
         f"{event['strategy']}, skip ratio {event['skip_ratio']:.4g}: {event['microbatches']} microbatches of "
         f"{event['microbatch_size']} x {event['sequence']} tokens, {event['training_tokens']:,} tokens of text"
     )
-    return [model, work, f"predicted iteration time {seconds(event['predicted_s'])} (full pipelines: {beside})"]
+    note = event["prediction_note"]
+    if event["predicted_s"] is None:
+        return [model, work, f"predicted iteration time: unknown ({note})"]
+    predicted = f"predicted iteration time {seconds(event['predicted_s'])} (full pipelines: {beside})"
+    return [model, work, predicted, *([f"unverified prediction: {note}"] if note else [])]
 
 
 def started_lines(event: Event) -> list[str]:

@@ -23,7 +23,15 @@ from skippipe.train.display import plan_lines
 from skippipe.train.layout import layout_of
 from skippipe.train.loop import number_type, safe_buffers
 from skippipe.train.place import check_alone, deal
-from skippipe.train.plans import check_phases, full_pipelines, model_note, plan_event, plan_for, stage_sizes
+from skippipe.train.plans import (
+    check_phases,
+    full_pipelines,
+    judge_prediction,
+    model_note,
+    plan_event,
+    plan_for,
+    stage_sizes,
+)
 from skippipe.train.texts import load_texts
 from skippipe.train.tokenizer import data_settings
 
@@ -93,9 +101,14 @@ def dry_run(job: TrainJob, console: Console) -> None:
         "layers": layers,
         "processes": len(served),
         "training_tokens": texts.training.tokens.size,
-        "full": full_pipelines(plan, job.planner),
     }
-    for line in plan_lines(plan_event(plan, note) | about):
+    device = "cpu" if job.runtime.device == "cpu" else None  # where it will train may be another machine
+    prediction = judge_prediction(plan, note, layers, job, device)
+    if layout.plan is None and job.runtime.calibrate:
+        later = "; training times the stages first (runtime.calibrate)"
+        prediction = dataclasses.replace(prediction, note=prediction.note + later if prediction.note else "")
+    full = full_pipelines(plan, job.planner) if prediction.holds else {}
+    for line in plan_lines(plan_event(plan, note, prediction, full) | about):
         console.print(line, markup=False, soft_wrap=True)
     _show(console, ranks)
     if not grouped:

@@ -101,8 +101,13 @@ class Station:
 class Engine:
     """One rank's stages under a plan: runs iterations and validations."""
 
-    def __init__(self, station: Station, plan: Plan) -> None:
+    def __init__(self, station: Station, plan: Plan, *, predicts: bool = True) -> None:
         """Lower the plan, and prove that it cannot hang.
+
+        Args:
+            station: what the rank works with.
+            plan: what is run.
+            predicts: whether the plan's times hold for this run.
 
         Raises:
             DeadlockError: no number of receive buffers makes the plan safe.
@@ -110,6 +115,8 @@ class Engine:
         """
         team, config = station.team, station.runtime
         self.plan, self.stages, self.rank_of = plan, station.stages, station.rank_of
+        self.predicted_s = plan.predicted.iteration_s if predicts else None
+        """iteration time of the plan, where this is what measured ones are to be held against"""
         self._team, self._link, self._timeout_s = team, station.link, config.timeout_s
         self._measured_s = 0.0
         self._device = station.boundary.device
@@ -160,11 +167,6 @@ class Engine:
             GroupedExecutor(routes, station.stages, most),
             GroupedExecutor(whole, station.stages, most, train=False),
         )
-
-    @property
-    def predicted_s(self) -> float | None:
-        """Iteration time of the plan, where this is what measured ones are to be held against."""
-        return None if isinstance(self._training, GroupedExecutor) else self.plan.predicted.iteration_s
 
     def iterate(
         self,

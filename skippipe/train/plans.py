@@ -18,6 +18,7 @@ from skippipe.planning import evaluate, make_plan, state_problem
 from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import Layout
+from skippipe.workload import Workload, other_cut, other_sources, workload_of
 
 KEY_OF_KIND = {"F": "forward_s", "L": "loss_s", "B": "backward_s"}
 
@@ -143,8 +144,66 @@ def with_times(plan: Plan, seconds: Mapping[int, Mapping[str, float]]) -> Plan:
     return Plan.from_json(json.dumps(content))
 
 
-def plan_event(plan: Plan, note: ModelNote) -> Event:
-    """Say what a plan is, and what it predicts."""
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Whether the times of a plan hold for a run."""
+
+    holds: bool
+    """whether its iteration time is a prediction for the run"""
+    note: str
+    """why not, or what is not known of it; empty: nothing"""
+
+
+def judge_prediction(
+    plan: Plan, note: ModelNote, layers: Sequence[int], job: TrainJob, device: str | None
+) -> Prediction:
+    """Hold what the times of a plan were measured or stated for against a run.
+
+    Args:
+        plan: with its cluster, which may say what its times hold for.
+        note: the model of the run.
+        layers: decoder layers of each stage of the run.
+        job: its settings.
+        device: what its stages compute on; None: not known here.
+
+    """
+    if job.runtime.group > 1:
+        return Prediction(
+            holds=False, note=f"microbatches share passes (runtime.group={job.runtime.group}), the plan's do not"
+        )
+    misfit = _misfit(plan, note, layers, device)
+    if misfit is not None:
+        return Prediction(holds=False, note=misfit)
+    stated = workload_of(plan.cluster)
+    given = job.plan is not None and plan.model is not None  # the model of a plan made here is this run's, whatever
+    if not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
+        return Prediction(
+            holds=True, note="neither plan nor cluster says which model and microbatch its times hold for"
+        )
+    return Prediction(holds=True, note=other_sources(plan) or "")
+
+
+def _misfit(plan: Plan, note: ModelNote, layers: Sequence[int], device: str | None) -> str | None:
+    """Name the first thing in which the run differs from what the cluster's times hold for."""
+    stated, cluster = workload_of(plan.cluster), plan.cluster
+    for part, key in _KEYS.items():
+        theirs, ours = getattr(stated, part), getattr(note, part)
+        if theirs not in (None, ours):
+            return f"times of the cluster hold for {part} {theirs}, here it is {ours} ({key})"
+    if cluster.activation_bytes not in (0.0, note.message_bytes):
+        return (
+            f"times of the cluster hold for messages of {cluster.activation_bytes:,.0f} bytes (activation_bytes), "
+            f"here they have {note.message_bytes:,}"
+        )
+    if None not in (stated.device, device) and stated.device != device:
+        return f"times of the cluster hold for {stated.device}, here it is {device} (runtime.device)"
+    cut = other_cut(plan, layers)
+    return None if cut is None else f"times of the cluster hold for another cut: {cut}"
+
+
+def plan_event(plan: Plan, note: ModelNote, prediction: Prediction, full: Mapping[str, float | None]) -> Event:
+    """Say what a plan is, and what it and the `full` pipelines are predicted to take, where that holds."""
+    predicted = plan.predicted
     return {
         "event": "plan",
         "strategy": plan.strategy,
@@ -154,9 +213,20 @@ def plan_event(plan: Plan, note: ModelNote) -> Event:
         "microbatches": len(plan.microbatches),
         "microbatch_size": note.microbatch_size,
         "sequence": note.sequence,
-        "predicted_s": plan.predicted.iteration_s,
-        "lower_bound_s": plan.predicted.lower_bound_s,
+        "predicted_s": predicted.iteration_s if prediction.holds else None,
+        "lower_bound_s": predicted.lower_bound_s if prediction.holds else None,
+        "prediction_note": prediction.note,
+        "full": dict(full) if prediction.holds else {},
     }
+
+
+def workload_note(note: ModelNote, layout: Layout, layers: Sequence[int], device: str) -> Workload:
+    """Say what times measured in a run hold for."""
+    stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
+    nodes = range(len(layout.cluster))
+    node_layers = tuple(layers[stage_of[node]] if node in stage_of else None for node in nodes)
+    sources = tuple(layout.stages[0])
+    return Workload(**dataclasses.asdict(note), device=device, node_layers=node_layers, sources=sources)
 
 
 def stated_note(job: TrainJob) -> dict[str, Any]:

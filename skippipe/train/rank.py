@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ from skippipe.train.plans import (
     ModelNote,
     Phase,
     full_pipelines,
+    judge_prediction,
     model_note,
     phases_of,
     plan_event,
@@ -49,6 +50,7 @@ from skippipe.train.plans import (
     planning_sha256,
     stage_sizes,
     with_times,
+    workload_note,
 )
 from skippipe.train.proof import prove_key
 from skippipe.train.record import TRACE, Recorder
@@ -57,6 +59,7 @@ from skippipe.train.start import Start, find_start
 from skippipe.train.team import Team, meet
 from skippipe.train.texts import Texts, load_texts
 from skippipe.train.tokenizer import data_settings
+from skippipe.workload import Workload
 
 SAVING_TIMEOUT_S = 3600.0
 """What a rank waits for the others while they write a checkpoint together."""
@@ -167,16 +170,30 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
         validation_microbatches=facts.validation_microbatches,
         vocabulary=config.vocab_size,
     )
-    plans = make_plans(phases, kept, layout=layout, layers=layers, note=note, station=station)
+    timed = workload_note(note, layout, layers, device_name(device))
+    plans = make_plans(
+        phases, kept, layout=layout, layers=layers, note=note, station=station, workload=timed,
+        build_head=lambda: build_head(job, config, device),
+    )  # fmt: skip
     team.agree("plan", {"hash of the plan": json.dumps([_sha256(plan) for plan in plans])})
     tokens = note.microbatch_size * note.sequence
+    predictions = [judge_prediction(plan, note, layers, job, device_name(device)) for plan in plans]
     parts = [
-        Part(phase.after, planning, Engine(station, plan), iteration_flops(plan, config, layers, tokens, note.sequence))
-        for phase, planning, plan in zip(phases, plannings, plans, strict=True)
+        Part(
+            phase.after,
+            planning,
+            Engine(station, plan, predicts=prediction.holds),
+            iteration_flops(plan, config, layers, tokens, note.sequence),
+        )
+        for phase, planning, plan, prediction in zip(phases, plannings, plans, predictions, strict=True)
     ]
     plan = plans[0]
     parameters = _count_parameters(station, layout)
-    full = team.share("full", lambda: json.dumps(full_pipelines(plan, job.planner)), 2 * _planning_s(job.planner))
+
+    def full_pipeline_times() -> str:
+        return json.dumps(full_pipelines(plan, job.planner) if predictions[0].holds else {})
+
+    full = json.loads(team.share("full", full_pipeline_times, 2 * _planning_s(job.planner)))
     if recorder is not None:
         files = recorder.keep(job, {phase.after: plan for phase, plan in zip(phases, plans, strict=True)})
         about = {
@@ -188,9 +205,8 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
             "iterations": job.train.iterations,
             "recv_buffers": parts[0].engine.recv_buffers,
             "device": device_name(device),
-            "full": json.loads(full),
         }
-        recorder(plan_event(plan, note) | about | files)
+        recorder(plan_event(plan, note, predictions[0], full) | about | files)
         if start.checkpoint is not None:
             recorder(start.event(plan_kept=any(kept) and layout.plan is None))
     run = Run(
@@ -252,6 +268,12 @@ def _build(  # noqa: PLR0913 - what stages are made of
     return stages
 
 
+def build_head(job: TrainJob, config: Any, device: torch.device) -> Stage:
+    """Build embedding, norm and head alone, for a rank that does not serve the first stage to time them."""
+    dtype = number_type(job)
+    return Stage(build_part(config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device))
+
+
 class TextFacts(NamedTuple):
     """What all ranks know of the text."""
 
@@ -310,6 +332,8 @@ def make_plans(  # noqa: PLR0913 - what plans are made of
     layers: Sequence[int],
     note: ModelNote,
     station: Station,
+    workload: Workload,
+    build_head: Callable[[], Stage],
 ) -> list[Plan]:
     """Plan every phase on rank 0, for the cluster as it is described or, with `runtime.calibrate`, as it is measured.
 
@@ -327,7 +351,7 @@ def make_plans(  # noqa: PLR0913 - what plans are made of
 
     cluster = next((plan.cluster for plan in kept if plan is not None), None)
     if cluster is None and station.runtime.calibrate:
-        first = planned("first plan", phases[0].job, calibrated(station, layout))
+        first = planned("first plan", phases[0].job, calibrated(station, layout, workload, build_head))
         cluster = with_times(first, rehearsed(station, Engine(station, first))).cluster
     return [
         plan or planned(f"plan {number}", phase.job, cluster or layout.cluster)

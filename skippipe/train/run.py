@@ -189,7 +189,7 @@ class Run:
         part = self._part(iteration)
         plan = part.engine.plan
         about = {"iteration": iteration, "skip_ratio": plan.skip_ratio, "strategy": plan.strategy}
-        self._tell({"event": "plan_changed", **about, "predicted_s": plan.predicted.iteration_s})
+        self._tell({"event": "plan_changed", **about, "predicted_s": part.engine.predicted_s})
         return part
 
     def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], times: "Times") -> Event:

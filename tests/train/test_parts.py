@@ -210,7 +210,7 @@ def story() -> list[Event]:
             "event": "plan", "model": "llama", "parameters": 1000, "stages": 3, "layers": [2, 1, 1], "nodes": 4,
             "processes": 4, "strategy": "skippipe", "skip_ratio": 1 / 3, "microbatches": 6, "microbatch_size": 2,
             "sequence": 32, "training_tokens": 5000, "iterations": 2, "predicted_s": 0.5,
-            "full": {"full": 1.0, "full-routed": None},
+            "prediction_note": "", "full": {"full": 1.0, "full-routed": None},
         },
         {"event": "validation", "iteration": 0, "loss": 7.0, "tokens": 512},
         *(

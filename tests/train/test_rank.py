@@ -22,7 +22,8 @@ FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 def test_loss_falls_on_real_text(skip_ratio: float, folder: Folder) -> None:
     job = make_job(
         schedule__skip_ratio=skip_ratio, schedule__microbatches_per_source=4, train__iterations=25,
-        train__microbatch_size=4, train__learning_rate=1e-2, train__validate_every=10,
+        train__microbatch_size=4, cluster__activation_bytes=4 * 32 * 32 * 4, train__learning_rate=1e-2,
+        train__validate_every=10,
     )  # fmt: skip
     told = train_alone(job, folder("run"))
     validations = [event["loss"] for event in of_kind(told, "validation")]

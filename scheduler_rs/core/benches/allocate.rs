@@ -30,6 +30,7 @@ fn cluster() -> Cluster {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     Cluster::new(parts, "").unwrap()
 }

@@ -38,6 +38,7 @@ fn problem() -> Problem {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     let mut next = 0;
     let stages = [5, 3, 3, 3, 3, 3].map(|size| {

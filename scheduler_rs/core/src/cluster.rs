@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result, breaks_lines, invalid};
-use crate::format::{check_duration, check_format, check_number, objects, parse, pretty};
+use crate::format::{check_duration, check_format, check_number, objects, optional_object, parse, pretty};
+use crate::workload::Workload;
 
 /// Version that this module reads and writes.
 pub const FORMAT: &str = "skippipe.cluster/1";
@@ -87,6 +88,7 @@ pub struct Cluster {
     step_s: Vec<f64>,
     norm_s: f64,
     source: Option<String>,
+    workload: Option<Workload>,
 }
 
 /// The parts of a [`Cluster`] before they are checked.
@@ -108,6 +110,8 @@ pub struct ClusterParts {
     pub norm_s: f64,
     /// Where the figures come from.
     pub source: Option<String>,
+    /// What the times hold for; None: not known.
+    pub workload: Option<Workload>,
 }
 
 impl Cluster {
@@ -158,19 +162,31 @@ impl Cluster {
             check_duration(|| format!("{prefix}step_s[{i}]"), *s)?;
         }
         check_duration(|| format!("{prefix}norm_s"), parts.norm_s)?;
-        let ClusterParts { nodes, mut links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } =
-            parts;
+        if let Some(workload) = &parts.workload {
+            workload.check(n, prefix)?;
+        }
+        let ClusterParts {
+            nodes,
+            mut links,
+            region_of,
+            activation_bytes,
+            gradient_bytes,
+            step_s,
+            norm_s,
+            source,
+            workload,
+        } = parts;
         if region_of.is_none() {
             links.write_diagonal();
         }
-        Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source })
+        Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload })
     }
 
     /// What it is made of.
     #[must_use]
     pub fn into_parts(self) -> ClusterParts {
-        let Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source } = self;
-        ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source }
+        let Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload } = self;
+        ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload }
     }
 
     /// Reads `skippipe.cluster/1`.
@@ -239,6 +255,12 @@ impl Cluster {
     #[must_use]
     pub fn source(&self) -> Option<&str> {
         self.source.as_deref()
+    }
+
+    /// What the times hold for, where that is known.
+    #[must_use]
+    pub fn workload(&self) -> Option<&Workload> {
+        self.workload.as_ref()
     }
 
     /// The same machines with one node twice as fast: forward, loss and backward take half as long.
@@ -424,6 +446,8 @@ pub(crate) struct ClusterFile {
     step_s: Vec<f64>,
     #[serde(default)]
     norm_s: f64,
+    #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
+    workload: Option<Workload>,
 }
 
 /// A key may be absent, but not null.
@@ -470,6 +494,7 @@ impl ClusterFile {
             step_s: self.step_s,
             norm_s: self.norm_s,
             source: self.source,
+            workload: self.workload,
         };
         Cluster::new(parts, prefix)
     }
@@ -490,6 +515,7 @@ impl From<&Cluster> for ClusterFile {
             gradient_bytes: cluster.gradient_bytes.clone(),
             step_s: cluster.step_s.clone(),
             norm_s: cluster.norm_s,
+            workload: cluster.workload.clone(),
         };
         match &cluster.links {
             Links::Transfer(rows) => file.transfer_s = Some(rows.clone()),

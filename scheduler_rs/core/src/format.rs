@@ -121,13 +121,22 @@ pub(crate) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(reader: D) 
     reader.deserialize_map(Fields(PhantomData))
 }
 
+/// What is read as [`object`] does, within something else.
+#[derive(serde::Deserialize)]
+#[serde(bound = "T: Deserialize<'de>")]
+struct Item<T>(#[serde(deserialize_with = "object")] T);
+
+/// Reads an object, or null.
+pub(crate) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    reader: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    Ok(Option::<Item<T>>::deserialize(reader)?.map(|item| item.0))
+}
+
 /// Reads a list of objects.
 pub(crate) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     reader: D,
 ) -> std::result::Result<Vec<T>, D::Error> {
-    #[derive(serde::Deserialize)]
-    #[serde(bound = "T: Deserialize<'de>")]
-    struct Item<T>(#[serde(deserialize_with = "object")] T);
     Ok(Vec::<Item<T>>::deserialize(reader)?.into_iter().map(|item| item.0).collect())
 }
 
@@ -198,6 +207,7 @@ fn plain(reason: &str) -> String {
         ("expected f64", "expected a number"),
         ("expected usize", "expected a non-negative integer"),
         ("expected u32", "expected a non-negative integer"),
+        ("expected u64", "expected a non-negative integer"),
         ("expected a sequence", "expected a list"),
         ("invalid type: sequence", "invalid type: list"),
         ("invalid type: map", "invalid type: object"),

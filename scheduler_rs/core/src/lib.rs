@@ -23,6 +23,7 @@ pub mod search;
 pub mod simulate;
 pub mod time;
 pub mod upgrade;
+pub mod workload;
 
 pub use error::{Error, Result};
 pub use search::plan_for;

@@ -28,6 +28,7 @@ fn cluster(forwards: &[f64], transfer_s: Vec<Vec<f64>>, region_of: Option<Vec<us
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     Cluster::new(parts, "").unwrap()
 }

@@ -58,6 +58,7 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
         step_s: vec![],
         norm_s: if rng.random_bool(0.2) { 1.0 } else { 0.0 },
         source: None,
+        workload: None,
     };
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
@@ -533,6 +534,7 @@ fn too_many_ways_are_cut_down_by_a_lower_limit() {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     let rules = Constraints { max_swaps: 0, ..Constraints::default() };
     let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1], 0.0, rules).unwrap();

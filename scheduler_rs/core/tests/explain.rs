@@ -24,6 +24,7 @@ fn explanation() -> Explanation {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     let cluster = Cluster::new(parts, "").unwrap();
     let problem = Problem::new(cluster, vec![vec![0], vec![1]], vec![], vec![2], 0.0, Constraints::default()).unwrap();

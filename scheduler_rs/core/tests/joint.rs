@@ -130,6 +130,7 @@ fn equal_nodes(transfer_s: Vec<Vec<f64>>) -> Cluster {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     Cluster::new(parts, "").unwrap()
 }

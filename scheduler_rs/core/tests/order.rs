@@ -40,6 +40,7 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
         step_s: vec![],
         norm_s: whole(1),
         source: None,
+        workload: None,
     };
     let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
     let rules = Constraints { tc1, ..Constraints::default() };

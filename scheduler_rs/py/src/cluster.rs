@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use skippipe_core::cluster::{Cluster as Core, ClusterParts, Links, Node};
 use skippipe_core::error::{Result, invalid};
+use skippipe_core::workload::Workload;
 
 use crate::arrays::{Floats, Integers, Square};
 use crate::errors::OrRaise;
@@ -21,7 +22,7 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None))]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None))]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
@@ -40,15 +41,27 @@ impl Cluster {
         step_s: Vec<f64>,
         norm_s: f64,
         source: Option<String>,
+        workload: Option<&str>,
     ) -> PyResult<Self> {
         let build = || {
+            let workload = workload.map(Workload::from_json).transpose()?;
             let nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
             let links = links(transfer_s, latency_s, bandwidth, overhead_s)?;
             let region_of = region_of
                 .map(|regions| regions.iter().enumerate().map(|(i, r)| index(&format!("region_of[{i}]"), *r)).collect())
                 .transpose()?;
             Core::new(
-                ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source },
+                ClusterParts {
+                    nodes,
+                    links,
+                    region_of,
+                    activation_bytes,
+                    gradient_bytes,
+                    step_s,
+                    norm_s,
+                    source,
+                    workload,
+                },
                 "",
             )
         };
@@ -147,6 +160,12 @@ impl Cluster {
     #[getter]
     fn source(&self) -> Option<String> {
         self.0.source().map(str::to_owned)
+    }
+
+    /// What the times hold for, a JSON object as text (keys of plans' `model`, `device`, `node_layers`); None: not known.
+    #[getter]
+    fn workload(&self) -> Option<String> {
+        self.0.workload().map(Workload::to_json)
     }
 
     /// Seconds that `size_bytes` (default: one message) take from each node to each other, shape (N, N), row = sender.

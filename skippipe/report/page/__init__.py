@@ -11,7 +11,7 @@ from skippipe.report.page.columns import plan_columns
 from skippipe.report.page.curves import curves
 from skippipe.report.page.map import stage_map
 from skippipe.report.table import Table
-from skippipe.report.tables import figures, tables
+from skippipe.report.tables import overview, tables
 
 SCRIPTS = ("plan.js", "paint.js", "chart.js", "main.js")
 
@@ -21,7 +21,7 @@ def make_page(plans: Sequence[Explained], most: int) -> str:
     parts = {
         "title": html.escape(" and ".join(explained.name for explained in plans)),
         "style": _asset("page.css"),
-        "figures": _table(figures(plans)),
+        "figures": _figures(plans),
         "sections": "\n".join(_sections(explained, most, named=len(plans) > 1) for explained in plans),
         "data": embedded({"plans": [plan_columns(explained) for explained in plans]}),
         "script": "\n".join(_asset(name) for name in SCRIPTS),
@@ -42,6 +42,12 @@ def embedded(value: Any) -> str:
 
 def _asset(name: str) -> str:
     return (files(__name__) / name).read_text(encoding="utf-8")
+
+
+def _figures(plans: Sequence[Explained]) -> str:
+    """Tables of all plans together; the first stands under the page's own heading."""
+    first, *others = overview(plans)
+    return _table(first) + "".join(_titled(table) for table in others)
 
 
 def _sections(explained: Explained, most: int, *, named: bool) -> str:

@@ -370,6 +370,7 @@ mod tests {
             step_s: vec![],
             norm_s: 0.0,
             source: None,
+            workload: None,
         };
         Cluster::new(parts, "").unwrap()
     }

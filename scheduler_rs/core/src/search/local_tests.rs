@@ -33,6 +33,7 @@ fn instance(rng: &mut Pcg64) -> Instance {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     let rules = Constraints {
         cc1: rng.random_bool(0.8),

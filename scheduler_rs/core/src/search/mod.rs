@@ -40,6 +40,7 @@ use crate::route::{Lengths, RouteTask, StageOrder, StageSet, route_tasks};
 use crate::rules::{Constraints, MemoryRule, Strategy};
 use crate::simulate::{Batch, Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Rounding, Time, seconds};
+use crate::workload::Workload;
 
 use outlook::Outlook;
 use routes::Ground;
@@ -571,7 +572,7 @@ fn assemble(
         stages: problem.stages().to_vec(),
         layers: problem.layers().to_vec(),
         absent_stages: problem.absent_stages().to_vec(),
-        model: Value::Null,
+        model: problem.cluster().workload().map_or(Value::Null, Workload::model),
         microbatches_per_source: problem.stages()[0]
             .iter()
             .copied()

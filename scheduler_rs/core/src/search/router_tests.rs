@@ -53,6 +53,7 @@ fn case(rng: &mut Pcg64) -> Option<Case> {
         step_s: vec![],
         norm_s: 0.0,
         source: None,
+        workload: None,
     };
     let rules = Constraints {
         cc1: rng.random_bool(0.8),

@@ -91,6 +91,7 @@ impl Shop {
             step_s: vec![],
             norm_s: 0.0,
             source: None,
+            workload: None,
         };
         let rules = Constraints { cc2: false, cc3: false, tc1: MemoryRule::Off, waves: 1, ..Constraints::default() };
         let stages = std::iter::once((0..jobs).collect()).chain((jobs..nodes).map(|node| vec![node])).collect();

@@ -27,6 +27,7 @@ pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
         step_s: (0..n).map(|i| 0.01 * number(i)).collect(),
         norm_s: 0.003,
         source: None,
+        workload: None,
     };
     Cluster::new(parts, "").unwrap()
 }

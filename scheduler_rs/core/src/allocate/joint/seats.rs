@@ -189,6 +189,9 @@ impl Seats {
                 }
                 let part = self.part(stage);
                 let room = self.memory_of(*node, stage);
+                if let Some(layers) = parts.workload.as_mut().and_then(|w| w.node_layers.get_mut(*node)) {
+                    *layers = layers.and_then(|layers| whole(layers as f64 * part));
+                }
                 let node = &mut parts.nodes[*node];
                 (node.forward_s, node.backward_s, node.memory) = (node.forward_s * part, node.backward_s * part, room);
             }
@@ -247,6 +250,12 @@ impl Seats {
         let bytes = cluster.gradient_bytes().get(stage).copied().unwrap_or(0.0) * self.part(stage);
         instance.allreduce[stage] = Rounding::Up.nanoseconds(cluster.ring_s(bytes, &members));
     }
+}
+
+/// A number of layers, where it is a whole one of at least 1.
+fn whole(layers: f64) -> Option<u64> {
+    let rounded = layers.round();
+    (rounded >= 1.0 && (layers - rounded).abs() < 1e-9).then_some(rounded as u64)
 }
 
 /// Microbatches that a node can hold whose stage has this part of an equal share of the layers.

@@ -1,0 +1,151 @@
+"""What the times of a cluster hold for, and what a plan gets done in terms of it.
+
+The part `workload` of `skippipe.cluster/1`. What is not known is None; nothing is taken to be 0.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skippipe._scheduler import Cluster, Plan
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What node times and message sizes were measured or stated for."""
+
+    config_sha256: str | None = None
+    """hash of the model's configuration"""
+    hidden: int | None = None
+    """hidden size"""
+    layers: int | None = None
+    """decoder layers of the whole model"""
+    microbatch_size: int | None = None
+    """sequences of a microbatch"""
+    sequence: int | None = None
+    """tokens of a sequence"""
+    wire_dtype: str | None = None
+    """type of the numbers in messages"""
+    device: str | None = None
+    """what the stages were timed on"""
+    node_layers: tuple[int | None, ...] = ()
+    """decoder layers of the stage that each node's times hold for; empty: not known"""
+    sources: tuple[int, ...] | None = None
+    """nodes whose times are those of stage 0, embedding included; None: not known"""
+
+    def to_json(self) -> str:
+        """Write what is known of it, as a cluster has it."""
+        known = {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, ())}
+        return json.dumps(known)
+
+    @property
+    def microbatch_tokens(self) -> int | None:
+        """Tokens of a microbatch."""
+        if self.microbatch_size is None or self.sequence is None:
+            return None
+        return self.microbatch_size * self.sequence
+
+
+def workload_of(cluster: Cluster) -> Workload:
+    """What a cluster says of its times; nothing known where it says nothing."""
+    if cluster.workload is None:
+        return Workload()
+    content: dict[str, Any] = json.loads(cluster.workload)
+    sources = content.get("sources")
+    return Workload(
+        **content
+        | {
+            "node_layers": tuple(content.get("node_layers", ())),
+            "sources": None if sources is None else tuple(sources),
+        }
+    )
+
+
+def microbatch_tokens(plan: Plan) -> int | None:
+    """Tokens of one microbatch of a plan, by the model that it was made for or else by its cluster; None: not known."""
+    model: dict[str, Any] = {} if plan.model is None else json.loads(plan.model)
+    size, sequence = model.get("microbatch_size"), model.get("sequence")
+    if type(size) is int and type(sequence) is int and size > 0 and sequence > 0:
+        return size * sequence
+    return workload_of(plan.cluster).microbatch_tokens
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Work per second of an iteration; None where it is not known."""
+
+    microbatches_per_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+def throughput(plan: Plan, iteration_s: float | None = None) -> Throughput:
+    """What a plan gets done in a second, where an iteration takes `iteration_s` (default: as it predicts)."""
+    seconds = plan.predicted.iteration_s if iteration_s is None else iteration_s
+    tokens = microbatch_tokens(plan)
+    if seconds <= 0:
+        return Throughput()
+    rate = len(plan.microbatches) / seconds
+    return Throughput(rate, None if tokens is None else rate * tokens)
+
+
+def skipped_executions(plan: Plan) -> float | None:
+    """Share of all (microbatch, decoder layer) executions that a plan leaves out; None where layers are not known.
+
+    The skip ratio counts stages; this is the same where all stages have equally many layers. Stages that no node
+    serves count in neither.
+    """
+    if not plan.layers:
+        return None
+    present = [stage for stage in range(len(plan.stages)) if stage not in plan.absent_stages]
+    every = len(plan.microbatches) * sum(plan.layers[stage] for stage in present)
+    executed = sum(plan.layers[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
+    return 1.0 - executed / every if every else None
+
+
+def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
+    """Say which stages have other layers than the times of their nodes hold for; None where none is known to have.
+
+    Args:
+        plan: with its allocation and cluster.
+        layers: decoder layers of each stage; None: not known.
+
+    """
+    held = workload_of(plan.cluster).node_layers
+    if not held or layers is None:
+        return None
+    differing: dict[tuple[int, int], list[int]] = {}
+    for stage, nodes in enumerate(plan.stages):
+        for then in sorted({count for count in (held[node] for node in nodes) if count not in (None, layers[stage])}):
+            differing.setdefault((then, layers[stage]), []).append(stage)
+    if not differing:
+        return None
+    parts = [
+        f"{_stages(stages)} {'has' if len(stages) == 1 else 'have'} {now} decoder layer{'' if now == 1 else 's'}, "
+        f"the node times hold for {then}"
+        for (then, now), stages in differing.items()
+    ]
+    return "; ".join(parts)
+
+
+def other_sources(plan: Plan) -> str | None:
+    """Say which nodes of stage 0 were timed without the embedding, and which others with it; None: none, or unknown."""
+    timed = workload_of(plan.cluster).sources
+    if timed is None:
+        return None
+    names, served = plan.cluster.names, {node for nodes in plan.stages for node in nodes}
+    without = [names[node] for node in plan.stages[0] if node not in timed]
+    beside = [names[node] for node in timed if node in served and node not in plan.stages[0]]
+    parts = [f"times of {', '.join(without)} are without the embedding of stage 0"] if without else []
+    parts += [f"times of {', '.join(beside)} include the embedding of stage 0"] if beside else []
+    return "; ".join(parts) or None
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    """Name stages: `stage 2`, `stages 0-3`, `stages 0, 2`."""
+    if len(numbers) == 1:
+        return f"stage {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"stages {numbers[0]}-{numbers[-1]}"
+    return f"stages {', '.join(map(str, numbers))}"
