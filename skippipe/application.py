@@ -140,11 +140,11 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         report_error(command.words, InputError(place + explain(error, command.job)))
         return UNUSABLE_INPUT
     if task.error is not None:
-        error = task.error
-        if isinstance(error, InputError):
-            error = type(error)(f"{_place(error, own, arguments)}{error}")
-        report_error(command.words, error)
-        return exit_status(error)
+        failed = task.error
+        if isinstance(failed, InputError):
+            failed = type(failed)(f"{_place(failed, own, arguments)}{failed}")
+        report_error(command.words, failed)
+        return exit_status(failed)
     return SUCCESS
 
 
