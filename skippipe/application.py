@@ -140,11 +140,11 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         report_error(command.words, InputError(place + explain(error, command.job)))
         return UNUSABLE_INPUT
     if task.error is not None:
-        failed = task.error
-        if isinstance(failed, InputError):
-            failed = type(failed)(f"{_place(failed, own, arguments)}{failed}")
-        report_error(command.words, failed)
-        return exit_status(failed)
+        reason = task.error
+        if isinstance(reason, InputError):
+            reason = type(reason)(f"{_place(reason, own, arguments)}{reason}")
+        report_error(command.words, reason)
+        return exit_status(reason)
     return SUCCESS
 
 
