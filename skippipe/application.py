@@ -140,11 +140,11 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         report_error(command.words, InputError(place + explain(error, command.job)))
         return UNUSABLE_INPUT
     if task.error is not None:
-        error = task.error
-        if isinstance(error, InputError):
-            error = type(error)(f"{_place(error, own, arguments)}{error}")
-        report_error(command.words, error)
-        return exit_status(error)
+        reason = task.error
+        if isinstance(reason, InputError):
+            reason = type(reason)(f"{_place(reason, own, arguments)}{reason}")
+        report_error(command.words, reason)
+        return exit_status(reason)
     return SUCCESS
 
 

@@ -73,7 +73,7 @@ def checked_files() -> Iterator[OwnFiles]:
             result.header["package"] = header[1]
         return result
 
-    reader.load_config = checked  # type: ignore[method-assign]
+    reader.load_config = checked  # type: ignore[method-assign, assignment]
     try:
         yield own
     finally:

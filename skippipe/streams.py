@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import sys
+from typing import cast
 
 
 def check_streams() -> None:
@@ -24,7 +25,7 @@ def check_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
-        raw = io.BufferedWriter(_Patient(2, "w", closefd=False))
+        raw = io.BufferedWriter(cast("io.RawIOBase", _Patient(2, "w", closefd=False)))
         sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True, write_through=True)
 
 

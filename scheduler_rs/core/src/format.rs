@@ -354,7 +354,7 @@ mod tests {
             ),
             (
                 "{\"nodes\": [{\"forward_s\": 1, \"forward_s\": 1}]}",
-                "nodes[0]: duplicate key `forward_s` at line 1 column 41",
+                "nodes[0]: duplicate key `forward_s` at line 1 column 39",
             ),
             ("{\"nodes\": [", "nodes: the text ends within a list at line 1 column 11"),
             ("", "the text ends within a value at line 1 column 0"),

@@ -180,6 +180,7 @@ impl Cluster {
     }
 
     /// Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn transfer_times(&self, senders: Vec<i64>, receivers: Vec<i64>) -> PyResult<Square> {
         let (senders, receivers) = (self.members("senders", &senders)?, self.members("receivers", &receivers)?);
         let bytes = self.0.activation_bytes();
@@ -189,6 +190,7 @@ impl Cluster {
     }
 
     /// Seconds of the slowest message between two different ones of `nodes`; None where there are no two.
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn slowest_transfer(&self, nodes: Vec<i64>) -> PyResult<Option<f64>> {
         Ok(self.0.slowest_s(&self.members("nodes", &nodes)?))
     }
