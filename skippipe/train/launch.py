@@ -69,7 +69,8 @@ def _ending_in_order() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # as where it was not set in Python
+                signal.signal(number, handler)
 
 
 def _alone(job: TrainJob, context: Context) -> float:
