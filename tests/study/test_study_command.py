@@ -113,7 +113,7 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     stopped = study.entry("whole")
     assert 0 < stopped["tokens_done"] < stopped["tokens"] == TOKENS
     assert not stopped["finished"]
-    assert study.events("whole")[-1]["event"] == "stopped"
+    assert study.events("whole")[-1]["outcome"] == "stopped"
     assert study.entry("part")["tokens_done"] == 0
 
     out = study("devices=[cpu,cpu]")

@@ -26,8 +26,8 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "hidden_size: 32" in (run / "config.yaml").read_text()
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    summary = events[-1]
-    assert summary["event"] == "summary"
+    summary, end = events[-2:]
+    assert (summary["event"], end["event"], end["outcome"]) == ("summary", "run_ended", "finished")
     assert summary["loss_after"] < summary["loss_before"]
     assert "measured by skippipe train" in json.loads((run / "cluster.json").read_text())["source"]
     assert [path.read_bytes() for path in (run / "log").iterdir()] == [b""] * 5
