@@ -16,6 +16,8 @@ from omegaconf._utils import get_yaml_loader
 from skippipe.errors import InputError, printable
 
 BYTE_ORDER_MARK = "\ufeff"
+OF_HYDRA = ("hydra._internal.core_plugins.", "hydra.experimental.callbacks.", "hydra_plugins.")
+"""What a file may have Hydra call: its launchers, sweepers and callbacks."""
 
 
 @dataclass
@@ -121,7 +123,28 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
         if not isinstance(node, yaml.SequenceNode):
             line = node.start_mark.line + 1
             raise InputError(f"{path}:{line}: defaults: expected a list, got {_kind(node)}")
+    _check_targets(path, root)
     return root
+
+
+def _check_targets(path: Path, root: yaml.Node) -> None:
+    """Refuse what Hydra would import and call for a key `_target_`: a file from somebody else is not to run programs."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            for value in _values(node, "_target_"):
+                if not (isinstance(value, yaml.ScalarNode) and value.value.startswith(OF_HYDRA)):
+                    raise InputError(
+                        f"{path}:{value.start_mark.line + 1}: _target_: expected a launcher, sweeper or callback of "
+                        f"Hydra, got {_kind(value)}; what runs code of your own belongs on the command line"
+                    )
+            waiting += [value for _, value in node.value]
 
 
 def _nothing(text: str) -> yaml.MappingNode:

@@ -437,6 +437,11 @@ def test_what_a_plan_may_hold_besides(plan_file: dict[str, Any], run: Run, write
         ("a: &x {b: *x}\n", "own.yaml:1: is nested too deeply"),
         ("a: " + "[" * 3000, "own.yaml:1: is nested too deeply"),
         ("a: !!python/name:os.system\n", "own.yaml:1: is no valid YAML"),
+        (
+            "# @package _global_\nhydra:\n  callbacks:\n    x: &x {_target_: os.system}\n    y: *x\n",
+            "own.yaml:4: _target_: expected a launcher, sweeper or callback of Hydra, got 'os.system'",
+        ),
+        ("a: [{_target_: '${oc.env:HOME}'}]\n", "own.yaml:1: _target_: expected a launcher"),
         ("a: 1\n---\nb: 2\n", "own.yaml:2: is no valid YAML"),
         ('a: "\x01"\n', "own.yaml:1: is no valid YAML: character 0x0001"),
         (b"name: x\nname2: \xff\n", "own.yaml:2: expected UTF-8 text, got byte 0xff"),
