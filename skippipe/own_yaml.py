@@ -128,7 +128,7 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
 
 
 def _check_targets(path: Path, root: yaml.Node) -> None:
-    """Refuse what Hydra would import and call for a key `_target_`: a file from somebody else is not to run programs."""
+    """Refuse what Hydra would import and call for a key `_target_`: a file of somebody else is not to run programs."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
