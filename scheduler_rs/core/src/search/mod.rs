@@ -21,6 +21,7 @@ mod router_tests;
 mod routes;
 mod shares;
 mod straight;
+mod strategy_allocation;
 mod sweep;
 mod timeline;
 
@@ -176,22 +177,29 @@ fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Option
 
 /// The best plan found for `problem` or for another allocation that `freedom` allows, within `budget`.
 ///
-/// Allocations are searched for `skippipe` and `full-routed` under TC2; the other strategies have no search that could
-/// tell which allocation suits them, and take the problem's own. So does a problem with absent stages.
+/// For `skippipe` and `full-routed` under TC2 allocation, routes and order are searched together; the other strategies
+/// make their plans of an allocation, and are searched for the one that suits them best. A problem with absent stages
+/// keeps its allocation.
 ///
 /// # Errors
 /// As [`plan_for`].
 pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
     let asked = asked_of(problem, options.strategy)?;
-    let is_routed = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
-    if !is_routed || !asked.absent_stages().is_empty() {
+    if !asked.absent_stages().is_empty() {
         return plan_for(problem, options, budget);
     }
+    let is_joint = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| Freely { problem, asked: &asked, freedom, options, budget }.plan())
+    pool.install(|| {
+        if is_joint {
+            Freely { problem, asked: &asked, freedom, options, budget }.plan()
+        } else {
+            strategy_allocation::plan(&asked, freedom, options, budget)
+        }
+    })
 }
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.

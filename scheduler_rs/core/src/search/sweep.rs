@@ -169,7 +169,7 @@ fn count(problem: &Problem, freedom: Freedom) -> usize {
 }
 
 /// All allocations, but only one of those that differ in nodes that are just like each other.
-fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
+pub(super) fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
     let instance = Instance::new(problem, Rounding::Up);
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let kinds: Vec<usize> =
