@@ -328,6 +328,11 @@ class Plan:
     def __ne__(self, value: object, /) -> bool: ...
     def __repr__(self, /) -> str: ...
     @property
+    def absent_nodes(self, /) -> list[int]:
+        """
+        Nodes that serve no stage: they run nothing and take no part in an all-reduce.
+        """
+    @property
     def absent_stages(self, /) -> list[int]:
         """
         Stages that no node serves.
@@ -449,11 +454,12 @@ class Predicted:
 class Problem:
     """
     The question that a plan answers: a cluster, the nodes of each stage, the microbatches of each node of stage 0
-    (in the order of `stages[0]`), the share of stage visits left out, the rules.
+    (in the order of `stages[0]`), the share of stage visits left out, the rules. `absent_nodes` are those that serve no
+    stage.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ..., absent_nodes: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
     def lower_bound_s(self, /) -> float:
         """
         A bound in seconds that no plan of this allocation and these rules can beat.
@@ -653,8 +659,8 @@ def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", 
 
 def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]]) -> Scored:
     """
-    What the surrogate says of an allocation. `stages` may come in any order but for stage 0. Raises InputError where
-    they are not a partition of the cluster's nodes.
+    What the surrogate says of an allocation. `stages` may come in any order but for stage 0; nodes that serve no stage do
+    not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two places.
     """
 
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:

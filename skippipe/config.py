@@ -146,7 +146,8 @@ class AllocateConfig:
     """Which node serves which stage."""
 
     stages: str | None = None
-    """a JSON file: nodes of each stage ("stages"), those left empty ("absent_stages"), their "layers" if known"""
+    """a JSON file: nodes of each stage ("stages"), stages left empty ("absent_stages"), nodes that serve none
+    ("absent_nodes"), "layers" of the stages if known"""
     sizes: list[int] | None = setting(None, within=AT_LEAST_1)
     """nodes per stage, e.g. [5,3,3,3,3,3]; null: what the preset brings, else as even as can be, larger ones first"""
     sources: list[int] | None = setting(None, within=AT_LEAST_0)

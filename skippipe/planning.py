@@ -117,7 +117,7 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str
 def with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
     """Say in which file or setting the key stands that a problem's error names."""
     text = str(error)
-    if stages_file is not None and text.startswith(("stages", "absent_stages", "layers")):
+    if stages_file is not None and text.startswith(("stages", "absent_", "layers")):
         return in_file(error, stages_file)
     if cluster_file is not None and text.startswith("cluster"):
         return in_file(error, cluster_file)
@@ -134,6 +134,7 @@ def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleCo
         constraints=constraints(schedule),
         absent_stages=allocation.absent_stages,
         layers=allocation.layers,
+        absent_nodes=allocation.absent_nodes,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
+from skippipe.ranks import NOBODY
 from skippipe.runtime.executor import Boundary
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -172,8 +173,13 @@ def calibrated(station: Station, layout: Layout) -> Cluster:
     own = {number: asdict(time_stage(stage, boundary, station.vocabulary)) for number, stage in station.stages.items()}
     by_rank: list[dict[str, dict[str, Any]]] = [json.loads(x) for x in team.exchange("stage times", json.dumps(own))]
     stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
-    nodes = [StageTimes(**by_rank[rank][str(stage_of[node])]) for node, rank in enumerate(rank_of)]
-    pairs = np.ix_(rank_of, rank_of)
+    nodes = [
+        _stated(layout.cluster, node) if rank == NOBODY else StageTimes(**by_rank[rank][str(stage_of[node])])
+        for node, rank in enumerate(rank_of)
+    ]
+    # Nothing is sent to a node that nobody serves: what stands for its links is of no account.
+    ends = [max(rank, 0) for rank in rank_of]
+    pairs = np.ix_(ends, ends)
     return Cluster(
         layout.cluster.names,
         [node.forward_s for node in nodes],
@@ -188,6 +194,12 @@ def calibrated(station: Station, layout: Layout) -> Cluster:
         norm_s=norm_s,
         source="measured by skippipe train before training",
     )
+
+
+def _stated(cluster: Cluster, node: int) -> StageTimes:
+    """Times of a node that no process serves, as the cluster has them."""
+    times = (float(seconds[node]) for seconds in (cluster.forward_s, cluster.backward_s, cluster.loss_s))
+    return StageTimes(*times, step_s=0.0, gradient_bytes=0)
 
 
 def rehearsed(station: Station, engine: Engine) -> dict[int, dict[str, float]]:

@@ -578,6 +578,7 @@ fn assemble(
         strategy: options.strategy,
         stages: problem.stages().to_vec(),
         layers: problem.layers().to_vec(),
+        absent_nodes: problem.absent_nodes(),
         absent_stages: problem.absent_stages().to_vec(),
         model: Value::Null,
         microbatches_per_source: problem.stages()[0]
