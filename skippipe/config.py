@@ -14,6 +14,7 @@ MEMORY_RULES = ("held", "routes", "off")
 OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
 ORDERS = ("plan", "dispatch")
+COMPARISONS = ("own", "same")
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,7 @@ class AllocateConfig:
     """the most seconds that a message may take between two nodes of one stage; null: any"""
     objective: str = setting("simulated", choices=OBJECTIVES)
     """what an allocation is judged by: surrogate (slowest transfer inside a stage, tour over the stages, compute), or
-    simulated: from there on by the planned iteration, jointly with the routes (skippipe and full-routed; for the other
-    strategies the surrogate decides)"""
+    simulated: from there on by the iteration that the strategy plans for it, all-reduce included"""
     layers: str = setting("equal", choices=LAYERS)
     """decoder layers of the stages: equal, or auto: chosen with the allocation, and nodes per stage too unless sizes
     says them; microbatches are then dealt to the sources anew, as many in all"""
@@ -228,6 +228,9 @@ class PlanJob:
     """how long and how hard to search"""
     compare: list[str] = setting([], choices=STRATEGIES)
     """other strategies to plan as well; full and full-routed come together; random-skip is the median of 20 seeds"""
+    compare_allocation: str = setting("own", choices=COMPARISONS)
+    """own: an allocation is searched for each strategy with the same limits: what a user gains; same: all strategies
+    on the allocation of schedule.strategy: what routes and order alone gain"""
     output: str | None = None
     """file that the plan is written to (skippipe.plan/1); null: none"""
 
@@ -295,6 +298,8 @@ class BenchPlannerJob:
     """the presets of set=presets, by name; +cluster@instances.mine=mine adds one"""
     strategies: list[str] = setting(list(STRATEGIES), choices=STRATEGIES)
     """strategies to plan each instance with"""
+    compare_allocation: str = setting("own", choices=COMPARISONS)
+    """own: an allocation is searched for each strategy, where the instance has none; same: all on that of skippipe"""
     folder: str | None = None
     """a folder with NAME.cluster.json and NAME.json: those instances are planned as well; data= is the same"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)

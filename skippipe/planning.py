@@ -21,8 +21,6 @@ DEFAULT_TIME_LIMIT_S = 1.0
 ALLOCATING_WORK = 500_000
 """Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
 RANDOM_SEEDS = 20
-JOINT = ("full-routed", "skippipe")
-"""Strategies whose search may change the allocation."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def prepare(
         problem = state_problem(cluster, allocation, schedule)
     except InputError as error:
         raise with_origin(error, machines.file, allocating.stages) from None
-    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation, schedule.strategy))
+    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation))
 
 
 def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
@@ -88,12 +86,6 @@ def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         raise InputError(
             f"allocate.layers is auto, allocate.objective is {allocating.objective}, simulated is expected"
         )
-    if schedule.strategy not in JOINT:
-        raise InputError(
-            f"allocate.layers is auto, schedule.strategy is {schedule.strategy}, one of {', '.join(JOINT)} is expected"
-        )
-    if not schedule.tc2:
-        raise InputError("allocate.layers is auto, schedule.tc2 is false, true is expected")
     if isinstance(schedule.microbatches_per_source, list):
         raise InputError(
             f"allocate.layers is auto, schedule.microbatches_per_source is {schedule.microbatches_per_source}, "
@@ -101,9 +93,9 @@ def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         )
 
 
-def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str) -> Freedom | None:
+def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | None:
     """What the planner may change of an allocation; None where it is given, or to be the surrogate's."""
-    if allocation.found is None or allocating.objective != "simulated" or strategy not in JOINT:
+    if allocation.found is None or allocating.objective != "simulated":
         return None
     choosing = allocating.layers == "auto"
     return Freedom(
@@ -169,8 +161,14 @@ def constraints(schedule: ScheduleConfig) -> Constraints:
     )
 
 
-def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
-    """Plan with one strategy.
+def make_plan(
+    problem: Problem,
+    strategy: str,
+    planner: PlannerConfig,
+    progress: Progress | None = None,
+    freedom: Freedom | None = None,
+) -> Plan:
+    """Plan with one strategy; with `freedom` for the best allocation found, else for the problem's.
 
     Raises:
         KeyboardInterrupt: somebody did not want to wait; `plan_until_stopped` keeps what was found.
@@ -179,7 +177,7 @@ def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress:
         LockupError: the dispatch rule locks up.
 
     """
-    plan = plan_until_stopped(problem, strategy, planner, progress)
+    plan = plan_until_stopped(problem, strategy, planner, progress, freedom)
     if is_interrupted(plan):
         raise KeyboardInterrupt
     return plan
@@ -255,20 +253,33 @@ def outcome(plan: Plan) -> Outcome:
     return Outcome(plan.strategy, predicted.iteration_s, predicted.lower_bound_s, predicted.gap)
 
 
-def evaluate(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Outcome:
-    """Plan with `strategy` and say what came of it; to have no plan is an outcome too."""
+def evaluate(
+    problem: Problem,
+    strategy: str,
+    planner: PlannerConfig,
+    progress: Progress | None = None,
+    freedom: Freedom | None = None,
+) -> Outcome:
+    """Plan with `strategy` as `make_plan` does and say what came of it; to have no plan is an outcome too."""
     try:
         if strategy == "random-skip":
-            return _median_of_seeds(problem, planner)
-        return outcome(make_plan(problem, strategy, planner, progress))
+            return _median_of_seeds(problem, planner, progress, freedom)
+        return outcome(make_plan(problem, strategy, planner, progress, freedom))
     except ImpossibleError as error:
         return Outcome(strategy, note=f"impossible: {error}")
     except (NoPlanError, LockupError) as error:
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(problem: Problem, planner: PlannerConfig) -> Outcome:
-    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it."""
+def _median_of_seeds(
+    problem: Problem, planner: PlannerConfig, progress: Progress | None, freedom: Freedom | None
+) -> Outcome:
+    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it.
+
+    The search for an allocation judges it by other random routes than these.
+    """
+    if freedom is not None:
+        problem = make_plan(problem, "random-skip", planner, progress, freedom).problem()
     seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
     plans = [make_plan(problem, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
     return Outcome(
@@ -276,6 +287,41 @@ def _median_of_seeds(problem: Problem, planner: PlannerConfig) -> Outcome:
         statistics.median(plan.predicted.iteration_s for plan in plans),
         note=f"median of {RANDOM_SEEDS} seeds",
     )
+
+
+def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
+    """State what `schedule` asks for on the allocation, the layers and the microbatches of each source of a plan."""
+    counts = [plan.microbatches_per_source.get(source, 0) for source in plan.stages[0]]
+    allocation = Allocation(
+        plan.stages, tuple(plan.absent_stages), tuple(plan.layers), absent_nodes=tuple(plan.absent_nodes)
+    )
+    asked = dataclasses.replace(schedule, microbatches_per_source=counts)
+    return state_problem(plan.cluster, allocation, asked)
+
+
+def comparison(instance: Instance, kind: str, strategy: str, planner: PlannerConfig) -> str:
+    """Which of the two comparisons figures of several strategies are, in words.
+
+    Args:
+        instance: the question.
+        kind: "own" or "same", the setting compare_allocation.
+        strategy: whose allocation all of them have, with "same".
+        planner: the limits that each search has.
+
+    """
+    if instance.allocation.found is None:
+        return "all strategies on the allocation that was given"
+    if instance.freedom is None:
+        return "all strategies on the surrogate's allocation"
+    if kind == "same":
+        return f"all strategies on the allocation that was searched for {strategy}"
+    limit_s = time_limit(planner)
+    limits = [
+        *([] if limit_s is None else [f"{limit_s:g} s"]),
+        *([] if planner.work_limit is None else [f"{planner.work_limit:,} units of work"]),
+    ]
+    effort_in_words = f"the same effort ({', '.join(limits)})" if limits else "no limit"
+    return f"each strategy on its own best allocation, searched with {effort_in_words}"
 
 
 def compared(asked: Iterable[str], strategy: str) -> list[str]:

@@ -54,6 +54,11 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
             console.print(f"{outcome.strategy}: {outcome.note}", markup=False, soft_wrap=True)
 
 
+def show_comparison(console: Console, kind: str) -> None:
+    """Say on whose allocations the strategies above were planned."""
+    console.print(f"Comparison: {kind}.", markup=False, soft_wrap=True)
+
+
 def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Say what routing gains and what skipping gains on top of it, where both are known."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}

@@ -39,7 +39,7 @@ const MOST_ROUNDS: u64 = 500;
 /// Allocations that are planned after the local search, and how many side by side.
 const ELITES: usize = 16;
 const SIDE_BY_SIDE: usize = 8;
-/// Work for the plan of one of them. Straight pipelines stop by themselves.
+/// Work for the plan of one of them, where there is as much. Straight pipelines stop by themselves.
 const PLAN_WORK: u64 = 200_000;
 
 /// The best plan of `options.strategy` for an allocation that `freedom` allows; `asked` is the question as the strategy
@@ -67,6 +67,7 @@ struct Search<'a> {
 /// The search as it stands.
 struct State {
     elites: Elites,
+    first: Candidate,
     work: u64,
     rounds: u64,
     /// Of the first allocation.
@@ -87,13 +88,14 @@ impl Search<'_> {
         let bound = lower_bound(self.asked, self.freedom);
         let is_small = sweep::is_small(self.asked, self.freedom);
         let most = if is_small { usize::MAX } else { ELITES };
-        let mut state =
-            State { elites: Elites::new(most), work: 0, rounds: 0, start: None, bound, events: Vec::new() };
-        self.start(&mut state)?;
+        let first = Candidate::new(Seats::new(self.asked, self.freedom)?);
+        let elites = Elites::new(most);
+        let mut state = State { elites, first, work: 0, rounds: 0, start: None, bound, events: Vec::new() };
+        self.start(&mut state);
         if is_small {
             self.look_at_all(&mut state);
         } else {
-            self.climb(&mut state)?;
+            self.climb(&mut state);
         }
         let (planned, runner_up) = self.plan_elites(&mut state)?;
         match planned {
@@ -108,16 +110,12 @@ impl Search<'_> {
     }
 
     /// The first allocation as it stands.
-    fn start(&self, state: &mut State) -> Result<()> {
-        let first = Candidate::new(Seats::new(self.asked, self.freedom)?);
-        let judged = self.construction.judge(&first, 0, self.budget);
+    fn start(&self, state: &mut State) {
+        let judged = self.construction.judge(&state.first, 0, self.budget);
         state.work += judged.work;
-        if judged.key.0 < NEVER {
-            state.start = Some(judged.key.0);
-        }
-        state.elites.insert(judged.key, &first);
+        state.start = Some(judged.key.0).filter(|iteration| *iteration < NEVER);
+        state.elites.insert(judged.key, &state.first);
         self.tell(state);
-        Ok(())
     }
 
     /// Every allocation of a small cluster.
@@ -147,10 +145,9 @@ impl Search<'_> {
     }
 
     /// Rounds of the chains.
-    fn climb(&self, state: &mut State) -> Result<()> {
-        let first = Candidate::new(Seats::new(self.asked, self.freedom)?);
-        let mut chains: Vec<Chain> =
-            (0..CHAINS).map(|number| Chain::new(self.construction, &first, number, self.options.seed)).collect();
+    fn climb(&self, state: &mut State) {
+        let chain = |number| Chain::new(self.construction, &state.first, number, self.options.seed);
+        let mut chains: Vec<Chain<'_>> = (0..CHAINS).map(chain).collect();
         let before = state.work;
         while state.rounds < MOST_ROUNDS && state.work < self.most(SHARE) {
             let is_best = state.elites.best().is_some_and(|(key, _)| is_tight(key.0, state.bound));
@@ -175,16 +172,17 @@ impl Search<'_> {
             }
             self.tell(state);
         }
-        Ok(())
     }
 
     /// Plans the best allocations that were seen, best first; the best plan, and that of another allocation.
     fn plan_elites(&self, state: &mut State) -> Result<(Option<Planned>, Option<Value>)> {
-        let elites: Vec<Problem> = std::mem::take(&mut state.elites.all)
-            .into_iter()
-            .filter(|(key, _)| key.0 < NEVER)
-            .map(|(_, candidate)| candidate.problem())
-            .collect::<Result<_>>()?;
+        let mut elites = std::mem::take(&mut state.elites.all);
+        elites.retain(|(key, _)| key.0 < NEVER);
+        // What seemed good may have been good luck: the first allocation is held against it as well.
+        if let Some(start) = state.start.filter(|_| !elites.iter().any(|(_, other)| other.is_same(&state.first))) {
+            elites.insert(elites.len().min(SIDE_BY_SIDE - 1), ((start, start), state.first.clone()));
+        }
+        let elites: Vec<Problem> = elites.iter().map(|(_, candidate)| candidate.problem()).collect::<Result<_>>()?;
         let mut planned: Vec<Planned> = Vec::new();
         for some in elites.chunks(SIDE_BY_SIDE) {
             let best = planned.first().map_or(NEVER, |best| best.iteration);
@@ -224,7 +222,7 @@ impl Search<'_> {
     fn planned(&self, problem: &Problem, best: Time) -> (Result<Option<Planned>>, u64) {
         // What was stopped by hand still needs the plan of what it has found.
         let fresh = Budget::new(None, Some(1));
-        let within = self.budget.within(PLAN_WORK);
+        let within = self.budget.within(self.plan_work());
         let budget = if self.budget.is_over() { &fresh } else { &within };
         match lower_bound_of(problem, budget) {
             Ok(bound) if bound >= best => return (Ok(None), 0),
@@ -233,7 +231,7 @@ impl Search<'_> {
         }
         let plan = match plan_for(problem, Options { threads: 1, ..self.options }, budget) {
             Ok(plan) => plan,
-            Err(error) => return (Err(error), PLAN_WORK),
+            Err(error) => return (Err(error), self.plan_work()),
         };
         let work = plan.solver.get("work").and_then(Value::as_u64).unwrap_or(0);
         let own = Rounding::Up.nanoseconds(plan.predicted.iteration_s);
@@ -284,6 +282,12 @@ impl Search<'_> {
     /// Work after which the search goes on to what comes next.
     fn most(&self, share: f64) -> u64 {
         self.budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64)
+    }
+
+    /// Work for one plan: the first ones together take no more than the local search leaves.
+    fn plan_work(&self) -> u64 {
+        let left = |limit: u64| ((limit as f64 * (1.0 - SHARE)) as u64 / SIDE_BY_SIDE as u64).max(1_000);
+        self.budget.work_limit.map_or(PLAN_WORK, |limit| left(limit).min(PLAN_WORK))
     }
 
     /// Work of a chain in one round: where there is little of it, rounds are short.

@@ -20,8 +20,8 @@ pub(super) type Key = (Time, Time);
 const NOTHING: Key = (NEVER, NEVER);
 /// Random routes are judged by the median of so many draws in the local search, and of so many where the best of its
 /// allocations are held against each other. A figure that is reported is the median of other draws.
-const DRAWS: u64 = 5;
-const VALIDATION_DRAWS: u64 = 20;
+const DRAWS: u64 = 20;
+const VALIDATION_DRAWS: u64 = 40;
 /// Streams of these draws; plans use those from 0 on.
 const FIRST_STREAM: u64 = 1 << 40;
 const FIRST_VALIDATION_STREAM: u64 = 1 << 41;
