@@ -18,8 +18,8 @@ pub struct Budget {
     part: AtomicU64,
     /// Shared with the budgets of single steps.
     cancelled: Arc<AtomicBool>,
-    work: AtomicU64,
-    progress: Mutex<Progress>,
+    work: Arc<AtomicU64>,
+    progress: Arc<Mutex<Progress>>,
 }
 
 /// The search as it stands.
@@ -47,8 +47,8 @@ impl Budget {
             work_limit,
             part: AtomicU64::new(0),
             cancelled: Arc::new(AtomicBool::new(false)),
-            work: AtomicU64::new(0),
-            progress: Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() }),
+            work: Arc::new(AtomicU64::new(0)),
+            progress: Arc::new(Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() })),
         }
     }
 
@@ -57,6 +57,24 @@ impl Budget {
     pub fn within(&self, work_limit: u64) -> Self {
         let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
         Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+    }
+
+    /// A budget for one part of the search that tells of it as this one does: a share of the time that is left, and of
+    /// the work where `spent` is done already.
+    #[must_use]
+    pub fn share(&self, share: f64, spent: u64) -> Self {
+        let elapsed = self.started.elapsed();
+        let time_limit = self.time_limit.map(|limit| elapsed + limit.saturating_sub(elapsed).mul_f64(share));
+        Self {
+            started: self.started,
+            time_limit,
+            deadline: time_limit.and_then(|limit| self.started.checked_add(limit)),
+            work_limit: self.work_limit.map(|limit| (limit.saturating_sub(spent) as f64 * share) as u64),
+            part: AtomicU64::new(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
+            cancelled: Arc::clone(&self.cancelled),
+            work: Arc::clone(&self.work),
+            progress: Arc::clone(&self.progress),
+        }
     }
 
     /// Asks the search to stop; safe from any thread.

@@ -7,6 +7,7 @@ mod board;
 pub mod cbs;
 mod draw;
 mod estimate;
+mod full_routed;
 mod joint;
 mod journal;
 #[cfg(test)]
@@ -194,7 +195,9 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     pool.install(|| {
-        if is_joint {
+        if full_routed::has_straight(&asked, freedom, options) {
+            full_routed::plan(&asked, freedom, options, budget)
+        } else if is_joint {
             Freely { problem, asked: &asked, freedom, options, budget }.plan()
         } else {
             strategy_allocation::plan(&asked, freedom, options, budget)

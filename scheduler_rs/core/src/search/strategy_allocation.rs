@@ -198,8 +198,8 @@ impl Search<'_> {
                 self.budget.add_work(work);
                 match result {
                     Ok(Some(other)) => planned.push(other),
-                    Ok(None) | Err(Error::Cancelled | Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => {
-                    }
+                    Ok(None)
+                    | Err(Error::Cancelled | Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -212,9 +212,8 @@ impl Search<'_> {
         }
         let mut planned = planned.into_iter();
         let best = planned.next();
-        let runner_up = planned
-            .next()
-            .map(|other| json!({"stages": other.plan.stages, "iteration_s": seconds(other.iteration)}));
+        let runner_up =
+            planned.next().map(|other| json!({"stages": other.plan.stages, "iteration_s": seconds(other.iteration)}));
         Ok((best, runner_up))
     }
 

@@ -121,9 +121,8 @@ impl Candidate {
             return false;
         }
         self.seats.swap(&mut self.instance, a, b);
-        let fits = |place: usize, stage: usize| {
-            self.instance.memory[place] > 0 && self.seats.is_close(&self.instance, stage)
-        };
+        let fits =
+            |place: usize, stage: usize| self.instance.memory[place] > 0 && self.seats.is_close(&self.instance, stage);
         fits(a, left) && fits(b, right)
     }
 
