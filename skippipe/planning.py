@@ -77,7 +77,7 @@ def prepare(
         problem = state_problem(cluster, allocation, schedule)
     except InputError as error:
         raise with_origin(error, machines.file, allocating.stages) from None
-    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation, schedule.strategy))
+    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation))
 
 
 def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
@@ -101,9 +101,12 @@ def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         )
 
 
-def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str) -> Freedom | None:
-    """What the planner may change of an allocation; None where it is given, or to be the surrogate's."""
-    if allocation.found is None or allocating.objective != "simulated" or strategy not in JOINT:
+def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | None:
+    """What the planner may change of an allocation; None where it is given, or to be the surrogate's.
+
+    Strategies whose search keeps the allocation leave out no more than nodes that run nothing.
+    """
+    if allocation.found is None or allocating.objective != "simulated":
         return None
     choosing = allocating.layers == "auto"
     return Freedom(
@@ -111,6 +114,7 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str
         layers=sum(allocation.layers) if choosing else 0,
         sources=allocating.sources is None,
         max_replica_transfer_s=allocating.max_replica_transfer_s,
+        unused=allocating.unused == "allow",
     )
 
 

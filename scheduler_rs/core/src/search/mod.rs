@@ -7,6 +7,7 @@ mod board;
 pub mod cbs;
 mod draw;
 mod estimate;
+mod idle;
 mod joint;
 mod journal;
 #[cfg(test)]
@@ -177,21 +178,39 @@ fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Option
 /// The best plan found for `problem` or for another allocation that `freedom` allows, within `budget`.
 ///
 /// Allocations are searched for `skippipe` and `full-routed` under TC2; the other strategies have no search that could
-/// tell which allocation suits them, and take the problem's own. So does a problem with absent stages.
+/// tell which allocation suits them, and take the problem's own, without the nodes that only cost where nodes may be
+/// left out. A problem with absent stages stays as it is.
 ///
 /// # Errors
 /// As [`plan_for`].
 pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
     let asked = asked_of(problem, options.strategy)?;
     let is_routed = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
-    if !is_routed || !asked.absent_stages().is_empty() {
+    if !asked.absent_stages().is_empty() {
         return plan_for(problem, options, budget);
+    }
+    // Where nothing is averaged, a node costs nothing in any stage.
+    let unused = freedom.unused && asked.cluster().gradient_bytes().iter().any(|bytes| *bytes > 0.0);
+    let freedom = Freedom { unused, ..freedom };
+    if !is_routed {
+        let plan = plan_for(problem, options, budget)?;
+        return if unused { Ok(told_left_out(idle::without_idle(plan, budget)?)) } else { Ok(plan) };
     }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     pool.install(|| Freely { problem, asked: &asked, freedom, options, budget }.plan())
+}
+
+/// The plan that says what its absent nodes would cost.
+fn told_left_out(mut plan: Plan) -> Plan {
+    let left_out = idle::explained(&plan);
+    let told = plan.solver.entry("allocation").or_insert_with(|| Value::Object(Map::new()));
+    if let Some(told) = told.as_object_mut() {
+        told.insert("left_out".to_owned(), Value::Array(left_out));
+    }
+    plan
 }
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
@@ -249,7 +268,13 @@ impl Freely<'_> {
                 (plan, is_swept) = (better, true);
             }
         }
+        if freedom.unused {
+            plan = idle::without_idle(plan, budget)?;
+        }
         self.tell(&mut plan, is_swept, joint, sweep.as_ref());
+        if freedom.unused {
+            plan = told_left_out(plan);
+        }
         Ok(plan)
     }
 
