@@ -13,6 +13,7 @@ STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe
 MEMORY_RULES = ("held", "routes", "off")
 OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
+UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
 COMPARISONS = ("own", "same")
 
@@ -158,6 +159,9 @@ class AllocateConfig:
     objective: str = setting("simulated", choices=OBJECTIVES)
     """what an allocation is judged by: surrogate (slowest transfer inside a stage, tour over the stages, compute), or
     simulated: from there on by the iteration that the strategy plans for it, all-reduce included"""
+    unused: str = setting("allow", choices=UNUSED)
+    """allow: nodes of stages after the first may be left out where that makes the iteration shorter, as an all-reduce
+    need not reach them then (the plan names them); forbid: every node serves a stage"""
     layers: str = setting("equal", choices=LAYERS)
     """decoder layers of the stages: equal, or auto: chosen with the allocation, and nodes per stage too unless sizes
     says them; microbatches are then dealt to the sources anew, as many in all"""

@@ -103,6 +103,7 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | 
         layers=sum(allocation.layers) if choosing else 0,
         sources=allocating.sources is None,
         max_replica_transfer_s=allocating.max_replica_transfer_s,
+        unused=allocating.unused == "allow",
     )
 
 

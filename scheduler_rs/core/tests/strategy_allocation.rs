@@ -37,6 +37,7 @@ proptest! {
     fn rules_are_kept_and_what_must_stay_stays(
         problem in problems(),
         sizes in any::<bool>(),
+        unused in any::<bool>(),
         more in prop::option::of(0_usize..3),
         sources in prop::bool::weighted(0.8),
         limit in prop::option::weighted(0.3, 0.5_f64..4.0),
@@ -44,7 +45,7 @@ proptest! {
     ) {
         let stages = problem.stages().len();
         let layers = more.map_or(0, |more| stages + more * stages);
-        let freedom = Freedom { sizes, layers, sources, max_replica_transfer_s: limit };
+        let freedom = Freedom { sizes, layers, unused, sources, max_replica_transfer_s: limit };
         let plan = match plan(&problem, freedom, strategy, 1, 60_000) {
             Ok(plan) => plan,
             Err(Error::Invalid { .. }) => {

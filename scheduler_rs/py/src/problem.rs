@@ -172,7 +172,8 @@ impl Problem {
 
 /// What a search may change of a problem's allocation, beside which node serves in whose place.
 ///
-/// `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+/// `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
+/// every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
 /// and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
 /// layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
 /// two nodes of one stage takes longer, in seconds (None: any).
@@ -183,9 +184,18 @@ pub struct Freedom(pub CoreFreedom);
 #[pymethods]
 impl Freedom {
     #[new]
-    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None))]
-    fn new(sizes: bool, layers: i64, sources: bool, max_replica_transfer_s: Option<f64>) -> PyResult<Self> {
-        let build = || Ok(CoreFreedom { sizes, layers: index("layers", layers)?, sources, max_replica_transfer_s });
+    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None, unused=false))]
+    fn new(
+        sizes: bool,
+        layers: i64,
+        sources: bool,
+        max_replica_transfer_s: Option<f64>,
+        unused: bool,
+    ) -> PyResult<Self> {
+        let build = || {
+            let layers = index("layers", layers)?;
+            Ok(CoreFreedom { sizes, layers, unused, sources, max_replica_transfer_s })
+        };
         build().or_raise().map(Self)
     }
 
@@ -193,6 +203,12 @@ impl Freedom {
     #[getter]
     fn sizes(&self) -> bool {
         self.0.sizes
+    }
+
+    /// Nodes may serve no stage.
+    #[getter]
+    fn unused(&self) -> bool {
+        self.0.unused
     }
 
     /// Decoder layers to be shared out; 0: they stay.
@@ -216,11 +232,12 @@ impl Freedom {
     fn __repr__(&self) -> String {
         let flag = |on: bool| if on { "True" } else { "False" };
         format!(
-            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={})",
+            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={}, unused={})",
             flag(self.0.sizes),
             self.0.layers,
             flag(self.0.sources),
             self.0.max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
+            flag(self.0.unused),
         )
     }
 }

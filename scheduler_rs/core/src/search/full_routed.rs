@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use super::anneal::Found;
-use super::{Freely, Options, Start, asked_of, plan_from, strategy_allocation, sweep};
+use super::{Freely, Options, Start, asked_of, idle, plan_from, strategy_allocation, sweep, told_left_out};
 use crate::allocate::joint::Freedom;
 use crate::bound::is_tight;
 use crate::budget::Budget;
@@ -39,8 +39,11 @@ pub(super) fn plan(asked: &Problem, freedom: Freedom, options: Options, budget: 
     };
     let straight = Plan { strategy: Strategy::FullRouted, ..straight };
     let on_its_allocation = straight.problem()?;
-    // With layers to choose, a plan's cluster is that of its layers, where a search has to begin with equal ones.
-    let first = if freedom.layers == 0 { &on_its_allocation } else { asked };
+    // A search begins with equal layers, where a plan's cluster is that of its own, and cannot bring back nodes beyond the
+    // sizes that it begins with.
+    let sizes = |problem: &Problem| problem.stages().iter().map(Vec::len).collect::<Vec<_>>();
+    let is_first = freedom.layers == 0 && sizes(&on_its_allocation) == sizes(asked);
+    let first = if is_first { &on_its_allocation } else { asked };
     let mut work = work_of(&straight);
     let joint = {
         let budget = &budget.share(JOINT_SHARE, work);
@@ -53,7 +56,12 @@ pub(super) fn plan(asked: &Problem, freedom: Freedom, options: Options, budget: 
     let routed = (!is_best)
         .then(|| plan_from(&on_its_allocation, options, &budget.share(1.0, work), Some(&start)).ok())
         .flatten();
-    Ok(best_of(straight, joint.ok(), routed, budget))
+    let routed = match routed {
+        Some(plan) if freedom.unused && !budget.is_cancelled() => Some(idle::without_idle(plan, budget)?),
+        routed => routed,
+    };
+    let best = best_of(straight, joint.ok(), routed, budget);
+    Ok(if freedom.unused { told_left_out(best) } else { best })
 }
 
 /// Straight pipelines as routes, each of one microbatch, and ranks that follow the times at which they go out and turn

@@ -8,6 +8,7 @@ pub mod cbs;
 mod draw;
 mod estimate;
 mod full_routed;
+mod idle;
 mod joint;
 mod journal;
 #[cfg(test)]
@@ -189,6 +190,9 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
     if !asked.absent_stages().is_empty() {
         return plan_for(problem, options, budget);
     }
+    // Where nothing is averaged, a node costs nothing in any stage.
+    let unused = freedom.unused && asked.cluster().gradient_bytes().iter().any(|bytes| *bytes > 0.0);
+    let freedom = Freedom { unused, ..freedom };
     let is_joint = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
@@ -203,6 +207,16 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
             strategy_allocation::plan(&asked, freedom, options, budget)
         }
     })
+}
+
+/// The plan that says what its absent nodes would cost.
+fn told_left_out(mut plan: Plan) -> Plan {
+    let left_out = idle::explained(&plan);
+    let told = plan.solver.entry("allocation").or_insert_with(|| Value::Object(Map::new()));
+    if let Some(told) = told.as_object_mut() {
+        told.insert("left_out".to_owned(), Value::Array(left_out));
+    }
+    plan
 }
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
@@ -260,7 +274,13 @@ impl Freely<'_> {
                 (plan, is_swept) = (better, true);
             }
         }
+        if freedom.unused {
+            plan = idle::without_idle(plan, budget)?;
+        }
         self.tell(&mut plan, is_swept, joint, sweep.as_ref());
+        if freedom.unused {
+            plan = told_left_out(plan);
+        }
         Ok(plan)
     }
 

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use self::candidate::Candidate;
 use self::chain::Chain;
 use self::objective::{Construction, Key};
-use super::{Options, plan_for, prove_possible, sweep};
+use super::{Options, idle, plan_for, prove_possible, sweep, told_left_out};
 use crate::allocate::joint::{Freedom, Seats, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::problem::{Instance, Problem};
 use crate::route::route_tasks;
+use crate::rules::Strategy;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
 /// How much of the time or the work the local search gets; the rest goes into plans for what it found.
@@ -86,7 +87,7 @@ struct Planned {
 impl Search<'_> {
     fn run(&self) -> Result<Plan> {
         let bound = lower_bound(self.asked, self.freedom);
-        let is_small = sweep::is_small(self.asked, self.freedom);
+        let is_small = sweep::is_listable(self.asked, self.freedom);
         let most = if is_small { usize::MAX } else { ELITES };
         let first = Candidate::new(Seats::new(self.asked, self.freedom)?);
         let elites = Elites::new(most);
@@ -99,7 +100,10 @@ impl Search<'_> {
         }
         let (planned, runner_up) = self.plan_elites(&mut state)?;
         match planned {
-            Some(planned) => Ok(self.written(planned, runner_up, state, is_small)),
+            Some(planned) => {
+                let plan = self.written(self.without_idle(planned.plan)?, runner_up, state, is_small);
+                Ok(if self.freedom.unused { told_left_out(plan) } else { plan })
+            }
             None => plan_for(self.asked, self.options, self.budget).map_err(|error| match error {
                 Error::Impossible { rule, reason } => Error::NotFound(format!(
                     "no allocation was found that has a plan; for the first one {rule} cannot hold: {reason}"
@@ -121,7 +125,7 @@ impl Search<'_> {
     /// Every allocation of a small cluster.
     fn look_at_all(&self, state: &mut State) {
         let all = sweep::all(self.asked, self.freedom);
-        for some in all.chunks(64 * SIDE_BY_SIDE) {
+        for some in all.chunks(SIDE_BY_SIDE) {
             if self.budget.is_over() || self.budget.is_past(SHARE) || state.work >= self.most(SHARE) {
                 break;
             }
@@ -238,9 +242,15 @@ impl Search<'_> {
         (Ok(Some(Planned { plan, iteration })), work + more)
     }
 
+    /// The plan without nodes that only cost, where they may be left out. Which nodes random routes leave idle is chance.
+    fn without_idle(&self, plan: Plan) -> Result<Plan> {
+        let is_chance = self.options.strategy == Strategy::RandomSkip;
+        let stays = !self.freedom.unused || is_chance || self.budget.is_cancelled();
+        if stays { Ok(plan) } else { idle::without_idle(plan, self.budget) }
+    }
+
     /// The plan, with how its allocation was found.
-    fn written(&self, planned: Planned, runner_up: Option<Value>, state: State, is_small: bool) -> Plan {
-        let Planned { mut plan, .. } = planned;
+    fn written(&self, mut plan: Plan, runner_up: Option<Value>, state: State, is_small: bool) -> Plan {
         let bound_s = seconds(state.bound).min(plan.predicted.iteration_s);
         let told = [
             ("start_s", json!(state.start.map(seconds))),

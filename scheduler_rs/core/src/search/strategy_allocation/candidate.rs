@@ -10,6 +10,8 @@ use crate::route::route_tasks;
 
 /// How often a change is another than an exchange of nodes, where it may be.
 const OTHERS: f64 = 0.3;
+/// How often it is a node that joins a stage or leaves it, where that is all that may be.
+const JOINS: f64 = 0.15;
 /// How often three nodes change places rather than two.
 const CYCLES: f64 = 0.15;
 /// How often nodes of one stage change places: the ring of its all-reduce does.
@@ -69,13 +71,22 @@ impl Candidate {
 
     /// Another allocation, by one random change; none where the draw led nowhere or to what is not allowed.
     pub fn changed(&self, rng: &mut Pcg64) -> Option<Self> {
-        let freedom = self.seats.freedom();
+        let freedom = *self.seats.freedom();
         let mut other = self.clone();
-        let done = if (freedom.sizes || freedom.layers > 0) && rng.random_bool(OTHERS) {
+        let often = if freedom.sizes || freedom.layers > 0 {
+            OTHERS
+        } else if freedom.unused {
+            JOINS
+        } else {
+            0.0
+        };
+        let done = if rng.random_bool(often) {
             match rng.random_range(0..8) {
                 0..4 if freedom.layers > 0 => other.shift_layer(rng),
-                4..7 if freedom.layers > 0 => other.hand_over_route(rng),
+                4..6 if freedom.layers > 0 => other.hand_over_route(rng),
                 7 if freedom.sizes => other.switch_stage(rng),
+                _ if freedom.unused => other.join_or_leave(rng),
+                4..7 if freedom.layers > 0 => other.hand_over_route(rng),
                 _ => false,
             }
         } else {
@@ -100,14 +111,9 @@ impl Candidate {
         let count = self.instance.node_count();
         let a = rng.random_range(0..count);
         let stage = self.instance.stage_of[a];
-        if stage == NO_STAGE {
-            return false;
-        }
-        let b = if rng.random_bool(INSIDE) {
-            let members = &self.instance.members[stage];
-            members[rng.random_range(0..members.len())]
-        } else {
-            rng.random_range(0..count)
+        let b = match self.instance.members.get(stage) {
+            Some(members) if rng.random_bool(INSIDE) => members[rng.random_range(0..members.len())],
+            _ => rng.random_range(0..count),
         };
         let is_three = self.instance.stage_of[b] != stage && rng.random_bool(CYCLES);
         let c = is_three.then(|| rng.random_range(0..count)).filter(|c| *c != a && *c != b);
@@ -117,7 +123,9 @@ impl Candidate {
     fn swap(&mut self, a: usize, b: usize) -> bool {
         let (left, right) = (self.instance.stage_of[a], self.instance.stage_of[b]);
         let is_fixed = !self.seats.freedom().sources && left != right && (left == 0 || right == 0);
-        if a == b || is_fixed || left == NO_STAGE || right == NO_STAGE || self.instance.is_alike(a, b) {
+        // A node that serves no stage may come in another one's place, where nodes may be left out.
+        let is_open = |stage: usize| stage != NO_STAGE || (self.seats.freedom().unused && left != right);
+        if a == b || is_fixed || !is_open(left) || !is_open(right) || self.instance.is_alike(a, b) {
             return false;
         }
         self.seats.swap(&mut self.instance, a, b);
@@ -186,5 +194,21 @@ impl Candidate {
             }
         }
         self.seats.switch(&mut self.instance, place, to) && self.seats.is_close(&self.instance, to)
+    }
+
+    /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
+    fn join_or_leave(&mut self, rng: &mut Pcg64) -> bool {
+        let place = rng.random_range(0..self.instance.node_count());
+        let from = self.instance.stage_of[place];
+        let to = match from {
+            NO_STAGE => self.instance.present[rng.random_range(0..self.instance.present.len())],
+            _ => NO_STAGE,
+        };
+        let may = match (from, to) {
+            (0, _) | (_, 0) => false,
+            (NO_STAGE, to) => self.seats.has_place(&self.instance, to),
+            (from, _) => self.instance.members[from].len() > 1,
+        };
+        may && self.seats.switch(&mut self.instance, place, to) && self.seats.is_close(&self.instance, to)
     }
 }
