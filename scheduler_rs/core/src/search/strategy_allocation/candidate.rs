@@ -95,11 +95,13 @@ impl Candidate {
         done.then_some(other)
     }
 
-    /// An allocation far from this one.
+    /// An allocation far from this one, of the same sizes: as many nodes serve as before, since few that could be left
+    /// out are worth it.
     pub fn scrambled(&self, rng: &mut Pcg64) -> Self {
         let mut current = self.clone();
         for _ in 0..2 * self.instance.node_count() {
-            if let Some(other) = current.changed(rng) {
+            let mut other = current.clone();
+            if other.exchange(rng) {
                 current = other;
             }
         }
