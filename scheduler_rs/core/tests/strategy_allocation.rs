@@ -31,7 +31,7 @@ fn sorted(mut numbers: Vec<usize>) -> Vec<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn rules_are_kept_and_what_must_stay_stays(
@@ -46,7 +46,7 @@ proptest! {
         let stages = problem.stages().len();
         let layers = more.map_or(0, |more| stages + more * stages);
         let freedom = Freedom { sizes, layers, unused, sources, max_replica_transfer_s: limit };
-        let plan = match plan(&problem, freedom, strategy, 1, 60_000) {
+        let plan = match plan(&problem, freedom, strategy, 1, 20_000) {
             Ok(plan) => plan,
             Err(Error::Invalid { .. }) => {
                 prop_assert!(Seats::new(&problem, freedom).is_err());
@@ -60,7 +60,9 @@ proptest! {
         prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
         let lengths = |stages: &[Vec<usize>]| stages.iter().map(Vec::len).collect::<Vec<_>>();
         if !freedom.sizes {
-            prop_assert_eq!(lengths(&plan.stages), lengths(problem.stages()));
+            let (own, given) = (lengths(&plan.stages), lengths(problem.stages()));
+            prop_assert_eq!(own[0], given[0]);
+            prop_assert!(own.iter().zip(&given).all(|(own, given)| own == given || (freedom.unused && own < given)));
         }
         if !freedom.sources {
             prop_assert_eq!(sorted(plan.stages[0].clone()), sorted(problem.stages()[0].clone()));
@@ -88,7 +90,7 @@ proptest! {
     #[test]
     fn threads_change_nothing(problem in problems(), strategy in prop::sample::select(BASELINES.to_vec())) {
         let freedom = Freedom::default();
-        match (plan(&problem, freedom, strategy, 1, 60_000), plan(&problem, freedom, strategy, 3, 60_000)) {
+        match (plan(&problem, freedom, strategy, 1, 20_000), plan(&problem, freedom, strategy, 3, 20_000)) {
             (Ok(one), Ok(three)) => {
                 prop_assert_eq!(one.stages, three.stages);
                 prop_assert_eq!(one.tasks, three.tasks);
@@ -111,10 +113,10 @@ fn twelve(number: impl Fn(usize) -> f64) -> Problem {
 
 #[test]
 fn what_was_found_is_at_least_as_good_as_the_first_allocation() {
-    for seed in 0..4_usize {
+    for seed in 0..2_usize {
         let problem = twelve(|i| ((i * 37 + seed * 11) % 23) as f64 / 23.0);
         for strategy in [PlanStrategy::Full, PlanStrategy::FullRouted, PlanStrategy::SkippipeNoTc2] {
-            let free = plan(&problem, Freedom::default(), strategy, 1, 3_000_000).unwrap();
+            let free = plan(&problem, Freedom::default(), strategy, 1, 2_000_000).unwrap();
             let one = plan_for(&problem, Options::new(strategy, 3), &Budget::new(None, Some(200_000))).unwrap();
             assert!(free.predicted.iteration_s <= one.predicted.iteration_s + 1e-9, "{seed}, {}", strategy.name());
         }

@@ -22,7 +22,7 @@ use crate::allocate::joint::{Freedom, Seats, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, Predicted};
 use crate::problem::{Instance, Problem};
 use crate::route::route_tasks;
 use crate::rules::Strategy;
@@ -251,7 +251,16 @@ impl Search<'_> {
 
     /// The plan, with how its allocation was found.
     fn written(&self, mut plan: Plan, runner_up: Option<Value>, state: State, is_small: bool) -> Plan {
-        let bound_s = seconds(state.bound).min(plan.predicted.iteration_s);
+        let iteration_s = plan.predicted.iteration_s;
+        let bound_s = seconds(state.bound).min(iteration_s);
+        // What holds for all allocations holds for this one.
+        let lower_bound_s = plan.predicted.lower_bound_s.max(bound_s);
+        plan.predicted.lower_bound_s = lower_bound_s;
+        plan.predicted.gap = Predicted::gap_of(iteration_s, lower_bound_s);
+        let is_full = self.options.strategy == Strategy::Full;
+        if is_full && is_tight(Rounding::Up.nanoseconds(iteration_s), state.bound) {
+            plan.solver.insert("optimal".to_owned(), json!(true));
+        }
         let told = [
             ("start_s", json!(state.start.map(seconds))),
             ("runner_up", json!(runner_up)),
@@ -263,7 +272,7 @@ impl Search<'_> {
         let told: Map<String, Value> = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let wall_s = self.budget.elapsed_s();
         let mut events = state.events;
-        events.push(json!([wall_s, state.work, plan.predicted.iteration_s, plan.predicted.lower_bound_s]));
+        events.push(json!([wall_s, state.work, iteration_s, lower_bound_s]));
         plan.solver.insert("allocation".to_owned(), Value::Object(told));
         plan.solver.insert("events".to_owned(), Value::Array(events));
         plan.solver.insert("work".to_owned(), json!(state.work));
