@@ -9,11 +9,13 @@ from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
+    DEFAULT_TIME_LIMIT_S,
     Outcome,
     after_allocating,
     compared,
     evaluate,
     is_interrupted,
+    may_gain,
     outcome,
     plan_until_stopped,
     prepare,
@@ -22,6 +24,7 @@ from skippipe.planning import (
     with_surrogate,
 )
 from skippipe.report.console import show_plan
+from skippipe.report.stages import bounds_in_words
 from skippipe.report.terminal import make_console, percent, planning_progress, show_gains, show_outcomes
 
 
@@ -48,6 +51,13 @@ def plan(job: PlanJob, context: Context) -> float:
     console = make_console()
     if context.label is None:
         _print(console, made, others)
+        if may_gain(made, job.planner):
+            console.print(
+                f"The search ended at its default limit of {DEFAULT_TIME_LIMIT_S:g} s: more time may find a shorter "
+                f"iteration (planner.time_limit_s={10 * DEFAULT_TIME_LIMIT_S:g}).",
+                markup=False,
+                soft_wrap=True,
+            )
     else:
         gains = "".join(
             f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
@@ -81,5 +91,8 @@ def _print(console: Console, made: Plan, others: list[Outcome]) -> None:
     outcomes = [*others, outcome(made)]
     show_outcomes(console, outcomes)
     show_gains(console, outcomes)
+    bounds = bounds_in_words(made)
+    if bounds is not None:
+        console.print(bounds, markup=False, soft_wrap=True)
     console.print()
     show_plan(console, made)
