@@ -257,7 +257,7 @@ def time_limit(planner: PlannerConfig) -> float | None:
 
 
 def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
-    """Whether a search that nobody limited ended before it was done: unproved, and far from the bound or still improving."""
+    """Whether a search that nobody limited ended unproved, far from its bound or while plans got better."""
     solver = json.loads(plan.solver)
     if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
         return False

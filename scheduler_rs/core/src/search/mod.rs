@@ -191,7 +191,7 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
         return plan_for(problem, options, budget);
     }
     // Where nothing is averaged, a node costs nothing in any stage.
-    let unused = freedom.unused && asked.cluster().gradient_bytes().iter().any(|bytes| *bytes > 0.0);
+    let unused = freedom.unused && !asked.cluster().gradient_bytes().is_empty();
     let freedom = Freedom { unused, ..freedom };
     if !is_routed {
         let plan = plan_for(problem, options, budget)?;
@@ -218,13 +218,20 @@ fn told_left_out(mut plan: Plan) -> Plan {
 const SHARE: f64 = 0.6;
 /// How much of it where nothing is left to do for the best allocation.
 const LATE_SHARE: f64 = 0.95;
-/// How much of it before allocations of a cluster of few nodes race, when the first runs of that end, and all of it.
-const SHARE_OF_FEW: f64 = 0.35;
+/// How much of it before all allocations of a small cluster are looked at one by one; where they race, when the first
+/// runs end, and the race.
 const SHARE_OF_SMALL: f64 = 0.15;
-const FIRST_RUNS: f64 = 0.35;
-const SHARE_OF_RACE: f64 = 0.7;
-/// Nodes of a cluster whose allocations race.
-const FEW_NODES: usize = 12;
+const FIRST_RUNS: f64 = 0.25;
+const SHARE_OF_RACE: f64 = 0.5;
+/// With no more tasks than these an allocation has its proof before a race would begin.
+const FEW_TASKS: usize = 48;
+
+/// Tasks of an iteration, about.
+fn task_count(problem: &Problem) -> usize {
+    let instance = Instance::new(problem, Rounding::Up);
+    let lengths = Lengths::new(route_tasks(&instance).len(), instance.present.len(), instance.skip_ratio);
+    problem.microbatch_count() * (2 * lengths.short() + 1)
+}
 
 /// See [`plan_freely`].
 #[derive(Clone, Copy)]
@@ -241,12 +248,8 @@ impl Freely<'_> {
     fn plan(self) -> Result<Plan> {
         let Self { asked, freedom, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, freedom);
-        let few = asked.cluster().nodes().len() <= FEW_NODES && freedom.layers == 0 && !freedom.sizes;
-        let shares = match (is_small, few) {
-            (true, _) => (SHARE_OF_SMALL, SHARE_OF_SMALL),
-            (false, true) => (SHARE_OF_FEW, SHARE_OF_FEW),
-            (false, false) => (SHARE, LATE_SHARE),
-        };
+        let is_race = is_small && task_count(asked) > FEW_TASKS;
+        let shares = if is_small { (SHARE_OF_SMALL, SHARE_OF_SMALL) } else { (SHARE, LATE_SHARE) };
         let mut joint = joint::search(asked, freedom, options, budget, shares)?;
         let mut sweep = match is_small.then(|| Sweep::new(asked, freedom, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
@@ -255,12 +258,12 @@ impl Freely<'_> {
         let most = |share: f64, spent: u64| {
             budget.work_limit.map_or(u64::MAX, |limit| ((limit as f64 * share) as u64).saturating_sub(spent))
         };
-        if let Some(joint) = joint.as_mut().filter(|_| few) {
+        if let Some(joint) = joint.as_mut().filter(|_| is_race) {
             self.race(joint, sweep.as_ref(), most(SHARE_OF_RACE, joint.work));
         }
         let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
-        if let (Some(sweep), None) = (&mut sweep, &joint) {
-            sweep.advance(known, options, budget, SHARE, most(SHARE, 0));
+        if let Some(sweep) = sweep.as_mut().filter(|_| !is_race || joint.is_none()) {
+            sweep.advance(known, options, budget, SHARE, most(SHARE, joint.as_ref().map_or(0, |joint| joint.work)));
             if let Some(error) = sweep.impossible(known) {
                 return Err(error.clone());
             }
