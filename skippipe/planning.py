@@ -1,6 +1,7 @@
 """From settings to a plan: put the question together, and have the extension answer it."""
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ Progress = Callable[[float, float, float, int], None]
 DEFAULT_TIME_LIMIT_S = 1.0
 ALLOCATING_WORK = 500_000
 """Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
+SMALL_GAP = 0.02
+"""To the bound over all allocations: no more is said of what a longer search may gain."""
 RANDOM_SEEDS = 20
 
 
@@ -246,6 +249,20 @@ def time_limit(planner: PlannerConfig) -> float | None:
     if planner.time_limit_s is None and planner.work_limit is None:
         return DEFAULT_TIME_LIMIT_S
     return planner.time_limit_s
+
+
+def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
+    """Whether a search that nobody limited ended unproved, far from its bound or while plans got better."""
+    solver = json.loads(plan.solver)
+    if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
+        return False
+    bound_s = solver.get("allocation", {}).get("lower_bound_s", plan.predicted.lower_bound_s)
+    events = [event for event in solver.get("events", []) if event[2] is not None]
+    better = [after[0] for before, after in itertools.pairwise(events) if after[2] < before[2]]
+    is_far = plan.predicted.iteration_s > (1 + SMALL_GAP) * bound_s
+    is_improving = bool(better) and better[-1] > solver.get("wall_s", 0.0) / 2
+    is_proved = plan.predicted.iteration_s <= bound_s * (1 + 1e-9)
+    return not is_proved and (is_far or is_improving)
 
 
 def outcome(plan: Plan) -> Outcome:

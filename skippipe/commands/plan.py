@@ -9,6 +9,7 @@ from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
+    DEFAULT_TIME_LIMIT_S,
     Instance,
     Outcome,
     after_allocating,
@@ -16,6 +17,7 @@ from skippipe.planning import (
     comparison,
     evaluate,
     is_interrupted,
+    may_gain,
     on_allocation_of,
     outcome,
     plan_until_stopped,
@@ -25,6 +27,7 @@ from skippipe.planning import (
     with_surrogate,
 )
 from skippipe.report.console import show_plan
+from skippipe.report.stages import bounds_in_words
 from skippipe.report.terminal import (
     make_console,
     percent,
@@ -59,6 +62,13 @@ def plan(job: PlanJob, context: Context) -> float:
     console = make_console()
     if context.label is None:
         _print(console, made, others, kind)
+        if may_gain(made, job.planner):
+            console.print(
+                f"The search ended at its default limit of {DEFAULT_TIME_LIMIT_S:g} s: more time may find a shorter "
+                f"iteration (planner.time_limit_s={10 * DEFAULT_TIME_LIMIT_S:g}).",
+                markup=False,
+                soft_wrap=True,
+            )
     else:
         gains = "".join(
             f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
@@ -100,5 +110,8 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     if kind is not None:
         show_comparison(console, kind)
     show_gains(console, outcomes)
+    bounds = bounds_in_words(made)
+    if bounds is not None:
+        console.print(bounds, markup=False, soft_wrap=True)
     console.print()
     show_plan(console, made)

@@ -17,6 +17,7 @@ pub mod order;
 pub mod outlook;
 mod portfolio;
 mod proof;
+mod race;
 mod router;
 #[cfg(test)]
 mod router_tests;
@@ -191,7 +192,7 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
         return plan_for(problem, options, budget);
     }
     // Where nothing is averaged, a node costs nothing in any stage.
-    let unused = freedom.unused && asked.cluster().gradient_bytes().iter().any(|bytes| *bytes > 0.0);
+    let unused = freedom.unused && !asked.cluster().gradient_bytes().is_empty();
     let freedom = Freedom { unused, ..freedom };
     let is_joint = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
     let pool = rayon::ThreadPoolBuilder::new()
@@ -223,8 +224,20 @@ fn told_left_out(mut plan: Plan) -> Plan {
 const SHARE: f64 = 0.6;
 /// How much of it where nothing is left to do for the best allocation.
 const LATE_SHARE: f64 = 0.95;
-/// How much of it before all allocations of a small cluster are planned one by one.
-const SHARE_OF_SMALL: f64 = 0.2;
+/// How much of it before all allocations of a small cluster are looked at one by one; where they race, when the first
+/// runs end, and the race.
+const SHARE_OF_SMALL: f64 = 0.15;
+const FIRST_RUNS: f64 = 0.25;
+const SHARE_OF_RACE: f64 = 0.5;
+/// With no more tasks than these an allocation has its proof before a race would begin.
+const FEW_TASKS: usize = 48;
+
+/// Tasks of an iteration, about.
+fn task_count(problem: &Problem) -> usize {
+    let instance = Instance::new(problem, Rounding::Up);
+    let lengths = Lengths::new(route_tasks(&instance).len(), instance.present.len(), instance.skip_ratio);
+    problem.microbatch_count() * (2 * lengths.short() + 1)
+}
 
 /// See [`plan_freely`].
 #[derive(Clone, Copy)]
@@ -241,9 +254,9 @@ impl Freely<'_> {
     fn plan(self) -> Result<Plan> {
         let Self { asked, freedom, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, freedom);
+        let is_race = is_small && task_count(asked) > FEW_TASKS;
         let shares = if is_small { (SHARE_OF_SMALL, SHARE_OF_SMALL) } else { (SHARE, LATE_SHARE) };
-        let joint = joint::search(asked, freedom, options, budget, shares)?;
-        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        let mut joint = joint::search(asked, freedom, options, budget, shares)?;
         let mut sweep = match is_small.then(|| Sweep::new(asked, freedom, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
             sweep => sweep?,
@@ -251,7 +264,11 @@ impl Freely<'_> {
         let most = |share: f64, spent: u64| {
             budget.work_limit.map_or(u64::MAX, |limit| ((limit as f64 * share) as u64).saturating_sub(spent))
         };
-        if let Some(sweep) = &mut sweep {
+        if let Some(joint) = joint.as_mut().filter(|_| is_race) {
+            self.race(joint, sweep.as_ref(), most(SHARE_OF_RACE, joint.work));
+        }
+        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        if let Some(sweep) = sweep.as_mut().filter(|_| !is_race || joint.is_none()) {
             sweep.advance(known, options, budget, SHARE, most(SHARE, joint.as_ref().map_or(0, |joint| joint.work)));
             if let Some(error) = sweep.impossible(known) {
                 return Err(error.clone());
@@ -282,6 +299,37 @@ impl Freely<'_> {
             plan = told_left_out(plan);
         }
         Ok(plan)
+    }
+
+    /// Has the allocations that were seen race with all others, where these are few; the winner is the best one then.
+    fn race(self, joint: &mut joint::Joint, sweep: Option<&Sweep>, most: u64) {
+        let Self { asked, options, budget, .. } = self;
+        let known = joint.found.key.0;
+        if is_tight(known, joint.bound) {
+            return;
+        }
+        let bound_of = |problem: &Problem| lower_bound_of(problem, &budget.within(u64::MAX)).unwrap_or(0);
+        let seen = joint.seen.iter().filter_map(|stages| asked.reallocated(stages.clone()).ok());
+        let mut entered: Vec<(Problem, Time)> = seen
+            .map(|problem| {
+                let bound = bound_of(&problem);
+                (problem, bound)
+            })
+            .collect();
+        let seen = |problem: &Problem| joint.seen.iter().any(|stages| joint::is_same(stages, problem.stages()));
+        entered.extend(sweep.into_iter().flat_map(Sweep::entries).filter(|(problem, _)| !seen(problem)));
+        let Some(raced) = race::race(entered, known, options, budget, (FIRST_RUNS, SHARE_OF_RACE), most) else {
+            return;
+        };
+        joint.work += raced.work;
+        if raced.found.key < joint.found.key {
+            let iteration = seconds(raced.found.key.0);
+            if raced.found.key.0 < known {
+                joint.events.push(json!([budget.elapsed_s(), joint.work, iteration, seconds(joint.bound)]));
+                budget.report(iteration, seconds(joint.bound));
+            }
+            (joint.problem, joint.found) = (raced.problem, raced.found);
+        }
     }
 
     /// Goes on with the best allocation as it stands.
