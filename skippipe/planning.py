@@ -24,6 +24,8 @@ ALLOCATING_WORK = 500_000
 SMALL_GAP = 0.02
 """To the bound over all allocations: no more is said of what a longer search may gain."""
 RANDOM_SEEDS = 20
+JOINT = ("full-routed", "skippipe")
+"""Strategies that search routes and order as well as an allocation, so that more time may always gain."""
 
 
 @dataclass(frozen=True)

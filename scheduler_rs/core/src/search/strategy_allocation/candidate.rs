@@ -69,13 +69,14 @@ impl Candidate {
         counts
     }
 
-    /// Another allocation, by one random change; none where the draw led nowhere or to what is not allowed.
-    pub fn changed(&self, rng: &mut Pcg64) -> Option<Self> {
+    /// Another allocation, by one random change; none where the draw led nowhere or to what is not allowed. Nodes join
+    /// stages and leave them only where `joins` says so too.
+    pub fn changed(&self, joins: bool, rng: &mut Pcg64) -> Option<Self> {
         let freedom = *self.seats.freedom();
         let mut other = self.clone();
         let often = if freedom.sizes || freedom.layers > 0 {
             OTHERS
-        } else if freedom.unused {
+        } else if freedom.unused && joins {
             JOINS
         } else {
             0.0
@@ -85,7 +86,7 @@ impl Candidate {
                 0..4 if freedom.layers > 0 => other.shift_layer(rng),
                 4..6 if freedom.layers > 0 => other.hand_over_route(rng),
                 7 if freedom.sizes => other.switch_stage(rng),
-                _ if freedom.unused => other.join_or_leave(rng),
+                _ if freedom.unused && joins => other.join_or_leave(rng),
                 4..7 if freedom.layers > 0 => other.hand_over_route(rng),
                 _ => false,
             }

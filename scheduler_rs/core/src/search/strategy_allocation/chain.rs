@@ -43,6 +43,9 @@ struct Run {
     steps: usize,
     /// Steps since the best one.
     idle: usize,
+    /// Whether nodes may join stages and leave them, where they may at all. To leave out a node gains at once what it
+    /// may take long to gain by another exchange, so that is tried near the best allocation alone.
+    joins: bool,
 }
 
 impl<'a> Chain<'a> {
@@ -79,26 +82,28 @@ impl<'a> Chain<'a> {
     /// The first run of all begins with the first allocation, every second one near the best, the others anywhere.
     fn begin(&mut self, best: Option<&Candidate>, budget: &Budget) -> Run {
         let is_near = (u64::from(self.runs) + self.number).is_multiple_of(2);
-        let current = match best {
-            _ if self.runs == 0 && self.number == 0 => self.first.clone(),
+        let (current, joins) = match best {
+            _ if self.runs == 0 && self.number == 0 => (self.first.clone(), false),
             Some(best) if is_near => {
                 let mut current = best.clone();
                 for _ in 0..KICKS {
-                    current = current.changed(&mut self.rng).unwrap_or(current);
+                    current = current.changed(true, &mut self.rng).unwrap_or(current);
                 }
-                current
+                (current, true)
             }
-            _ => self.first.scrambled(&mut self.rng),
+            _ => (self.first.scrambled(&mut self.rng), false),
         };
         let doublings = (self.runs / 2).min(MOST_DOUBLINGS);
         self.runs += 1;
         let key = self.judge(&current, budget);
-        Run { current, key, best: key, history: vec![key; FIRST_HISTORY << doublings], steps: 0, idle: 0 }
+        Run { current, key, best: key, history: vec![key; FIRST_HISTORY << doublings], steps: 0, idle: 0, joins }
     }
 
     /// One change; whether there was one to make.
     fn step(&mut self, mut run: Run, budget: &Budget) -> bool {
-        let Some(next) = (0..MOST_DRAWS).find_map(|_| run.current.changed(&mut self.rng)) else { return false };
+        let Some(next) = (0..MOST_DRAWS).find_map(|_| run.current.changed(run.joins, &mut self.rng)) else {
+            return false;
+        };
         let key = self.judge(&next, budget);
         let late = run.steps % run.history.len();
         if key <= run.key || key <= run.history[late] {
