@@ -125,7 +125,8 @@ impl Candidate {
 
     fn swap(&mut self, a: usize, b: usize) -> bool {
         let (left, right) = (self.instance.stage_of[a], self.instance.stage_of[b]);
-        let is_fixed = !self.seats.freedom().sources && left != right && (left == 0 || right == 0);
+        // Sources that are given keep their microbatches too.
+        let is_fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
         // A node that serves no stage may come in another one's place, where nodes may be left out.
         let is_open = |stage: usize| stage != NO_STAGE || (self.seats.freedom().unused && left != right);
         if a == b || is_fixed || !is_open(left) || !is_open(right) || self.instance.is_alike(a, b) {
