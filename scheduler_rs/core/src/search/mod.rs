@@ -195,7 +195,7 @@ pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget
     let freedom = Freedom { unused, ..freedom };
     if !is_routed {
         let plan = plan_for(problem, options, budget)?;
-        return if unused { Ok(told_left_out(idle::without_idle(plan, budget)?)) } else { Ok(plan) };
+        return if unused { Ok(told_left_out(idle::without_idle(plan, 0, budget)?)) } else { Ok(plan) };
     }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
@@ -286,7 +286,10 @@ impl Freely<'_> {
             }
         }
         if freedom.unused {
-            plan = idle::without_idle(plan, budget)?;
+            let iteration = iteration_of(&plan);
+            let bound = joint.as_ref().map_or(0, |joint| joint.bound);
+            let bound = sweep.as_ref().map_or(bound, |sweep| bound.max(sweep.bound(iteration)));
+            plan = idle::without_idle(plan, bound, budget)?;
         }
         self.tell(&mut plan, is_swept, joint, sweep.as_ref());
         if freedom.unused {
