@@ -204,3 +204,42 @@ def test_nodes_that_two_partitions_have_elsewhere() -> None:
 )
 def test_the_surrogate_gets_a_share_of_the_search(planner: PlannerConfig, expected: tuple[float, int]) -> None:
     assert effort(planner) == expected
+
+
+TWO_SITES = Path(__file__).parent.parent / "benchmarks" / "two_sites.cluster.json"
+
+
+def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Path, independent: ModuleType) -> None:
+    """In three stages the six machines would average over the slow link between the sites."""
+    cluster = json.loads(TWO_SITES.read_text(encoding="utf-8"))
+    cluster["gradient_bytes"] = cluster["gradient_bytes"][:3]
+    write("sites.json", cluster)
+    asked = ("cluster.file=sites.json", "schedule.stages=3", "planner.work_limit=2000000", "output=plan.json")
+    taken = {}
+    for setting in ("forbid", "allow"):
+        result = run("plan", *asked, f"allocate.unused={setting}")
+        assert result.status == 0, result.err
+        plan = load_plan(str(tmp_path / "plan.json"))
+        assert verdict(independent, plan.to_json()) == []
+        taken[setting] = plan.predicted.iteration_s
+        assert bool(plan.absent_nodes) == (setting == "allow")
+        assert "Lower bound of this allocation" in result.out
+        assert "of all allocations" in result.out
+        assert re.search(r"^ 0 .*=+$", result.out, re.MULTILINE), "all-reduce in the Gantt chart"
+    assert taken["allow"] < 0.8 * taken["forbid"]
+    assert re.search(r"^Left out: .*-\d \(in stage \d, with the same routes, the all-reduce", result.out, re.MULTILINE)
+    assert len([line for line in result.out.splitlines() if re.match(r" [012]  ", line)]) == 6 - len(plan.absent_nodes)
+    for command in ("simulate", "report"):
+        again = run(command, "plan=plan.json", *(["output=null"] if command == "report" else []))
+        assert again.status == 0, again.err
+        assert "Left out: " in again.out
+
+
+def test_a_search_that_ends_early_says_so(run: Run, tmp_path: Path) -> None:
+    """Only where nobody has said how long it is to be, and where it is not done."""
+    hint = "more time may find a shorter iteration (planner.time_limit_s=10)"
+    early = run("plan", f"cluster.file={TWO_SITES}", "schedule.skip_ratio=0", "allocate.unused=forbid")
+    assert early.status == 0, early.err
+    assert hint in early.out
+    assert hint not in run("plan", f"cluster.file={TWO_SITES}", "planner.time_limit_s=0.2").out
+    assert hint not in run("plan", "cluster=local4", "schedule.skip_ratio=0.3333").out

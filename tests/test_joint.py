@@ -162,7 +162,7 @@ def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
     assert all(0 < len(stage) <= size for stage, size in zip(found.stages, sizes, strict=True))
     assert found.predicted.iteration_s <= min(known) * (1 + 1e-8)
     assert told(found)["lower_bound_s"] <= min(known) * (1 + 1e-8)
-    if any(content.get("gradient_bytes", [])):
+    if cluster.gradient_bytes:
         assert [row["node"] for row in told(found)["left_out"]] == found.absent_nodes
         assert all(row["iteration_s"] >= found.predicted.iteration_s - 1e-8 for row in told(found)["left_out"])
     else:
@@ -250,3 +250,20 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
     if not cluster.gradient_bytes or not free:
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
     assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+
+
+def test_more_work_is_never_for_the_worse() -> None:
+    """What is planned one by one in the end replaces the plan only where it is better, and no bound is above a plan."""
+    rng = Random(1023)
+    content, sizes, each, ratio, rules = tiny(rng)
+    content["gradient_bytes"] = [0.0, 5e3, 5e3]
+    cluster = Cluster.from_json(json.dumps(content))
+    start = in_order(allocate(cluster, sizes).best.stages, sizes)
+    problem = problem_of(cluster, start, each, ratio, rules)
+    plans = [
+        plan(problem, freedom=Freedom(), time_limit_s=None, work_limit=work)
+        for work in (300_000, 600_000, 1_000_000, 1_500_000)
+    ]
+    times = [made.predicted.iteration_s for made in plans]
+    assert times == sorted(times, reverse=True)
+    assert all(told(made)["lower_bound_s"] <= min(times) for made in plans)

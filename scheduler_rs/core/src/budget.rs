@@ -16,6 +16,8 @@ pub struct Budget {
     pub work_limit: Option<u64>,
     /// Nanoseconds after the start at which the present part of the search began.
     part: AtomicU64,
+    /// Whether it is that of a single step of another search, whose work is little and is kept to.
+    is_step: bool,
     /// Shared with the budgets of single steps.
     cancelled: Arc<AtomicBool>,
     work: Arc<AtomicU64>,
@@ -46,6 +48,7 @@ impl Budget {
             deadline: time_limit.and_then(|limit| started.checked_add(limit)),
             work_limit,
             part: AtomicU64::new(0),
+            is_step: false,
             cancelled: Arc::new(AtomicBool::new(false)),
             work: Arc::new(AtomicU64::new(0)),
             progress: Arc::new(Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() })),
@@ -56,7 +59,13 @@ impl Budget {
     #[must_use]
     pub fn within(&self, work_limit: u64) -> Self {
         let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
-        Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+        Self { is_step: true, cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+    }
+
+    /// Work of a round that usually has `usual`: a step of another search has no more than its limit.
+    #[must_use]
+    pub fn round_work(&self, usual: u64) -> u64 {
+        self.work_limit.filter(|_| self.is_step).map_or(usual, |limit| limit.min(usual))
     }
 
     /// A budget for one part of the search that tells of it as this one does: a share of the time that is left, and of

@@ -57,7 +57,7 @@ pub(super) fn plan(asked: &Problem, freedom: Freedom, options: Options, budget: 
         .then(|| plan_from(&on_its_allocation, options, &budget.share(1.0, work), Some(&start)).ok())
         .flatten();
     let routed = match routed {
-        Some(plan) if freedom.unused && !budget.is_cancelled() => Some(idle::without_idle(plan, budget)?),
+        Some(plan) if freedom.unused && !budget.is_cancelled() => Some(idle::without_idle(plan, all, budget)?),
         routed => routed,
     };
     let best = best_of(straight, joint.ok(), routed, budget);

@@ -12,16 +12,17 @@ use crate::plan::{Plan, Predicted};
 use crate::problem::Instance;
 use crate::rules::Strategy;
 use crate::simulate::{Dispatch, Replay, resimulate};
-use crate::time::{Rounding, seconds};
+use crate::time::{Rounding, Time, seconds};
 
 /// Of more nodes than these it is not said what each would cost.
 const MOST_EXPLAINED: usize = 32;
 
-/// The plan without the nodes that run nothing in it and lengthen an all-reduce; sources stay.
+/// The plan without the nodes that run nothing in it and lengthen an all-reduce; sources stay. No allocation is known to
+/// take less than `known`.
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]; none else, as the routes stay what they are.
-pub(super) fn without_idle(plan: Plan, budget: &Budget) -> Result<Plan> {
+pub(super) fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<Plan> {
     let mut is_busy = vec![false; plan.cluster.nodes().len()];
     plan.tasks.iter().for_each(|task| is_busy[task.node] = true);
     let mut stages = plan.stages.clone();
@@ -40,7 +41,7 @@ pub(super) fn without_idle(plan: Plan, budget: &Budget) -> Result<Plan> {
         let below = Instance::new(&problem, Rounding::Down);
         route_bound(&below, Replay::new(&plan, &below)?.batches())
     } else {
-        lower_bound_of(&problem, budget)?
+        lower_bound_of(&problem, budget)?.max(known)
     };
     let iteration_s = plan.predicted.iteration_s;
     let lower_bound_s = seconds(bound).min(iteration_s);

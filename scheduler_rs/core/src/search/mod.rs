@@ -292,7 +292,10 @@ impl Freely<'_> {
             }
         }
         if freedom.unused {
-            plan = idle::without_idle(plan, budget)?;
+            let iteration = iteration_of(&plan);
+            let bound = joint.as_ref().map_or(0, |joint| joint.bound);
+            let bound = sweep.as_ref().map_or(bound, |sweep| bound.max(sweep.bound(iteration)));
+            plan = idle::without_idle(plan, bound, budget)?;
         }
         self.tell(&mut plan, is_swept, joint, sweep.as_ref());
         if freedom.unused {

@@ -101,7 +101,7 @@ impl Search<'_> {
         let (planned, runner_up) = self.plan_elites(&mut state)?;
         match planned {
             Some(planned) => {
-                let plan = self.written(self.without_idle(planned.plan)?, runner_up, state, is_small);
+                let plan = self.written(self.without_idle(planned.plan, state.bound)?, runner_up, state, is_small);
                 Ok(if self.freedom.unused { told_left_out(plan) } else { plan })
             }
             None => plan_for(self.asked, self.options, self.budget).map_err(|error| match error {
@@ -243,10 +243,10 @@ impl Search<'_> {
     }
 
     /// The plan without nodes that only cost, where they may be left out. Which nodes random routes leave idle is chance.
-    fn without_idle(&self, plan: Plan) -> Result<Plan> {
+    fn without_idle(&self, plan: Plan, bound: Time) -> Result<Plan> {
         let is_chance = self.options.strategy == Strategy::RandomSkip;
         let stays = !self.freedom.unused || is_chance || self.budget.is_cancelled();
-        if stays { Ok(plan) } else { idle::without_idle(plan, self.budget) }
+        if stays { Ok(plan) } else { idle::without_idle(plan, bound, self.budget) }
     }
 
     /// The plan, with how its allocation was found.

@@ -35,8 +35,10 @@ pub(super) struct Sweep {
     effort: usize,
     /// Whether these are all allocations that are allowed; else those without any node are not among them.
     is_complete: bool,
-    /// The best plan.
+    /// The best plan, where it is better than all that was known.
     pub plan: Option<Plan>,
+    /// What the best plan takes, whoever found it.
+    known: Time,
     /// Why an allocation has no plan, where that was proved.
     impossible: Option<Error>,
     /// Search steps.
@@ -47,6 +49,8 @@ pub(super) struct Sweep {
 struct Open {
     problem: Problem,
     bound: Time,
+    /// The best iteration so far.
+    reached: Time,
 }
 
 /// Whether so few allocations are allowed that each can be planned by itself.
@@ -75,11 +79,19 @@ impl Sweep {
             let Ok(other) = problem.reallocated(stages) else { continue };
             if Seats::new(&other, freedom).is_ok() {
                 let bound = lower_bound_of(&other, budget)?;
-                left.push(Open { problem: other, bound });
+                left.push(Open { problem: other, bound, reached: NEVER });
             }
         }
-        let mut sweep =
-            Self { open: VecDeque::new(), left, effort: 0, is_complete, plan: None, impossible: None, work: 0 };
+        let mut sweep = Self {
+            open: VecDeque::new(),
+            left,
+            effort: 0,
+            is_complete,
+            plan: None,
+            known: NEVER,
+            impossible: None,
+            work: 0,
+        };
         sweep.sort();
         Ok(sweep)
     }
@@ -111,6 +123,7 @@ impl Sweep {
     /// Plans one allocation after the other, as long as it could be better than what takes `known`, until `share` of
     /// the time is used up or `most` steps are done.
     pub fn advance(&mut self, known: Time, options: Options, budget: &Budget, share: f64, most: u64) {
+        self.known = self.known.min(known);
         while !self.is_over() && !budget.is_over() && !budget.is_past(share) && self.work < most {
             let best = self.best(known);
             let effort = EFFORTS[self.effort];
@@ -146,7 +159,9 @@ impl Sweep {
         self.work += plan.solver.get("work").and_then(serde_json::Value::as_u64).unwrap_or(0);
         open.bound = open.bound.max(Rounding::Down.nanoseconds(plan.predicted.lower_bound_s));
         let iteration = iteration_of(&plan);
-        if iteration < self.best(NEVER) {
+        open.reached = open.reached.min(iteration);
+        if iteration < self.known {
+            self.known = iteration;
             self.plan = Some(plan);
         }
         if !is_tight(iteration, open.bound) {
@@ -155,12 +170,13 @@ impl Sweep {
     }
 
     fn best(&self, known: Time) -> Time {
-        self.plan.as_ref().map_or(known, |plan| known.min(iteration_of(plan)))
+        known.min(self.known)
     }
 
-    /// What is left has its next turn in the order of the bounds.
+    /// What is left has its next turn: what came furthest comes first, at the beginning what has the lowest bound.
     fn sort(&mut self) {
-        self.left.sort_by(|a, b| a.bound.cmp(&b.bound).then_with(|| a.problem.stages().cmp(b.problem.stages())));
+        let key = |open: &Open| (open.reached, open.bound);
+        self.left.sort_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.problem.stages().cmp(b.problem.stages())));
         if self.effort < EFFORTS.len() {
             self.open.extend(self.left.drain(..));
         }
