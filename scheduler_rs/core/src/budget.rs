@@ -79,6 +79,7 @@ impl Budget {
             time_limit,
             deadline: time_limit.and_then(|limit| self.started.checked_add(limit)),
             work_limit: self.work_limit.map(|limit| (limit.saturating_sub(spent) as f64 * share) as u64),
+            is_step: self.is_step,
             part: AtomicU64::new(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
             cancelled: Arc::clone(&self.cancelled),
             work: Arc::clone(&self.work),
