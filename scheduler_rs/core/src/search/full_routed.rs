@@ -50,7 +50,7 @@ pub(super) fn plan(asked: &Problem, freedom: Freedom, options: Options, budget: 
         Freely { problem: first, asked: first, freedom, options, budget }.plan()
     };
     work += joint.as_ref().map_or(0, work_of);
-    let all: Time = joint.as_ref().map_or(0, |plan| bound_of_all(plan));
+    let all: Time = joint.as_ref().map_or(0, bound_of_all);
     let is_best = joint.as_ref().is_ok_and(|plan| is_tight(iteration_of(plan), all));
     let start = Start { found: found_of(&straight), work: 0, bound: all };
     let routed = (!is_best)

@@ -101,7 +101,8 @@ impl Search<'_> {
         let (planned, runner_up) = self.plan_elites(&mut state)?;
         match planned {
             Some(planned) => {
-                let plan = self.written(self.without_idle(planned.plan, state.bound)?, runner_up, state, is_small);
+                let plan =
+                    self.written(self.without_idle(planned.plan, state.bound)?, runner_up.as_ref(), state, is_small);
                 Ok(if self.freedom.unused { told_left_out(plan) } else { plan })
             }
             None => plan_for(self.asked, self.options, self.budget).map_err(|error| match error {
@@ -250,7 +251,7 @@ impl Search<'_> {
     }
 
     /// The plan, with how its allocation was found.
-    fn written(&self, mut plan: Plan, runner_up: Option<Value>, state: State, is_small: bool) -> Plan {
+    fn written(&self, mut plan: Plan, runner_up: Option<&Value>, state: State, is_small: bool) -> Plan {
         let iteration_s = plan.predicted.iteration_s;
         let bound_s = seconds(state.bound).min(iteration_s);
         // What holds for all allocations holds for this one.
