@@ -250,14 +250,15 @@ class Freedom:
     """
     What a search may change of a problem's allocation, beside which node serves in whose place.
 
-    `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+    `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
+    every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
     and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
     layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
     two nodes of one stage takes longer, in seconds (None: any).
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None) -> Freedom: ...
+    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> Freedom: ...
     def __repr__(self, /) -> str: ...
     @property
     def layers(self, /) -> int:
@@ -278,6 +279,11 @@ class Freedom:
     def sources(self, /) -> bool:
         """
         Other nodes may be sources.
+        """
+    @property
+    def unused(self, /) -> bool:
+        """
+        Nodes may serve no stage.
         """
 
 @final
