@@ -198,8 +198,8 @@ def calibrated(station: Station, layout: Layout) -> Cluster:
 
 def _stated(cluster: Cluster, node: int) -> StageTimes:
     """Times of a node that no process serves, as the cluster has them."""
-    times = (float(seconds[node]) for seconds in (cluster.forward_s, cluster.backward_s, cluster.loss_s))
-    return StageTimes(*times, step_s=0.0, gradient_bytes=0)
+    forward_s, backward_s, loss_s = cluster.forward_s[node], cluster.backward_s[node], cluster.loss_s[node]
+    return StageTimes(float(forward_s), float(backward_s), float(loss_s), step_s=0.0, gradient_bytes=0)
 
 
 def rehearsed(station: Station, engine: Engine) -> dict[int, dict[str, float]]:
