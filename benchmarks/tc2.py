@@ -2,7 +2,8 @@
 
     python benchmarks/tc2.py [--seconds 5] [--samples 2 4 8 16] [--swaps 0 1 2]
 
-`skippipe` against `skippipe-no-tc2` and `random-skip` (the median of 20 seeds), on the presets and, where
+`skippipe` against `skippipe-no-tc2` and `random-skip` (the median of 20 seeds), all on one allocation (the surrogate's,
+so that a difference is that of the switch), on the presets and, where
 ../shared/data lies beside the repository, on the published instance; under the rules of this project and those of the
 reference. A microbatch has so many samples of 1,024 tokens; times of tasks and bytes of messages are in proportion,
 gradients are not. Writes out/tc2.json, out/tc2.md and out/tc2.png.

@@ -263,14 +263,15 @@ class Freedom:
     """
     What a search may change of a problem's allocation, beside which node serves in whose place.
 
-    `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+    `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
+    every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
     and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
     layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
     two nodes of one stage takes longer, in seconds (None: any).
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None) -> Freedom: ...
+    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> Freedom: ...
     def __repr__(self, /) -> str: ...
     @property
     def layers(self, /) -> int:
@@ -291,6 +292,11 @@ class Freedom:
     def sources(self, /) -> bool:
         """
         Other nodes may be sources.
+        """
+    @property
+    def unused(self, /) -> bool:
+        """
+        Nodes may serve no stage.
         """
 
 @final
@@ -340,6 +346,11 @@ class Plan:
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __repr__(self, /) -> str: ...
+    @property
+    def absent_nodes(self, /) -> list[int]:
+        """
+        Nodes that serve no stage: they run nothing and take no part in an all-reduce.
+        """
     @property
     def absent_stages(self, /) -> list[int]:
         """
@@ -471,11 +482,12 @@ class Predicted:
 class Problem:
     """
     The question that a plan answers: a cluster, the nodes of each stage, the microbatches of each node of stage 0
-    (in the order of `stages[0]`), the share of stage visits left out, the rules.
+    (in the order of `stages[0]`), the share of stage visits left out, the rules. `absent_nodes` are those that serve no
+    stage.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ..., absent_nodes: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
     def lower_bound_s(self, /) -> float:
         """
         A bound in seconds that no plan of this allocation and these rules can beat.
@@ -669,14 +681,14 @@ def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", 
     about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
     search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
     ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-    up. With `freedom` the allocation is searched too (for "skippipe" and "full-routed" with TC2; other strategies keep
-    the problem's): stages, layers, cluster and microbatches of the plan may then differ from the problem's.
+    up. With `freedom` the allocation is searched too, for the strategy that is planned by: stages, layers, cluster and
+    microbatches of the plan may then differ from the problem's.
     """
 
 def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]]) -> Scored:
     """
-    What the surrogate says of an allocation. `stages` may come in any order but for stage 0. Raises InputError where
-    they are not a partition of the cluster's nodes.
+    What the surrogate says of an allocation. `stages` may come in any order but for stage 0; nodes that serve no stage do
+    not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two places.
     """
 
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:

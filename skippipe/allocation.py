@@ -27,6 +27,8 @@ class Allocation:
     stages: list[list[int]]
     absent_stages: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
+    absent_nodes: tuple[int, ...] = ()
+    """nodes that serve no stage"""
     found: Allocated | None = None
     """what the surrogate says of it, of the next best and of all; None where the allocation was given"""
 
@@ -137,7 +139,7 @@ def even_shares(total: int, parts: int) -> list[int]:
 
 
 def read_allocation(path: str) -> Allocation:
-    """Read a JSON file with the key "stages", "absent_stages" if some are lost, and "layers" if they are known."""
+    """Read a JSON file with the key "stages", and where they apply "absent_stages", "absent_nodes" and "layers"."""
     content = read_json_object(path)
     if "stages" not in content:
         raise InputError(f"{path}: the key stages is missing, a list of lists of node numbers is expected")
@@ -146,6 +148,7 @@ def read_allocation(path: str) -> Allocation:
         stages=[_integers(path, f"stages[{i}]", stage) for i, stage in enumerate(stages)],
         absent_stages=tuple(_integers(path, "absent_stages", content.get("absent_stages", []))),
         layers=tuple(_integers(path, "layers", content.get("layers", []))),
+        absent_nodes=tuple(_integers(path, "absent_nodes", content.get("absent_nodes", []))),
     )
 
 

@@ -13,7 +13,9 @@ STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe
 MEMORY_RULES = ("held", "routes", "off")
 OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
+UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
+COMPARISONS = ("own", "same")
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ class AllocateConfig:
     """Which node serves which stage."""
 
     stages: str | None = None
-    """a JSON file: nodes of each stage ("stages"), those left empty ("absent_stages"), their "layers" if known"""
+    """a JSON file: nodes of each stage ("stages"), stages left empty ("absent_stages"), nodes that serve none
+    ("absent_nodes"), "layers" of the stages if known"""
     sizes: list[int] | None = setting(None, within=AT_LEAST_1)
     """nodes per stage, e.g. [5,3,3,3,3,3]; null: what the preset brings, else as even as can be, larger ones first"""
     sources: list[int] | None = setting(None, within=AT_LEAST_0)
@@ -175,8 +178,10 @@ class AllocateConfig:
     """the most seconds that a message may take between two nodes of one stage; null: any"""
     objective: str = setting("simulated", choices=OBJECTIVES)
     """what an allocation is judged by: surrogate (slowest transfer inside a stage, tour over the stages, compute), or
-    simulated: from there on by the planned iteration, jointly with the routes (skippipe and full-routed; for the other
-    strategies the surrogate decides)"""
+    simulated: from there on by the iteration that the strategy plans for it, all-reduce included"""
+    unused: str = setting("allow", choices=UNUSED)
+    """allow: nodes of stages after the first may be left out where that makes the iteration shorter, as an all-reduce
+    need not reach them then (the plan names them); forbid: every node serves a stage"""
     layers: str = setting("equal", choices=LAYERS)
     """decoder layers of the stages: equal, or auto: chosen with the allocation, and nodes per stage too unless sizes
     says them; microbatches are then dealt to the sources anew, as many in all"""
@@ -247,6 +252,9 @@ class PlanJob:
     """how long and how hard to search"""
     compare: list[str] = setting([], choices=STRATEGIES)
     """other strategies to plan as well; full and full-routed come together; random-skip is the median of 20 seeds"""
+    compare_allocation: str = setting("own", choices=COMPARISONS)
+    """own: an allocation is searched for each strategy with the same limits: what a user gains; same: all strategies
+    on the allocation of schedule.strategy: what routes and order alone gain"""
     output: str | None = None
     """file that the plan is written to (skippipe.plan/1); null: none"""
 
@@ -314,6 +322,8 @@ class BenchPlannerJob:
     """the presets of set=presets, by name; +cluster@instances.mine=mine adds one"""
     strategies: list[str] = setting(list(STRATEGIES), choices=STRATEGIES)
     """strategies to plan each instance with"""
+    compare_allocation: str = setting("own", choices=COMPARISONS)
+    """own: an allocation is searched for each strategy, where the instance has none; same: all on that of skippipe"""
     folder: str | None = None
     """a folder with NAME.cluster.json and NAME.json: those instances are planned as well; data= is the same"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)

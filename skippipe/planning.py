@@ -1,6 +1,7 @@
 """From settings to a plan: put the question together, and have the extension answer it."""
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -21,9 +22,11 @@ Progress = Callable[[float, float, float, int], None]
 DEFAULT_TIME_LIMIT_S = 1.0
 ALLOCATING_WORK = 500_000
 """Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
+SMALL_GAP = 0.02
+"""To the bound over all allocations: no more is said of what a longer search may gain."""
 RANDOM_SEEDS = 20
 JOINT = ("full-routed", "skippipe")
-"""Strategies whose search may change the allocation."""
+"""Strategies that search routes and order as well as an allocation, so that more time may always gain."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def prepare(
         problem = state_problem(cluster, allocation, schedule)
     except InputError as error:
         raise with_origin(error, machines.file, allocating.stages) from None
-    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation, schedule.strategy))
+    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation))
 
 
 def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
@@ -91,12 +94,6 @@ def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         raise InputError(
             f"allocate.layers is auto, allocate.objective is {allocating.objective}, simulated is expected"
         )
-    if schedule.strategy not in JOINT:
-        raise InputError(
-            f"allocate.layers is auto, schedule.strategy is {schedule.strategy}, one of {', '.join(JOINT)} is expected"
-        )
-    if not schedule.tc2:
-        raise InputError("allocate.layers is auto, schedule.tc2 is false, true is expected")
     if isinstance(schedule.microbatches_per_source, list):
         raise InputError(
             f"allocate.layers is auto, schedule.microbatches_per_source is {schedule.microbatches_per_source}, "
@@ -104,9 +101,9 @@ def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         )
 
 
-def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str) -> Freedom | None:
+def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | None:
     """What the planner may change of an allocation; None where it is given, or to be the surrogate's."""
-    if allocation.found is None or allocating.objective != "simulated" or strategy not in JOINT:
+    if allocation.found is None or allocating.objective != "simulated":
         return None
     choosing = allocating.layers == "auto"
     return Freedom(
@@ -114,13 +111,14 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation, strategy: str
         layers=sum(allocation.layers) if choosing else 0,
         sources=allocating.sources is None,
         max_replica_transfer_s=allocating.max_replica_transfer_s,
+        unused=allocating.unused == "allow",
     )
 
 
 def with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
     """Say in which file or setting the key stands that a problem's error names."""
     text = str(error)
-    if stages_file is not None and text.startswith(("stages", "absent_stages", "layers")):
+    if stages_file is not None and text.startswith(("stages", "absent_", "layers")):
         return in_file(error, stages_file)
     if cluster_file is not None and text.startswith("cluster"):
         return in_file(error, cluster_file)
@@ -137,6 +135,7 @@ def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleCo
         constraints=constraints(schedule),
         absent_stages=allocation.absent_stages,
         layers=allocation.layers,
+        absent_nodes=allocation.absent_nodes,
     )
 
 
@@ -171,8 +170,14 @@ def constraints(schedule: ScheduleConfig) -> Constraints:
     )
 
 
-def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
-    """Plan with one strategy.
+def make_plan(
+    problem: Problem,
+    strategy: str,
+    planner: PlannerConfig,
+    progress: Progress | None = None,
+    freedom: Freedom | None = None,
+) -> Plan:
+    """Plan with one strategy; with `freedom` for the best allocation found, else for the problem's.
 
     Raises:
         KeyboardInterrupt: somebody did not want to wait; `plan_until_stopped` keeps what was found.
@@ -181,7 +186,7 @@ def make_plan(problem: Problem, strategy: str, planner: PlannerConfig, progress:
         LockupError: the dispatch rule locks up.
 
     """
-    plan = plan_until_stopped(problem, strategy, planner, progress)
+    plan = plan_until_stopped(problem, strategy, planner, progress, freedom)
     if is_interrupted(plan):
         raise KeyboardInterrupt
     return plan
@@ -249,6 +254,20 @@ def time_limit(planner: PlannerConfig) -> float | None:
     return planner.time_limit_s
 
 
+def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
+    """Whether a search that nobody limited ended unproved, far from its bound or while plans got better."""
+    solver = json.loads(plan.solver)
+    if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
+        return False
+    bound_s = solver.get("allocation", {}).get("lower_bound_s", plan.predicted.lower_bound_s)
+    events = [event for event in solver.get("events", []) if event[2] is not None]
+    better = [after[0] for before, after in itertools.pairwise(events) if after[2] < before[2]]
+    is_far = plan.predicted.iteration_s > (1 + SMALL_GAP) * bound_s
+    is_improving = bool(better) and better[-1] > solver.get("wall_s", 0.0) / 2
+    is_proved = plan.predicted.iteration_s <= bound_s * (1 + 1e-9)
+    return not is_proved and (is_far or is_improving)
+
+
 def outcome(plan: Plan) -> Outcome:
     """What a plan reached."""
     predicted = plan.predicted
@@ -257,25 +276,73 @@ def outcome(plan: Plan) -> Outcome:
     )
 
 
-def evaluate(problem: Problem, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Outcome:
-    """Plan with `strategy` and say what came of it; to have no plan is an outcome too."""
+def evaluate(
+    problem: Problem,
+    strategy: str,
+    planner: PlannerConfig,
+    progress: Progress | None = None,
+    freedom: Freedom | None = None,
+) -> Outcome:
+    """Plan with `strategy` as `make_plan` does and say what came of it; to have no plan is an outcome too."""
     try:
         if strategy == "random-skip":
-            return _median_of_seeds(problem, planner)
-        return outcome(make_plan(problem, strategy, planner, progress))
+            return _median_of_seeds(problem, planner, progress, freedom)
+        return outcome(make_plan(problem, strategy, planner, progress, freedom))
     except ImpossibleError as error:
         return Outcome(strategy, note=f"impossible: {error}")
     except (NoPlanError, LockupError) as error:
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(problem: Problem, planner: PlannerConfig) -> Outcome:
-    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it."""
+def _median_of_seeds(
+    problem: Problem, planner: PlannerConfig, progress: Progress | None, freedom: Freedom | None
+) -> Outcome:
+    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it.
+
+    The search for an allocation judges it by other random routes than these.
+    """
+    if freedom is not None:
+        problem = make_plan(problem, "random-skip", planner, progress, freedom).problem()
     seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
     plans = [make_plan(problem, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
     median_s = statistics.median(plan.predicted.iteration_s for plan in plans)
     note = f"median of {RANDOM_SEEDS} seeds"
     return Outcome("random-skip", median_s, note=note, throughput=throughput(plans[0], median_s))
+
+
+def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
+    """State what `schedule` asks for on the allocation, the layers and the microbatches of each source of a plan."""
+    counts = [plan.microbatches_per_source.get(source, 0) for source in plan.stages[0]]
+    allocation = Allocation(
+        plan.stages, tuple(plan.absent_stages), tuple(plan.layers), absent_nodes=tuple(plan.absent_nodes)
+    )
+    asked = dataclasses.replace(schedule, microbatches_per_source=counts)
+    return state_problem(plan.cluster, allocation, asked)
+
+
+def comparison(instance: Instance, kind: str, strategy: str, planner: PlannerConfig) -> str:
+    """Which of the two comparisons figures of several strategies are, in words.
+
+    Args:
+        instance: the question.
+        kind: "own" or "same", the setting compare_allocation.
+        strategy: whose allocation all of them have, with "same".
+        planner: the limits that each search has.
+
+    """
+    if instance.allocation.found is None:
+        return "all strategies on the allocation that was given"
+    if instance.freedom is None:
+        return "all strategies on the surrogate's allocation"
+    if kind == "same":
+        return f"all strategies on the allocation that was searched for {strategy}"
+    limit_s = time_limit(planner)
+    limits = [
+        *([] if limit_s is None else [f"{limit_s:g} s"]),
+        *([] if planner.work_limit is None else [f"{planner.work_limit:,} units of work"]),
+    ]
+    effort_in_words = f"the same effort ({', '.join(limits)})" if limits else "no limit"
+    return f"each strategy on its own best allocation, searched with {effort_in_words}"
 
 
 def compared(asked: Iterable[str], strategy: str) -> list[str]:

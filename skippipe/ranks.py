@@ -1,24 +1,30 @@
 """Which process serves which node, matched by name before anything else happens in a job; and what ranks are called."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from skippipe.errors import InputError
 
+NOBODY = -1
+"""In place of a rank: no rank serves a node, because the node serves no stage."""
 
-def assign_ranks(node_names: Sequence[str], names_by_rank: Sequence[Sequence[str]]) -> list[int]:
+
+def assign_ranks(
+    node_names: Sequence[str], names_by_rank: Sequence[Sequence[str]], unused: Collection[str] = ()
+) -> list[int]:
     """Match the nodes of a plan to the ranks of a job by name.
 
     Args:
         node_names: the names of the plan's nodes, by node number.
         names_by_rank: what each rank says it serves, by rank number: one or more node names.
+        unused: names of nodes that serve no stage; a rank may name them beside others.
 
     Returns:
-        The rank that serves node `n`, at index `n`. A rank may serve several nodes.
+        The rank that serves node `n`, at index `n`; `NOBODY` for those in `unused`. A rank may serve several nodes.
 
     Raises:
-        InputError: a node has no rank or two, a rank serves none, or a name is not one of the plan's;
-            the message names them.
+        InputError: a node has no rank or two, a rank serves none or only nodes that the plan leaves out, or a name is
+            not one of the plan's; the message names them.
 
     """
     _refuse("the plan names two nodes alike", _repeated(node_names))
@@ -30,8 +36,10 @@ def assign_ranks(node_names: Sequence[str], names_by_rank: Sequence[Sequence[str
     claimed = [name for names in names_by_rank for name in names]
     _refuse("named more than once", [f"{name} ({_claimants(name, names_by_rank)})" for name in _repeated(claimed)])
     _refuse("not in the plan", sorted(set(claimed) - set(node_names)))
-    _refuse("no rank serves", [name for name in node_names if name not in rank_of])
-    return [rank_of[name] for name in node_names]
+    idle = [f"{node_title(names, rank)}" for rank, names in enumerate(names_by_rank) if set(names) <= set(unused)]
+    _refuse("the plan leaves these nodes out, so that no rank may be started for them", idle)
+    _refuse("no rank serves", [name for name in node_names if name not in rank_of and name not in unused])
+    return [NOBODY if name in unused else rank_of[name] for name in node_names]
 
 
 SHOWN = 6

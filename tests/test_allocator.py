@@ -270,10 +270,17 @@ def test_what_cannot_be_is_refused(small_cluster: dict[str, Any], sizes: list[in
         allocate(Cluster.from_json(json.dumps(small_cluster)), sizes, **options)
 
 
-@pytest.mark.parametrize("stages", [[[0, 1], [2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3], []], [[0, 1], [2, 9]]])
+@pytest.mark.parametrize("stages", [[[0, 1], [1, 2, 3]], [[0, 1, 2, 3], []], [[0, 1], [2, 9]]])
 def test_no_partition_has_no_score(small_cluster: dict[str, Any], stages: Stages) -> None:
     with pytest.raises(InputError):
         score_allocation(Cluster.from_json(json.dumps(small_cluster)), stages)
+
+
+def test_a_node_of_no_stage_does_not_count(small_cluster: dict[str, Any]) -> None:
+    scored = score_allocation(Cluster.from_json(json.dumps(small_cluster)), [[0, 1], [2]])
+    assert scored.stages == [[0, 1], [2]]
+    fewer = small_cluster | {"nodes": [*small_cluster["nodes"][:3], small_cluster["nodes"][3] | {"forward_s": 99.0}]}
+    assert score_allocation(Cluster.from_json(json.dumps(fewer)), [[0, 1], [2]]) == scored
 
 
 def test_progress_ends_at_the_result(small_cluster: dict[str, Any]) -> None:

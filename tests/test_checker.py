@@ -37,6 +37,7 @@ ONLY_OURS = [
     ("microbatches_per_source",),
     ("layers",),
     ("model",),
+    ("absent_nodes",),
     ("absent_stages",),
     ("stages", None),
     ("cluster", "nodes", None, "name"),

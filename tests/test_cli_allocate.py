@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import Run
+from conftest import Result, Run
 from reference.independent import verdict
 
 from skippipe._scheduler import Plan, score_allocation
@@ -17,7 +17,6 @@ from skippipe.allocation import MOST_S, effort
 from skippipe.application import compose
 from skippipe.config import PlannerConfig
 from skippipe.plan import load_plan
-from skippipe.planning import make_plan
 from skippipe.report.stages import cost, members, moved, slowest_inside, stage_table
 from skippipe.train.layout import layout_of
 
@@ -78,18 +77,13 @@ def test_surrogate_alone_or_the_iteration_too(planned: Callable[..., Plan]) -> N
 
 
 @pytest.mark.parametrize("strategy", ["full", "random-skip", "skippipe-no-tc2"])
-def test_other_strategies_keep_the_surrogates_allocation(strategy: str, planned: Callable[..., Plan]) -> None:
+def test_other_strategies_have_allocations_of_their_own(strategy: str, planned: Callable[..., Plan]) -> None:
     plan = planned(f"schedule.strategy={strategy}")
     told = json.loads(plan.solver)
-    assert "allocation" not in told
-    assert plan.stages == told["surrogate"]["stages"]
-
-
-def test_other_strategies_are_compared_on_the_same_allocation(run: Run, tmp_path: Path) -> None:
-    result = run("plan", WORK, "compare=[full]", "output=plan.json")
-    assert result.status == 0, result.err
-    full = make_plan(load_plan(str(tmp_path / "plan.json")).problem(), "full", PlannerConfig(work_limit=20000))
-    assert re.search(rf"^full +{full.predicted.iteration_s:.3f} s ", result.out, re.MULTILINE)
+    assert told["allocation"]["start_s"] is not None
+    alone = planned(f"schedule.strategy={strategy}", "allocate.objective=surrogate")
+    assert alone.stages == told["surrogate"]["stages"]
+    assert "allocation" not in json.loads(alone.solver)
 
 
 def test_the_same_allocation_whatever_the_threads(planned: Callable[..., Plan]) -> None:
@@ -210,3 +204,45 @@ def test_nodes_that_two_partitions_have_elsewhere() -> None:
 )
 def test_the_surrogate_gets_a_share_of_the_search(planner: PlannerConfig, expected: tuple[float, int]) -> None:
     assert effort(planner) == expected
+
+
+TWO_SITES = Path(__file__).parent.parent / "benchmarks" / "two_sites.cluster.json"
+
+
+def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Path, independent: ModuleType) -> None:
+    """In three stages the six machines would average over the slow link between the sites."""
+    cluster = json.loads(TWO_SITES.read_text(encoding="utf-8"))
+    cluster["gradient_bytes"] = cluster["gradient_bytes"][:3]
+    write("sites.json", cluster)
+    asked = ("cluster.file=sites.json", "schedule.stages=3", "planner.work_limit=2000000", "output=plan.json")
+
+    def planned_with(setting: str) -> tuple[Plan, Result]:
+        result = run("plan", *asked, f"allocate.unused={setting}")
+        assert result.status == 0, result.err
+        plan = load_plan(str(tmp_path / "plan.json"))
+        assert verdict(independent, plan.to_json()) == []
+        assert bool(plan.absent_nodes) == (setting == "allow")
+        assert "Lower bound of this allocation" in result.out
+        assert "of all allocations" in result.out
+        assert re.search(r"^ \d  .*[.<]==", result.out, re.MULTILINE), "all-reduce in the Gantt chart"
+        return plan, result
+
+    whole, _ = planned_with("forbid")
+    plan, result = planned_with("allow")
+    assert plan.predicted.iteration_s < 0.8 * whole.predicted.iteration_s
+    assert re.search(r"^Left out: .*-\d \(in stage \d, with the same routes, the all-reduce", result.out, re.MULTILINE)
+    assert len([line for line in result.out.splitlines() if re.match(r" [012]  ", line)]) == 6 - len(plan.absent_nodes)
+    for command in ("simulate", "report"):
+        again = run(command, "plan=plan.json", *(["output=null"] if command == "report" else []))
+        assert again.status == 0, again.err
+        assert "Left out: " in again.out
+
+
+def test_a_search_that_ends_early_says_so(run: Run, tmp_path: Path) -> None:
+    """Only where nobody has said how long it is to be, and where it is not done."""
+    hint = "more time may find a shorter iteration (planner.time_limit_s=10)"
+    early = run("plan", f"cluster.file={TWO_SITES}", "schedule.skip_ratio=0", "allocate.unused=forbid")
+    assert early.status == 0, early.err
+    assert hint in early.out
+    assert hint not in run("plan", f"cluster.file={TWO_SITES}", "planner.time_limit_s=0.2").out
+    assert hint not in run("plan", "cluster=local4", "schedule.skip_ratio=0.3333").out

@@ -90,14 +90,19 @@ def test_gantt_cells_are_what_the_tasks_say(run: Run, tmp_path: Path) -> None:
     plan = load_plan(str(tmp_path / "plan.json"))
     width = 200
     step = plan.predicted.iteration_s / width
+    ends = [[t.end_s for t in plan.tasks if t.kind == "B" and t.node in nodes] for nodes in plan.stages]
+    last = [max(own, default=0.0) for own in ends]
     for lane in lanes(plan, width, most=99):
         assert len(lane.cells) == width
         tasks = [task for task in plan.tasks if task.node == lane.node]
         for cell, kind in enumerate(lane.cells):
             begin, end = cell * step, (cell + 1) * step
-            spent = dict.fromkeys("FLB", 0.0)
+            spent = dict.fromkeys("FLBR", 0.0)
             for task in tasks:
                 spent[task.kind] += max(0.0, min(end, task.end_s) - max(begin, task.start_s))
+            if plan.predicted.allreduce_s[lane.stage]:
+                reduced = last[lane.stage] + plan.predicted.allreduce_s[lane.stage]
+                spent["R"] = max(0.0, min(end, reduced) - max(begin, last[lane.stage]))
             spent[" "] = step - sum(spent.values())
             assert spent[kind] == pytest.approx(max(spent.values()), abs=1e-9)
 

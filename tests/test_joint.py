@@ -125,6 +125,51 @@ def in_order(stages: Stages, sizes: list[int]) -> Stages:
     return ordered
 
 
+def without_some(sizes: list[int]) -> Iterator[list[int]]:
+    """Sizes of the stages where nodes may serve none: those of stage 0 stay, the others have one at least."""
+    for rest in itertools.product(*(range(1, size + 1) for size in sizes[1:])):
+        yield [sizes[0], *rest]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
+    """The plan is the best of all allocations with and without nodes, and the bound holds for all of them."""
+    rng = Random(1000 + seed)
+    content, sizes, each, ratio, rules = tiny(rng)
+    if "transfer_s" not in content:
+        content["gradient_bytes"] = [rng.choice([0.0, 500.0, 5e3]) for _ in sizes]
+    cluster = Cluster.from_json(json.dumps(content))
+    known = []
+    for fewer in without_some(sizes):
+        for stages in ways_to_allocate(list(range(len(cluster))), fewer):
+            absent = sorted(set(range(len(cluster))) - {node for stage in stages for node in stage})
+            with contextlib.suppress(ImpossibleError):
+                asked = Problem(
+                    cluster, stages, [each] * sizes[0], skip_ratio=ratio, constraints=Constraints(**rules),
+                    absent_nodes=absent,
+                )  # fmt: skip
+                known.append(plan(asked, time_limit_s=None, work_limit=WORK).predicted.iteration_s)
+    start = in_order(allocate(cluster, sizes).best.stages, sizes)
+    problem = problem_of(cluster, start, each, ratio, rules)
+    if not known:
+        with pytest.raises((NoPlanError, ImpossibleError)):
+            plan(problem, freedom=Freedom(unused=True), **LIMITS)
+        return
+    found = plan(problem, freedom=Freedom(unused=True), **LIMITS)
+    assert found.check() == []
+    assert verdict(independent, found.to_json()) == []
+    assert len(found.stages[0]) == sizes[0]
+    assert all(0 < len(stage) <= size for stage, size in zip(found.stages, sizes, strict=True))
+    assert found.predicted.iteration_s <= min(known) * (1 + 1e-8)
+    assert told(found)["lower_bound_s"] <= min(known) * (1 + 1e-8)
+    if cluster.gradient_bytes:
+        assert [row["node"] for row in told(found)["left_out"]] == found.absent_nodes
+        assert all(row["iteration_s"] >= found.predicted.iteration_s - 1e-8 for row in told(found)["left_out"])
+    else:
+        assert found.absent_nodes == []
+    goes_forward(found)
+
+
 # ---------------------------------------------------------------------------- sizes and layers chosen too
 
 
@@ -205,3 +250,20 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
     if not cluster.gradient_bytes or not free:
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
     assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+
+
+def test_more_work_is_never_for_the_worse() -> None:
+    """What is planned one by one in the end replaces the plan only where it is better, and no bound is above a plan."""
+    rng = Random(1023)
+    content, sizes, each, ratio, rules = tiny(rng)
+    content["gradient_bytes"] = [0.0, 5e3, 5e3]
+    cluster = Cluster.from_json(json.dumps(content))
+    start = in_order(allocate(cluster, sizes).best.stages, sizes)
+    problem = problem_of(cluster, start, each, ratio, rules)
+    plans = [
+        plan(problem, freedom=Freedom(), time_limit_s=None, work_limit=work)
+        for work in (300_000, 600_000, 1_000_000, 1_500_000)
+    ]
+    times = [made.predicted.iteration_s for made in plans]
+    assert times == sorted(times, reverse=True)
+    assert all(told(made)["lower_bound_s"] <= min(times) for made in plans)

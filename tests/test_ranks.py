@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skippipe.errors import InputError
-from skippipe.ranks import assign_ranks, node_title
+from skippipe.ranks import NOBODY, assign_ranks, node_title
 
 
 def test_ranks_serve_what_they_name() -> None:
@@ -45,3 +45,14 @@ def test_every_partition_is_matched(data: st.DataObject) -> None:
 def test_ranks_are_called_by_their_nodes() -> None:
     assert node_title(("london-0", "paris-1"), 3) == "node london-0, paris-1 (rank 3)"
     assert node_title((), 3) == "rank 3"
+
+
+def test_nobody_serves_a_node_that_is_left_out() -> None:
+    assert assign_ranks(["a", "b", "c"], [["c"], ["a"]], ["b"]) == [1, NOBODY, 0]
+    # A rank may name it beside another one.
+    assert assign_ranks(["a", "b", "c"], [["c", "b"], ["a"]], ["b"]) == [1, NOBODY, 0]
+
+
+def test_a_rank_for_left_out_nodes_alone_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the plan leaves these nodes out.*: node b \(rank 1\)$"):
+        assign_ranks(["a", "b", "c"], [["a", "c"], ["b"]], ["b"])

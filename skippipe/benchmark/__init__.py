@@ -11,7 +11,7 @@ from skippipe.benchmark.allocator import (
 )
 from skippipe.benchmark.cases import ALLOCATING, Case, Cases, Known, load_case, load_cases, preset_cases, small_folder
 from skippipe.benchmark.machine import environment
-from skippipe.benchmark.planner import Row, contradictions, judged, measure_planner
+from skippipe.benchmark.planner import Row, contradictions, judged, measure_planner, on_one_allocation
 from skippipe.benchmark.simulator import measure_simulator
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "measure_allocator",
     "measure_planner",
     "measure_simulator",
+    "on_one_allocation",
     "preset_cases",
     "preset_divisions",
     "random_stages",

@@ -1,5 +1,6 @@
 """What the planner reaches on an instance, how fast, and whether others agree."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from skippipe._scheduler import Plan
 from skippipe.benchmark.cases import RULES, Case, Known
 from skippipe.config import PlannerConfig
 from skippipe.errors import ImpossibleError, LockupError, NoPlanError
-from skippipe.planning import Progress, evaluate, make_plan
+from skippipe.planning import Instance, Progress, evaluate, make_plan, on_allocation_of
 from skippipe.report.search import read_search
 
 TOLERANCE = 1e-9
@@ -48,19 +49,37 @@ class Row:
     note: str = ""
 
 
+def on_one_allocation(case: Case, planner: PlannerConfig, progress: Progress | None = None) -> Case:
+    """Keep the allocation that is found for skippipe; where the instance has one, that.
+
+    Raises:
+        NoPlanError: skippipe has no plan on any allocation that was tried.
+
+    """
+    instance = case.instance
+    if instance.freedom is None:
+        return case
+    plan = make_plan(instance.problem, "skippipe", planner, progress, instance.freedom)
+    problem = on_allocation_of(plan, case.schedule)
+    return dataclasses.replace(case, instance=Instance(instance.cluster, instance.allocation, problem))
+
+
 def measure_planner(
     case: Case, strategy: str, planner: PlannerConfig, progress: Progress | None = None
 ) -> tuple[Row, Plan | None]:
-    """Plan one instance with one strategy. For random-skip the median of 20 seeds, which is nobody's plan."""
+    """Plan one instance with one strategy, and search for its allocation where the instance leaves that open.
+
+    For random-skip the median of 20 seeds, which is nobody's plan.
+    """
     wall, cpu = time.perf_counter(), time.process_time()
     plan, proved, note = None, False, ""
     iteration_s = None
     try:
         if strategy == "random-skip":
-            reached = evaluate(case.instance.problem, strategy, planner)
+            reached = evaluate(case.instance.problem, strategy, planner, progress, case.instance.freedom)
             iteration_s, note = reached.iteration_s, reached.note
         else:
-            plan = make_plan(case.instance.problem, strategy, planner, progress)
+            plan = make_plan(case.instance.problem, strategy, planner, progress, case.instance.freedom)
     except ImpossibleError as error:
         proved, note = True, f"impossible: {error}"
     except (NoPlanError, LockupError) as error:

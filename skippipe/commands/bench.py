@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from skippipe.application import Context
 from skippipe.benchmark import (
+    Case,
     Cases,
     Row,
     case_divisions,
@@ -20,11 +21,12 @@ from skippipe.benchmark import (
     measure_allocator,
     measure_planner,
     measure_simulator,
+    on_one_allocation,
     preset_cases,
     preset_divisions,
     small_folder,
 )
-from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob
+from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob, PlannerConfig
 from skippipe.errors import InputError, SchedulerError
 from skippipe.files import check_writable, write_text
 from skippipe.report.terminal import make_console, plain_table, planning_progress
@@ -38,6 +40,11 @@ FORMS = {
     "first_s": ".3f", "best_s": ".3f", "wall_s": ".3f", "cpu_s": ".3f", "of_proof": ".3f",
 }  # fmt: skip
 """How the figures are printed; the file has all their digits."""
+COMPARED = {
+    "own": "each strategy on its own best allocation, searched with the same effort, where the instance has none",
+    "same": "all strategies on one allocation, which was searched for skippipe where the instance has none",
+}
+"""Which comparison the rows of several strategies are."""
 
 
 def bench_simulator(job: BenchSimulatorJob, context: Context) -> float:
@@ -63,6 +70,8 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     if checker is not None and not checker.is_file():
         raise InputError(f"checker={checker} is no file, a Python script is expected")
     cases = _some(_cases(job) | _folder(job.folder))
+    if job.compare_allocation == "same":
+        cases = {name: _on_one_allocation(case, job.planner) for name, case in cases.items()}
     rows: list[Row] = []
     wrong: list[str] = []
     for number, (case, strategy) in enumerate((case, name) for case in cases.values() for name in job.strategies):
@@ -72,12 +81,19 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
         broken = [] if plan is None else judged(plan, case, checker)
         wrong += [f"{case.name}, {strategy}: {text}" for text in (*broken, *contradictions(row, case.known))]
         rows.append(row)
-    _report("planner", [dataclasses.asdict(row) for row in rows], output)
+    _report("planner", [dataclasses.asdict(row) for row in rows], output, compare_allocation=job.compare_allocation)
+    if len(job.strategies) > 1:
+        make_console().print(f"Comparison: {COMPARED[job.compare_allocation]}.", markup=False, soft_wrap=True)
     _summarise(cases, rows)
     if wrong:
         raise SchedulerError("\n  ".join(["plans that cannot be right:", *wrong]))
     times = [row.iteration_s for row in rows]
     return math.inf if None in times else math.fsum(time for time in times if time is not None)
+
+
+def _on_one_allocation(case: Case, planner: PlannerConfig) -> Case:
+    with planning_progress(f"{case.name}, the allocation for all") as progress:
+        return on_one_allocation(case, planner, progress)
 
 
 def bench_allocator(job: BenchAllocatorJob, context: Context) -> float:
@@ -132,7 +148,7 @@ def _summarise(cases: Cases, rows: Sequence[Row]) -> None:
     make_console().print(figures, markup=False, soft_wrap=True)
 
 
-def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None) -> None:
+def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None, **settings: str) -> None:
     """Print the rows as a table, notes below, and write them with date, machine and versions."""
     table = plain_table()
     used = [key for key in rows[0] if key != "note" and any(row[key] is not None for row in rows)]
@@ -150,7 +166,7 @@ def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None) -
         if row.get("note"):
             console.print(f"{row['instance']}, {row['strategy']}: {row['note']}", markup=False, soft_wrap=True)
     if output is not None:
-        content = {"format": "skippipe.bench/1", "bench": what, **environment(), "rows": list(rows)}
+        content = {"format": "skippipe.bench/1", "bench": what, **environment(), **settings, "rows": list(rows)}
         write_text(output, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 

@@ -2,18 +2,23 @@
 
 from rich.console import Console
 
-from skippipe._scheduler import Plan, Problem
+from skippipe._scheduler import Plan
 from skippipe.application import Context
-from skippipe.config import PlanJob
+from skippipe.config import PlanJob, PlannerConfig
 from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
+    DEFAULT_TIME_LIMIT_S,
+    Instance,
     Outcome,
     after_allocating,
     compared,
+    comparison,
     evaluate,
     is_interrupted,
+    may_gain,
+    on_allocation_of,
     outcome,
     plan_until_stopped,
     prepare,
@@ -22,10 +27,12 @@ from skippipe.planning import (
     with_surrogate,
 )
 from skippipe.report.console import show_plan
+from skippipe.report.stages import bounds_in_words
 from skippipe.report.terminal import (
     make_console,
     percent,
     planning_progress,
+    show_comparison,
     show_gains,
     show_outcomes,
     throughput_in_words,
@@ -52,15 +59,25 @@ def plan(job: PlanJob, context: Context) -> float:
         save_plan(made, output)
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = is_interrupted(made)
-    others = [] if stopped else _evaluate_others(job, made.problem())
+    others = [] if stopped else _evaluate_others(job, instance, made, planner)
+    kind = comparison(instance, job.compare_allocation, strategy, job.planner) if others else None
     console = make_console()
     if context.label is None:
-        _print(console, made, others)
+        _print(console, made, others, kind)
+        if may_gain(made, job.planner):
+            console.print(
+                f"The search ended at its default limit of {DEFAULT_TIME_LIMIT_S:g} s: more time may find a shorter "
+                f"iteration (planner.time_limit_s={10 * DEFAULT_TIME_LIMIT_S:g}).",
+                markup=False,
+                soft_wrap=True,
+            )
     else:
         gains = "".join(
             f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
             for other in others
         )
+        if kind is not None:
+            gains += f" ({kind})"
         rate = throughput_in_words(throughput(made))
         line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{rate}{gains}"
         console.print(line, markup=False, soft_wrap=True)
@@ -71,16 +88,20 @@ def plan(job: PlanJob, context: Context) -> float:
     return made.predicted.iteration_s
 
 
-def _evaluate_others(job: PlanJob, problem: Problem) -> list[Outcome]:
-    """Plan the other strategies with the allocation of the plan, whatever their search might have changed of it."""
+def _evaluate_others(job: PlanJob, instance: Instance, made: Plan, planner: PlannerConfig) -> list[Outcome]:
+    """Plan the other strategies: from the same question with the same limits, or on the allocation of the plan."""
+    if job.compare_allocation == "own":
+        problem, freedom = instance.problem, instance.freedom
+    else:
+        problem, freedom, planner = on_allocation_of(made, job.schedule), None, job.planner
     outcomes = []
     for name in compared(job.compare, job.schedule.strategy):
         with planning_progress(name) as progress:
-            outcomes.append(evaluate(problem, name, job.planner, progress))
+            outcomes.append(evaluate(problem, name, planner, progress, freedom))
     return outcomes
 
 
-def _print(console: Console, made: Plan, others: list[Outcome]) -> None:
+def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None) -> None:
     routes = len({microbatch.route for microbatch in made.microbatches})
     skipped = skipped_executions(made)
     executions = "" if skipped is None else f", layer executions skipped {percent(skipped)}"
@@ -91,6 +112,11 @@ def _print(console: Console, made: Plan, others: list[Outcome]) -> None:
     )
     outcomes = [*others, outcome(made)]
     show_outcomes(console, outcomes)
+    if kind is not None:
+        show_comparison(console, kind)
     show_gains(console, outcomes)
+    bounds = bounds_in_words(made)
+    if bounds is not None:
+        console.print(bounds, markup=False, soft_wrap=True)
     console.print()
     show_plan(console, made)

@@ -63,6 +63,7 @@ def _allocation(plan: Plan) -> dict[str, Any]:
     scored = cost(plan)
     return {
         "stages": plan.stages,
+        "absent_nodes": plan.absent_nodes,
         "layers": plan.layers,
         "slowest_inside_s": slowest_inside(plan),
         "score_s": scored.score_s,

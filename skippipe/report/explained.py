@@ -92,6 +92,7 @@ def _with_cluster(plan: Plan, cluster: Cluster) -> Problem:
         constraints=plan.constraints,
         absent_stages=plan.absent_stages,
         layers=plan.layers,
+        absent_nodes=plan.absent_nodes,
     )
 
 
@@ -105,17 +106,6 @@ def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str,
             part = tasks[segment.task].kind
         sums[part] += segment.end_s - segment.start_s
     return {part: value for part, value in sums.items() if value}
-
-
-def reductions(explained: Explained) -> list[tuple[int, float, float]]:
-    """Stage, start and end of each all-reduce that takes time: it follows the stage's last backward."""
-    stage_of = {node: stage for stage, nodes in enumerate(explained.plan.stages) for node in nodes}
-    ends = [0.0] * len(explained.plan.stages)
-    for task in explained.tasks:
-        if task.kind == "B":
-            ends[stage_of[task.node]] = max(ends[stage_of[task.node]], task.end_s)
-    lengths = explained.plan.predicted.allreduce_s
-    return [(stage, ends[stage], ends[stage] + length) for stage, length in enumerate(lengths) if length > 0]
 
 
 @dataclass(frozen=True)

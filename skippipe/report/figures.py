@@ -1,16 +1,18 @@
 """Figures that a plan implies: visits per stage, node utilization, what each node does. No output."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Plan, Task
 from skippipe.allocation import even_shares
 from skippipe.workload import workload_of
 
-KINDS = "FLB"
+KINDS = "FLBR"
+"""What fills a stretch of time: a forward, a loss, a backward, or the all-reduce of the node's stage."""
 IDLE = " "
 
 
@@ -18,6 +20,22 @@ def visits_per_stage(plan: Plan) -> list[int]:
     """How many microbatches visit each stage."""
     visits = Counter(stage for microbatch in plan.microbatches for stage in microbatch.stages)
     return [visits[stage] for stage in range(len(plan.stages))]
+
+
+def serving_nodes(plan: Plan) -> list[int]:
+    """The nodes that serve a stage, stage by stage."""
+    return [node for nodes in plan.stages for node in nodes]
+
+
+def reductions(plan: Plan, tasks: Iterable[Task]) -> list[tuple[int, float, float]]:
+    """Stage, start and end in seconds of each all-reduce that takes time: it follows the stage's last backward."""
+    stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+    ends = [0.0] * len(plan.stages)
+    for task in tasks:
+        if task.kind == "B":
+            ends[stage_of[task.node]] = max(ends[stage_of[task.node]], task.end_s)
+    lengths = plan.predicted.allreduce_s
+    return [(stage, ends[stage], ends[stage] + length) for stage, length in enumerate(lengths) if length > 0]
 
 
 def busy_shares(plan: Plan) -> NDArray[np.float64]:
@@ -49,7 +67,7 @@ class Lane:
     node: int
     stage: int
     cells: str
-    """for each of equally long stretches of time, the kind of task (F, L or B) that fills most of it, or a blank"""
+    """for each of equally long stretches of time, what fills most of it: F, L, B, R (all-reduce), or a blank"""
 
 
 def lanes(plan: Plan, width: int, most: int) -> list[Lane]:
@@ -65,9 +83,13 @@ def _filled(plan: Plan, width: int) -> NDArray[np.float64]:
     """How much of each stretch a node spends on each kind of task: shape (N, kinds, width), in stretches."""
     filled = np.zeros((len(plan.cluster), len(KINDS), width))
     scale = width / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else 0.0
-    for task in plan.tasks:
-        row = filled[task.node, KINDS.index(task.kind)]
-        start, end = task.start_s * scale, task.end_s * scale
+    tasks = plan.tasks
+    spans = [(task.node, task.kind, task.start_s, task.end_s) for task in tasks]
+    for stage, start_s, end_s in reductions(plan, tasks):
+        spans += [(node, "R", start_s, end_s) for node in plan.stages[stage]]
+    for node, kind, start_s, end_s in spans:
+        row = filled[node, KINDS.index(kind)]
+        start, end = start_s * scale, end_s * scale
         first, last = min(int(start), width - 1), min(int(end), width - 1)
         if first == last:
             row[first] += end - start

@@ -4,7 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe.report.explained import Explained, reductions
+from skippipe.report.explained import Explained
+from skippipe.report.figures import reductions
 
 COLOURS = {"F": "#a9d3ee", "L": "#f0a53a", "B": "#1f5f99"}
 HATCHES = {"F": "", "L": "....", "B": "////"}
@@ -58,7 +59,7 @@ def _draw_chart(axes: Any, explained: Explained) -> None:
         axes.add_collection(bars)
     reducing = [
         [(start, row[node] - 0.1), (start, row[node] + 0.1), (end, row[node] + 0.1), (end, row[node] - 0.1)]
-        for stage, start, end in reductions(explained)
+        for stage, start, end in reductions(plan, tasks)
         for node in plan.stages[stage]
     ]
     axes.add_collection(PolyCollection(reducing, facecolor="0.6"))

@@ -28,6 +28,19 @@ class Other:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """What a node that serves no stage would cost where it costs least, with the same routes; times in seconds."""
+
+    node: int
+    stage: int
+    allreduce_s: float
+    """of that stage with the node"""
+    allreduce_without_s: float
+    iteration_s: float
+    """with the node"""
+
+
+@dataclass(frozen=True)
 class AllocationSearch:
     """What a plan's `solver` says of the search for its allocation; None where it does not say."""
 
@@ -41,6 +54,7 @@ class AllocationSearch:
     lower_bound_s: float | None = None
     """no allocation that was allowed has a shorter iteration"""
     next_iteration: Other | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:
@@ -59,7 +73,13 @@ def stage_table(plan: Plan) -> Table:
         row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
         row += [str(layers[stage])] if layers else []
         rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
-    notes = (cost_in_words(cost(plan)), *search_in_words(read_allocation_search(plan)), *cut_in_words(plan))
+    search = read_allocation_search(plan)
+    notes = (
+        *left_out_in_words(plan, search.left_out),
+        cost_in_words(cost(plan)),
+        *search_in_words(search),
+        *cut_in_words(plan),
+    )
     return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
@@ -113,6 +133,43 @@ def cost_in_words(scored: Scored) -> str:
     )
 
 
+def left_out_in_words(plan: Plan, costs: Sequence[LeftOut]) -> list[str]:
+    """Which nodes serve no stage, and what each would cost; alike ones together."""
+    names, known = plan.cluster.names, {cost.node: cost for cost in costs}
+    reasons: dict[str, list[int]] = {}
+    for node in plan.absent_nodes:
+        reasons.setdefault(_reason(plan, known.get(node)), []).append(node)
+    return [f"Left out: {members([names[node] for node in nodes])}{reason}." for reason, nodes in reasons.items()]
+
+
+def _reason(plan: Plan, cost: LeftOut | None) -> str:
+    if cost is None:
+        return ""
+    now_s = plan.predicted.iteration_s
+    effect = (
+        f"the iteration {seconds(cost.iteration_s)} instead of {seconds(now_s)}"
+        if cost.iteration_s > now_s
+        else "the iteration no less; no shorter plan with it was found"
+    )
+    return (
+        f" (in stage {cost.stage}, with the same routes, the all-reduce would take {seconds(cost.allreduce_s)} instead "
+        f"of {seconds(cost.allreduce_without_s)}, {effect})"
+    )
+
+
+def bounds_in_words(plan: Plan) -> str | None:
+    """The bound of the plan's allocation beside that of all allocations; None where the allocation was not searched."""
+    every_s = read_allocation_search(plan).lower_bound_s
+    if every_s is None:
+        return None
+    predicted = plan.predicted
+    gap = None if every_s <= 0 else predicted.iteration_s / every_s - 1
+    return (
+        f"Lower bound of this allocation {seconds(predicted.lower_bound_s)} (gap {percent(predicted.gap)}), of all "
+        f"allocations {seconds(every_s)} (gap {percent(gap)})."
+    )
+
+
 def search_in_words(search: AllocationSearch) -> list[str]:
     """How the surrogate and the planner came to the allocation, as far as it is known."""
     told = []
@@ -145,7 +202,18 @@ def read_allocation_search(plan: Plan) -> AllocationSearch:
         start_s=_number(joint.get("start_s")),
         lower_bound_s=_number(joint.get("lower_bound_s")),
         next_iteration=_other(_object(joint.get("runner_up")), "iteration_s", plan.stages),
+        left_out=_left_out(joint.get("left_out"), plan),
     )
+
+
+def _left_out(rows: Any, plan: Plan) -> tuple[LeftOut, ...]:
+    found = []
+    for row in map(_object, rows if isinstance(rows, list) else []):
+        node, stage = row.get("node"), row.get("stage")
+        times = [_number(row.get(key)) for key in ("allreduce_s", "allreduce_without_s", "iteration_s")]
+        if node in plan.absent_nodes and type(stage) is int and None not in times:
+            found.append(LeftOut(node, stage, *(time for time in times if time is not None)))
+    return tuple(found)
 
 
 def _other(found: Mapping[str, Any], key: str, stages: Any) -> Other | None:

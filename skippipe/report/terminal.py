@@ -13,7 +13,7 @@ from rich.text import Text
 
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
-from skippipe.report.figures import busy_shares, lanes
+from skippipe.report.figures import busy_shares, lanes, serving_nodes
 from skippipe.workload import Throughput
 
 PLAIN_WIDTH = 110
@@ -21,7 +21,13 @@ PLAIN_WIDTH = 110
 MAX_LANES = 40
 """More rows than this do not help anybody: the busiest nodes are shown then."""
 WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"}
-GLYPHS = {"F": (">", "green"), "L": ("L", "bold magenta"), "B": ("<", "cyan"), " ": (".", "bright_black")}
+GLYPHS = {
+    "F": (">", "green"),
+    "L": ("L", "bold magenta"),
+    "B": ("<", "cyan"),
+    "R": ("=", "yellow"),
+    " ": (".", "bright_black"),
+}
 
 
 def make_console() -> Console:
@@ -53,6 +59,11 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
             console.print(f"{outcome.strategy}: {outcome.note}", markup=False, soft_wrap=True)
 
 
+def show_comparison(console: Console, kind: str) -> None:
+    """Say on whose allocations the strategies above were planned."""
+    console.print(f"Comparison: {kind}.", markup=False, soft_wrap=True)
+
+
 def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Say what routing gains and what skipping gains on top of it, where both are known."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
@@ -69,16 +80,17 @@ def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 def show_lanes(console: Console, plan: Plan) -> None:
     """Print what each node does over time; of many nodes, what the busiest do."""
-    names, shares = plan.cluster.names, busy_shares(plan)
+    names, shares, serving = plan.cluster.names, busy_shares(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
     rows = lanes(plan, max(console.width - prefix - 1, 10), MAX_LANES)
-    forward, loss, backward, idle = (GLYPHS[kind][0] for kind in "FLB ")
+    forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.print(
-        f"What each node does: {forward} forward  {loss} loss  {backward} backward  {idle} idle", markup=False
+        f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
+        markup=False,
     )
-    if len(rows) < len(names):
-        console.print(f"(the {len(rows)} busiest of {len(names)} nodes)")
+    if len(rows) < len(serving):
+        console.print(f"(the {len(rows)} busiest of {len(serving)} nodes)")
     heading = f"{'st':>2}  {'node':<{label_width}}  {'busy':>5}  "
     end = f"{plan.predicted.iteration_s:.4g} s"
     console.print(heading + "0 s" + end.rjust(len(rows[0].cells) - 3), markup=False, style="bold")
@@ -88,7 +100,7 @@ def show_lanes(console: Console, plan: Plan) -> None:
             glyph, style = GLYPHS[kind]
             text.append(glyph * len(list(run)), style)
         console.print(text, no_wrap=True, overflow="crop")
-    low, middle, high = np.quantile(shares, [0.0, 0.5, 1.0])
+    low, middle, high = np.quantile(shares[serving], [0.0, 0.5, 1.0])
     console.print(f"busy share of the nodes: least {low:.0%}, median {middle:.0%}, most {high:.0%}", markup=False)
 
 

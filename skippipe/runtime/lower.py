@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from skippipe._scheduler import Microbatch, Plan
 from skippipe.errors import InputError
+from skippipe.ranks import NOBODY
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 
 Chain = tuple[Task, ...]
@@ -25,7 +26,8 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
 
     Args:
         plan: routes, and the order of every node's tasks.
-        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`).
+        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`); `NOBODY` where it serves
+            no stage.
 
     Returns:
         The program of rank `r` at index `r`. Whether they can wait for each other in a circle is
@@ -36,7 +38,7 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
             not fit the plan.
 
     """
-    world = _world_size(rank_of, len(plan.cluster))
+    world = _world_size(rank_of, plan)
     stages = plan.stages
     chains = [_chain(microbatch) for microbatch in plan.microbatches]
     order = _merged(_queues(plan, chains), chains)
@@ -58,7 +60,7 @@ def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> t
         InputError: as in `lower`.
 
     """
-    world = _world_size(rank_of, len(plan.cluster))
+    world = _world_size(rank_of, plan)
     stages = [(s, nodes) for s, nodes in enumerate(plan.stages) if nodes]
     chains, moments = [], {}
     for m in range(microbatches):
@@ -73,12 +75,13 @@ def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> t
     return _programs(order, chains, rank_of, [()] * world)
 
 
-def _world_size(rank_of: Sequence[int], nodes: int) -> int:
+def _world_size(rank_of: Sequence[int], plan: Plan) -> int:
+    nodes, needed = len(plan.cluster), {node for stage in plan.stages for node in stage}
     if len(rank_of) != nodes:
         raise InputError(f"rank_of has {len(rank_of)} entries, one for each of the plan's {nodes} nodes is expected")
     world = max(rank_of) + 1
-    idle = sorted(set(range(world)) - set(rank_of))
-    if idle or min(rank_of) < 0:
+    serving = {rank for node, rank in enumerate(rank_of) if rank != NOBODY or node in needed}
+    if serving != set(range(world)):
         raise InputError(f"rank_of is {list(rank_of)}, ranks from 0 that each serve a node are expected")
     return world
 

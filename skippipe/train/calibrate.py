@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
+from skippipe.ranks import NOBODY
 from skippipe.runtime.executor import Boundary
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -206,17 +207,22 @@ def calibrated(station: Station, layout: Layout, workload: Workload, build_head:
     own = {number: asdict(time_stage(stage, boundary, station.vocabulary)) for number, stage in station.stages.items()}
     by_rank: list[dict[str, dict[str, Any]]] = [json.loads(x) for x in team.exchange("stage times", json.dumps(own))]
     stage_of = {node: stage for stage, nodes in enumerate(layout.stages) for node in nodes}
-    nodes = [StageTimes(**by_rank[rank][str(stage_of[node])]) for node, rank in enumerate(rank_of)]
+    nodes = [
+        _stated(layout.cluster, node) if rank == NOBODY else StageTimes(**by_rank[rank][str(stage_of[node])])
+        for node, rank in enumerate(rank_of)
+    ]
     head = station.stages.get(0) or build_head()
     team.exchange("heads built", "")  # so that all of them are timed at once
     loss_s = time_head(head, boundary, station.vocabulary)
     losses = [float(text) for text in team.exchange("loss times", str(loss_s))]
-    pairs = np.ix_(rank_of, rank_of)
+    # Nothing is sent to a node that nobody serves: what stands for its links is of no account.
+    ends = [max(rank, 0) for rank in rank_of]
+    pairs = np.ix_(ends, ends)
     return Cluster(
         layout.cluster.names,
         [node.forward_s for node in nodes],
         [node.backward_s for node in nodes],
-        [losses[rank] for rank in rank_of],
+        [losses[rank] if rank != NOBODY else float(layout.cluster.loss_s[n]) for n, rank in enumerate(rank_of)],
         [int(memory) for memory in layout.cluster.memory],
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],
@@ -227,6 +233,11 @@ def calibrated(station: Station, layout: Layout, workload: Workload, build_head:
         source="measured by skippipe train before training",
         workload=workload.to_json(),
     )
+
+
+def _stated(cluster: Cluster, node: int) -> StageTimes:
+    """Times of a node that no process serves, as the cluster has them."""
+    return StageTimes(float(cluster.forward_s[node]), float(cluster.backward_s[node]), step_s=0.0, gradient_bytes=0)
 
 
 def rehearsed(station: Station, engine: Engine) -> dict[int, dict[str, float]]:

@@ -76,9 +76,9 @@ def dry_run(job: TrainJob, console: Console) -> None:
         texts = load_texts(job, config.vocab_size, config.max_position_embeddings, folder)
     check_phases(job, layout.cluster, layout.allocation)
     plan = layout.plan or plan_for(job, layout.cluster, layout.allocation, layers, note)
-    served = deal(layout.cluster.names, job.runtime.processes)
+    served = deal(layout.used, job.runtime.processes)
     check_alone(job.runtime, len(served))
-    rank_of = assign_ranks(layout.cluster.names, served)
+    rank_of = assign_ranks(layout.cluster.names, served, layout.unused)
     programs = lower(plan, rank_of)
     evaluation = lower_evaluation(plan, rank_of, texts.validation_microbatches)
     grouped = job.runtime.group > 1

@@ -79,7 +79,7 @@ def _alone(job: TrainJob, context: Context) -> float:
     if layout.plan is not None:
         check_model(layout.plan, stated_note(job), layout.origin)
     check_phases(job, layout.cluster, layout.allocation)
-    served = deal(layout.cluster.names, job.runtime.processes)
+    served = deal(layout.used, job.runtime.processes)
     check_alone(job.runtime, len(served))
     with (
         run_folder(job, context) as folder,

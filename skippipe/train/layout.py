@@ -28,6 +28,18 @@ class Layout:
         return self.allocation.stages
 
     @property
+    def unused(self) -> list[str]:
+        """Names of the nodes that serve no stage, which no process serves."""
+        serving = {node for nodes in self.stages for node in nodes}
+        return [name for node, name in enumerate(self.cluster.names) if node not in serving]
+
+    @property
+    def used(self) -> list[str]:
+        """Names of all other nodes."""
+        unused = set(self.unused)
+        return [name for name in self.cluster.names if name not in unused]
+
+    @property
     def stated_layers(self) -> list[int]:
         """Decoder layers of each stage as plan or allocation have them; empty: they do not say."""
         return list(self.allocation.layers)
@@ -44,7 +56,9 @@ def layout_of(job: TrainJob) -> Layout:
     """
     if job.plan is not None:
         plan = load_plan(job.plan)
-        allocation = Allocation(plan.stages, tuple(plan.absent_stages), tuple(plan.layers))
+        allocation = Allocation(
+            plan.stages, tuple(plan.absent_stages), tuple(plan.layers), absent_nodes=tuple(plan.absent_nodes)
+        )
         return Layout(plan.cluster, allocation, plan, job.plan)
     check_allocating(job.allocate)
     planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)

@@ -108,7 +108,8 @@ def planning_sha256(job: TrainJob, layout: Layout, layers: Sequence[int], note: 
     """Hash of everything that a plan is asked for: where it is the same, a run can go on by the plan that it has."""
     allocation = layout.allocation
     asked = [
-        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, list(layers), job.runtime.calibrate,
+        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes, list(layers),
+        job.runtime.calibrate,
         *(dataclasses.asdict(part) for part in (job.schedule, job.planner, note)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -124,6 +125,7 @@ def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None
         skip_ratio=0.0,
         constraints=plan.constraints,
         absent_stages=plan.absent_stages,
+        absent_nodes=plan.absent_nodes,
     )
     return {name: evaluate(problem, name, planner).iteration_s for name in ("full", "full-routed")}
 
@@ -209,7 +211,7 @@ def plan_event(plan: Plan, note: ModelNote, prediction: Prediction, full: Mappin
         "strategy": plan.strategy,
         "skip_ratio": plan.skip_ratio,
         "stages": len(plan.stages),
-        "nodes": len(plan.cluster),
+        "nodes": sum(map(len, plan.stages)),
         "microbatches": len(plan.microbatches),
         "microbatch_size": note.microbatch_size,
         "sequence": note.sequence,

@@ -146,11 +146,11 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
     recorder: Recorder | None,
 ) -> signal.Signals | None:
     """Prepare, then train; `recorder` on rank 0."""
-    rank_of = assign_ranks(layout.cluster.names, team.names_by_rank)
+    rank_of = assign_ranks(layout.cluster.names, team.names_by_rank, layout.unused)
     note = model_note(job, config_sha256(config), config.hidden_size, config.num_hidden_layers)
     layers = stage_sizes(job, layout, note)
     allocation = layout.allocation
-    cut = [layout.cluster.names, allocation.stages, list(allocation.absent_stages), list(layers)]
+    cut = [layout.cluster.names, allocation.stages, list(allocation.absent_stages), layout.unused, list(layers)]
     team.agree("cut", {"nodes, stages and layers": json.dumps(cut)})
     phases = phases_of(job)
     plannings = [planning_sha256(phase.job, layout, layers, note) for phase in phases]

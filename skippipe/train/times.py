@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from skippipe._scheduler import Plan, simulate
 from skippipe.errors import LockupError
+from skippipe.ranks import NOBODY
 from skippipe.runtime.actions import Task
 from skippipe.runtime.executor import Timings
 from skippipe.train.plans import with_times
@@ -50,7 +51,7 @@ def reasons(
         plan: with the predicted times.
         measured: mean seconds of the tasks while training.
         measured_s: seconds of an iteration.
-        rank_of: the rank that serves each node.
+        rank_of: the rank that serves each node (`skippipe.ranks.assign_ranks`).
         busy: threads that all processes of this machine want to run at once.
 
     """
@@ -63,9 +64,10 @@ def reasons(
         f"with the task times of the run the plan takes {explained_s:.3f} s, {explained_s - predicted_s:+.3f} s",
         f"the other {measured_s - explained_s:+.3f} s are messages, times that vary, and what is done between tasks",
     ]
-    processes = len(set(rank_of))
-    if processes < len(rank_of):
-        lines.append(f"{processes} processes serve {len(rank_of)} nodes, which the plan takes to work at the same time")
+    serving = [rank for rank in rank_of if rank != NOBODY]
+    processes = len(set(serving))
+    if processes < len(serving):
+        lines.append(f"{processes} processes serve {len(serving)} nodes, which the plan takes to work at the same time")
     cores = len(os.sched_getaffinity(0))
     if busy > cores:
         lines.append(

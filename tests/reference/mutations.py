@@ -674,6 +674,21 @@ def allocation_forgets(rng: Random, plan: Json) -> None:
 
 
 @rule
+def node_left_out(rng: Random, plan: Json) -> None:
+    """A node that no route uses serves no stage any more, and the plan says so: that is allowed."""
+    allocation_forgets(rng, plan)
+    serving = {x for stage in plan["stages"] for x in stage}
+    plan["absent_nodes"] = [x for x in range(len(plan["cluster"]["nodes"])) if x not in serving]
+
+
+@rule
+def absent_nodes_edited(rng: Random, plan: Json) -> None:
+    """Any nodes are called absent, one of them perhaps twice."""
+    nodes = range(len(plan["cluster"]["nodes"]))
+    plan["absent_nodes"] = [rng.choice(nodes) for _ in range(rng.randint(0, 2))]
+
+
+@rule
 def stage_emptied(rng: Random, plan: Json) -> None:
     """A stage has no node."""
     pick(rng, [stage for stage in plan["stages"] if stage]).clear()

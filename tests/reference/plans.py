@@ -34,6 +34,7 @@ def plan_object(instance: Json, microbatches: list[Json], tasks: list[Json], pre
         "strategy": "skippipe",
         "stages": instance["stages"],
         "layers": [],
+        "absent_nodes": [],
         "absent_stages": instance["absent_stages"],
         "model": None,
         "microbatches_per_source": {str(source): count for source, count in counts},

@@ -1,5 +1,7 @@
 """`runtime=local`: one process for all nodes learns what many processes learn; and skip ratios that change."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,21 @@ def test_router_losses_are_taken_one_by_one(folder: Folder) -> None:
     }
     with pytest.raises(InputError, match=r"runtime.group is 2, 1 is expected with model.output_router_logits"):
         train_alone(job, folder("run"))
+
+
+def test_a_node_that_is_left_out_changes_nothing(folder: Folder, pool: Pool) -> None:
+    """It has no process, and the others learn what they learn by the plan without it."""
+    job = make_job(**ONE_EACH)
+    plain, other = folder("plain"), folder("other")
+    without = train_in_pool(pool, job, THREE, plain)
+    plan = json.loads((plain / "plan.json").read_text())
+    plan["cluster"]["nodes"].append(plan["cluster"]["nodes"][0] | {"name": "local-3"})
+    plan["cluster"]["region_of"].append(0)
+    plan["absent_nodes"] = [3]
+    path = other.parent / "four.plan.json"
+    path.write_text(json.dumps(plan))
+    planned = dataclasses.replace(job, plan=str(path))
+    assert layout_of(planned).used == ["local-0", "local-1", "local-2"]
+    found = train_in_pool(pool, planned, THREE, other)
+    losses = [[event["loss"] for event in of_kind(events, "iteration")] for events in (without, found)]
+    assert losses[0] == losses[1] != []

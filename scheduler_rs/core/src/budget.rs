@@ -16,10 +16,12 @@ pub struct Budget {
     pub work_limit: Option<u64>,
     /// Nanoseconds after the start at which the present part of the search began.
     part: AtomicU64,
+    /// Whether it is that of a single step of another search, whose work is little and is kept to.
+    is_step: bool,
     /// Shared with the budgets of single steps.
     cancelled: Arc<AtomicBool>,
-    work: AtomicU64,
-    progress: Mutex<Progress>,
+    work: Arc<AtomicU64>,
+    progress: Arc<Mutex<Progress>>,
 }
 
 /// The search as it stands.
@@ -46,9 +48,10 @@ impl Budget {
             deadline: time_limit.and_then(|limit| started.checked_add(limit)),
             work_limit,
             part: AtomicU64::new(0),
+            is_step: false,
             cancelled: Arc::new(AtomicBool::new(false)),
-            work: AtomicU64::new(0),
-            progress: Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() }),
+            work: Arc::new(AtomicU64::new(0)),
+            progress: Arc::new(Mutex::new(Progress { incumbent_s: f64::INFINITY, ..Progress::default() })),
         }
     }
 
@@ -56,7 +59,32 @@ impl Budget {
     #[must_use]
     pub fn within(&self, work_limit: u64) -> Self {
         let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
-        Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+        Self { is_step: true, cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+    }
+
+    /// Work of a round that usually has `usual`: a step of another search has no more than its limit.
+    #[must_use]
+    pub fn round_work(&self, usual: u64) -> u64 {
+        self.work_limit.filter(|_| self.is_step).map_or(usual, |limit| limit.min(usual))
+    }
+
+    /// A budget for one part of the search that tells of it as this one does: a share of the time that is left, and of
+    /// the work where `spent` is done already.
+    #[must_use]
+    pub fn share(&self, share: f64, spent: u64) -> Self {
+        let elapsed = self.started.elapsed();
+        let time_limit = self.time_limit.map(|limit| elapsed + limit.saturating_sub(elapsed).mul_f64(share));
+        Self {
+            started: self.started,
+            time_limit,
+            deadline: time_limit.and_then(|limit| self.started.checked_add(limit)),
+            work_limit: self.work_limit.map(|limit| (limit.saturating_sub(spent) as f64 * share) as u64),
+            is_step: self.is_step,
+            part: AtomicU64::new(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
+            cancelled: Arc::clone(&self.cancelled),
+            work: Arc::clone(&self.work),
+            progress: Arc::clone(&self.progress),
+        }
     }
 
     /// Asks the search to stop; safe from any thread.

@@ -122,9 +122,19 @@ impl<'a> Checker<'a> {
                 }
             }
         }
-        let idle = self.stage_of.iter().position(Option::is_none);
+        let mut absent = BTreeSet::new();
+        for node in &self.plan.absent_nodes {
+            if let Some(stage) = self.stage_of[*node] {
+                self.fail(format!("absent_nodes: node {node} serves stage {stage}"));
+            }
+            if !absent.insert(*node) {
+                self.fail(format!("absent_nodes: node {node} is named twice"));
+            }
+        }
+        // Where a stage was lost, its nodes may stay idle without being named.
+        let idle = (0..self.stage_of.len()).find(|node| self.stage_of[*node].is_none() && !absent.contains(node));
         if let (Some(node), true) = (idle, self.plan.absent_stages.is_empty()) {
-            self.fail(format!("allocation: node {node} serves no stage"));
+            self.fail(format!("allocation: node {node} serves no stage and is not in absent_nodes"));
         }
         for (i, batch) in self.plan.microbatches.iter().enumerate() {
             if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| self.stage_of[**n].is_none()) {

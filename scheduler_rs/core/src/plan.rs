@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
 use crate::format::{check_format, check_number, counts, model, object, objects, parse, pretty, solver};
-use crate::problem::Problem;
+use crate::problem::{Problem, check_absent_nodes};
 use crate::rules::{Constraints, Strategy};
 
 /// Version that this module reads and writes.
@@ -112,6 +112,8 @@ pub struct Plan {
     pub stages: Vec<Vec<usize>>,
     /// Decoder layers of each stage; empty: not known.
     pub layers: Vec<usize>,
+    /// Nodes that serve no stage: the plan is faster without them.
+    pub absent_nodes: Vec<usize>,
     /// Stages that no node serves.
     pub absent_stages: Vec<usize>,
     /// What model it was made for, or null.
@@ -150,15 +152,16 @@ impl Plan {
     pub fn problem(&self) -> Result<Problem> {
         let sources = self.stages.first().map_or(&[][..], Vec::as_slice);
         let counts = sources.iter().map(|n| self.microbatches_per_source.get(n).copied().unwrap_or(0)).collect();
-        Problem::new(
+        let problem = Problem::new(
             self.cluster.clone(),
             self.stages.clone(),
             self.absent_stages.clone(),
             counts,
             self.skip_ratio,
             self.constraints.clone(),
-        )?
-        .with_layers(self.layers.clone())
+        )?;
+        check_absent_nodes(&problem, &self.absent_nodes)?;
+        problem.with_layers(self.layers.clone())
     }
 }
 
@@ -175,6 +178,8 @@ struct PlanFile {
     stages: Vec<Vec<usize>>,
     #[serde(default)]
     layers: Vec<usize>,
+    #[serde(default)]
+    absent_nodes: Vec<usize>,
     #[serde(default)]
     absent_stages: Vec<usize>,
     #[serde(default, deserialize_with = "model")]
@@ -201,6 +206,7 @@ impl PlanFile {
             strategy: self.strategy,
             stages: self.stages,
             layers: self.layers,
+            absent_nodes: self.absent_nodes,
             absent_stages: self.absent_stages,
             model: self.model,
             microbatches_per_source: self.microbatches_per_source,
@@ -226,6 +232,7 @@ impl From<&Plan> for PlanFile {
             strategy,
             stages,
             layers,
+            absent_nodes,
             absent_stages,
             model,
             microbatches_per_source,
@@ -242,6 +249,7 @@ impl From<&Plan> for PlanFile {
             strategy,
             stages,
             layers,
+            absent_nodes,
             absent_stages,
             model,
             microbatches_per_source,
@@ -264,6 +272,9 @@ impl Plan {
                 format!("a list of {}", self.layers.len()),
                 format!("one count for each of the {s_count} stages, or none"),
             );
+        }
+        for (i, node) in self.absent_nodes.iter().enumerate() {
+            check_index(|| format!("absent_nodes[{i}]"), *node, n)?;
         }
         if !(self.model.is_null() || self.model.is_object()) {
             return invalid("model", &self.model, "an object or null");

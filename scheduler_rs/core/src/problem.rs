@@ -22,7 +22,8 @@ pub struct Problem {
 
 impl Problem {
     /// `stages` are the nodes of each stage; `microbatches` are for the nodes of stage 0 in that order;
-    /// `absent_stages` are served by nobody and visited by no route.
+    /// `absent_stages` are served by nobody and visited by no route. Nodes of no stage are absent: they run nothing and
+    /// take no part in an all-reduce; [`check_absent_nodes`] holds them against those that are meant to be.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the key that does not fit.
@@ -36,7 +37,7 @@ impl Problem {
     ) -> Result<Self> {
         constraints.check()?;
         check_stages(&cluster, &stages, &absent_stages)?;
-        check_partition(&cluster, &stages, &absent_stages)?;
+        check_members(&cluster, &stages, &absent_stages)?;
         check_skip_ratio(skip_ratio, stages.len())?;
         let present = stages.len() - absent_stages.len();
         if skip_ratio > (present as f64 - 1.0) / present as f64 + 1e-9 {
@@ -143,6 +144,14 @@ impl Problem {
         &self.absent_stages
     }
 
+    /// Nodes that serve no stage, in ascending order.
+    #[must_use]
+    pub fn absent_nodes(&self) -> Vec<usize> {
+        let mut serves = vec![false; self.cluster.nodes().len()];
+        self.stages.iter().flatten().for_each(|node| serves[*node] = true);
+        (0..serves.len()).filter(|node| !serves[*node]).collect()
+    }
+
     /// Microbatches of an iteration, of all sources together.
     #[must_use]
     pub fn microbatch_count(&self) -> usize {
@@ -194,7 +203,7 @@ impl Problem {
 /// The most microbatches of one iteration; far above what the search can use.
 pub const MOST_MICROBATCHES: usize = 20_000;
 
-fn check_partition(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
+fn check_members(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
     let n = cluster.nodes().len();
     let mut serves = vec![None; n];
     for (s, members) in stages.iter().enumerate() {
@@ -216,13 +225,26 @@ fn check_partition(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -
             }
         }
     }
-    // Nodes may stay idle only where a stage was lost.
-    match serves.iter().position(Option::is_none) {
-        Some(node) if absent.is_empty() => invalid(
-            "stages",
-            format!("without node {node} ({:?})", cluster.nodes()[node].name),
-            "every node in exactly one stage",
-        ),
+    Ok(())
+}
+
+/// Whether `absent_nodes` are the nodes that serve no stage of `problem`, each once. Where a stage was lost, those that
+/// served it need not be named.
+///
+/// # Errors
+/// [`Error::Invalid`] naming the key.
+pub fn check_absent_nodes(problem: &Problem, absent_nodes: &[usize]) -> Result<()> {
+    let names = |node: usize| format!("{node} ({:?})", problem.cluster.nodes()[node].name);
+    let unserving = problem.absent_nodes();
+    for (i, node) in absent_nodes.iter().enumerate() {
+        if absent_nodes[..i].contains(node) || !unserving.contains(node) {
+            return invalid(format!("absent_nodes[{i}]"), node, "a node that serves no stage, named once");
+        }
+    }
+    match unserving.into_iter().find(|node| !absent_nodes.contains(node)) {
+        Some(node) if problem.absent_stages.is_empty() => {
+            invalid("stages", format!("without node {}", names(node)), "every node in exactly one stage")
+        }
         _ => Ok(()),
     }
 }

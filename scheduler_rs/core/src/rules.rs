@@ -122,7 +122,7 @@ impl Constraints {
     }
 }
 
-/// What a plan is made by; same sources, microbatches, memory and allocation for all.
+/// What a plan is made by; same sources, microbatches and memory for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {

@@ -403,6 +403,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
         strategy: Strategy::Skippipe,
         stages: problem.stages().to_vec(),
         layers: vec![],
+        absent_nodes: vec![],
         absent_stages: vec![],
         model: Value::Null,
         microbatches_per_source: problem.stages()[0]

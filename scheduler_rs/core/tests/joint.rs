@@ -21,11 +21,12 @@ use skippipe_core::search::{Options, plan_freely};
 prop_compose! {
     fn freedoms()(
         sizes in any::<bool>(),
+        unused in any::<bool>(),
         layers in prop::option::of(0_usize..3),
         sources in prop::bool::weighted(0.8),
         limit in prop::option::weighted(0.3, 0.5_f64..4.0),
     ) -> (Freedom, Option<usize>) {
-        (Freedom { sizes, layers: 0, sources, max_replica_transfer_s: limit }, layers)
+        (Freedom { sizes, layers: 0, unused, sources, max_replica_transfer_s: limit }, layers)
     }
 }
 
@@ -59,9 +60,16 @@ proptest! {
         prop_assert_eq!(check(&plan), Vec::<String>::new());
         prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
         let sizes = |stages: &[Vec<usize>]| stages.iter().map(Vec::len).collect::<Vec<_>>();
-        if !freedom.sizes {
-            prop_assert_eq!(sizes(&plan.stages), sizes(problem.stages()));
+        let (own, given) = (sizes(&plan.stages), sizes(problem.stages()));
+        if !freedom.sizes && freedom.unused {
+            prop_assert_eq!(own[0], given[0]);
+            prop_assert!(own.iter().zip(&given).all(|(own, given)| *own >= 1 && own <= given));
+        } else if !freedom.sizes {
+            prop_assert_eq!(own, given);
         }
+        let serving = plan.stages.iter().map(Vec::len).sum::<usize>();
+        prop_assert_eq!(serving + plan.absent_nodes.len(), problem.cluster().nodes().len());
+        prop_assert!(freedom.unused || plan.absent_nodes == problem.absent_nodes());
         if !freedom.sources {
             prop_assert_eq!(sorted(plan.stages[0].clone()), sorted(problem.stages()[0].clone()));
         }

@@ -100,8 +100,8 @@ impl Allocated {
     }
 }
 
-/// What the surrogate says of an allocation. `stages` may come in any order but for stage 0. Raises InputError where
-/// they are not a partition of the cluster's nodes.
+/// What the surrogate says of an allocation. `stages` may come in any order but for stage 0; nodes that serve no stage do
+/// not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two places.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
 pub fn score_allocation(py: Python<'_>, cluster: &Bound<'_, Cluster>, stages: Vec<Vec<i64>>) -> PyResult<Scored> {

@@ -235,6 +235,12 @@ impl Plan {
         self.0.layers.clone()
     }
 
+    /// Nodes that serve no stage: they run nothing and take no part in an all-reduce.
+    #[getter]
+    fn absent_nodes(&self) -> Vec<usize> {
+        self.0.absent_nodes.clone()
+    }
+
     /// Stages that no node serves.
     #[getter]
     fn absent_stages(&self) -> Vec<usize> {

@@ -5,7 +5,7 @@ use skippipe_core::allocate::joint::Freedom as CoreFreedom;
 use skippipe_core::bound::lower_bound_of;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
-use skippipe_core::problem::Problem as Core;
+use skippipe_core::problem::{Problem as Core, check_absent_nodes};
 use skippipe_core::rules::{Constraints as CoreConstraints, MemoryRule};
 use skippipe_core::time::seconds;
 
@@ -126,7 +126,8 @@ fn count(key: &str, found: i64, least: u32) -> Result<u32> {
 }
 
 /// The question that a plan answers: a cluster, the nodes of each stage, the microbatches of each node of stage 0
-/// (in the order of `stages[0]`), the share of stage visits left out, the rules.
+/// (in the order of `stages[0]`), the share of stage visits left out, the rules. `absent_nodes` are those that serve no
+/// stage.
 #[pyclass(frozen, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Problem(pub Core);
@@ -134,7 +135,8 @@ pub struct Problem(pub Core);
 #[pymethods]
 impl Problem {
     #[new]
-    #[pyo3(signature = (cluster, stages, microbatches, *, skip_ratio, constraints=None, absent_stages=Vec::new(), layers=Vec::new()))]
+    #[pyo3(signature = (cluster, stages, microbatches, *, skip_ratio, constraints=None, absent_stages=Vec::new(), layers=Vec::new(), absent_nodes=Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "the parts of a question")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
         cluster: &Bound<'_, Cluster>,
@@ -144,6 +146,7 @@ impl Problem {
         constraints: Option<&Bound<'_, Constraints>>,
         absent_stages: Vec<i64>,
         layers: Vec<i64>,
+        absent_nodes: Vec<i64>,
     ) -> PyResult<Self> {
         let build = || {
             let stages = stages
@@ -154,8 +157,9 @@ impl Problem {
             let rules = constraints.map_or_else(CoreConstraints::default, |rules| rules.get().0.clone());
             let absent = numbers("absent_stages", &absent_stages)?;
             let counts = numbers("microbatches", &microbatches)?;
-            Core::new(cluster.get().0.clone(), stages, absent, counts, skip_ratio, rules)?
-                .with_layers(numbers("layers", &layers)?)
+            let problem = Core::new(cluster.get().0.clone(), stages, absent, counts, skip_ratio, rules)?;
+            check_absent_nodes(&problem, &numbers("absent_nodes", &absent_nodes)?)?;
+            problem.with_layers(numbers("layers", &layers)?)
         };
         build().or_raise().map(Self)
     }
@@ -168,7 +172,8 @@ impl Problem {
 
 /// What a search may change of a problem's allocation, beside which node serves in whose place.
 ///
-/// `sizes`: stages may have other numbers of nodes. `layers`: so many decoder layers are shared out anew over the stages,
+/// `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
+/// every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
 /// and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
 /// layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
 /// two nodes of one stage takes longer, in seconds (None: any).
@@ -179,9 +184,18 @@ pub struct Freedom(pub CoreFreedom);
 #[pymethods]
 impl Freedom {
     #[new]
-    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None))]
-    fn new(sizes: bool, layers: i64, sources: bool, max_replica_transfer_s: Option<f64>) -> PyResult<Self> {
-        let build = || Ok(CoreFreedom { sizes, layers: index("layers", layers)?, sources, max_replica_transfer_s });
+    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None, unused=false))]
+    fn new(
+        sizes: bool,
+        layers: i64,
+        sources: bool,
+        max_replica_transfer_s: Option<f64>,
+        unused: bool,
+    ) -> PyResult<Self> {
+        let build = || {
+            let layers = index("layers", layers)?;
+            Ok(CoreFreedom { sizes, layers, unused, sources, max_replica_transfer_s })
+        };
         build().or_raise().map(Self)
     }
 
@@ -189,6 +203,12 @@ impl Freedom {
     #[getter]
     fn sizes(&self) -> bool {
         self.0.sizes
+    }
+
+    /// Nodes may serve no stage.
+    #[getter]
+    fn unused(&self) -> bool {
+        self.0.unused
     }
 
     /// Decoder layers to be shared out; 0: they stay.
@@ -212,11 +232,12 @@ impl Freedom {
     fn __repr__(&self) -> String {
         let flag = |on: bool| if on { "True" } else { "False" };
         format!(
-            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={})",
+            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={}, unused={})",
             flag(self.0.sizes),
             self.0.layers,
             flag(self.0.sources),
             self.0.max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
+            flag(self.0.unused),
         )
     }
 }

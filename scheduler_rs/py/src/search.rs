@@ -22,8 +22,8 @@ use crate::waiting::{Ended, Limits, POLL, wait_for};
 /// about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
 /// search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
 /// ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-/// up. With `freedom` the allocation is searched too (for "skippipe" and "full-routed" with TC2; other strategies keep
-/// the problem's): stages, layers, cluster and microbatches of the plan may then differ from the problem's.
+/// up. With `freedom` the allocation is searched too, for the strategy that is planned by: stages, layers, cluster and
+/// microbatches of the plan may then differ from the problem's.
 #[pyfunction]
 #[pyo3(signature = (
     problem, strategy="skippipe", *, method="auto", suboptimality=1.0, time_limit_s=1.0, work_limit=None, threads=1,

@@ -3,7 +3,8 @@
 from typing import Any
 
 from skippipe._scheduler import Segment
-from skippipe.report.explained import Explained, reductions
+from skippipe.report.explained import Explained
+from skippipe.report.figures import reductions
 
 DIGITS = 9
 """Times are whole nanoseconds."""
@@ -54,7 +55,7 @@ def plan_columns(explained: Explained) -> dict[str, Any]:
             "order": _rounded(explanation.order_s),
         },
         "path": [_segment(segment) for segment in explanation.critical],
-        "allreduce": [{"stage": stage, "start": start, "end": end} for stage, start, end in reductions(explained)],
+        "allreduce": [{"stage": stage, "start": start, "end": end} for stage, start, end in reductions(plan, tasks)],
     }
 
 

@@ -39,6 +39,9 @@ const PATIENCE: u64 = 15;
 /// Without a limit of work or time the search for allocations ends after so many rounds.
 const MOST_ROUNDS: u64 = 2_000;
 
+/// Allocations that are remembered.
+const MOST_SEEN: usize = 24;
+
 /// The best allocation, and how it was found.
 pub(super) struct Joint {
     /// The question with this allocation.
@@ -49,6 +52,8 @@ pub(super) struct Joint {
     pub work: u64,
     /// No allocation takes less.
     pub bound: Time,
+    /// Other allocations that were seen, the best ones first, each with the nodes of its stages.
+    pub seen: Vec<Vec<Vec<usize>>>,
     /// As a plan's `solver` tells it.
     pub told: Map<String, Value>,
     /// Plans as they were found: as a plan's `solver.events`.
@@ -64,6 +69,11 @@ impl Joint {
             self.told.insert("runner_up".to_owned(), runner_up);
         }
     }
+}
+
+/// Whether two allocations have the same nodes in each stage.
+pub(super) fn is_same(one: &[Vec<usize>], other: &[Vec<usize>]) -> bool {
+    in_order(one.to_vec()) == in_order(other.to_vec())
 }
 
 /// The nodes of each stage in ascending order.
@@ -202,7 +212,8 @@ impl Search<'_> {
             ("work", json!(work)),
         ];
         let told = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(Some(Joint { problem, found, work, bound, told, events }))
+        let seen = seen.into_iter().map(|seen| seen.stages).collect();
+        Ok(Some(Joint { problem, found, work, bound, seen, told, events }))
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.
@@ -281,7 +292,7 @@ impl Search<'_> {
     }
 }
 
-/// Keeps the two best allocations, each with its best iteration.
+/// Keeps the best allocations, each with its best iteration.
 fn note(seen: &mut Vec<Seen>, found: &Found) {
     let Some(settled) = &found.settled else { return };
     let stages = in_order(settled.seats().stages(settled.on().instance));
@@ -290,7 +301,7 @@ fn note(seen: &mut Vec<Seen>, found: &Found) {
         None => seen.push(Seen { stages, key: found.key }),
     }
     seen.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.stages.cmp(&b.stages)));
-    seen.truncate(2);
+    seen.truncate(MOST_SEEN);
 }
 
 /// The problem of an allocation, and what was found by its nodes and in the order of its routes.

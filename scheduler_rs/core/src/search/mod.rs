@@ -7,6 +7,8 @@ mod board;
 pub mod cbs;
 mod draw;
 mod estimate;
+mod full_routed;
+mod idle;
 mod joint;
 mod journal;
 #[cfg(test)]
@@ -15,12 +17,14 @@ pub mod order;
 pub mod outlook;
 mod portfolio;
 mod proof;
+mod race;
 mod router;
 #[cfg(test)]
 mod router_tests;
 mod routes;
 mod shares;
 mod straight;
+mod strategy_allocation;
 mod sweep;
 mod timeline;
 
@@ -177,30 +181,64 @@ fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Option
 
 /// The best plan found for `problem` or for another allocation that `freedom` allows, within `budget`.
 ///
-/// Allocations are searched for `skippipe` and `full-routed` under TC2; the other strategies have no search that could
-/// tell which allocation suits them, and take the problem's own. So does a problem with absent stages.
+/// For `skippipe` and `full-routed` under TC2 allocation, routes and order are searched together; the other strategies
+/// make their plans of an allocation, and are searched for the one that suits them best. A problem with absent stages
+/// keeps its allocation.
 ///
 /// # Errors
 /// As [`plan_for`].
 pub fn plan_freely(problem: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
     let asked = asked_of(problem, options.strategy)?;
-    let is_routed = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
-    if !is_routed || !asked.absent_stages().is_empty() {
+    if !asked.absent_stages().is_empty() {
         return plan_for(problem, options, budget);
     }
+    // Where nothing is averaged, a node costs nothing in any stage.
+    let unused = freedom.unused && !asked.cluster().gradient_bytes().is_empty();
+    let freedom = Freedom { unused, ..freedom };
+    let is_joint = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| Freely { problem, asked: &asked, freedom, options, budget }.plan())
+    pool.install(|| {
+        if full_routed::has_straight(&asked, freedom, options) {
+            full_routed::plan(&asked, freedom, options, budget)
+        } else if is_joint {
+            Freely { problem, asked: &asked, freedom, options, budget }.plan()
+        } else {
+            strategy_allocation::plan(&asked, freedom, options, budget)
+        }
+    })
+}
+
+/// The plan that says what its absent nodes would cost.
+fn told_left_out(mut plan: Plan) -> Plan {
+    let left_out = idle::explained(&plan);
+    let told = plan.solver.entry("allocation").or_insert_with(|| Value::Object(Map::new()));
+    if let Some(told) = told.as_object_mut() {
+        told.insert("left_out".to_owned(), Value::Array(left_out));
+    }
+    plan
 }
 
 /// How much of the time or the work goes into allocations; the rest is for the best of them.
 const SHARE: f64 = 0.6;
 /// How much of it where nothing is left to do for the best allocation.
 const LATE_SHARE: f64 = 0.95;
-/// How much of it before all allocations of a small cluster are planned one by one.
-const SHARE_OF_SMALL: f64 = 0.2;
+/// How much of it before all allocations of a small cluster are looked at one by one; where they race, when the first
+/// runs end, and the race.
+const SHARE_OF_SMALL: f64 = 0.15;
+const FIRST_RUNS: f64 = 0.25;
+const SHARE_OF_RACE: f64 = 0.5;
+/// With no more tasks than these an allocation has its proof before a race would begin.
+const FEW_TASKS: usize = 48;
+
+/// Tasks of an iteration, about.
+fn task_count(problem: &Problem) -> usize {
+    let instance = Instance::new(problem, Rounding::Up);
+    let lengths = Lengths::new(route_tasks(&instance).len(), instance.present.len(), instance.skip_ratio);
+    problem.microbatch_count() * (2 * lengths.short() + 1)
+}
 
 /// See [`plan_freely`].
 #[derive(Clone, Copy)]
@@ -217,9 +255,9 @@ impl Freely<'_> {
     fn plan(self) -> Result<Plan> {
         let Self { asked, freedom, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, freedom);
+        let is_race = is_small && task_count(asked) > FEW_TASKS;
         let shares = if is_small { (SHARE_OF_SMALL, SHARE_OF_SMALL) } else { (SHARE, LATE_SHARE) };
-        let joint = joint::search(asked, freedom, options, budget, shares)?;
-        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        let mut joint = joint::search(asked, freedom, options, budget, shares)?;
         let mut sweep = match is_small.then(|| Sweep::new(asked, freedom, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
             sweep => sweep?,
@@ -227,7 +265,11 @@ impl Freely<'_> {
         let most = |share: f64, spent: u64| {
             budget.work_limit.map_or(u64::MAX, |limit| ((limit as f64 * share) as u64).saturating_sub(spent))
         };
-        if let Some(sweep) = &mut sweep {
+        if let Some(joint) = joint.as_mut().filter(|_| is_race) {
+            self.race(joint, sweep.as_ref(), most(SHARE_OF_RACE, joint.work));
+        }
+        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        if let Some(sweep) = sweep.as_mut().filter(|_| !is_race || joint.is_none()) {
             sweep.advance(known, options, budget, SHARE, most(SHARE, joint.as_ref().map_or(0, |joint| joint.work)));
             if let Some(error) = sweep.impossible(known) {
                 return Err(error.clone());
@@ -250,8 +292,48 @@ impl Freely<'_> {
                 (plan, is_swept) = (better, true);
             }
         }
+        if freedom.unused {
+            let iteration = iteration_of(&plan);
+            let bound = joint.as_ref().map_or(0, |joint| joint.bound);
+            let bound = sweep.as_ref().map_or(bound, |sweep| bound.max(sweep.bound(iteration)));
+            plan = idle::without_idle(plan, bound, budget)?;
+        }
         self.tell(&mut plan, is_swept, joint, sweep.as_ref());
+        if freedom.unused {
+            plan = told_left_out(plan);
+        }
         Ok(plan)
+    }
+
+    /// Has the allocations that were seen race with all others, where these are few; the winner is the best one then.
+    fn race(self, joint: &mut joint::Joint, sweep: Option<&Sweep>, most: u64) {
+        let Self { asked, options, budget, .. } = self;
+        let known = joint.found.key.0;
+        if is_tight(known, joint.bound) {
+            return;
+        }
+        let bound_of = |problem: &Problem| lower_bound_of(problem, &budget.within(u64::MAX)).unwrap_or(0);
+        let seen = joint.seen.iter().filter_map(|stages| asked.reallocated(stages.clone()).ok());
+        let mut entered: Vec<(Problem, Time)> = seen
+            .map(|problem| {
+                let bound = bound_of(&problem);
+                (problem, bound)
+            })
+            .collect();
+        let seen = |problem: &Problem| joint.seen.iter().any(|stages| joint::is_same(stages, problem.stages()));
+        entered.extend(sweep.into_iter().flat_map(Sweep::entries).filter(|(problem, _)| !seen(problem)));
+        let Some(raced) = race::race(entered, known, options, budget, (FIRST_RUNS, SHARE_OF_RACE), most) else {
+            return;
+        };
+        joint.work += raced.work;
+        if raced.found.key < joint.found.key {
+            let iteration = seconds(raced.found.key.0);
+            if raced.found.key.0 < known {
+                joint.events.push(json!([budget.elapsed_s(), joint.work, iteration, seconds(joint.bound)]));
+                budget.report(iteration, seconds(joint.bound));
+            }
+            (joint.problem, joint.found) = (raced.problem, raced.found);
+        }
     }
 
     /// Goes on with the best allocation as it stands.
@@ -571,6 +653,7 @@ fn assemble(
         strategy: options.strategy,
         stages: problem.stages().to_vec(),
         layers: problem.layers().to_vec(),
+        absent_nodes: problem.absent_nodes(),
         absent_stages: problem.absent_stages().to_vec(),
         model: problem.cluster().workload().map_or(Value::Null, Workload::model),
         microbatches_per_source: problem.stages()[0]

@@ -464,7 +464,7 @@ impl<'a> Search<'a> {
                 (None, None) => {}
             }
         }
-        island.run(ROUND_WORK, context.budget);
+        island.run(context.budget.round_work(ROUND_WORK), context.budget);
         let mut work = island.work - before;
         let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
         let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));

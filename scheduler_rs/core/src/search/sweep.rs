@@ -1,6 +1,9 @@
 //! Every allocation of a small cluster, each planned by itself: what annealing cannot promise, a proof can.
+//!
+//! Where nodes may serve no stage, allocations without some of them count too, but for those that cannot be better than
+//! with one node more: a plan is a plan with that node as well, unless an all-reduce takes longer then.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rayon::prelude::*;
 
@@ -11,7 +14,7 @@ use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::problem::{Instance, Problem};
+use crate::problem::{Instance, NO_STAGE, Problem};
 use crate::time::{NEVER, Rounding, Time};
 
 /// The most allocations that are looked at one by one, and the most nodes: nine in three stages have at most so many.
@@ -30,8 +33,12 @@ pub(super) struct Sweep {
     left: Vec<Open>,
     /// Place in [`EFFORTS`].
     effort: usize,
-    /// The best plan.
+    /// Whether these are all allocations that are allowed; else those without any node are not among them.
+    is_complete: bool,
+    /// The best plan, where it is better than all that was known.
     pub plan: Option<Plan>,
+    /// What the best plan takes, whoever found it.
+    known: Time,
     /// Why an allocation has no plan, where that was proved.
     impossible: Option<Error>,
     /// Search steps.
@@ -42,13 +49,21 @@ pub(super) struct Sweep {
 struct Open {
     problem: Problem,
     bound: Time,
+    /// The best iteration so far.
+    reached: Time,
 }
 
 /// Whether so few allocations are allowed that each can be planned by itself.
 pub(super) fn is_small(problem: &Problem, freedom: Freedom) -> bool {
     let nodes = problem.cluster().nodes().len();
     let equal = problem.microbatches().windows(2).all(|pair| pair[0] == pair[1]);
-    !freedom.sizes && freedom.layers == 0 && equal && nodes <= MOST_NODES && count(problem, freedom) <= MOST
+    let full = Freedom { unused: false, ..freedom };
+    !freedom.sizes && freedom.layers == 0 && equal && nodes <= MOST_NODES && count(problem, full) <= MOST
+}
+
+/// Whether all of them can be listed, those without some of the nodes too where nodes may be left out.
+pub(super) fn is_listable(problem: &Problem, freedom: Freedom) -> bool {
+    is_small(problem, freedom) && count(problem, freedom) <= MOST
 }
 
 impl Sweep {
@@ -58,14 +73,25 @@ impl Sweep {
     /// [`Error::Cancelled`]
     pub fn new(problem: &Problem, freedom: Freedom, budget: &Budget) -> Result<Self> {
         let mut left = Vec::new();
+        let is_complete = count(problem, freedom) <= MOST;
+        let freedom = Freedom { unused: freedom.unused && is_complete, ..freedom };
         for stages in all(problem, freedom) {
             let Ok(other) = problem.reallocated(stages) else { continue };
             if Seats::new(&other, freedom).is_ok() {
                 let bound = lower_bound_of(&other, budget)?;
-                left.push(Open { problem: other, bound });
+                left.push(Open { problem: other, bound, reached: NEVER });
             }
         }
-        let mut sweep = Self { open: VecDeque::new(), left, effort: 0, plan: None, impossible: None, work: 0 };
+        let mut sweep = Self {
+            open: VecDeque::new(),
+            left,
+            effort: 0,
+            is_complete,
+            plan: None,
+            known: NEVER,
+            impossible: None,
+            work: 0,
+        };
         sweep.sort();
         Ok(sweep)
     }
@@ -77,18 +103,27 @@ impl Sweep {
 
     /// No allocation takes less; `known` is what another plan takes.
     pub fn bound(&self, known: Time) -> Time {
+        if !self.is_complete {
+            return 0;
+        }
         self.open.iter().chain(&self.left).map(|o| o.bound).fold(self.best(known), Time::min)
     }
 
     /// That no allocation has a plan, where every one was looked through.
     pub fn impossible(&self, known: Time) -> Option<&Error> {
-        let is_over = self.open.is_empty() && self.left.is_empty() && self.best(known) >= NEVER;
+        let is_over = self.is_complete && self.open.is_empty() && self.left.is_empty() && self.best(known) >= NEVER;
         self.impossible.as_ref().filter(|_| is_over)
+    }
+
+    /// Allocations that may still be better than the best, and their bounds, in the order of the bounds.
+    pub fn entries(&self) -> impl Iterator<Item = (Problem, Time)> {
+        self.open.iter().map(|open| (open.problem.clone(), open.bound))
     }
 
     /// Plans one allocation after the other, as long as it could be better than what takes `known`, until `share` of
     /// the time is used up or `most` steps are done.
     pub fn advance(&mut self, known: Time, options: Options, budget: &Budget, share: f64, most: u64) {
+        self.known = self.known.min(known);
         while !self.is_over() && !budget.is_over() && !budget.is_past(share) && self.work < most {
             let best = self.best(known);
             let effort = EFFORTS[self.effort];
@@ -124,7 +159,9 @@ impl Sweep {
         self.work += plan.solver.get("work").and_then(serde_json::Value::as_u64).unwrap_or(0);
         open.bound = open.bound.max(Rounding::Down.nanoseconds(plan.predicted.lower_bound_s));
         let iteration = iteration_of(&plan);
-        if iteration < self.best(NEVER) {
+        open.reached = open.reached.min(iteration);
+        if iteration < self.known {
+            self.known = iteration;
             self.plan = Some(plan);
         }
         if !is_tight(iteration, open.bound) {
@@ -133,12 +170,13 @@ impl Sweep {
     }
 
     fn best(&self, known: Time) -> Time {
-        self.plan.as_ref().map_or(known, |plan| known.min(iteration_of(plan)))
+        known.min(self.known)
     }
 
-    /// What is left has its next turn in the order of the bounds.
+    /// What is left has its next turn: what came furthest comes first, at the beginning what has the lowest bound.
     fn sort(&mut self) {
-        self.left.sort_by(|a, b| a.bound.cmp(&b.bound).then_with(|| a.problem.stages().cmp(b.problem.stages())));
+        let key = |open: &Open| (open.reached, open.bound);
+        self.left.sort_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.problem.stages().cmp(b.problem.stages())));
         if self.effort < EFFORTS.len() {
             self.open.extend(self.left.drain(..));
         }
@@ -150,27 +188,40 @@ pub(super) fn iteration_of(plan: &Plan) -> Time {
     Rounding::Up.nanoseconds(plan.predicted.iteration_s)
 }
 
+/// Numbers of nodes that a stage may have.
+fn sizes(stage: usize, members: &[usize], freedom: Freedom) -> std::ops::RangeInclusive<usize> {
+    if stage > 0 && freedom.unused { 1..=members.len() } else { members.len()..=members.len() }
+}
+
 /// How many allocations there are; more than [`MOST`] are not counted on.
 fn count(problem: &Problem, freedom: Freedom) -> usize {
-    let mut left: usize = problem.stages().iter().map(Vec::len).sum();
-    let mut count = 1_usize;
+    // By the number of nodes that are left, over the stages so far.
+    let mut ways: BTreeMap<usize, usize> = BTreeMap::from([(problem.cluster().nodes().len(), 1)]);
+    if !freedom.unused {
+        ways = BTreeMap::from([(problem.stages().iter().map(Vec::len).sum(), 1)]);
+    }
     for (stage, members) in problem.stages().iter().enumerate() {
-        if stage > 0 || freedom.sources {
-            for i in 0..members.len() {
-                count = count.saturating_mul(left - i) / (i + 1);
-                if count > 1_000 * MOST {
-                    return count;
-                }
+        let mut next = BTreeMap::new();
+        for (left, count) in ways {
+            for size in sizes(stage, members, freedom).filter(|size| *size <= left) {
+                let choices = if stage == 0 && !freedom.sources { 1 } else { binomial(left, size) };
+                let more: &mut usize = next.entry(left - size).or_default();
+                *more = more.saturating_add(count.saturating_mul(choices));
             }
         }
-        left -= members.len();
+        ways = next;
     }
-    count
+    ways.into_values().fold(0, usize::saturating_add)
+}
+
+fn binomial(of: usize, size: usize) -> usize {
+    (0..size).fold(1, |count: usize, i| count.saturating_mul(of - i) / (i + 1))
 }
 
 /// All allocations, but only one of those that differ in nodes that are just like each other.
-fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
+pub(super) fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
     let instance = Instance::new(problem, Rounding::Up);
+    let serves = |node: &usize| freedom.unused || instance.stage_of[*node] != NO_STAGE;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let kinds: Vec<usize> =
         nodes.iter().map(|a| nodes.iter().position(|b| a == b || instance.is_alike(*a, *b)).unwrap_or(*a)).collect();
@@ -182,16 +233,35 @@ fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
                 next.push(vec![members.clone()]);
                 continue;
             }
-            let is_free = |node: &usize| !stages.iter().any(|s: &Vec<usize>| s.contains(node));
+            let is_free = |node: &usize| serves(node) && !stages.iter().any(|s: &Vec<usize>| s.contains(node));
             let free: Vec<usize> = nodes.iter().copied().filter(is_free).collect();
-            for chosen in choices(&free, &kinds, members.len()) {
+            for chosen in sizes(stage, members, freedom).flat_map(|size| choices(&free, &kinds, size)) {
                 let ring = shortest_ring(problem.cluster(), stage, chosen);
                 next.push([stages.clone(), vec![ring]].concat());
             }
         }
         found = next;
     }
+    if freedom.unused {
+        found.retain(|stages| is_best_without(problem, freedom, stages));
+    }
     found
+}
+
+/// Whether no absent node could join a stage for nothing: where none could, the allocation may be better without them.
+fn is_best_without(problem: &Problem, freedom: Freedom, stages: &[Vec<usize>]) -> bool {
+    let cluster = problem.cluster();
+    let absent = |node: &usize| !stages.iter().any(|members| members.contains(node));
+    let costs = |node: usize, stage: usize, members: &[usize]| {
+        let joined = shortest_ring(cluster, stage, [members, &[node]].concat());
+        let has_room = members.len() < problem.stages()[stage].len();
+        !has_room
+            || freedom.max_replica_transfer_s.is_some()
+            || cluster.allreduce_s(stage, &joined) > cluster.allreduce_s(stage, members)
+    };
+    (0..cluster.nodes().len())
+        .filter(absent)
+        .all(|node| stages.iter().enumerate().skip(1).all(|(stage, members)| costs(node, stage, members)))
 }
 
 /// The nodes of a stage in the order in which they average their gradients fastest; nothing else depends on it.

@@ -73,6 +73,11 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
+    /// Routes, the waves of one next to each other.
+    pub(crate) fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
     pub(crate) fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
         for (i, batch) in plan.microbatches.iter().enumerate() {
             if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| instance.stage_of[**n] == NO_STAGE) {

@@ -65,7 +65,8 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
         .collect();
     // Where microbatches are dealt anew, one source may get all of them.
     let places = if counts_are_known { instance.members[0].len() } else { 1 };
-    let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known);
+    // A node that may be left out need not be on any route.
+    let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known && !freedom.unused);
     let bound = if freedom.sources {
         let close = |i: usize, j: usize| is_close(problem, freedom, i, j);
         let within = |time: Time| {

@@ -18,6 +18,9 @@ pub struct Freedom {
     /// So many decoder layers are shared out over the stages, and the microbatches over the sources; 0: both stay.
     /// Times, memory and gradients of the cluster hold for an equal share of the layers.
     pub layers: usize,
+    /// Nodes may serve no stage: stage 0 keeps as many as it has, every other stage has at least one, and none gets
+    /// more than it has unless sizes are free too.
+    pub unused: bool,
     /// Other nodes may be sources.
     pub sources: bool,
     /// No message between two nodes of one stage takes longer; none: any.
@@ -26,7 +29,7 @@ pub struct Freedom {
 
 impl Default for Freedom {
     fn default() -> Self {
-        Self { sizes: false, layers: 0, sources: true, max_replica_transfer_s: None }
+        Self { sizes: false, layers: 0, unused: false, sources: true, max_replica_transfer_s: None }
     }
 }
 
@@ -135,11 +138,15 @@ impl Seats {
         instance.members[to].iter().all(|place| instance.memory[*place] > 0)
     }
 
-    /// Has a place serve another stage; whether its node has the memory. No route may lead over it.
+    /// Has a place serve another stage, or none; whether its node has the memory. No route may lead over it.
     pub fn switch(&mut self, instance: &mut Instance, place: usize, to: usize) -> bool {
         let from = instance.stage_of[place];
-        instance.members[from].retain(|p| *p != place);
-        instance.members[to].push(place);
+        if from != NO_STAGE {
+            instance.members[from].retain(|p| *p != place);
+        }
+        if to != NO_STAGE {
+            instance.members[to].push(place);
+        }
         instance.stage_of[place] = to;
         if !self.layers.is_empty() {
             instance.seat(place, self.machine(place, to));
@@ -149,10 +156,16 @@ impl Seats {
         instance.memory[place] > 0
     }
 
-    /// Whether no message within a stage takes longer than is allowed.
+    /// Whether a stage may have one node more.
+    #[must_use]
+    pub fn has_place(&self, instance: &Instance, stage: usize) -> bool {
+        self.freedom.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
+    }
+
+    /// Whether no message within a stage takes longer than is allowed; nodes of no stage send none.
     #[must_use]
     pub fn is_close(&self, instance: &Instance, stage: usize) -> bool {
-        let Some(limit) = self.freedom.max_replica_transfer_s else { return true };
+        let Some(limit) = self.freedom.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
         let cluster = self.problem.cluster();
         let bytes = cluster.activation_bytes();
         let nodes = || instance.members[stage].iter().map(|place| self.occupant[*place]);

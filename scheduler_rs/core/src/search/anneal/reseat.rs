@@ -10,6 +10,10 @@ use crate::search::routes::Change;
 
 /// How often a change is another than an exchange of nodes, where it may be.
 const OTHERS: f64 = 0.3;
+/// How often it is a node that joins a stage or leaves it, where that is all that may be; less where nodes are many, as
+/// every such change is looked at as a whole.
+const JOINS: f64 = 0.15;
+const MANY_NODES: f64 = 64.0;
 /// How often nodes of one stage change places: their routes do.
 const INSIDE: f64 = 0.15;
 /// How often three nodes change places rather than two.
@@ -154,8 +158,15 @@ impl Island {
     }
 
     fn is_about_more(&mut self) -> bool {
-        let freedom = self.seats.as_ref().map(Seats::freedom);
-        freedom.is_some_and(|freedom| freedom.sizes || freedom.layers > 0) && self.rng.random_bool(OTHERS)
+        let Some(freedom) = self.seats.as_ref().map(|seats| *seats.freedom()) else { return false };
+        let often = if freedom.sizes || freedom.layers > 0 {
+            OTHERS
+        } else if freedom.unused {
+            JOINS * (MANY_NODES / self.land.instance.node_count() as f64).min(1.0)
+        } else {
+            return false;
+        };
+        self.rng.random_bool(often)
     }
 
     /// Two or three places whose nodes may change; none where the draw led nowhere.
@@ -178,8 +189,13 @@ impl Island {
         } else {
             self.rng.random_range(0..count)
         };
-        let is_new = |x: usize, y: usize| x != y && instance.stage_of[y] != NO_STAGE;
-        if instance.stage_of[a] == NO_STAGE || !is_new(a, b) || self.is_fixed(a, b) {
+        // A node that serves no stage may come in another one's place, where nodes may be left out.
+        let unused = self.seats.as_ref().is_some_and(|seats| seats.freedom().unused);
+        let is_open = |place: usize| unused || instance.stage_of[place] != NO_STAGE;
+        let is_new = |x: usize, y: usize| {
+            x != y && is_open(y) && (instance.stage_of[x], instance.stage_of[y]) != (NO_STAGE, NO_STAGE)
+        };
+        if !is_open(a) || !is_new(a, b) || self.is_fixed(a, b) {
             return None;
         }
         let mut second = None;
@@ -233,8 +249,10 @@ impl Island {
         let freedom = self.seats.as_ref().map(|seats| *seats.freedom()).unwrap_or_default();
         match self.rng.random_range(0..8) {
             0..4 if freedom.layers > 0 => self.shift_layer(),
-            4..7 if freedom.layers > 0 => self.hand_over_route(),
+            4..6 if freedom.layers > 0 => self.hand_over_route(),
             7 if freedom.sizes => self.switch_stage(),
+            _ if freedom.unused => self.join_or_leave(),
+            4..7 if freedom.layers > 0 => self.hand_over_route(),
             _ => false,
         }
     }
@@ -291,18 +309,39 @@ impl Island {
         land.instance.sources = sources;
     }
 
-    /// A node goes to another stage: its routes to the others of its stage, and some of theirs to it.
+    /// A node goes to another stage.
     fn switch_stage(&mut self) -> bool {
         let instance = &self.land.instance;
         let place = self.rng.random_range(0..instance.node_count());
         let to = instance.present[self.rng.random_range(0..instance.present.len())];
         let from = instance.stage_of[place];
         let sources = self.seats.as_ref().is_some_and(|seats| seats.freedom().sources);
-        if from == NO_STAGE || from == to || instance.members[from].len() < 2 || (!sources && (from == 0 || to == 0)) {
+        from != NO_STAGE && (sources || (from != 0 && to != 0)) && self.move_node(place, to)
+    }
+
+    /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
+    fn join_or_leave(&mut self) -> bool {
+        let instance = &self.land.instance;
+        let place = self.rng.random_range(0..instance.node_count());
+        let to = match instance.stage_of[place] {
+            0 => return false,
+            NO_STAGE => instance.present[self.rng.random_range(0..instance.present.len())],
+            _ => NO_STAGE,
+        };
+        let has_place = |seats: &Seats| to == NO_STAGE || seats.has_place(instance, to);
+        to != 0 && self.seats.as_ref().is_some_and(has_place) && self.move_node(place, to)
+    }
+
+    /// Moves a node: its routes to the others of its stage, and some of those of its new stage to it.
+    fn move_node(&mut self, place: usize, to: usize) -> bool {
+        let instance = &self.land.instance;
+        let from = instance.stage_of[place];
+        let of = |stage: usize| instance.members.get(stage).cloned().unwrap_or_default();
+        let (mut others, movers) = (of(from), of(to));
+        others.retain(|p| *p != place);
+        if from == to || (from != NO_STAGE && others.is_empty()) {
             return false;
         }
-        let others: Vec<usize> = instance.members[from].iter().copied().filter(|p| *p != place).collect();
-        let movers = instance.members[to].clone();
         for route in self.routes.users(place).to_vec() {
             let other = others[self.rng.random_range(0..others.len())];
             if !self.divert(route, place, other, from) {
