@@ -78,7 +78,7 @@ def test_it_comes_back_as_it_was(small_cluster: dict[str, Any]) -> None:
         ({"node_layers": [2, 2, 0, 2]}, ["workload.node_layers[2] is 0"]),
         ({"sources": [4]}, ["workload.sources is 4"]),
         ({"wire_dtype": 3}, ["workload.wire_dtype"]),
-        ([1], ["workload is a list", "an object"]),
+        ([1], ["workload: invalid type: list, expected an object"]),
     ],
 )
 def test_refused(workload: Any, parts: list[str], small_cluster: dict[str, Any], plan_of: Callable[..., Plan]) -> None:

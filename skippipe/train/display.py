@@ -112,7 +112,9 @@ def plan_lines(event: Event) -> list[str]:
     note = event["prediction_note"]
     if event["predicted_s"] is None:
         return [model, work, f"predicted iteration time: unknown ({note})"]
-    predicted = f"predicted iteration time {seconds(event['predicted_s'])} (full pipelines: {beside})"
+    predicted = (
+        f"predicted iteration time {seconds(event['predicted_s'])} (full pipelines on this allocation: {beside})"
+    )
     return [model, work, predicted, *([f"unverified prediction: {note}"] if note else [])]
 
 

@@ -28,7 +28,8 @@ def name_of(plan: Plan, task: Any) -> str:
 
 
 def place(browser: Browser, name: str, chart: int = 0) -> tuple[float, float]:
-    """Where the middle of a task's bar is drawn."""
+    """Where the middle of a task's bar is drawn, brought into the window."""
+    browser.run(f"skippipe.charts[{chart}].canvas.scrollIntoView({{block: 'nearest'}})")
     found = browser.run(f"(c => c.place(c.plan.named.get({json.dumps(name)})))(skippipe.charts[{chart}])")
     return found["x"], found["y"]
 

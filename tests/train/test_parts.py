@@ -238,7 +238,7 @@ def test_display_tells_the_story(terminal: bool, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for part in (
         "1 processes start; what they write goes to run", "node n0: rank 0, process 7",
-        "predicted iteration time 0.500 s (full pipelines: full 1.000 s, full-routed -)",
+        "predicted iteration time 0.500 s (full pipelines on this allocation: full 1.000 s, full-routed -)",
         "validation loss 7.0000 after 0 iterations", "validation loss 7.0000 before, 5.0000 after 2 iterations",
         "predicted 0.500 s, measured 0.600 s (median; off by 20.0%)", "because",
     ):  # fmt: skip

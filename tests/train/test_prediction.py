@@ -150,7 +150,7 @@ def test_dry_run_tells_what_it_cannot_predict(run: Run) -> None:
     holds = run("train", "--dry-run", "plan=p.json", *fitting)
     assert holds.status == 0, holds.err
     predicted = load_plan("p.json").predicted.iteration_s
-    assert f"predicted iteration time {predicted:.3f} s (full pipelines: full " in holds.out
+    assert f"predicted iteration time {predicted:.3f} s (full pipelines on this allocation: full " in holds.out
     other = run("train", "--dry-run", "plan=p.json", *large)
     assert other.status == 0, other.err
     assert "predicted iteration time: unknown (times of the cluster hold for hidden 128, here it is 256" in other.out

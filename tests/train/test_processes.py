@@ -19,7 +19,7 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     out = "".join(running.lines)
     assert "iteration    8  loss" in out
     assert "predicted iteration time" in out
-    assert "full pipelines: full " in out
+    assert "full pipelines on this allocation: full " in out
     run = tmp_path / "run"
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "plan.json", "cluster.json", "metrics.jsonl", "tensorboard", "log", "checkpoints",
