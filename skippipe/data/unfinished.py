@@ -7,6 +7,7 @@ holds and which pieces of the input that was; what was written after is cut off 
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,14 +103,23 @@ def check_same(folder: Path, content: dict[str, Any], recipe: Recipe) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep others from preparing a text there; raises `InputError`."""
+    """Make the folder if need be, and keep others from preparing a text there; raises `InputError`.
+
+    A folder that is made here goes again where the input is refused: the mended input would not fit what it holds.
+    """
+    new = not folder.exists()
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder, f"{folder}: another process is preparing a text there"))
         except OSError as error:
             raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
-        yield
+        try:
+            yield
+        except InputError:
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager

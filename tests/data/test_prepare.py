@@ -374,6 +374,22 @@ def test_the_text_that_ships() -> None:
     assert not folder.exists()
 
 
+def test_refused_input_leaves_no_folder(tmp_path: Path) -> None:
+    """So that the mended input is prepared by the same command; a folder that was there before stays."""
+    for name in ("t", "v"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "some words"}\n' * 50)
+    config = DataConfig(training=[str(tmp_path / "t.jsonl")], validation=[str(tmp_path / "v.jsonl")])
+    with (tmp_path / "v.jsonl").open("a") as file:
+        file.write('{"text": 3}\n')
+    (tmp_path / "before").mkdir()
+    for name in ("out", "before"):
+        with pytest.raises(InputError, match=r"v\.jsonl"):
+            prepare(config, tmp_path / name)
+        assert (tmp_path / name).exists() == (name == "before")
+    (tmp_path / "v.jsonl").write_text('{"text": "some words"}\n' * 51)
+    assert prepare(config, tmp_path / "out").parts["validation"].tokens > 0
+
+
 def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     prepare(corpus_of_files, tmp_path / "out")
     with corpus_folder(DataConfig(prepared=str(tmp_path / "out"))) as folder:

@@ -173,5 +173,5 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert events[-1]["event"] == "stopped"
+    assert [event["event"] for event in events[-2:]] == ["stopped", "run_ended"]
     assert whole(tmp_path / "run") == events[-1]["iteration"] == list(losses(tmp_path / "run"))[-1]
