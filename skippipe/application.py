@@ -34,6 +34,7 @@ from skippipe.help import command_help
 from skippipe.model.config import ExportJob
 from skippipe.overrides import explain, key_of, with_names_quoted
 from skippipe.own_yaml import OwnFiles, checked_files
+from skippipe.streams import STANDARD_OUTPUT
 from skippipe.study.config import StudyJob
 from skippipe.sweeps import jobs_apart
 from skippipe.train import config as training
@@ -133,8 +134,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         report_error(command.words, error)
         return UNUSABLE_INPUT
     except Exception as error:
-        stream = isinstance(error, OSError) and not isinstance(error, HydraException) and error.filename is None
-        if stream:  # standard output: what --help prints, for example
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:  # what --help prints, for example
             raise
         place = _place(error, own, arguments) or _composed_place(error, own)
         report_error(command.words, InputError(place + explain(error, command.job)))
@@ -169,15 +169,13 @@ def _composed_place(error: Exception, own: OwnFiles) -> str:
     return "" if place is None else f"{place}: "
 
 
-def _flush_output(error: Exception) -> None:
-    """Raise `OSError` again where it is standard output that cannot be written: for the command line to report."""
-    if isinstance(error, OSError):
-        sys.stdout.flush()
-
-
 def report_error(words: str, error: Exception, label: str | None = None) -> None:
-    """Print one message on standard error; a traceback only for what is a defect of ours."""
-    _flush_output(error)
+    """Print one message on standard error; a traceback only for what is a defect of ours.
+
+    Raises `OSError` again where it is standard output that cannot be written: for the command line to report.
+    """
+    if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+        raise error
     if not isinstance(error, (SchedulerError, OSError)):
         traceback.print_exception(error)
     job = "" if label is None else f" {label}"

@@ -42,6 +42,8 @@ def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
 
 def _read_bytes(path: str, most: int) -> bytearray:
     """Piece by piece: a file may have no end, and a buffer for `most` bytes may be more memory than there is."""
+    if not path:
+        raise InputError("'' is no name of a file, one that holds JSON is expected")
     content = bytearray()
     try:
         with Path(path).open("rb") as file:

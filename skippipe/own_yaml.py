@@ -16,6 +16,8 @@ from omegaconf._utils import get_yaml_loader
 from skippipe.errors import InputError, printable
 
 BYTE_ORDER_MARK = "\ufeff"
+MOST_VALUES = 100_000
+"""Values of a file, those that aliases stand for counted each time: Hydra copies them each time."""
 OF_HYDRA = ("hydra._internal.core_plugins.", "hydra.experimental.callbacks.", "hydra_plugins.")
 """What a file may have Hydra call: its launchers, sweepers and callbacks."""
 
@@ -123,8 +125,20 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
         if not isinstance(node, yaml.SequenceNode):
             line = node.start_mark.line + 1
             raise InputError(f"{path}:{line}: defaults: expected a list, got {_kind(node)}")
+    if _size(root, {}) > MOST_VALUES:
+        raise InputError(f"{path}:1: expected at most {MOST_VALUES} values, got more")
     _check_targets(path, root)
     return root
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of values in a node; `known` has those of nodes met before, to which aliases lead."""
+    if id(node) not in known:
+        known[id(node)] = 0  # an alias within itself, which is refused elsewhere
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        values = [value for _, value in inner] if isinstance(node, yaml.MappingNode) else inner
+        known[id(node)] = 1 + sum(_size(value, known) for value in values)
+    return known[id(node)]
 
 
 def _check_targets(path: Path, root: yaml.Node) -> None:

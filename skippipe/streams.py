@@ -7,6 +7,9 @@ import os
 import sys
 from typing import cast
 
+STANDARD_OUTPUT = "standard output"
+"""The `filename` of an `OSError` of standard output."""
+
 
 def check_streams() -> None:
     """Open what the caller has closed, so that no file of ours gets its number, and let no failing stderr end us.
@@ -19,8 +22,11 @@ def check_streams() -> None:
         if not _is_open(number):
             opened = os.open(os.devnull, mode)  # the lowest number that is free: this one
             assert opened == number
-    if sys.stdout is None:  # Python found it closed
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8")
+    if sys.stdout is None or sys.stdout is sys.__stdout__:  # None: Python found it closed
+        encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
+        by_line = sys.stdout is not None and sys.stdout.line_buffering
+        raw = io.BufferedWriter(cast("io.RawIOBase", _Named(1, "w", closefd=False)))
+        sys.stdout = io.TextIOWrapper(raw, encoding, line_buffering=by_line)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
         raw = io.BufferedWriter(cast("io.RawIOBase", _Patient(2, "w", closefd=False)))
@@ -34,6 +40,16 @@ def drop_output() -> None:
     """Have what standard output still holds go nowhere: Python would complain once more at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Named(io.FileIO):
+    """Standard output, which says in its errors that it is meant; of files that we write, others say so."""
+
+    def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        try:
+            return super().write(content) or 0
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from None
 
 
 class _Patient(io.FileIO):

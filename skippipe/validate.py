@@ -6,6 +6,9 @@ from typing import Any
 from skippipe.config import Range
 from skippipe.errors import InputError
 
+MOST = 2**63 - 1
+"""The largest integer that the extension and torch take."""
+
 
 def validate(config: Any, prefix: str = "") -> None:
     """Raise `InputError` naming key, value and what was expected for the first setting that is out of range."""
@@ -36,5 +39,7 @@ def _check(key: str, value: Any, within: Range | None, choices: tuple[str, ...] 
     if within is not None and not within.holds(value):
         kind = "an integer of" if isinstance(value, int) else "a finite number of"
         raise InputError(f"{key} is {value}, {kind} {within} is expected")
+    if isinstance(value, int) and not -MOST - 1 <= value <= MOST:
+        raise InputError(f"{key} is {value}, an integer of at least {-MOST - 1} and at most {MOST} is expected")
     if choices is not None and value not in choices:
         raise InputError(f"{key} is {value!r}, one of {', '.join(choices)} is expected")

@@ -1,6 +1,7 @@
 """Whatever cannot be used is refused: status 2, one message naming file, key and value, no file left behind."""
 
 import copy
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -108,6 +109,7 @@ RANGES: list[tuple[str, str, Any, str]] = [
     ("planner", "threads", 0, "planner.threads is 0"),
     ("planner", "seed", -1, "planner.seed is -1"),
     ("planner", "seed", 10**23, "planner.seed is 1000000"),
+    ("planner", "work_limit", 2**63, "planner.work_limit is 9223372036854775808, an integer of at least"),
     ("schedule", "tc1", "some", "schedule.tc1 is 'some', one of held, routes, off"),
     ("schedule", "waves", 0, "schedule.waves is 0"),
     ("schedule", "max_swaps", -1, "schedule.max_swaps is -1"),
@@ -415,6 +417,10 @@ def test_what_a_plan_may_hold_besides(plan_file: dict[str, Any], run: Run, write
     assert "constraints.profile: invalid type: list, expected null" in result.err
 
 
+LAUGHS = "a: &a 1\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghi"))
+"""A few lines whose aliases stand for 9 ** 8 values."""
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -433,6 +439,7 @@ def test_what_a_plan_may_hold_besides(plan_file: dict[str, Any], run: Run, write
         ("defaults: [sites_schema]\nname: ${mars.moon}\n", "own.yaml:2: cluster.name: Interpolation key 'mars.moon'"),
         ("file: c.json\noverhead_s: 3\n", "own.yaml:2: cluster.overhead_s: expected nothing of a preset"),
         ("a: &x {b: *x}\n", "own.yaml:1: is nested too deeply"),
+        (LAUGHS, "own.yaml:1: expected at most 100000 values, got more"),
         ("a: " + "[" * 3000, "own.yaml:1: is nested too deeply"),
         ("a: !!python/name:os.system\n", "own.yaml:1: is no valid YAML"),
         (

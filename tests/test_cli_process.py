@@ -96,6 +96,7 @@ PLANNING = ["plan", "cluster=local4", "planner.time_limit_s=0.1", "output=plan.j
         (PLANNING, "2>&-", 0, ""),
         (["plan", "planner.seed=x"], "2>&-", 2, ""),
         (["plan", "planner.seed=x"], "2>/dev/full", 2, ""),
+        (PLANNING, ">/dev/full", 1, "skippipe: standard output: No space left on device\n"),
         (["plan", "--help"], ">/dev/full", 1, "skippipe: standard output: No space left on device\n"),
     ],
 )

@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 
 from skippipe.data.corpus import SPLITS, Corpus
 from skippipe.data.prepare import Progress
+from skippipe.errors import printable
 
 LINE_EVERY_S = 10.0
 """Where there is no terminal."""
@@ -88,12 +89,12 @@ def summary_lines(corpus: Corpus, bytes_per_s: float | None, name: str) -> list[
     lines = [] if bytes_per_s is not None else [f"{name} holds this text already; nothing was done"]
     for split in SPLITS:
         part = corpus.parts[split]
-        files = f"{len(part.files):,} files" if len(part.files) > 1 else str(part.files[0]["name"])
+        files = f"{len(part.files):,} files" if len(part.files) > 1 else printable(str(part.files[0]["name"]))
         lines.append(
             f"{split}: {part.tokens:,} tokens, {part.documents:,} documents, {part.bytes / max(part.tokens, 1):.2f} "
             f"bytes a token, of {files}"
         )
-    held_out = [str(file["name"]) for file in corpus.parts["validation"].files]
+    held_out = [printable(str(file["name"])) for file in corpus.parts["validation"].files]
     more = f" and {len(held_out) - 5} more" if len(held_out) > 5 else ""
     lines.append(f"validated on: {', '.join(held_out[:5])}{more}")
     if bytes_per_s is not None:

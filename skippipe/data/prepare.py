@@ -222,7 +222,8 @@ class _Work:
                     saved = time.monotonic()
             if not written.tokens:
                 first, *others = self._sources[split]
-                raise InputError(f"data.{split}: {first.name} and {len(others)} more hold no text")
+                none = f"and {len(others)} more hold no text" if others else "holds no text"
+                raise InputError(f"data.{split}: {first.name} {none}")
             written.whole = True
             self._sync(file)
 

@@ -53,9 +53,19 @@ def opened(path: str) -> BinaryIO:
 def plain_text(path: str) -> Iterator[Piece]:
     """Chunks of a text file, which is one document; any kind of line end becomes a line feed."""
     with io.TextIOWrapper(opened(path), encoding="utf-8") as file:
-        while chunk := file.read(PART):
+        while chunk := _decoded(file):
             yield Piece(chunk, last=False)
     yield Piece("", last=True)
+
+
+def _decoded(file: io.TextIOWrapper) -> str:
+    """The next characters of a file; raises `InputError` that names the byte where it is no text."""
+    try:
+        return file.read(PART)
+    except UnicodeDecodeError as error:
+        # What is decoded at a time is a part of the file, and counts from its own beginning.
+        byte = file.buffer.tell() - len(error.object) + error.start
+        raise InputError(f"cannot be read: byte {byte}: no utf-8 text ({error.reason})") from None
 
 
 def json_texts(path: str, field: str) -> Iterator[Piece]:
@@ -245,7 +255,11 @@ class _Held:
     def _more(self) -> bool:
         """Read as much again as is held, so that a long value is not tried too often."""
         read = self._file.read(max(PART, len(self._text) - self.at))
-        chunk = self._decoder.decode(read, final=not read)
+        try:
+            chunk = self._decoder.decode(read, final=not read)
+        except UnicodeDecodeError as error:
+            place = self._line + self._text.count("\n", self._counted) + error.object.count(b"\n", 0, error.start)
+            raise InputError(f"cannot be read: line {place}: no utf-8 text ({error.reason})") from None
         self._line += self._text.count("\n", self._counted, self.at)
         self._text, self._counted, self.at = self._text[self.at :] + chunk, 0, 0
         return bool(read)

@@ -50,9 +50,12 @@ def torchrun_place(node: str | None, environment: Mapping[str, str] = os.environ
     for name, value in numbers.items():
         if not value.isdecimal():
             raise InputError(f"{name} is {value!r} in the environment, a number is expected")
+    rank, world = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    if rank >= world:
+        raise InputError(f"RANK is {rank} in the environment, a number below WORLD_SIZE ({world}) is expected")
     return Place(
-        rank=int(numbers["RANK"]),
-        world=int(numbers["WORLD_SIZE"]),
+        rank=rank,
+        world=world,
         names=node_names(node),
         host=environment["MASTER_ADDR"],
         port=int(numbers["MASTER_PORT"]),

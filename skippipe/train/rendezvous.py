@@ -48,7 +48,7 @@ class StoreClient:
 
     def __init__(self, make: Callable[[], Any], timeout_s: float) -> None:
         """Connect by `make`; every later call may last `timeout_s`. Raises what `make` does, or `TimeoutError`."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._is_stuck = timeout_s, False
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=[self._calls], daemon=True).start()
         try:
@@ -62,10 +62,19 @@ class StoreClient:
         self._calls.put(None)
 
     def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
-        """Call in the thread of the store; raises `TimeoutError` after `timeout_s`, and the store is of no more use."""
+        """Call in the thread of the store.
+
+        Raises `TimeoutError` after `timeout_s`, and from then on at once, for the thread may never come back.
+        """
+        if self._is_stuck:
+            raise TimeoutError
         future: Future[Any] = Future()
         self._calls.put((future, function))
-        return future.result(timeout_s)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            self._is_stuck = not future.done()
+            raise
 
     def set(self, key: str, text: str) -> None:
         """Keep a text under a key."""
@@ -118,6 +127,8 @@ def open_store(place: Place, timeout_s: float) -> StoreClient:
 
     def make() -> Any:
         _resolve(place, deadline)  # here, since a name server may let one wait for long
+        if not served:
+            _reach(place, deadline)
         return dist.TCPStore(  # type: ignore[attr-defined]
             place.host,
             place.port,
@@ -155,6 +166,24 @@ def _resolve(place: Place, deadline: float) -> None:
             raise MeetingError(
                 f"the rendezvous at {place.host}:{place.port}: unknown host {place.host!r} ({error.strerror})"
             ) from None
+        return
+
+
+def _reach(place: Place, deadline: float) -> None:
+    """Wait until something listens at the rendezvous; raises `OSError`.
+
+    Torch would wait for it longer than it was told, and a thread that comes back from there while the process ends
+    aborts it.
+    """
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            socket.create_connection((place.host, place.port), max(left_s, MOST_PAUSE_S)).close()
+        except OSError:
+            if left_s <= MOST_PAUSE_S:
+                raise
+            time.sleep(MOST_PAUSE_S)
+            continue
         return
 
 

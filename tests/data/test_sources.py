@@ -147,7 +147,7 @@ def test_refused_at_once(case: str, files: Path) -> None:
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt and 0 more hold no text"),
+    "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt holds no text"),
     "broken": (
         {"training": ["good.jsonl", "broken.jsonl"]},
         "data.training: broken.jsonl: cannot be read: line 2: Expecting value",
@@ -253,3 +253,12 @@ def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_pa
     with corpus_folder(DataConfig(prepared="little"), say=said.append), corpus_folder(DataConfig(), say=said.append):
         pass
     assert len(said) == 1
+
+
+def test_names_with_control_characters_are_shown_escaped(run: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("a\x1b[31m.txt", "b\nc.txt"):
+        (tmp_path / name).write_text("Some words.\n")
+    result = run("data", "prepare", 'data.training=["a*.txt"]', 'data.validation=["b*.txt"]', "output=out")
+    assert result.status == 0
+    assert ", of a\\x1b[31m.txt\n" in result.out
+    assert "validated on: b\\nc.txt\n" in result.out

@@ -167,6 +167,12 @@ def test_a_rank_by_accident(monkeypatch: pytest.MonkeyPatch, refused: Refused) -
     assert "RANK and WORLD_SIZE in the environment make this process one rank of a job" in told
 
 
+def test_a_rank_beyond_the_job(torchrun: Callable[..., None], refused: Refused) -> None:
+    torchrun(RANK="2", WORLD_SIZE="2")
+    told = refused("train", *TINY, "runtime.node=local-1")
+    assert "RANK is 2 in the environment, a number below WORLD_SIZE (2) is expected" in told
+
+
 def test_a_rendezvous_that_nobody_serves(torchrun: Callable[..., None], run: Run, tmp_path: Path) -> None:
     torchrun(RANK="1", WORLD_SIZE="2")
     result = run("train", *TINY, "runtime.node=local-1", "runtime.start_timeout_s=1")

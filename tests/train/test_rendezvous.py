@@ -27,6 +27,7 @@ from skippipe.train.rendezvous import (
     MeetingError,
     Presence,
     StoppedElsewhereError,
+    StoreClient,
     gather,
     open_store,
 )
@@ -154,6 +155,26 @@ def test_what_listens_is_no_rendezvous(kind: str) -> None:
     assert str(caught.value).startswith(f"the rendezvous at {HOST}:{port} cannot be reached within 1 s: ")
     assert "frame #" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_nothing_listens() -> None:
+    """That is found out without torch, which would wait for longer, and abort a process that ends in the meantime."""
+    with socket.socket() as door:
+        door.bind((HOST, 0))
+        port = door.getsockname()[1]
+        with pytest.raises(MeetingError, match=f"{HOST}:{port} cannot be reached within 1 s: .*Connection refused"):
+            open_store(Place(1, 2, ("b",), HOST, port), 1.0)
+
+
+def test_a_client_that_is_stuck_fails_at_once() -> None:
+    release = threading.Event()
+    client = StoreClient(lambda: None, 60.0)
+    with contextlib.closing(client):
+        with pytest.raises(TimeoutError):
+            client.call(release.wait, 0.01)
+        with pytest.raises(TimeoutError):
+            client.get("key")
+        release.set()
 
 
 def test_an_unknown_host() -> None:
