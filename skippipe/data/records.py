@@ -14,7 +14,7 @@ import lzma
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from skippipe.data.pieces import Piece
 from skippipe.errors import InputError
@@ -64,7 +64,7 @@ def _decoded(file: io.TextIOWrapper) -> str:
         return file.read(PART)
     except UnicodeDecodeError as error:
         # What is decoded at a time is a part of the file, and counts from its own beginning.
-        byte = file.buffer.tell() - len(error.object) + error.start
+        byte = cast("io.BufferedIOBase", file.buffer).tell() - len(error.object) + error.start
         raise InputError(f"cannot be read: byte {byte}: no utf-8 text ({error.reason})") from None
 
 
