@@ -196,7 +196,13 @@ def _words(node: yaml.Node) -> set[str]:
 
 
 def _kind(node: yaml.Node) -> str:
-    return {"sequence": "a list", "mapping": "a mapping"}.get(node.id, f"{printable(str(node.value))[:60]!r}")
+    match node:
+        case yaml.SequenceNode():
+            return "a list"
+        case yaml.MappingNode():
+            return "a mapping"
+        case _:
+            return f"{printable(str(node.value))[:60]!r}"
 
 
 def _named(path: Path) -> Path:

@@ -14,7 +14,7 @@ import lzma
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from skippipe.data.pieces import Piece
 from skippipe.errors import InputError
@@ -52,20 +52,19 @@ def opened(path: str) -> BinaryIO:
 
 def plain_text(path: str) -> Iterator[Piece]:
     """Chunks of a text file, which is one document; any kind of line end becomes a line feed."""
-    content = opened(path)
-    with io.TextIOWrapper(content, encoding="utf-8") as file:
-        while chunk := _decoded(file, content):
+    with io.TextIOWrapper(opened(path), encoding="utf-8") as file:
+        while chunk := _decoded(file):
             yield Piece(chunk, last=False)
     yield Piece("", last=True)
 
 
-def _decoded(file: io.TextIOWrapper, content: BinaryIO) -> str:
-    """The next characters of a file with this content; raises `InputError` that names the byte where it is no text."""
+def _decoded(file: io.TextIOWrapper) -> str:
+    """The next characters of a file; raises `InputError` that names the byte where it is no text."""
     try:
         return file.read(PART)
     except UnicodeDecodeError as error:
         # What is decoded at a time is a part of the file, and counts from its own beginning.
-        byte = content.tell() - len(error.object) + error.start
+        byte = cast("io.BufferedIOBase", file.buffer).tell() - len(error.object) + error.start
         raise InputError(f"cannot be read: byte {byte}: no utf-8 text ({error.reason})") from None
 
 

@@ -13,7 +13,8 @@ import secrets
 
 from skippipe.checkpoint.key import default_path, load_key
 from skippipe.errors import InputError
-from skippipe.train.team import MeetingError, Team
+from skippipe.train.rendezvous import MeetingError
+from skippipe.train.team import Team
 
 PURPOSE = "skippipe.proof/1"
 """keeps these hashes apart from those of manifests, which are made with the same secret"""

@@ -20,7 +20,8 @@ from skippipe.train.layout import layout_of
 from skippipe.train.place import Place
 from skippipe.train.proof import prove_key
 from skippipe.train.rank import train_rank
-from skippipe.train.team import MeetingError, Team
+from skippipe.train.rendezvous import MeetingError
+from skippipe.train.team import Team
 
 NAMES = [("a",), ("b", "c"), ("d",)]
 

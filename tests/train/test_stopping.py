@@ -13,6 +13,7 @@ from skippipe.train.stopping import SIGNALS, StopRequest, heeded_signals
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
