@@ -46,6 +46,10 @@ def setting(default: Any = MISSING, *, within: Range | None = None, choices: tup
 
 AT_LEAST_0 = Range(0)
 AT_LEAST_1 = Range(1)
+MOST_NODES = 100_000
+"""Of a preset; links between regions are matrices, and a slip of the pen is not to fill the memory."""
+UP_TO_ALL_NODES = Range(1, MOST_NODES)
+UP_TO_ALL_REGIONS = Range(1, 2_000)
 ABOVE_0 = Range(0, open_low=True)
 
 
@@ -117,9 +121,9 @@ class SitesConfig(ClusterConfig):
 
     name: str = "node"
     """what node names begin with"""
-    sites: int = setting(1, within=AT_LEAST_1)
+    sites: int = setting(1, within=UP_TO_ALL_REGIONS)
     """number of sites"""
-    nodes_per_site: int = setting(1, within=AT_LEAST_1)
+    nodes_per_site: int = setting(1, within=UP_TO_ALL_NODES)
     """number of nodes at each"""
     node: NodeProfile = field(default_factory=NodeProfile)
     """every node"""
@@ -145,9 +149,9 @@ class SyntheticConfig(ClusterConfig):
 
     seed: int = setting(0, within=AT_LEAST_0)
     """the same seed and settings give the same cluster"""
-    nodes: int = setting(24, within=AT_LEAST_1)
+    nodes: int = setting(24, within=UP_TO_ALL_NODES)
     """number of nodes"""
-    regions: int = setting(4, within=AT_LEAST_1)
+    regions: int = setting(4, within=UP_TO_ALL_REGIONS)
     """number of regions; nodes are dealt to them in turn"""
     node: NodeProfile = field(default_factory=NodeProfile)
     """a node of middle speed; its memory is the least that is drawn"""

@@ -82,6 +82,8 @@ COMMAND_LINES = [
     (["cluster.regions=[Atlantis]"], ["cluster.regions[0] is 'Atlantis'", "Singapore"]),
     (["cluster.regions=[]"], ["cluster.regions is empty"]),
     (["cluster=synthetic", "cluster.nodes=0"], ["cluster.nodes is 0"]),
+    (["cluster=synthetic", "cluster.nodes=100000000"], ["cluster.nodes is 100000000", "at most 100000"]),
+    (["cluster=five_clusters", "cluster.nodes_per_site=50000"], ["cluster.sites times", "at most 100000, got 250000"]),
     (["cluster=synthetic", "cluster.asymmetry=0.5"], ["cluster.asymmetry is 0.5"]),
     (["cluster=synthetic", "cluster.inside.bandwidth=0"], ["cluster.inside.bandwidth is 0.0", "more than 0"]),
     (["output=missing/plan.json"], ["output=", "missing does not exist"]),

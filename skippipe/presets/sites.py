@@ -2,12 +2,18 @@
 
 import numpy as np
 
-from skippipe.config import SitesConfig
+from skippipe.config import MOST_NODES, SitesConfig
+from skippipe.errors import InputError
 from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
 
 
 def sites_cluster(config: SitesConfig) -> ClusterParts:
     """Build `sites` times `nodes_per_site` nodes; node numbers run through one site after the other."""
+    if config.sites * config.nodes_per_site > MOST_NODES:
+        raise InputError(
+            f"cluster.sites times cluster.nodes_per_site: expected at most {MOST_NODES}, "
+            f"got {config.sites * config.nodes_per_site}"
+        )
     region_of = [site for site in range(config.sites) for _ in range(config.nodes_per_site)]
     return equal_nodes(
         config.node,

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from skippipe.application import Context, report_error
+from skippipe.checkpoint.key import load_key
 from skippipe.data.prepare import check_input
 from skippipe.errors import SIGNALLED, SUCCESS, InputError, SchedulerError
 from skippipe.files import check_utf8, locked, remove_leftovers, write_text
@@ -41,6 +42,8 @@ def launch(job: TrainJob, context: Context) -> float:
         SchedulerError: training failed; the message names the node.
 
     """
+    if job.checkpoint.key is not None:
+        load_key(job.checkpoint.key)
     if job.dry_run:
         from skippipe.train.dry_run import dry_run  # noqa: PLC0415 - imports torch, which the supervisor does without
 
