@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
+use super::FEW_TASKS;
 use super::estimate::Estimate;
 use super::routes::{Change, Ground, Path, Routes};
 use crate::allocate::joint::Seats;
@@ -275,8 +276,9 @@ impl Island {
         self.phase = phase;
         match phase {
             Phase::Estimate => {
+                let is_small = self.land.instance.node_count() <= FEW_NODES && tasks > FEW_TASKS as u64;
                 let share = match (&self.seats, self.mild) {
-                    (None, _) if self.land.instance.node_count() <= FEW_NODES => ESTIMATE_OF_FEW,
+                    (None, _) if is_small => ESTIMATE_OF_FEW,
                     (None, _) => 1.0,
                     (Some(_), true) => FREE_ESTIMATE_OF_MILD,
                     (Some(_), false) => FREE_ESTIMATE,
