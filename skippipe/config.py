@@ -233,7 +233,7 @@ class PlannerConfig:
     suboptimality: float = setting(1.0, within=AT_LEAST_1)
     """with method=cbs: end with a plan that takes at most so many times the lower bound"""
     time_limit_s: float | None = setting(None, within=AT_LEAST_0)
-    """seconds; null: 1 second, or no limit where work_limit is set"""
+    """seconds; null: 1, or 5 where the allocation is searched too; no limit where work_limit is set"""
     work_limit: int | None = setting(None, within=AT_LEAST_1)
     """units of search; the same limit and seed give the same plan whatever the machine and the threads"""
     threads: int = setting(1, within=Range(1, 1024))

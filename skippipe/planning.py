@@ -20,6 +20,8 @@ Progress = Callable[[float, float, float, int], None]
 """Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
 
 DEFAULT_TIME_LIMIT_S = 1.0
+DEFAULT_SEARCH_LIMIT_S = 5.0
+"""Where the allocation is searched too."""
 ALLOCATING_WORK = 500_000
 """Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
 SMALL_GAP = 0.02
@@ -213,7 +215,7 @@ def plan_until_stopped(
         strategy,
         method=planner.method,
         suboptimality=planner.suboptimality,
-        time_limit_s=time_limit(planner),
+        time_limit_s=time_limit(planner, freedom),
         work_limit=planner.work_limit,
         threads=planner.threads,
         seed=planner.seed,
@@ -238,19 +240,22 @@ def with_surrogate(plan: Plan, found: Allocated) -> Plan:
     return plan.with_solver_entry("surrogate", json.dumps(told))
 
 
-def after_allocating(planner: PlannerConfig, allocation: Allocation) -> PlannerConfig:
+def after_allocating(planner: PlannerConfig, instance: Instance) -> PlannerConfig:
     """Take what the surrogate had of the planner's seconds from them; its work comes beside the planner's."""
-    limit = time_limit(planner)
+    limit = time_limit(planner, instance.freedom)
     used, _ = effort(planner)
-    if allocation.found is None or limit is None or used is None:
+    if instance.allocation.found is None or limit is None or used is None:
         return planner
     return dataclasses.replace(planner, time_limit_s=limit - used)
 
 
-def time_limit(planner: PlannerConfig) -> float | None:
-    """Seconds to search for; none by default where the work is limited, as a clock would make the result vary."""
+def time_limit(planner: PlannerConfig, freedom: Freedom | None = None) -> float | None:
+    """Seconds to search for; none by default where the work is limited, as a clock would make the result vary.
+
+    Where `freedom` lets the search choose the allocation too, it has more of them by default.
+    """
     if planner.time_limit_s is None and planner.work_limit is None:
-        return DEFAULT_TIME_LIMIT_S
+        return DEFAULT_TIME_LIMIT_S if freedom is None else DEFAULT_SEARCH_LIMIT_S
     return planner.time_limit_s
 
 
@@ -336,7 +341,7 @@ def comparison(instance: Instance, kind: str, strategy: str, planner: PlannerCon
         return "all strategies on the surrogate's allocation"
     if kind == "same":
         return f"all strategies on the allocation that was searched for {strategy}"
-    limit_s = time_limit(planner)
+    limit_s = time_limit(planner, instance.freedom)
     limits = [
         *([] if limit_s is None else [f"{limit_s:g} s"]),
         *([] if planner.work_limit is None else [f"{planner.work_limit:,} units of work"]),

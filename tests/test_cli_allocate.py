@@ -238,9 +238,10 @@ def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Pat
         assert "Left out: " in again.out
 
 
-def test_a_search_that_ends_early_says_so(run: Run, tmp_path: Path) -> None:
+def test_a_search_that_ends_early_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where nobody has said how long it is to be, and where it is not done."""
-    hint = "more time may find a shorter iteration (planner.time_limit_s=10)"
+    monkeypatch.setattr("skippipe.planning.DEFAULT_SEARCH_LIMIT_S", 0.5)
+    hint = "more time may find a shorter iteration (planner.time_limit_s=5)"
     early = run("plan", f"cluster.file={TWO_SITES}", "schedule.skip_ratio=0", "allocate.unused=forbid")
     assert early.status == 0, early.err
     assert hint in early.out

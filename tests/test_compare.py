@@ -214,7 +214,7 @@ def test_random_routes_are_judged_by_others_than_those_reported() -> None:
 
 def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned, independent: ModuleType) -> None:
     unequal = ("cluster=synthetic", "cluster.nodes=10", "cluster.speed_spread=4", "cluster.memory_spread=4")
-    arguments = (*unequal, "schedule.stages=3", "allocate.decoder_layers=24", "planner.work_limit=200000")
+    arguments = (*unequal, "schedule.stages=3", "allocate.decoder_layers=24", "planner.work_limit=400000")
     microbatches = set()
     for strategy in ("full", "skippipe-no-tc2", "full-routed"):
         equal = planned(*arguments, f"schedule.strategy={strategy}")

@@ -9,7 +9,6 @@ from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
-    DEFAULT_TIME_LIMIT_S,
     Instance,
     Outcome,
     after_allocating,
@@ -23,6 +22,7 @@ from skippipe.planning import (
     plan_until_stopped,
     prepare,
     saving,
+    time_limit,
     with_origin,
     with_surrogate,
 )
@@ -47,7 +47,7 @@ def plan(job: PlanJob, context: Context) -> float:
         check_writable(output)
     instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
     strategy = job.schedule.strategy
-    planner = after_allocating(job.planner, instance.allocation)
+    planner = after_allocating(job.planner, instance)
     with planning_progress(strategy) as progress:
         try:
             made = plan_until_stopped(instance.problem, strategy, planner, progress, instance.freedom)
@@ -64,10 +64,11 @@ def plan(job: PlanJob, context: Context) -> float:
     console = make_console()
     if context.label is None:
         _print(console, made, others, kind)
-        if may_gain(made, job.planner):
+        limit_s = time_limit(job.planner, instance.freedom)
+        if limit_s is not None and may_gain(made, job.planner):
             console.print(
-                f"The search ended at its default limit of {DEFAULT_TIME_LIMIT_S:g} s: more time may find a shorter "
-                f"iteration (planner.time_limit_s={10 * DEFAULT_TIME_LIMIT_S:g}).",
+                f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
+                f"iteration (planner.time_limit_s={10 * limit_s:g}).",
                 markup=False,
                 soft_wrap=True,
             )

@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
+use super::FEW_TASKS;
 use super::estimate::Estimate;
 use super::routes::{Change, Ground, Path, Routes};
 use crate::allocate::joint::Seats;
@@ -92,10 +93,12 @@ const FREE_RUN_OF_FEW: u32 = 1;
 /// Where the allocation may change, the estimate gets less of a run: it does not see what nodes and links are waited for.
 const FREE_ESTIMATE: f64 = 0.1;
 const FREE_ESTIMATE_OF_MILD: f64 = 0.3;
+/// So it does where nodes are few: each of them is waited for by most routes, and order decides.
+const ESTIMATE_OF_FEW: f64 = 0.1;
 /// Work of a change that is only estimated, in simulated tasks.
 const ESTIMATE_WORK: u64 = 4;
 /// Work of the first run of an island, in simulations of all tasks.
-const FIRST_RUN: u64 = 250;
+pub const FIRST_RUN: u64 = 250;
 /// Each further run may do four times as much, from this on twice as much.
 const LONG_RUN: u64 = 4_000;
 /// Most doublings.
@@ -273,7 +276,9 @@ impl Island {
         self.phase = phase;
         match phase {
             Phase::Estimate => {
+                let is_small = self.land.instance.node_count() <= FEW_NODES && tasks > FEW_TASKS as u64;
                 let share = match (&self.seats, self.mild) {
+                    (None, _) if is_small => ESTIMATE_OF_FEW,
                     (None, _) => 1.0,
                     (Some(_), true) => FREE_ESTIMATE_OF_MILD,
                     (Some(_), false) => FREE_ESTIMATE,

@@ -7,7 +7,7 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use super::anneal::{self, Island, first_run, plain_ranks};
+use super::anneal::{self, FIRST_RUN, Island, first_run, plain_ranks};
 use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
     reordered, replace, straight_routes, travelled,
@@ -18,7 +18,7 @@ use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
-use super::{Context, Method, Objective, Options, Solution, Start, nothing_exists};
+use super::{Context, FEW_TASKS, Method, Objective, Options, Solution, Start, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -35,6 +35,9 @@ const ATTEMPTS: u64 = 6;
 const ROUND_WORK: u64 = 100_000;
 /// Exchanges that an improving attempt makes one after the other.
 const EXCHANGES: usize = 40;
+/// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
+const FEW_NODES: usize = 12;
+const SHARE_OF_FEW: f64 = 0.25;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
 /// Steps that the search for one way may take before any good one will do.
@@ -192,7 +195,7 @@ impl<'a> State<'a> {
 struct Lane<'a> {
     slot: Slot<'a>,
     work: u64,
-    share: u64,
+    share: f64,
 }
 
 /// One of the searches that run beside each other and learn of what the others found after every round.
@@ -297,7 +300,7 @@ impl<'a> Search<'a> {
                 .filter(|(_, lane)| best.is_none() || lane.work <= rounds * ROUND_WORK)
                 .map(|(i, lane)| {
                     let attempt = self.advance(&mut lane.slot, best, fastest, rounds * ATTEMPTS + i as u64);
-                    lane.work += attempt.work / lane.share;
+                    lane.work += (attempt.work as f64 / lane.share) as u64;
                     attempt
                 })
                 .collect();
@@ -362,7 +365,7 @@ impl<'a> Search<'a> {
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     fn lanes(&self) -> Vec<Lane<'a>> {
-        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work, share: 1 };
+        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work, share: 1.0 };
         if self.travel.is_none() {
             return vec![
                 lane(Slot::Exchange, 0),
@@ -374,11 +377,14 @@ impl<'a> Search<'a> {
         let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
         // Those that improve on what is there join when the first run of the annealing has had its time.
         let later = first_run(self.context.tasks, self.context.instance);
+        // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
+        let is_small = self.context.instance.node_count() <= FEW_NODES && later > FIRST_RUN * FEW_TASKS as u64;
+        let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
         vec![
             lane(Slot::Anneal(None), 0),
-            Lane { share: 2, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
-            lane(Slot::Travel, 2 * later),
-            lane(Slot::Exchange, 2 * later),
+            Lane { share: proving, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
+            Lane { share: placing, ..lane(Slot::Travel, 2 * later) },
+            Lane { share: placing, ..lane(Slot::Exchange, 2 * later) },
             lane(Slot::Order(None), 2 * later),
             lane(Slot::Anneal(None), 4 * later),
         ]
