@@ -78,6 +78,10 @@ def _ending_in_order() -> Iterator[None]:
 
 def _alone(job: TrainJob, context: Context) -> float:
     """Train with processes of our own on this machine."""
+    if job.runtime.node is not None:
+        raise InputError(
+            f"runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE, got {job.runtime.node}"
+        )
     layout = layout_of(job)
     if layout.plan is not None:
         check_model(layout.plan, stated_note(job), layout.origin)

@@ -46,6 +46,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["allocate.sources=[4]"], "allocate.sources[0] is 4, different numbers below 4 are expected"),
         (["cluster.file=missing.json"], "missing.json: cannot be read"),
         (["runtime.processes=5"], "runtime.processes is 5, at most the number of nodes, 4, is expected"),
+        (["runtime.node=local-0"], "runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE"),
         (["checkpoint.key=missing.key"], "missing.key, given as the secret of checkpoints"),
         (["folder=/proc/none"], "folder=/proc/none cannot be written"),
         (["folder=r\udcff"], "folder: expected a folder whose name is UTF-8, got "),
