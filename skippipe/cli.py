@@ -4,31 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from skippipe import __version__
+from skippipe.commands import COMMANDS, find_command
+from skippipe.console.streams import STANDARD_OUTPUT, check_streams, drop_output, warn
 from skippipe.errors import FAILURE, INTERRUPTED, SUCCESS, UNUSABLE_INPUT
-from skippipe.streams import check_streams, drop_output
-
-USAGE = f"""\
-skippipe {__version__}: pipeline-parallel training in which microbatches skip stages
-
-Commands
-  skippipe plan             routes and order for one iteration; prints what they give, writes the plan
-  skippipe simulate         run a plan through the event simulator
-  skippipe report           what a plan's time is made of, what to upgrade first; a page with its Gantt chart
-  skippipe train            train a model by a plan, on this machine or, under torchrun, on many
-  skippipe evaluate         perplexity of a model with stages or layers left out
-  skippipe study            many trainings, held against each other, on all GPUs of this machine
-  skippipe data prepare     tokenise a text once, into a folder that trainings read
-  skippipe data fetch       bring a corpus of free texts
-  skippipe export           write a trained model as a folder that transformers reads
-  skippipe bench simulator  evaluations per second of the simulator
-  skippipe bench planner    what the planner reaches on a fixed set of instances
-  skippipe bench allocator  what the node allocator reaches, against greedy and random
-
-  skippipe COMMAND --help   every key of a command, with examples
-  skippipe --version        the version
-
-Settings are key=value, e.g. skippipe plan cluster=geo20 schedule.skip_ratio=0.25 output=plan.json
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output()
         return FAILURE
     except OSError as error:
-        sys.stderr.write(f"skippipe: standard output: {error.strerror or error}\n")
+        warn(f"{STANDARD_OUTPUT}: {error.strerror or error}")
         drop_output()
         return FAILURE
     return status
@@ -53,24 +31,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("--help", "-h"):
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage())
         return SUCCESS
     if "--version" in arguments:
         sys.stdout.write(f"skippipe {__version__}\n")
         return SUCCESS
-    # Hydra takes half a second to import: not for what is answered above.
-    from skippipe.application import run_command  # noqa: PLC0415
-    from skippipe.commands import COMMANDS  # noqa: PLC0415
+    if arguments and arguments[0] in ("--shell-completion", "-sc"):
+        from skippipe.application.completion import complete  # noqa: PLC0415 - imports Hydra
 
-    for command in COMMANDS:
-        words = command.words.split()
-        if arguments[: len(words)] == words:
-            return run_command(command, arguments[len(words) :])
-    return _unknown(arguments, [command.words for command in COMMANDS])
+        return complete(arguments[1:])
+    command = find_command(arguments)
+    if command is None:
+        return _refuse(arguments)
+    from skippipe.application import run_command  # noqa: PLC0415 - imports Hydra
+
+    return run_command(command, arguments[len(command.name.split()) :])
 
 
-def _unknown(arguments: list[str], known: list[str]) -> int:
-    asked = " ".join(arguments[:2] if arguments[:1] in (["bench"], ["data"]) else arguments[:1])
-    problem = f"{asked!r} is no command" if asked else "no command is given"
-    sys.stderr.write(f"skippipe: {problem}, one of {', '.join(known)} is expected (see skippipe --help)\n")
+def usage() -> str:
+    """The text of `skippipe --help`."""
+    width = max(len(command.name) for command in COMMANDS)
+    lines = "\n".join(f"  skippipe {command.name.ljust(width)}  {command.summary}" for command in COMMANDS)
+    return f"""\
+skippipe {__version__}: pipeline-parallel training in which microbatches skip stages
+
+Commands
+{lines}
+
+  skippipe COMMAND --help   every setting of a command, with examples
+  skippipe --version        the version
+
+Settings are key=value, e.g. skippipe plan cluster=geo20 schedule.skip_ratio=0.25 output=plan.json
+Completion in bash: eval "$(skippipe -sc install=bash)"; in zsh and fish: install=zsh, install=fish
+"""
+
+
+def _refuse(arguments: list[str]) -> int:
+    prefixes = {command.name.split()[0] for command in COMMANDS if " " in command.name}
+    asked = " ".join(arguments[:2] if arguments[:1] and arguments[0] in prefixes else arguments[:1])
+    problem = f"unknown command {asked!r}" if asked else "no command given"
+    warn(f"{problem}; choose one of {', '.join(command.name for command in COMMANDS)} (see skippipe --help)")
     return UNUSABLE_INPUT

@@ -244,7 +244,7 @@ class PlannerConfig:
 
 @dataclass
 class PlanJob:
-    """`skippipe plan`: find routes and an order for one iteration, print what they give, and write the plan."""
+    """Settings of `skippipe plan`."""
 
     cluster: ClusterConfig = MISSING
     """the machines"""
@@ -265,7 +265,7 @@ class PlanJob:
 
 @dataclass
 class SimulateJob:
-    """`skippipe simulate`: run a plan through the event simulator and print what it gives."""
+    """Settings of `skippipe simulate`."""
 
     plan: str = MISSING
     """a skippipe.plan/1 file"""
@@ -278,7 +278,7 @@ class SimulateJob:
 
 @dataclass
 class ReportJob:
-    """`skippipe report`: what a plan's time is made of, which upgrade would shorten it, and a page to look at it."""
+    """Settings of `skippipe report`."""
 
     plan: str = MISSING
     """a skippipe.plan/1 file"""
@@ -303,7 +303,7 @@ class ReportJob:
 
 @dataclass
 class BenchSimulatorJob:
-    """`skippipe bench simulator`: evaluations per second of the event simulator, on one thread."""
+    """Settings of `skippipe bench simulator`."""
 
     instances: dict[str, ClusterConfig] = field(default_factory=dict)
     """presets to measure, by name; +cluster@instances.mine=mine adds one"""
@@ -317,7 +317,7 @@ class BenchSimulatorJob:
 
 @dataclass
 class BenchPlannerJob:
-    """`skippipe bench planner`: what the planner reaches on a fixed set of instances."""
+    """Settings of `skippipe bench planner`."""
 
     set: str = "presets"
     """what to plan: presets, small (the instances with proved optima of a checkout) or a folder with NAME.cluster.json
@@ -341,7 +341,7 @@ class BenchPlannerJob:
 
 @dataclass
 class BenchAllocatorJob:
-    """`skippipe bench allocator`: what the node allocator reaches by its surrogate, against greedy and random."""
+    """Settings of `skippipe bench allocator`."""
 
     instances: dict[str, ClusterConfig] = field(default_factory=dict)
     """presets to allocate, by name; +cluster@instances.mine=mine adds one"""

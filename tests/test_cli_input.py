@@ -14,7 +14,7 @@ from conftest import SHARED, Run
 from skippipe.cluster import load_cluster
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.errors import InputError
-from skippipe.flags import settings_first
+from skippipe.application.arguments import settings_first
 from skippipe.validate import validate
 
 Refused = Callable[..., str]

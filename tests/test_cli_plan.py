@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from conftest import Run
-from omegaconf import OmegaConf
 
 import skippipe
 import skippipe.application  # tells Hydra the types of all settings
 from skippipe.benchmark import preset_cases
+from skippipe.application import compose
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan import load_plan
 from skippipe.planning import Instance, make_plan
@@ -37,8 +36,7 @@ def of_one_iteration(path: Path) -> float:
 @pytest.fixture(scope="module")
 def instances() -> dict[str, Instance]:
     """Every preset as `skippipe bench planner` composes it."""
-    with hydra.initialize_config_module("skippipe.conf", version_base="1.3"):
-        job = OmegaConf.to_object(hydra.compose("bench_planner"))
+    job = compose("bench planner", [])
     assert isinstance(job, BenchPlannerJob)
     assert set(job.instances) == set(PRESETS)
     return {name: case.instance for name, case in preset_cases(job.instances).items()}

@@ -1,56 +1,220 @@
-"""The commands of the command line: thin shells that read, call, print and write."""
+"""The commands. Each is registered here, once; its module is imported only when it runs."""
 
-import re
+from collections.abc import Sequence
 
-from skippipe.application import Command
-from skippipe.commands.bench import bench_allocator, bench_planner, bench_simulator
-from skippipe.commands.data import data_fetch, data_prepare
-from skippipe.commands.evaluate import evaluate
-from skippipe.commands.export import export
-from skippipe.commands.plan import plan
-from skippipe.commands.report import report
-from skippipe.commands.simulate import simulate
-from skippipe.commands.study import study
-from skippipe.commands.train import train
+from skippipe.commands.command import Command
+
+TRAINING = ("torch", "transformers", "datasets", "tensorboard")
+PRESETS = ("geo20", "local4", "five_clusters", "single_cluster", "synthetic")
 
 
-def _bench_argument(argument: str) -> str:
-    """Call a folder of instances `folder`: `data` is a group of the configuration, which Hydra takes first."""
-    return re.sub(r"^data=", "folder=", argument)
-
-
-def _train_argument(argument: str) -> str:
-    """Take the flag `--dry-run`, and `runtime.node=a,b` as the names it is: to Hydra it would be a sweep."""
-    if argument == "--dry-run":
-        return "dry_run=true"
-    key, sign, value = argument.partition("=")
-    if key == "runtime.node" and sign and "," in value and value[0] not in "[\"'":
-        return f"{key}='{value}'"
-    return argument
-
-
-def _study_argument(argument: str) -> str:
-    """Take the flag `--dry-run`."""
-    return "dry_run=true" if argument == "--dry-run" else argument
-
-
-def _evaluate_argument(argument: str) -> str:
-    """Call a folder of transformers `model_folder`, for the same reason as in `_bench_argument`."""
-    return re.sub(r"^model=", "model_folder=", argument)
+def _instances(*presets: str) -> dict[str, str | None]:
+    return {f"cluster@instances.{preset}": preset for preset in presets}
 
 
 COMMANDS = (
-    Command("plan", plan),
-    Command("simulate", simulate),
-    Command("bench simulator", bench_simulator, _bench_argument),
-    Command("bench planner", bench_planner, _bench_argument),
-    Command("bench allocator", bench_allocator, _bench_argument),
-    Command("report", report, writes=dict.fromkeys(("output", "picture", "curve", "map", "json"))),
-    Command("train", train, _train_argument, writes={"folder": "runs"}),
-    Command("evaluate", evaluate, _evaluate_argument),
-    Command("study", study, _study_argument, writes=dict.fromkeys(("records", "folder"))),
-    Command("export", export),
-    Command("data prepare", data_prepare),
-    # What it fetches has a folder of its own name, which one process at a time fills.
-    Command("data fetch", data_fetch, writes={}),
+    Command(
+        name="plan",
+        summary="find routes and an execution order for one iteration; print the result, write the plan",
+        settings="skippipe.config:PlanJob",
+        run="skippipe.commands.plan:plan",
+        groups={"cluster": "geo20", "schedule": "skippipe", "planner": "default"},
+        notes="""\
+Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
+stage 0 is the bottleneck, and skipping cannot help. Give stage 0 more nodes than each later stage.""",
+        examples="""\
+skippipe plan                                          20 nodes in 12 cloud regions
+skippipe plan cluster=local4 output=plan.json          another preset; write the plan
+skippipe plan cluster.file=my.json allocate.sizes=[4,2,2]
+skippipe plan compare=[full,random-skip]               what does skipping save, and what routing?
+skippipe plan allocate.sources=[0,1,2,6,10] allocate.max_replica_transfer_s=4
+skippipe plan cluster=synthetic cluster.speed_spread=4 allocate.layers=auto allocate.decoder_layers=24
+                                                       fit layers and nodes of each stage to unequal nodes
+skippipe plan cluster=synthetic cluster.nodes=40 cluster.seed=3 planner.time_limit_s=5
+skippipe plan cluster=local4 planner.method=cbs        search until the plan is proved optimal
+skippipe plan schedule=reference schedule.stages=6     the rules of the reference implementation
+skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
+                                                       a sweep; plans go to multirun/DATE/TIME/N""",
+    ),
+    Command(
+        name="simulate",
+        summary="run a plan through the event simulator",
+        settings="skippipe.config:SimulateJob",
+        run="skippipe.commands.simulate:simulate",
+        examples="""\
+skippipe simulate plan=plan.json
+skippipe simulate plan=plan.json order=dispatch output=dispatched.json""",
+    ),
+    Command(
+        name="report",
+        summary="explain a plan: bottlenecks, upgrade advice, HTML timeline",
+        settings="skippipe.config:ReportJob",
+        run="skippipe.commands.report:report",
+        writes=dict.fromkeys(("output", "picture", "curve", "map", "json")),
+        examples="""\
+skippipe report plan=plan.json                         print the bottlenecks; write report.html
+skippipe report plan=plan.json compare=other.json      two plans on one time axis
+skippipe report plan=plan.json replan=true             what would new plans save with the first upgrades?
+skippipe report plan=plan.json picture=gantt.png curve=search.png map=map.png json=report.json
+xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's route, and the critical path""",
+    ),
+    Command(
+        name="train",
+        summary="train a model by a plan, on this machine or, under torchrun, on many",
+        settings="skippipe.train.config:TrainJob",
+        run="skippipe.commands.train:train",
+        groups={
+            "cluster": "local4",
+            "schedule": "skippipe",
+            "planner": "default",
+            "model": "llama_tiny",
+            "data": "shipped",
+            "runtime": "gloo",
+            "train": "default",
+            "experiment": None,
+        },
+        packages=TRAINING,
+        writes={"folder": "runs"},
+        flags={"--dry-run": "dry_run=true"},
+        texts=("runtime.node",),
+        notes="""\
+On its own, it starts one process per node of the plan on this machine, and ends them all when one fails. Ctrl-C,
+SIGTERM, SIGHUP and SIGUSR1 end it after the current iteration, with a checkpoint; a second Ctrl-C or SIGTERM ends it at
+once. A signal that arrives before anything was trained ends it with exit status 128 plus its number, such as 143 after
+SIGTERM. Under torchrun each process is one rank of the job; it serves the nodes named by runtime.node. Needs the extra
+that installs torch: pip install 'skippipe[train]'.""",
+        examples="""\
+skippipe train                                         a small Llama on four processes of this machine
+skippipe train schedule.skip_ratio=0                   the same with the full pipeline
+skippipe train model=mixtral_tiny train.iterations=200
+skippipe train model=pretrained model.folder=FOLDER
+                                                       start from a model in the format of transformers
+skippipe train data.training=[my/*.txt] data.validation=[held-out.txt]
+skippipe train folder=runs/mine                        starts, or resumes after any interruption
+skippipe train folder=runs/mine schedule.skip_ratio=0  resumes with another plan
+skippipe plan cluster=local4 output=plan.json && skippipe train plan=plan.json
+skippipe train --dry-run plan=plan.json                validate the configuration and estimate memory
+skippipe train experiment=llama30m_33 data.prepared=my-text
+                                                       one run of a study (skippipe study runs all of them)
+torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    -m skippipe.train plan=plan.json runtime.node=NAME on every machine, with its own name
+torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}'""",
+    ),
+    Command(
+        name="evaluate",
+        summary="measure perplexity with stages or layers omitted",
+        settings="skippipe.evaluate.config:EvaluateJob",
+        run="skippipe.commands.evaluate:evaluate",
+        groups={"data": "shipped"},
+        packages=("torch", "transformers", "safetensors", "tokenizers", "matplotlib"),
+        aliases={"model": "model_folder"},
+        examples="""\
+skippipe evaluate checkpoint=runs/mine output=evaluation
+skippipe evaluate checkpoint=runs/mine omit=[random:0.25,random:0.5,last:2,swaps:1] draws=50 output=evaluation
+skippipe evaluate checkpoint=runs/mine omit=[lost:1,stages:1+2] data.prepared=my-text output=lost
+skippipe evaluate model=FOLDER layers=[2,2,2] unit=stages output=of-folder
+skippipe evaluate compare=[evaluation-of-a,evaluation-of-b] output=both
+                                                       several models in one table and one plot""",
+    ),
+    Command(
+        name="study",
+        summary="run and compare many trainings on all GPUs of this machine",
+        settings="skippipe.study.config:StudyJob",
+        run="skippipe.commands.study:study",
+        groups={"study": "llama30m"},
+        packages=(*TRAINING, "matplotlib"),
+        writes=dict.fromkeys(("records", "folder")),
+        flags={"--dry-run": "dry_run=true"},
+        examples="""\
+skippipe data prepare data=study output=study-text     the text of all runs, once
+skippipe study                                         all unfinished runs, one at a time per GPU
+skippipe study minutes=25 prepared=FOLDER              for 25 minutes, on a text elsewhere; resume later
+skippipe study --dry-run                               what would run where
+skippipe study minutes=0                               rewrite records, page and figures
+skippipe study 'arms=[{experiment: llama30m_25, seed: 3}]' records=mine.json
+skippipe study 'overrides=["train.iterations=500"]' records=short.json folder=short
+skippipe study --config-dir mine 'arms=[{experiment: my_arm}]' records=mine.json
+                                                       your own settings in mine/experiment/my_arm.yaml""",
+    ),
+    Command(
+        name="data prepare",
+        summary="tokenise a text once, into a folder that training reads",
+        settings="skippipe.data.config:PrepareJob",
+        run="skippipe.commands.data_prepare:data_prepare",
+        groups={"data": "shipped"},
+        packages=("datasets", "tokenizers"),
+        examples="""\
+skippipe data prepare data.training=[my/*.txt] data.vocabulary=8192 output=mine
+skippipe data prepare data.training=[a.jsonl.gz] data.validation=[b.parquet] data.field=body \\
+    data.tokenizer=folder/tokenizer.json output=mine
+skippipe data prepare data=sotu output=sotu            a corpus that `skippipe data fetch` has fetched
+skippipe data prepare data.hub=NAME data.training=[train] data.validation=[test] output=mine
+skippipe train data.prepared=mine model.vocab_size=8192""",
+    ),
+    Command(
+        name="data fetch",
+        summary="fetch a corpus of freely available texts",
+        settings="skippipe.data.config:FetchJob",
+        run="skippipe.commands.data_fetch:data_fetch",
+        # Each corpus goes to a folder named after it, which only one process at a time fills.
+        writes={},
+        examples="""\
+skippipe data fetch corpus=sotu
+skippipe data fetch corpus=debian_docs folder=texts    needs apt-get and dpkg""",
+    ),
+    Command(
+        name="export",
+        summary="write a trained model as a folder in the format of transformers",
+        settings="skippipe.model.config:ExportJob",
+        run="skippipe.commands.export:export",
+        packages=("torch", "transformers", "safetensors", "tokenizers"),
+        examples="""\
+skippipe export checkpoint=runs/mine output=my-model   the latest checkpoint of a run
+skippipe export checkpoint=runs/mine/checkpoints/iteration-000100 output=my-model dtype=bfloat16
+skippipe train model=pretrained model.folder=my-model  and train it further""",
+    ),
+    Command(
+        name="bench simulator",
+        summary="measure the simulator: evaluations per second",
+        settings="skippipe.config:BenchSimulatorJob",
+        run="skippipe.commands.bench:bench_simulator",
+        groups=_instances("geo20", "five_clusters"),
+        aliases={"data": "folder"},
+        examples="""\
+skippipe bench simulator
+skippipe bench simulator seconds=5 output=simulator.json""",
+    ),
+    Command(
+        name="bench planner",
+        summary="measure the planner on a fixed set of instances",
+        settings="skippipe.config:BenchPlannerJob",
+        run="skippipe.commands.bench:bench_planner",
+        groups=_instances(*PRESETS) | {"planner": "default"},
+        aliases={"data": "folder"},
+        examples="""\
+skippipe bench planner planner.time_limit_s=5 output=planner.json
+skippipe bench planner data=FOLDER                     your own instances as well
+skippipe bench planner set=small strategies=[skippipe] small instances with proved optima, in a checkout
+skippipe bench planner set=FOLDER checker=check.py     only your own, each plan judged by a script""",
+    ),
+    Command(
+        name="bench allocator",
+        summary="measure the node allocator against greedy and random allocation",
+        settings="skippipe.config:BenchAllocatorJob",
+        run="skippipe.commands.bench:bench_allocator",
+        groups=_instances(*PRESETS),
+        aliases={"data": "folder"},
+        examples="""\
+skippipe bench allocator
+skippipe bench allocator seconds=10 threads=2 output=allocator.json
+skippipe bench allocator data=FOLDER                   your own clusters as well""",
+    ),
 )
+"""In the order of the program's help."""
+
+BY_NAME = {command.name: command for command in COMMANDS}
+
+
+def find_command(words: Sequence[str]) -> Command | None:
+    """The command whose name `words` begin with; None where there is none."""
+    return next((each for each in COMMANDS if list(words[: len(each.name.split())]) == each.name.split()), None)

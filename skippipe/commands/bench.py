@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skippipe.application import Context
 from skippipe.benchmark import (
     Case,
     Cases,
@@ -26,10 +25,12 @@ from skippipe.benchmark import (
     preset_divisions,
     small_folder,
 )
+from skippipe.commands.command import Context
 from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob, PlannerConfig
+from skippipe.console.output import Console, plain_table
+from skippipe.console.progress import planning_progress
 from skippipe.errors import InputError, SchedulerError
 from skippipe.files import check_writable, write_text
-from skippipe.report.terminal import make_console, plain_table, planning_progress
 
 Some = TypeVar("Some")
 WIDTH = 180
@@ -83,7 +84,7 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
         rows.append(row)
     _report("planner", [dataclasses.asdict(row) for row in rows], output, compare_allocation=job.compare_allocation)
     if len(job.strategies) > 1:
-        make_console().print(f"Comparison: {COMPARED[job.compare_allocation]}.", markup=False, soft_wrap=True)
+        Console().line(f"Comparison: {COMPARED[job.compare_allocation]}.")
     _summarise(cases, rows)
     if wrong:
         raise SchedulerError("\n  ".join(["plans that cannot be right:", *wrong]))
@@ -145,26 +146,26 @@ def _summarise(cases: Cases, rows: Sequence[Row]) -> None:
     if shares:
         median, most = statistics.median(shares), max(shares)
         figures += f" in {median:.2g} (median; at most {most:.2g}) of the known proofs' processor time"
-    make_console().print(figures, markup=False, soft_wrap=True)
+    Console().line(figures)
 
 
 def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None, **settings: str) -> None:
     """Print the rows as a table, notes below, and write them with date, machine and versions."""
-    table = plain_table()
     used = [key for key in rows[0] if key != "note" and any(row[key] is not None for row in rows)]
-    for key in used:
-        left = all(isinstance(row[key], str) for row in rows)
-        heading = key.removesuffix("_s").replace("_", " ")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_shown(key, row[key]) for key in used))
-    console = make_console()
+    table = plain_table(
+        [key.removesuffix("_s").replace("_", " ") for key in used],
+        ([_shown(key, row[key]) for key in used] for row in rows),
+        left=[column for column, key in enumerate(used) if all(isinstance(row[key], str) for row in rows)],
+        whole=range(len(used)),
+        gap=3,
+    )
+    console = Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(table)
     for row in rows:
         if row.get("note"):
-            console.print(f"{row['instance']}, {row['strategy']}: {row['note']}", markup=False, soft_wrap=True)
+            console.line(f"{row['instance']}, {row['strategy']}: {row['note']}")
     if output is not None:
         content = {"format": "skippipe.bench/1", "bench": what, **environment(), **settings, "rows": list(rows)}
         write_text(output, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -1,26 +1,20 @@
 """`skippipe evaluate`."""
 
-from skippipe.application import Context
-from skippipe.commands.needed import check_installed
+from skippipe.commands.command import Context
+from skippipe.console.output import Console
+from skippipe.console.progress import ProgressDisplay
+from skippipe.evaluate import run
 from skippipe.evaluate.config import EvaluateJob
-from skippipe.report.terminal import make_console
-
-NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "matplotlib")
+from skippipe.evaluate.page import console_table
 
 
 def evaluate(job: EvaluateJob, context: Context) -> float:
     """Evaluate a model with layers left out, or compare evaluations; returns the perplexity of the last word."""
-    check_installed("evaluating", NEEDED)
-    # Imported here: --help does without torch.
-    from skippipe.evaluate import run  # noqa: PLC0415
-    from skippipe.evaluate.display import Display  # noqa: PLC0415
-    from skippipe.evaluate.page import console_table  # noqa: PLC0415
-
-    output, console = context.folder / job.output, make_console()
-    with Display(console) as display:
+    output, console = context.folder / job.output, Console()
+    with ProgressDisplay(console) as display:
         rows = run.compare(job, output) if job.compare else {"": run.evaluate(job, output, display)}
     if context.label is not None:
-        console.print(context.label, markup=False, soft_wrap=True)
+        console.line(context.label)
     console.print(console_table(rows))
-    console.print(f"table and picture are in {context.shown(output)}", markup=False, soft_wrap=True)
+    console.line(f"table and picture are in {context.shown(output)}")
     return next(reversed(rows.values()))[-1].perplexity.value

@@ -1,10 +1,10 @@
 """`skippipe plan`."""
 
-from rich.console import Console
-
 from skippipe._scheduler import Plan
-from skippipe.application import Context
+from skippipe.commands.command import Context
 from skippipe.config import PlanJob, PlannerConfig
+from skippipe.console.output import Console
+from skippipe.console.progress import planning_progress
 from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
@@ -29,9 +29,7 @@ from skippipe.planning import (
 from skippipe.report.console import show_plan
 from skippipe.report.stages import bounds_in_words
 from skippipe.report.terminal import (
-    make_console,
     percent,
-    planning_progress,
     show_comparison,
     show_gains,
     show_outcomes,
@@ -61,16 +59,14 @@ def plan(job: PlanJob, context: Context) -> float:
     stopped = is_interrupted(made)
     others = [] if stopped else _evaluate_others(job, instance, made, planner)
     kind = comparison(instance, job.compare_allocation, strategy, job.planner) if others else None
-    console = make_console()
+    console = Console()
     if context.label is None:
         _print(console, made, others, kind)
         limit_s = time_limit(job.planner, instance.freedom)
         if limit_s is not None and may_gain(made, job.planner):
-            console.print(
+            console.line(
                 f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
-                f"iteration (planner.time_limit_s={10 * limit_s:g}).",
-                markup=False,
-                soft_wrap=True,
+                f"iteration (planner.time_limit_s={10 * limit_s:g})."
             )
     else:
         gains = "".join(
@@ -81,9 +77,9 @@ def plan(job: PlanJob, context: Context) -> float:
             gains += f" ({kind})"
         rate = throughput_in_words(throughput(made))
         line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{rate}{gains}"
-        console.print(line, markup=False, soft_wrap=True)
+        console.line(line)
     if output is not None and context.label is None:
-        console.print(f"plan written to {context.shown(output)}", markup=False, soft_wrap=True)
+        console.line(f"plan written to {context.shown(output)}")
     if stopped:
         raise KeyboardInterrupt
     return made.predicted.iteration_s
@@ -106,10 +102,9 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     routes = len({microbatch.route for microbatch in made.microbatches})
     skipped = skipped_executions(made)
     executions = "" if skipped is None else f", layer executions skipped {percent(skipped)}"
-    console.print(
+    console.line(
         f"{len(made.cluster)} nodes, {len(made.stages)} stages, {len(made.microbatches)} microbatches "
-        f"on {routes} routes, skip ratio {made.skip_ratio:.4g}{executions}\n",
-        markup=False,
+        f"on {routes} routes, skip ratio {made.skip_ratio:.4g}{executions}\n"
     )
     outcomes = [*others, outcome(made)]
     show_outcomes(console, outcomes)
@@ -118,6 +113,6 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     show_gains(console, outcomes)
     bounds = bounds_in_words(made)
     if bounds is not None:
-        console.print(bounds, markup=False, soft_wrap=True)
-    console.print()
+        console.line(bounds)
+    console.line()
     show_plan(console, made)

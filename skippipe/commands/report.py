@@ -4,9 +4,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from skippipe.application import Context
-from skippipe.commands.needed import check_installed
+from skippipe.commands.command import Context, check_installed
 from skippipe.config import ReportJob
+from skippipe.console.output import Console
 from skippipe.errors import InputError, LockupError
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
@@ -16,7 +16,7 @@ from skippipe.report.explained import Explained, explain, replan
 from skippipe.report.map import draw_map
 from skippipe.report.page import make_page
 from skippipe.report.pictures import draw_curves, draw_gantt
-from skippipe.report.terminal import make_console, seconds
+from skippipe.report.terminal import seconds
 
 
 def report(job: ReportJob, context: Context) -> float:
@@ -26,17 +26,17 @@ def report(job: ReportJob, context: Context) -> float:
         check_installed("drawing pictures", ["matplotlib"])
     plans = [_explained(path, job) for path in (job.plan, job.compare) if path is not None]
     written = _write(job, outputs, plans)
-    console = make_console()
+    console = Console()
     iteration_s = plans[0].plan.predicted.iteration_s
     if context.label is not None:
-        console.print(f"{context.label} iteration {seconds(iteration_s)}", markup=False, soft_wrap=True)
+        console.line(f"{context.label} iteration {seconds(iteration_s)}")
         return iteration_s
     show_report(console, plans, job.top)
     for path in written:
-        console.print(f"\nwritten: {context.shown(path)}", end="", markup=False, soft_wrap=True)
+        console.line(f"\nwritten: {context.shown(path)}", end="")
     if job.curve is not None and outputs["curve"] not in written:
-        console.print("\nno curve: the plan does not say how its search went", end="", markup=False)
-    console.print()
+        console.line("\nno curve: the plan does not say how its search went", end="")
+    console.line()
     return iteration_s
 
 

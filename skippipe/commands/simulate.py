@@ -1,14 +1,15 @@
 """`skippipe simulate`."""
 
 from skippipe import _scheduler
-from skippipe.application import Context
+from skippipe.commands.command import Context
 from skippipe.config import SimulateJob
+from skippipe.console.output import Console
 from skippipe.errors import LockupError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
 from skippipe.report.console import show_plan
-from skippipe.report.terminal import make_console, seconds, show_outcomes, throughput_in_words
+from skippipe.report.terminal import seconds, show_outcomes, throughput_in_words
 from skippipe.workload import throughput
 
 
@@ -24,14 +25,14 @@ def simulate(job: SimulateJob, context: Context) -> float:
         raise LockupError(f"{job.plan}: {error}") from None
     if output is not None:
         save_plan(simulated, output)
-    console = make_console()
+    console = Console()
     if context.label is not None:
         done = seconds(simulated.predicted.iteration_s) + throughput_in_words(throughput(simulated))
-        console.print(f"{context.label} iteration {done}", markup=False, soft_wrap=True)
+        console.line(f"{context.label} iteration {done}")
         return simulated.predicted.iteration_s
     show_outcomes(console, [outcome(simulated)])
-    console.print(f"the plan says {seconds(planned.predicted.iteration_s)}\n", markup=False)
+    console.line(f"the plan says {seconds(planned.predicted.iteration_s)}\n")
     show_plan(console, simulated)
     if output is not None:
-        console.print(f"simulated plan written to {context.shown(output)}", markup=False, soft_wrap=True)
+        console.line(f"simulated plan written to {context.shown(output)}")
     return simulated.predicted.iteration_s

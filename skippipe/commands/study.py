@@ -1,33 +1,30 @@
 """`skippipe study`."""
 
+import math
 import signal
+from collections.abc import Sequence
 
-from skippipe.application import Context, compose
-from skippipe.commands.needed import check_installed
+from skippipe.application import compose
+from skippipe.checkpoint.key import load_key
+from skippipe.commands.command import Context
+from skippipe.console.output import Console
+from skippipe.console.progress import ProgressDisplay
 from skippipe.errors import SIGNALLED, SUCCESS
-from skippipe.report.terminal import make_console
+from skippipe.study.arms import compose_arms
 from skippipe.study.config import StudyJob
-
-NEEDED = ("torch", "transformers", "datasets", "tensorboard", "matplotlib")
+from skippipe.study.devices import find_devices
+from skippipe.study.display import console_table
+from skippipe.study.page import millions
+from skippipe.study.records import Entry
+from skippipe.study.study import Study
+from skippipe.train.stopping import StopRequest, outlasting_terminal
 
 
 def study(job: StudyJob, context: Context) -> float:
     """Run open arms and write what is known of all; returns the tokens that are left, in millions."""
-    check_installed("a study", NEEDED)
-    # Imported here: --help does without.
-    from skippipe.checkpoint.key import load_key  # noqa: PLC0415
-    from skippipe.study.arms import compose_arms  # noqa: PLC0415
-    from skippipe.study.devices import find_devices  # noqa: PLC0415
-    from skippipe.study.display import console_table  # noqa: PLC0415
-    from skippipe.study.study import Study  # noqa: PLC0415
-    from skippipe.train.stopping import StopRequest, outlasting_terminal  # noqa: PLC0415
-
-    console = make_console()
-
-    @outlasting_terminal
-    def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
-
+    console = Console()
+    progress = ProgressDisplay(console, line_every_s=math.inf)  # the study says what happens
+    say = outlasting_terminal(progress.line)
     arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: compose("train", overrides))
     # What evaluations and checkpoints ask for is to be known now, not after the first arm's end.
     compose("evaluate", [*job.evaluation, "output=evaluation"])
@@ -40,7 +37,10 @@ def study(job: StudyJob, context: Context) -> float:
             for device, step in at_work.plan(find_devices(job.devices)):
                 say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
         elif job.minutes != 0:
-            at_work.run(find_devices(job.devices), lambda: request.signal is not None)
+            devices = find_devices(job.devices)
+            with progress:
+                progress.begin("study")
+                at_work.run(devices, lambda: request.signal is not None, lambda: _show(progress, at_work.entries))
         if not job.dry_run:
             written = at_work.write()
             say(f"written: {', '.join(context.shown(path) for path in written)}")
@@ -51,3 +51,9 @@ def study(job: StudyJob, context: Context) -> float:
         trained = sum(entry.left for entry in at_work.entries) < left
         raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
     return sum(entry.left for entry in at_work.entries) / 1e6
+
+
+def _show(progress: ProgressDisplay, entries: Sequence[Entry]) -> None:
+    total, left = sum(entry.tokens for entry in entries), sum(entry.left for entry in entries)
+    done = total - left
+    progress.update(done, f"{millions(done)} of {millions(total)} million tokens trained", total=total)

@@ -1,16 +1,10 @@
 """`skippipe train`."""
 
-from skippipe.application import Context
-from skippipe.commands.needed import check_installed
+from skippipe.commands.command import Context
 from skippipe.train.config import TrainJob
-
-NEEDED = ("torch", "transformers", "datasets", "tensorboard")
+from skippipe.train.launch import launch
 
 
 def train(job: TrainJob, context: Context) -> float:
     """Train, or with `dry_run` only check; returns the validation loss at the end (0 for a check)."""
-    check_installed("training", NEEDED)
-    # Imported here: planning and --help do without torch.
-    from skippipe.train.launch import launch  # noqa: PLC0415
-
     return launch(job, context)

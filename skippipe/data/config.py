@@ -51,7 +51,7 @@ class DataConfig:
 
 @dataclass
 class PrepareJob:
-    """`skippipe data prepare`: tokenise a text once, into a folder that trainings read by `data.prepared`."""
+    """Settings of `skippipe data prepare`."""
 
     data: DataConfig = field(default_factory=DataConfig)
     """the text"""
@@ -63,7 +63,7 @@ class PrepareJob:
 
 @dataclass
 class FetchJob:
-    """`skippipe data fetch`: bring a corpus of free texts as plain text files, ready for `data=CORPUS`."""
+    """Settings of `skippipe data fetch`."""
 
     corpus: str = setting(choices=CORPORA)
     """which one"""

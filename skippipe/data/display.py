@@ -1,47 +1,26 @@
-"""What `skippipe data prepare` shows: a bar on a terminal, a line now and then elsewhere, and what came of it."""
+"""What `skippipe data prepare` shows: how far it has come, and what came of it."""
 
 import time
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
+from skippipe.console.progress import ProgressDisplay
 from skippipe.data.corpus import SPLITS, Corpus
 from skippipe.data.prepare import Progress
 from skippipe.errors import printable
 
-LINE_EVERY_S = 10.0
-"""Where there is no terminal."""
 STAGES = {"tokenizer": "train tokenizer", "training": "training text", "validation": "validation text"}
 
 
-class Display:
-    """Shows progress; a context manager, since a bar has to be ended."""
+class PrepareDisplay:
+    """Shows the progress of a preparation, and measures how fast it is."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn(),
-            console=console,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None, state="")
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
         self._stage = ""
-        self._began = self._told = self._latest = time.monotonic()
+        self._began = self._latest = time.monotonic()
         self._first = self._done = 0
         """bytes of the stage when this run began with it, and now"""
         self._bytes, self._seconds = 0, 0.0
         """that this run has tokenised, and in which time"""
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -57,20 +36,14 @@ class Display:
             self._bytes += progress.text_bytes - self._done
             self._seconds += now - self._latest
         self._done, self._latest = progress.text_bytes, now
-        state = _state(progress, _rate(self._done - self._first, now - self._began))
-        self._bar.update(self._task, completed=progress.text_bytes, state=state)
-        if not self._console.is_terminal and now - self._told >= LINE_EVERY_S:
-            self._told = now
-            self._print(f"{STAGES[progress.stage]}: {state}")
+        rate = _rate(self._done - self._first, now - self._began)
+        self._display.update(progress.text_bytes, _state(progress, rate), total=progress.size)
 
     def _begin(self, progress: Progress, now: float) -> None:
         self._stage, self._began, self._first = progress.stage, now, progress.text_bytes
         if progress.text_bytes:
-            self._print(f"{STAGES[progress.stage]}: goes on after {progress.text_bytes / 1e6:,.1f} MB")
-        self._bar.reset(self._task, description=STAGES[progress.stage], total=progress.size)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+            self._display.line(f"{STAGES[progress.stage]}: resumes after {progress.text_bytes / 1e6:,.1f} MB")
+        self._display.begin(STAGES[progress.stage], progress.size)
 
 
 def _rate(amount: int, seconds: float) -> float | None:

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from skippipe.console.streams import warn
 from skippipe.data.blocks import Tokens
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, hashes_of, open_corpus
@@ -110,7 +110,7 @@ def corpus_folder(
     with tempfile.TemporaryDirectory(prefix=".text-" if place else "skippipe-text-", dir=place) as folder:
         warning = share_warning(config, prepare(config, Path(folder)))
         if warning is not None:
-            (say or _to_stderr)(warning)
+            (say or warn)(warning)
         yield Path(folder)
 
 
@@ -315,10 +315,6 @@ def _encoded(encoder: Encoder, batches: Iterable[Batch]) -> Iterator[tuple[Batch
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"skippipe: {line}\n")
 
 
 def _to_nobody(progress: Progress) -> None:

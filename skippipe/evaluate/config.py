@@ -13,7 +13,7 @@ UNITS = ("layers", "stages")
 
 @dataclass
 class EvaluateJob:
-    """`skippipe evaluate`: perplexity of a model with stages or layers left out, in many draws, with intervals."""
+    """Settings of `skippipe evaluate`."""
 
     checkpoint: str | None = None
     """a checkpoint, or a run's folder: the newest whole one of it"""

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
+from skippipe.console.output import plain_table
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.report.terminal import percent, plain_table
+from skippipe.report.terminal import percent
 
 HEADINGS = ("left out", "layers", "draws", "perplexity", "95 %", "rise", "95 %", "FLOPs saved", "time saved")
 MODEL = "model"
@@ -42,15 +43,8 @@ def markdown(rows: Rows, notes: Sequence[str]) -> str:
 def console_table(rows: Rows) -> Table:
     """The same for a terminal."""
     headings, lines = cells(rows)
-    table = plain_table()
-    table.padding = (0, 2, 0, 0)
-    for heading in headings:
-        table.add_column(
-            heading.replace(" saved", "\nsaved"), justify="left" if heading in (HEADINGS[0], MODEL) else "right"
-        )
-    for line in lines:
-        table.add_row(*line)
-    return table
+    shown = [heading.replace(" saved", "\nsaved") for heading in headings]
+    return plain_table(shown, lines, left=[n for n, heading in enumerate(headings) if heading in (HEADINGS[0], MODEL)])
 
 
 def _figures(row: Row) -> list[str]:

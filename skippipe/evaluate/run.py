@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
+from skippipe.console.progress import ProgressDisplay
 from skippipe.data.belonging import with_tokenizer_of
 from skippipe.data.blocks import Blocks
 from skippipe.data.config import DataConfig
@@ -44,16 +45,6 @@ TIMED_DRAWS = 3
 """of a word: times do not depend much on which layers are left out"""
 
 
-class Report(Protocol):
-    """Who is told how far it has come."""
-
-    def __call__(self, word: str, done: int, total: int) -> None:
-        """Take what is worked on, and how many draws are done of how many."""
-
-    def say(self, line: str) -> None:
-        """Take a line for the user."""
-
-
 @dataclass(frozen=True)
 class Text:
     """What is evaluated on."""
@@ -68,7 +59,7 @@ class Text:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
+def evaluate(job: EvaluateJob, output: Path, display: ProgressDisplay) -> list[Row]:
     """Evaluate a model, or go on with an evaluation; writes everything to `output`.
 
     Raises:
@@ -77,19 +68,19 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
     """
     source = open_source(job)
     for reason in source.passed_over:
-        report.say(f"passed over: {reason}")
+        display.line(f"skipped: {reason}")
     device = find_device(job.device, "device")
     cut = Cut(source.sizes, job.unit, job.keep_first, source.stage_of_node)
     # The whole model comes first: the others are held against it.
     words = {word: draw(word, cut, job.draws, job.seed) for word in dict.fromkeys([NONE, *job.omit])}
     check_folder(output)
-    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=report.say) as folder:
+    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=display.line) as folder:
         text = _open_text(job, source, folder)
         settings = _settings(job, source, text, device)
         make_folder(output)
         with locked(output, f"output={output}: another process writes to it"):
             with Results(output, settings, len(text.blocks)) as results:
-                _measure_all(job, source, text, words, results, device, report)
+                _measure_all(job, source, text, words, results, device, display)
                 flops = [layer_flops(source.config, layer, text.blocks.sequence) for layer in range(cut.layers)]
                 rows = summarise(words, results.known, flops, text.blocks.sequence, job.seed)
             about = {
@@ -134,15 +125,19 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
     words: Mapping[str, Draws],
     results: Results,
     device: torch.device,
-    report: Report,
+    display: ProgressDisplay,
 ) -> None:
     """Measure every way that is not known yet; where all are, the model is not even read."""
     total = sum(len(draws.ways) for draws in words.values())
     evaluator: Evaluator | None = None
     done = 0
+
+    def show(word: str, done: int) -> None:
+        display.update(done, f"{done} of {total} draws", total=total, description=word)
+
     for word, draws in words.items():
         for number, way in enumerate(draws.ways):
-            report(word, done, total)
+            show(word, done)
             if way not in results.known:
                 evaluator = evaluator or _evaluator(job, source, text, device)
                 began = time.perf_counter()
@@ -156,7 +151,7 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
                 ratio = evaluator.time_ratio(way) if word != NONE and number < TIMED_DRAWS else None
                 results.add(Result(way, losses, seconds, 1.0 if word == NONE else ratio))
             done += 1
-    report(word, done, total)
+    show(word, done)
 
 
 def _evaluator(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> Evaluator:

@@ -11,7 +11,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass
 class ExportJob:
-    """`skippipe export`: write the model of a checkpoint as a folder that transformers reads."""
+    """Settings of `skippipe export`."""
 
     checkpoint: str = MISSING
     """a checkpoint, or a run's folder: the newest whole one of it"""

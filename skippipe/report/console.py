@@ -2,48 +2,40 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
-
 from skippipe._scheduler import Plan
+from skippipe.console.output import Console, plain_table
 from skippipe.report.explained import Explained
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables
-from skippipe.report.terminal import plain_table, show_lanes
+from skippipe.report.terminal import show_lanes
 
 
 def show_report(console: Console, plans: Sequence[Explained], most: int) -> None:
     """Print the figures of all plans side by side, then what explains each of them."""
     for number, table in enumerate(overview(plans)):
         if number:
-            console.print()
+            console.line()
         show_table(console, table)
     for explained in plans:
         if len(plans) > 1:
-            console.print(f"\n{explained.name}", markup=False, style="bold")
+            console.line(f"\n{explained.name}", style="bold")
         for table in tables(explained, most):
-            console.print()
+            console.line()
             show_table(console, table)
 
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Print who serves which stage, and what each node does over time."""
     show_table(console, stage_table(plan))
-    console.print()
+    console.line()
     show_lanes(console, plan)
 
 
 def show_table(console: Console, table: Table) -> None:
     """Print a table with its title above and its notes below."""
-    console.print(table.title, markup=False, style="bold")
+    console.line(table.title, style="bold")
     if table.rows:
-        drawn = plain_table()
-        drawn.padding = (0, 2, 0, 0)
-        for number, heading in enumerate(table.headings):
-            drawn.add_column(escape(heading), justify="left" if number in table.texts else "right", overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*map(escape, row))
-        console.print(drawn)
+        console.print(plain_table(table.headings, table.rows, left=table.texts))
     for note in table.notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.line(note)

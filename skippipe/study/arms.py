@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from skippipe.application.arguments import quoted
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
-from skippipe.study.quoting import quoted
 from skippipe.study.records import Entry, Key
 from skippipe.train.config import TrainConfig, TrainJob
 from skippipe.train.layout import layout_of

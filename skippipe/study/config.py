@@ -19,7 +19,7 @@ class ArmConfig:
 
 @dataclass
 class StudyJob:
-    """`skippipe study`: run the open arms of a study on the devices of this machine, and keep its table."""
+    """Settings of `skippipe study`."""
 
     arms: list[ArmConfig] = field(default_factory=list)
     """the trainings, e.g. [{experiment: llama30m_0, seed: 1}]; the first that is open comes first"""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from skippipe.report.terminal import plain_table
+from skippipe.console.output import plain_table
 from skippipe.study.page import ARM_HEADINGS, arm_cells
 from skippipe.study.records import Entry
 
@@ -14,11 +14,6 @@ SHOWN = ("arm", "seed", "tokens done", "left", "each seen", "validation loss", "
 
 def console_table(entries: Iterable[Entry]) -> Table:
     """Make the table of arms."""
-    table = plain_table()
-    for heading in SHOWN:
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
     places = [ARM_HEADINGS.index(heading) for heading in SHOWN]
-    for entry in entries:
-        cells = arm_cells(entry)
-        table.add_row(*(cells[place] for place in places))
-    return table
+    rows = ([cells[place] for place in places] for cells in map(arm_cells, entries))
+    return plain_table(SHOWN, rows, gap=3)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skippipe.application.arguments import quoted
 from skippipe.errors import InputError
 from skippipe.evaluate.omission import parse
 from skippipe.study.arms import Arm, Step
 from skippipe.study.collect import EVALUATION
-from skippipe.study.quoting import quoted
 
 OWN_TRAIN = {"experiment", "train.seed", "folder", "data.prepared", "runtime.device", "checkpoint.key"}
 OWN_EVALUATE = {"checkpoint", "model", "model_folder", "compare", "omit", "output", "data.prepared", "device", "key"}

@@ -47,6 +47,7 @@ class Study:
         self._failures: dict[Key, str] = {}
         self._finished_here: set[Key] = set()
         """arms whose runs on this machine have come to their end: these can be evaluated"""
+        self._saved: Callable[[], None] = lambda: None
         self.records: Records = {}
         self._refresh()
 
@@ -59,13 +60,16 @@ class Study:
             steps.append(step)
         return [(devices[place] if place < len(devices) else "", step) for place, step in enumerate(steps)]
 
-    def run(self, devices: Sequence[str], stop: Callable[[], bool]) -> None:
+    def run(self, devices: Sequence[str], stop: Callable[[], bool], saved: Callable[[], None]) -> None:
         """Run open arms until the time is over, none is left, or `stop` says so; the records are kept up all along.
+
+        `saved` is called each time they were.
 
         Raises:
             InputError: the text is not there, or another study is at work in the same folder.
 
         """
+        self._saved = saved
         if self._text is None:
             open_corpus(self._commands.prepared)
         watch = Watch(began=self._tell_began, ended=self._take_end, running=self._tell_running)
@@ -124,6 +128,7 @@ class Study:
     def _save(self) -> None:
         self._refresh()
         save_records(self._file, self.entries)
+        self._saved()
 
     def _tell_began(self, step: Step, device: str) -> None:
         done = self.records[step.arm.key].tokens_done

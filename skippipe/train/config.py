@@ -134,7 +134,7 @@ class CheckpointConfig:
 
 @dataclass
 class TrainJob:
-    """`skippipe train`: train a model by a plan; alone with local processes, under torchrun as one rank of a job."""
+    """Settings of `skippipe train`."""
 
     plan: str | None = None
     """a skippipe.plan/1 file; null: plan anew for the cluster, whose times are measured first"""

@@ -1,20 +1,23 @@
 """What a training run shows while it runs: a live view on a terminal, one line for each event elsewhere."""
 
+import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
 from rich.text import Text
 
+from skippipe.console.output import Console, plain_table
+from skippipe.console.progress import ProgressDisplay
 from skippipe.ranks import shown_names
-from skippipe.report.terminal import percent, plain_table, seconds
+from skippipe.report.terminal import percent, seconds
 from skippipe.train.events import Event
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 60
+HEADINGS = ("loss", "tokens/s", "measured", "predicted", "full pipeline", "validation loss")
+"""Of the live view."""
 
 
 class Display:
@@ -22,24 +25,19 @@ class Display:
 
     def __init__(self, console: Console, folder: str) -> None:
         """Show on `console`; `folder` is how to call the folder of the run."""
-        self.console, self.folder = console, folder
+        self.folder = folder
         self.losses: list[float] = []
         self.latest: dict[str, Event] = {}
         self.validations: list[Event] = []
-        self.progress = Progress(
-            TextColumn("iteration"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-        )
-        self.task = self.progress.add_task("", total=None)
-        self.live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self.progress = ProgressDisplay(console, line_every_s=math.inf)  # the events are its lines
+        self.progress.begin("iteration")
 
     def __enter__(self) -> Self:
-        if self.live is not None:
-            self.live.start()
+        self.progress.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.live is not None:
-            self.live.stop()
+        self.progress.__exit__(kind, error, at)
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -49,25 +47,22 @@ class Display:
             self.losses.append(event["loss"])
         if kind == "validation":
             self.validations.append(event)
-        if self.live is None:
-            self._print(self._lines(event))
-            return
-        if kind == "plan":
-            self.progress.update(self.task, total=event["iterations"])
-        if kind in ("iteration", "resumed"):
-            self.progress.update(self.task, completed=event["iteration"])
-        if kind != "iteration":
-            self._print(self._lines(event))
-        self.live.update(self._view())
+        if kind != "iteration" or not self.progress.is_live:
+            for line in self._lines(event):
+                self.progress.line(line)
+        if kind in ("plan", "iteration", "resumed"):
+            self._show_progress()
+        self.progress.show_below(*self._details())
 
     @property
     def final_loss(self) -> float:
         """Validation loss at the end of the run."""
         return float(self.latest["summary"]["loss_after"])
 
-    def _print(self, lines: list[str]) -> None:
-        for line in lines:
-            self.console.print(line, markup=False, soft_wrap=True)
+    def _show_progress(self) -> None:
+        total = self.latest["plan"]["iterations"] if "plan" in self.latest else None
+        done = self.latest.get("iteration", self.latest.get("resumed", {})).get("iteration", 0)
+        self.progress.update(done, f"{done}/{total or '?'}", total=total)
 
     def _lines(self, event: Event) -> list[str]:
         if event["event"] == "starting":
@@ -75,13 +70,10 @@ class Display:
         lines = LINES.get(event["event"])
         return [] if lines is None else lines(event)
 
-    def _view(self) -> Group:
-        """The live part: how far, how fast, how well."""
-        table = plain_table()
-        for heading in ("loss", "tokens/s", "measured", "predicted", "full pipeline", "validation loss"):
-            table.add_column(heading, justify="right")
+    def _details(self) -> list[RenderableType]:
+        """What stands below the bar: how fast, how well."""
         iteration, plan = self.latest.get("iteration"), self.latest.get("plan")
-        row: list[Any] = ["-"] * 6
+        row = ["-"] * 6
         if iteration is not None:
             row[:3] = [
                 f"{iteration['loss']:.4f}",
@@ -92,9 +84,9 @@ class Display:
             row[3:5] = [seconds(plan["predicted_s"]), seconds(plan["full"].get("full"))]
         if self.validations:
             row[5] = f"{self.validations[-1]['loss']:.4f}"
-        table.add_row(*row)
+        table = plain_table(HEADINGS, [row], left=(), gap=3)
         curve = [Text(f"loss {sparkline(self.losses, SPARK_WIDTH)}")] if len(self.losses) > 1 else []
-        return Group(self.progress, table, *curve)
+        return [table, *curve]
 
 
 def plan_lines(event: Event) -> list[str]:

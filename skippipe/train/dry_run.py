@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
 from skippipe._scheduler import Plan
+from skippipe.console.output import Console, plain_table
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
 from skippipe.model.build import config_sha256, model_config, stage_layers
@@ -15,7 +14,6 @@ from skippipe.model.folder import find_folder
 from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.weights import check_weights
 from skippipe.ranks import assign_ranks, node_title
-from skippipe.report.terminal import plain_table
 from skippipe.runtime.check import live_receives
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.config import TrainJob
@@ -109,10 +107,10 @@ def dry_run(job: TrainJob, console: Console) -> None:
         prediction = dataclasses.replace(prediction, note=prediction.note + later if prediction.note else "")
     full = full_pipelines(plan, job.planner) if prediction.holds else {}
     for line in plan_lines(plan_event(plan, note, prediction, full) | about):
-        console.print(line, markup=False, soft_wrap=True)
+        console.line(line)
     _show(console, ranks)
     if not grouped:
-        console.print(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}", markup=False)
+        console.line(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}")
     check_memory(ranks, job.runtime.memory_bytes)
 
 
@@ -163,12 +161,11 @@ def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
 
 
 def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
-    table = plain_table()
-    for heading in ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "all"):
-        table.add_column(heading, justify="left" if heading == "nodes" else "right")
+    headings = ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "all")
+    rows = []
     for number, rank in enumerate(ranks):
         sizes = (f"{size / MEBIBYTE:,.1f} MiB" for size in (rank.weights, rank.activations, rank.messages, rank.total))
         stages = ",".join(map(str, rank.stages))
-        table.add_row(str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes)
-    console.print(table)
-    console.print("weights with gradients and AdamW; torch itself takes some hundred MiB beside")
+        rows.append([str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes])
+    console.print(plain_table(headings, rows, left=(1,), gap=3))
+    console.line("weights with gradients and AdamW; torch itself takes some hundred MiB beside")

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from skippipe.application import Context, report_error
 from skippipe.checkpoint.key import load_key
+from skippipe.commands.command import Context
+from skippipe.console.output import Console
+from skippipe.console.streams import report_error
 from skippipe.data.prepare import check_input
 from skippipe.errors import SIGNALLED, SUCCESS, InputError, SchedulerError
 from skippipe.files import check_utf8, locked, remove_leftovers, write_text
 from skippipe.ranks import node_title
-from skippipe.report.terminal import make_console
 from skippipe.train.config import TrainJob
 from skippipe.train.display import Display
 from skippipe.train.folder import check_checkpoints, check_folder
@@ -47,7 +48,7 @@ def launch(job: TrainJob, context: Context) -> float:
     if job.dry_run:
         from skippipe.train.dry_run import dry_run  # noqa: PLC0415 - imports torch, which the supervisor does without
 
-        dry_run(job, make_console())
+        dry_run(job, Console())
         return 0.0
     check_input(data_settings(job))
     with _ending_in_order():
@@ -90,7 +91,7 @@ def _alone(job: TrainJob, context: Context) -> float:
     check_alone(job.runtime, len(served))
     with (
         run_folder(job, context) as folder,
-        Display(make_console(), context.shown(folder)) as display,
+        Display(Console(), context.shown(folder)) as display,
         recorded_end(folder, outlasting_terminal(display)) as ending,
     ):
         checked = check_checkpoints(folder, context.shown(folder), job.checkpoint)
@@ -117,7 +118,7 @@ def _one_rank(job: TrainJob, context: Context) -> float:
         else:
             with (
                 run_folder(job, context) as folder,
-                Display(make_console(), context.shown(folder)) as display,
+                Display(Console(), context.shown(folder)) as display,
                 recorded_end(folder, outlasting_terminal(display)) as ending,
             ):
                 ending.asked = asked = train_rank(job, place, folder, ending.report)

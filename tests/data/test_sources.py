@@ -18,7 +18,7 @@ from skippipe.data.corpus import Split
 from skippipe.data.prepare import check_input, corpus_folder, prepare
 from skippipe.data.sources import Source, falls_to_validation, find_files, matching, share_by_name
 from skippipe.errors import InputError
-from skippipe.overrides import with_names_quoted
+from skippipe.application.arguments import with_names_quoted
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from skippipe.errors import InputError
 from skippipe.planning import make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob
-from skippipe.study.quoting import quoted
+from skippipe.application.arguments import quoted
 from skippipe.train.config import TrainJob
 from skippipe.train.plans import phases_of
 

@@ -1,4 +1,4 @@
-"""YAML files of the user's own, from `--config-dir`: faults named with file and line."""
+"""The user's own YAML files, from `--config-dir`: faults named with file and line."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ OF_HYDRA = ("hydra._internal.core_plugins.", "hydra.experimental.callbacks.", "h
 
 
 @dataclass
-class OwnFiles:
+class UserFiles:
     """The files that a configuration was composed of, beside those of the package."""
 
     roots: dict[Path, tuple[str, yaml.MappingNode]] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class OwnFiles:
 
 
 @contextlib.contextmanager
-def checked_files() -> Iterator[OwnFiles]:
+def checked_files() -> Iterator[UserFiles]:
     """Have each file checked before Hydra reads it, which then raises `InputError`; gives those that were read."""
     Plugins.instance()  # registers what reads files
     reader = SourcesRegistry.instance().resolve("file")
-    own, load = OwnFiles(), reader.load_config
+    files, load = UserFiles(), reader.load_config
 
     def checked(source: ConfigSource, config_path: str) -> ConfigResult:
         name = config_path if config_path.endswith((".yaml", ".yml")) else f"{config_path}.yaml"
@@ -69,7 +69,7 @@ def checked_files() -> Iterator[OwnFiles]:
         if not path.is_file():
             return load(source, config_path)
         text = read_yaml(path)
-        own.roots[_named(path)] = (".".join(Path(name).parts[:-1]), parse_mapping(_named(path), text))
+        files.roots[_named(path)] = (".".join(Path(name).parts[:-1]), parse_mapping(_named(path), text))
         result = load(source, config_path)
         if header := re.match(
             BYTE_ORDER_MARK + r"\s*#\s*@package\s+(\S+)", text
@@ -79,7 +79,7 @@ def checked_files() -> Iterator[OwnFiles]:
 
     reader.load_config = checked  # type: ignore[method-assign, assignment]
     try:
-        yield own
+        yield files
     finally:
         reader.load_config = load  # type: ignore[method-assign]
 

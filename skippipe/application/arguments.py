@@ -1,11 +1,41 @@
-"""Flags and settings of a command line, in whatever order they are given."""
+"""The arguments of a command line, in whatever order and form they are given, as Hydra reads them."""
 
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Quote, QuotedString
 
+from skippipe.commands.command import Command
 from skippipe.errors import InputError, printable
+
+_QUOTED = r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
+_PLAIN = r"""[^,\[\]{}()=:"'\\]"""
+_OTHER_LETTER = r"[^\x00-\x7f]"
+_NAME = re.compile(rf"{_QUOTED}|(?P<name>(?! ){_PLAIN}*{_OTHER_LETTER}{_PLAIN}*)")
+
+
+def hydra_arguments(command: Command, arguments: Sequence[str]) -> list[str]:
+    """A command's arguments as Hydra reads them; raises `InputError` as `settings_first` does."""
+    ordered = settings_first([command.for_hydra(argument) for argument in arguments])
+    return [with_names_quoted(argument) for argument in ordered]
+
+
+def quoted(value: object) -> str:
+    """A value as Hydra reads it whatever is in it."""
+    return QuotedString(str(value), Quote.single).with_quotes()
+
+
+def with_names_quoted(argument: str) -> str:
+    """Quote what has letters beyond ASCII in the value of an argument: names of files have them.
+
+    Hydra's lexer refuses such letters outside quotes, so its own parser cannot find what to quote.
+    """
+    if argument.startswith("-"):  # a flag, which is not Hydra's language
+        return argument
+    key, sign, value = argument.partition("=")
+    return key + sign + _NAME.sub(lambda found: found["quoted"] or f'"{found["name"]}"', value)
 
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
@@ -22,7 +52,7 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
     settings = [*(found.pop("overrides") or []), *arguments[end + 1 :]]
     for setting in settings:
         if setting.startswith("-"):
-            raise InputError(f"{printable(setting)!r} cannot be read, key=value is expected")
+            raise InputError(f"{printable(setting)!r}: expected key=value")
     return [*settings, *(flag for name, value in found.items() for flag in _flag(name, value))]
 
 

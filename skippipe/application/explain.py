@@ -24,20 +24,6 @@ _EXPECTED = (
 )
 
 
-_QUOTED = r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
-_PLAIN = r"""[^,\[\]{}()=:"'\\]"""
-_OTHER_LETTER = r"[^\x00-\x7f]"
-_NAME = re.compile(rf"{_QUOTED}|(?P<name>(?! ){_PLAIN}*{_OTHER_LETTER}{_PLAIN}*)")
-
-
-def with_names_quoted(argument: str) -> str:
-    """Quote what has letters beyond ASCII in the value of an argument, as Hydra asks for: names of files have them."""
-    if argument.startswith("-"):  # a flag, which is not Hydra's language
-        return argument
-    key, sign, value = argument.partition("=")
-    return key + sign + _NAME.sub(lambda found: found["quoted"] or f'"{found["name"]}"', value)
-
-
 def explain(error: Exception, job: type[Any] | None) -> str:
     """Name key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)

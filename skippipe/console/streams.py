@@ -1,11 +1,14 @@
-"""Standard streams that a caller has closed, or that take nothing."""
+"""Standard streams, also where a caller has closed them or they take nothing, and messages on standard error."""
 
 import contextlib
 import errno
 import io
 import os
 import sys
+import traceback
 from typing import cast
+
+from skippipe.errors import SchedulerError, printable
 
 STANDARD_OUTPUT = "standard output"
 """The `filename` of an `OSError` of standard output."""
@@ -40,6 +43,24 @@ def drop_output() -> None:
     """Have what standard output still holds go nowhere: Python would complain once more at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def warn(text: str, command: str = "") -> None:
+    """Print one message on standard error, headed by the command that it is of."""
+    sys.stderr.write(f"{' '.join(filter(None, ('skippipe', command)))}: {text}\n")
+
+
+def report_error(command: str, error: Exception, label: str | None = None) -> None:
+    """Print what a command, or its job `label`, failed with; a traceback only for a defect of ours.
+
+    Raises `OSError` again where it is standard output that cannot be written: for the command line to report.
+    """
+    if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+        raise error
+    if not isinstance(error, (SchedulerError, OSError)):
+        traceback.print_exception(error)
+    text = "\n".join(map(printable, (str(error) or type(error).__name__).split("\n")))
+    warn(text if label is None else f"{label} {text}", command)
 
 
 class _Named(io.FileIO):

@@ -1,0 +1,89 @@
+"""What Hydra is told of a command, and the command's settings as dataclasses with every value in range."""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from skippipe.application.cluster_file import check_file_alone
+from skippipe.application.explain import explain
+from skippipe.commands import BY_NAME
+from skippipe.commands.command import Command
+from skippipe.commands.groups import options, schemas
+from skippipe.commands.help import command_help
+from skippipe.config import ClusterConfig
+from skippipe.errors import InputError
+from skippipe.validate import validate
+
+FOLDER = "skippipe.conf"
+
+
+@functools.cache
+def register(name: str) -> str:
+    """Tell Hydra of a command: its primary configuration, the types of its settings, its help.
+
+    Returns the name of the primary configuration.
+    """
+    command = BY_NAME[name]
+    store = ConfigStore.instance()
+    primary, schema = f"skippipe_{command.key}", f"{command.key}_schema"
+    store.store(name=schema, node=command.settings_type)
+    for each in schemas(command):
+        store.store(group=each.group, name=each.name, node=each.kind)
+    store.store(name=primary, node=_primary(command, schema))
+    OmegaConf.register_new_resolver("skippipe.help", lambda name: command_help(BY_NAME[name]), replace=True)
+    return primary
+
+
+def _primary(command: Command, schema: str) -> dict[str, Any]:
+    """What a command composes its settings from."""
+    in_place = {"override hydra/output": "in_place"}
+    silent = [{f"override hydra/{kind}_logging": "none"} for kind in ("job", "hydra")]
+    return {
+        "defaults": [schema, *({group: name} for group, name in command.groups.items()), "_self_", in_place, *silent],
+        "hydra": {
+            "output_subdir": None,
+            "job": {"name": f"skippipe {command.name}"},
+            "help": {"template": f"${{skippipe.help:{command.name}}}"},
+        },
+    }
+
+
+def compose(name: str, overrides: Sequence[str]) -> Any:
+    """Give the settings that the command `name` would have with these overrides; raises `InputError`."""
+    primary = register(name)
+    with contextlib.ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():
+            stack.enter_context(hydra.initialize_config_module(FOLDER, version_base="1.3"))
+        try:
+            composed = hydra.compose(config_name=primary, overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError(explain(error, BY_NAME[name].settings_type)) from None
+    settings = checked_settings(composed)
+    check_file_alone(settings, overrides, None)
+    return settings
+
+
+def preset(name: str, cluster: str | None) -> ClusterConfig | None:
+    """A cluster of the command `name` as the package has it; None where `cluster` is a preset of the user's own."""
+    if cluster is None or cluster not in options("cluster"):
+        return None
+    found: ClusterConfig = compose(name, [f"cluster={cluster}"]).cluster
+    return found
+
+
+def checked_settings(composed: DictConfig) -> Any:
+    """Turn what was composed into dataclasses with every value in range."""
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise InputError(explain(error, OmegaConf.get_type(composed))) from None
+    validate(settings)
+    return settings

@@ -1,0 +1,171 @@
+"""Run one command under Hydra."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import filter_overrides
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from skippipe.application.arguments import hydra_arguments
+from skippipe.application.cluster_file import check_file_alone
+from skippipe.application.configuration import FOLDER, checked_settings, preset, register
+from skippipe.application.explain import explain, key_of
+from skippipe.application.sweeps import jobs_apart
+from skippipe.application.user_files import UserFiles, checked_files
+from skippipe.commands.command import Command, Context
+from skippipe.console.streams import STANDARD_OUTPUT, report_error
+from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, exit_status
+
+
+class _JobFailedError(Exception):
+    """A job of a sweep failed and has said why; the argument is its exit status."""
+
+
+class _Task:
+    """What Hydra calls for every job. In a sweep it may be pickled and run in another process."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.error: Exception | None = None
+
+    def __call__(self, composed: DictConfig) -> float | None:
+        context = _context()
+        try:
+            running = HydraConfig.get()
+            settings = checked_settings(composed)
+            check_file_alone(
+                settings,
+                filter_overrides(running.overrides.task),
+                lambda: preset(self.command.name, running.runtime.choices.get("cluster")),
+            )
+            return self.command.load_run()(settings, context)
+        except BrokenPipeError:  # who reads our output has gone: for the command line to settle
+            raise
+        except Exception as error:  # noqa: BLE001 - reported here, before Hydra can dress it up
+            if context.label is None:
+                self.error = error
+                return None
+            report_error(self.command.name, error, context.label)
+            raise _JobFailedError(exit_status(error)) from None
+
+
+def run_command(command: Command, arguments: Sequence[str]) -> int:
+    """Run `command` with Hydra's command line `arguments`; return the exit status."""
+    task, files = _Task(command), UserFiles()
+    try:
+        ordered = hydra_arguments(command, arguments)
+        with checked_files() as files, jobs_apart(command.writes):
+            _run_hydra(task, ordered)
+    except _JobFailedError as failed:
+        return int(failed.args[0])
+    except SystemExit as stop:  # Hydra ends so after --help and the like, argparse after a wrong flag
+        return stop.code if isinstance(stop.code, int) else UNUSABLE_INPUT
+    except BrokenPipeError:
+        raise
+    except InputError as error:
+        report_error(command.name, error)
+        return UNUSABLE_INPUT
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:  # what --help prints, for example
+            raise
+        place = _place(error, files, arguments) or _composed_place(error, files)
+        report_error(command.name, InputError(place + explain(error, command.settings_type)))
+        return UNUSABLE_INPUT
+    if task.error is not None:
+        reason = task.error
+        if isinstance(reason, InputError):
+            reason = type(reason)(f"{_place(reason, files, arguments)}{reason}")
+        report_error(command.name, reason)
+        return exit_status(reason)
+    return SUCCESS
+
+
+def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str:
+    """`FILE:LINE: ` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
+    key = key_of(error)
+    if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
+        return ""
+    place = files.place_of(key)
+    return "" if place is None else f"{place}: "
+
+
+def _composed_place(error: Exception, files: UserFiles) -> str:
+    """`FILE:LINE: ` where a file of the user's own asks for one that is not there, or cannot be composed."""
+    match error:
+        case MissingConfigException():
+            place = files.place_of_default(error.missing_cfg_file or "")
+        case HydraException() | OSError():  # most likely the command line
+            place = None
+        case _:
+            place = files.place_of_last() if key_of(error) is None else None
+    return "" if place is None else f"{place}: "
+
+
+def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:
+    """Call Hydra's main with errors raised instead of printed."""
+    with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice():
+        hydra.main(config_path=f"pkg://{FOLDER}", config_name=register(task.command.name), version_base="1.3")(task)()
+
+
+def _context() -> Context:
+    """Read from Hydra where this job runs."""
+    running = HydraConfig.get()
+    label = None
+    if running.mode == RunMode.MULTIRUN:
+        overrides = " ".join(filter_overrides(running.overrides.task))
+        label = f"job {running.job.num} ({overrides}):"
+    folders = [source.path for source in running.runtime.config_sources if source.provider == "command-line"]
+    return Context(Path(running.runtime.output_dir), label, tuple(folders))
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def _full_errors() -> Iterator[None]:
+    """Have Hydra raise its errors as they are, for us to explain."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+class _Filtered:
+    """Standard error without the line that Hydra writes about a failed job, which has spoken for itself."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if not text.startswith("Error executing job with overrides:"):
+            self._stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _without_job_notice() -> Iterator[None]:
+    with _replaced(sys, "stderr", _Filtered(sys.stderr)):
+        yield

@@ -1,0 +1,1 @@
+"""All that is printed: standard streams, lines and tables, progress."""
