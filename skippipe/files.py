@@ -37,13 +37,13 @@ def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         first = error.start + len(content) - len(text)
-        raise InputError(f"{printable(path)}: is no UTF-8 text (byte {first}), JSON is expected") from None
+        raise InputError(f"{printable(path)}: expected UTF-8 text, got byte {content[first]:#04x} at {first}") from None
 
 
 def _read_bytes(path: str, most: int) -> bytearray:
     """Piece by piece: a file may have no end, and a buffer for `most` bytes may be more memory than there is."""
     if not path:
-        raise InputError("'' is no name of a file, one that holds JSON is expected")
+        raise InputError("expected the name of a JSON file, got ''")
     content = bytearray()
     try:
         with Path(path).open("rb") as file:
@@ -52,7 +52,7 @@ def _read_bytes(path: str, most: int) -> bytearray:
     except (OSError, ValueError) as error:
         raise InputError(f"{printable(path)}: cannot be read: {_reason(error)}") from None
     if len(content) > most:
-        raise InputError(f"{printable(path)}: is larger than {most} bytes, the most that is read")
+        raise InputError(f"{printable(path)}: expected at most {most} bytes, got more")
     return content
 
 
@@ -62,13 +62,13 @@ def read_json_object(path: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise InputError(f"{name}: is nested too deeply") from None
+        raise InputError(f"{name}: nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{name}: is no valid JSON: {error}") from None
+        raise InputError(f"{name}: invalid JSON: {error}") from None
     except ValueError as error:
         raise InputError(f"{name}: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{name}: holds a JSON {_json_type(value)}, an object is expected")
+        raise InputError(f"{name}: expected a JSON object, got a JSON {_json_type(value)}")
     return value
 
 
@@ -82,7 +82,7 @@ def check_writable(path: Path, key: str = "output") -> None:
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise InputError(f"{key}={printable(str(path))} is {kind}, a file name is expected")
+            raise InputError(f"{key}: expected a file name, got {printable(str(path))}, which is {kind}")
         if mode is not None and not os.access(target, os.W_OK):
             raise InputError(f"{key}={printable(str(path))} cannot be written: no permission")
         if not target.parent.is_dir():
@@ -193,7 +193,7 @@ def _reason(error: Exception) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number, finite numbers are expected")
+    raise ValueError(f"expected finite numbers, got {name}")
 
 
 def _json_type(value: object) -> str:

@@ -31,7 +31,7 @@ def assign_ranks(
     rank_of: dict[str, int] = {}
     for rank, names in enumerate(names_by_rank):
         if not names:
-            raise InputError(f"rank {rank} serves no node, at least one name is expected")
+            raise InputError(f"rank {rank}: expected at least one node name, got none")
         rank_of.update(dict.fromkeys(names, rank))
     claimed = [name for names in names_by_rank for name in names]
     _refuse("named more than once", [f"{name} ({_claimants(name, names_by_rank)})" for name in _repeated(claimed)])

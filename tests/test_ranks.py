@@ -20,7 +20,7 @@ def test_ranks_serve_what_they_name() -> None:
         (["a", "b"], [["a"], ["a", "b"]], "named more than once: a (ranks 0, 1)"),
         (["a", "b"], [["a", "a"], ["b"]], "named more than once: a (ranks 0, 0)"),
         (["a", "a"], [["a"]], "the plan names two nodes alike: a"),
-        (["a"], [["a"], []], "rank 1 serves no node"),
+        (["a"], [["a"], []], "rank 1: expected at least one node name, got none"),
         (["a", "b", "c"], [], "no rank serves: a, b, c"),
         (["a"], [["A"]], "not in the plan: A"),
     ],

@@ -18,9 +18,9 @@ from omegaconf.errors import (
 )
 
 _EXPECTED = (
-    ("Float", "a number is expected"),
-    ("Integer", "an integer is expected"),
-    ("bool", "true or false is expected"),
+    ("Float", "a number"),
+    ("Integer", "an integer"),
+    ("bool", "true or false"),
 )
 
 
@@ -28,21 +28,21 @@ def explain(error: Exception, job: type[Any] | None) -> str:
     """Name key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
     if str(error).startswith("Could not delete"):
-        return f"{_asked_key(error) or 'that key'} cannot be deleted, a value is expected"
+        return f"{_asked_key(error) or 'that key'}: expected a value, it cannot be deleted"
     match cause:
         case OverrideParseException():
-            reading = f"{cause.override!r} cannot be read, key=value is expected"
-            return f"{reading}, odd characters in quotes: 'key=\"a b\"' ({_first_line(cause)})"
+            expected = "expected key=value, with special characters in quotes: 'key=\"a b\"'"
+            return f"{cause.override!r}: {expected} ({_first_line(cause)})"
         case MissingConfigException():
             return _missing_config(cause)
         case MissingMandatoryValue():
-            return f"{cause.full_key} is not set, {cause.full_key}=... is expected"
+            return f"{cause.full_key}: expected {cause.full_key}=..., got nothing"
         case ConfigAttributeError() | ConfigKeyError():
             return _unknown_key(_asked_key(error) or cause.full_key or str(cause.key), job)
         case ValidationError():
             return _wrong_value(error, cause)
         case RecursionError():
-            return "is nested too deeply"
+            return "nested too deeply"
         case InterpolationResolutionError():
             return f"{cause.full_key}: {_first_line(cause)}"
     key = _asked_key(error)
@@ -60,11 +60,8 @@ def key_of(error: Exception) -> str | None:
     key = _asked_key(error) or getattr(_cause(error), "full_key", None)
     if key:
         return str(key)
-    found = re.match(r"([\w.]+(?:\[\d+\])?)(?: is |: )", str(error))
+    found = re.match(r"(?:unknown key )?([\w.]+(?:\[\d+\])?)(?: is |[:;] )", str(error))
     return found and found[1]
-
-
-_LIST = "a list such as [1,2] is expected"
 
 
 def _asked_key(error: Exception) -> str | None:
@@ -80,10 +77,10 @@ def _asked_key(error: Exception) -> str | None:
 def _unknown_key(key: str, job: type[Any] | None) -> str:
     known = sorted(set(_keys(job))) if job else []
     if key in known:
-        return f"{key} is no configuration key of what is chosen here; --cfg job shows those that are"
+        return f"unknown key {key}; no choice made here has it, --cfg job shows the keys"
     close = difflib.get_close_matches(key, known, n=1) or [x for x in known if x.rpartition(".")[2] == key][:1]
-    hint = f"; did you mean {close[0]}?" if close else "; --help lists them"
-    return f"{key} is no configuration key{hint}"
+    hint = f"did you mean {close[0]}?" if close else "--help lists the keys"
+    return f"unknown key {key}; {hint}"
 
 
 def _missing_config(error: MissingConfigException) -> str:
@@ -91,7 +88,7 @@ def _missing_config(error: MissingConfigException) -> str:
     known = [name for name in error.options or () if not name.endswith("_schema")]
     if not group or not known:
         return _first_line(error)
-    return f"{group}={option} is not known, one of {', '.join(known)} is expected"
+    return f"unknown {group} {option!r}; choose one of {', '.join(known)}"
 
 
 def _wrong_value(error: Exception, cause: ValidationError) -> str:
@@ -100,14 +97,14 @@ def _wrong_value(error: Exception, cause: ValidationError) -> str:
     value = re.search(r"Value '(.*?)'(?: of type| is not|\()", text, re.DOTALL)
     expected = next((what for sign, what in _EXPECTED if sign in text), None)
     if value and expected:
-        return f"{key} is {value[1]}, {expected}"
+        return f"{key}: expected {expected}, got {value[1]}"
     if merged := re.match(r"Merge error: .* is not a subclass of .*?\. value: (.*)", text):
         place = f"{cause.full_key}: " if cause.full_key else ""
         return f"{place}expected a mapping of keys to values, got {merged[1]}"
     if "is not Optional" in text:
-        return f"{key} is null, a value is expected"
+        return f"{key}: expected a value, got null"
     if "is not a ListConfig" in text:
-        return f"{key} is no list, {_LIST}"
+        return f"{key}: expected a list such as [1,2], got a single value"
     return f"{key}: {text}"
 
 

@@ -108,14 +108,14 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(part) for part in (error.problem, error.context and f"({error.context})") if part)
         line = 1 if mark is None else mark.line + 1
-        raise InputError(f"{path}:{line}: is no valid YAML: {printable(problem)}") from None
+        raise InputError(f"{path}:{line}: invalid YAML: {printable(problem)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"{path}:{line}: is no valid YAML: character {error.character:#06x} is not allowed") from None
+        raise InputError(f"{path}:{line}: invalid YAML: character {error.character:#06x} is not allowed") from None
     except RecursionError:
-        raise InputError(f"{path}:1: is nested too deeply") from None
+        raise InputError(f"{path}:1: nested too deeply") from None
     except (ValueError, TypeError) as error:  # such as a date of month 13, or a list for a key
-        raise InputError(f"{path}:1: is no valid YAML: {printable(str(error))}") from None
+        raise InputError(f"{path}:1: invalid YAML: {printable(str(error))}") from None
     finally:
         if loader is not None:
             loader.dispose()

@@ -66,10 +66,10 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     """
     output = _checked(context, job.output)
     if not job.strategies:
-        raise InputError("strategies is [], at least one strategy is expected")
+        raise InputError("strategies: expected at least one strategy, got []")
     checker = None if job.checker is None else Path(job.checker)
     if checker is not None and not checker.is_file():
-        raise InputError(f"checker={checker} is no file, a Python script is expected")
+        raise InputError(f"checker: expected a Python script, got {checker}, which is no file")
     cases = _some(_cases(job) | _folder(job.folder))
     if job.compare_allocation == "same":
         cases = {name: _on_one_allocation(case, job.planner) for name, case in cases.items()}
@@ -121,7 +121,7 @@ def _folder(folder: str | None) -> Cases:
 
 def _some(instances: dict[str, Some]) -> dict[str, Some]:
     if not instances:
-        raise InputError("instances is empty, at least one preset or data=FOLDER is expected")
+        raise InputError("instances: expected at least one preset or data=FOLDER, got none")
     return instances
 
 

@@ -32,11 +32,11 @@ def report(job: ReportJob, context: Context) -> float:
         console.line(f"{context.label} iteration {seconds(iteration_s)}")
         return iteration_s
     show_report(console, plans, job.top)
-    for path in written:
-        console.line(f"\nwritten: {context.shown(path)}", end="")
-    if job.curve is not None and outputs["curve"] not in written:
-        console.line("\nno curve: the plan does not say how its search went", end="")
     console.line()
+    for path in written:
+        console.line(f"written: {context.shown(path)}")
+    if job.curve is not None and outputs["curve"] not in written:
+        console.line("no curve: the plan does not say how its search went")
     return iteration_s
 
 
@@ -48,7 +48,7 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
         check_writable(path, key)
         first = next(other for other, taken in outputs.items() if taken == path)
         if first != key:
-            raise InputError(f"{key} is {path} as {first} is, a file of its own is expected")
+            raise InputError(f"{key}: expected a file of its own, got {path} as for {first}")
     return outputs
 
 

@@ -17,12 +17,17 @@ class Console(rich.console.Console):
     Tables are fitted to the width; lines are as long as they are.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    def __init__(self, *, stderr: bool = False, force_terminal: bool | None = None) -> None:
+        is_terminal = force_terminal or (sys.stderr if stderr else sys.stdout).isatty()
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if columns.isdecimal() and int(columns) > 0 else PLAIN_WIDTH
         super().__init__(
-            stderr=stderr, width=None if is_terminal else width, markup=False, emoji=False, highlight=False
+            stderr=stderr,
+            force_terminal=force_terminal,
+            width=None if is_terminal else width,
+            markup=False,
+            emoji=False,
+            highlight=False,
         )
 
     def line(self, text: str = "", style: str | None = None) -> None:

@@ -60,17 +60,17 @@ def test_a_prepared_text_is_trained_on(texts: list[str], run: Run, tmp_path: Pat
     [
         (["output=o", "data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
         (["output=o", "data.tokenizer=missing.json"], "data.tokenizer is missing.json: there is no such file"),
-        (["output=o", "data.vocabulary=9"], "data.vocabulary is 9, an integer of at least 257 is expected"),
-        (["output=o", "data.format=csv"], "data.format is 'csv', one of text, json, parquet is expected"),
+        (["output=o", "data.vocabulary=9"], "data.vocabulary: expected an integer of at least 257, got 9"),
+        (["output=o", "data.format=csv"], "data.format: expected one of text, json, parquet, got 'csv'"),
         (["output=o", "data.prepared=p"], "data.prepared is p, which is prepared already"),
-        (["output=o", "workers=0"], "workers is 0, an integer of at least 1"),
+        (["output=o", "workers=0"], "workers: expected an integer of at least 1"),
         (["output=/proc/none/o"], "/proc/none/o: cannot be written"),
-        (["output=o", "data=nothing"], "data=nothing is not known, one of debian_docs, fiction, linux_source, "),
+        (["output=o", "data=nothing"], "unknown data 'nothing'; choose one of debian_docs, fiction, linux_source, "),
         (
             ["output=o", "data=sotu"],
             "there is no such file; `skippipe data fetch corpus=sotu folder=corpora` brings it",
         ),
-        ([], "output is not set, output=... is expected"),
+        ([], "output: expected output=..., got nothing"),
     ],
 )
 def test_prepare_refuses(arguments: list[str], message: str, refused: Refused) -> None:
@@ -80,8 +80,11 @@ def test_prepare_refuses(arguments: list[str], message: str, refused: Refused) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["corpus=tiny"], "corpus is 'tiny', one of sotu, fiction, debian_docs, rfc, linux_source, python_code is"),
-        ([], "corpus is not set, corpus=... is expected"),
+        (
+            ["corpus=tiny"],
+            "corpus: expected one of sotu, fiction, debian_docs, rfc, linux_source, python_code, got 'tiny'",
+        ),
+        ([], "corpus: expected corpus=..., got nothing"),
         (["corpus=python_code", "folder=/proc/none"], "cannot be written"),
     ],
 )
@@ -100,6 +103,6 @@ def test_fetch_of_what_is_there(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_unknown_command(run: Run) -> None:
-    assert "'data make' is no command, one of " in run("data", "make").err
+    assert "unknown command 'data make'; choose one of " in run("data", "make").err
     for command in ("prepare", "fetch"):
         assert "Keys" in run("data", command, "--help").out

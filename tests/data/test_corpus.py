@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "longer file": (_append("validation.tokens"), r"validation.tokens: has \d+ bytes, \d+ are expected by corpus.json"),
     "no file": (lambda folder: (folder / "training.tokens").unlink(), "training.tokens: cannot be read: No such file"),
     "no tokenizer.json": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-    "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json: is no valid JSON"),
+    "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json: invalid JSON"),
 }
 
 

@@ -170,7 +170,7 @@ def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, t
 
 def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
     checkpoint, text, *rest = given
-    assert "output is not set" in refused("evaluate", *given)
+    assert "output: expected output=..., got nothing" in refused("evaluate", *given)
     assert "neither of checkpoint and model is set" in refused("evaluate", text, "output=out")
     assert "both of checkpoint and model is set" in refused("evaluate", *given, "model=x", "output=out")
     assert "model is nowhere: a folder with config.json" in refused("evaluate", "model=nowhere", text, "output=out")

@@ -214,7 +214,7 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     assert "copy is a folder with files in it" in refused("export", f"checkpoint={folder}", "output=copy")
-    assert "checkpoint is not set" in refused("export", "output=new")
+    assert "checkpoint: expected checkpoint=..., got nothing" in refused("export", "output=new")
     assert "nowhere: there is no such folder" in refused("export", "checkpoint=nowhere", "output=new")
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
     other = tmp_path / "other.key"

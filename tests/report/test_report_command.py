@@ -140,19 +140,19 @@ def test_the_page_asks_for_nothing(plans: Path, run: Run, tmp_path: Path) -> Non
 
 def test_what_cannot_be_used(refused: Refused, plans: Path) -> None:
     plan = f"plan={plans / 'plan.json'}"
-    assert "plan is not set" in refused("report")
+    assert "plan: expected plan=..., got nothing" in refused("report")
     assert "absent.json: cannot be read" in refused("report", plan, "compare=absent.json")
     message = refused("report", plan, "picture=no/such.png")
     assert re.search(r": picture=\S*no/such.png cannot be written: the folder \S*/no does not exist", message)
-    assert "json is " in refused("report", plan, "output=one.html", "json=one.html")
-    assert "top is 0, an integer of at least 1" in refused("report", plan, "top=0")
-    assert "sweep is no configuration key" in refused("report", plan, "sweep=folder")
+    assert "json: expected a file of its own, got " in refused("report", plan, "output=one.html", "json=one.html")
+    assert "top: expected an integer of at least 1, got 0" in refused("report", plan, "top=0")
+    assert "unknown key sweep" in refused("report", plan, "sweep=folder")
 
 
 def test_pictures_without_matplotlib(refused: Refused, plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     absent = lambda name, *rest: None if name == "matplotlib" else find(name, *rest)  # noqa: E731
-    monkeypatch.setattr("skippipe.commands.needed.find_spec", absent)
+    monkeypatch.setattr("skippipe.commands.command.find_spec", absent)
     message = refused("report", f"plan={plans / 'plan.json'}", "picture=gantt.png")
     assert "needs matplotlib, which is not installed here" in message
 

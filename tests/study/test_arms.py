@@ -133,11 +133,11 @@ def test_what_decides_about_the_hash() -> None:
             [],
             r"arms\[1\] is llama30m_0, seed 0, which is listed",
         ),
-        ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"train.iteration is no configuration key; did you mean"),
+        ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"unknown key train.iteration; did you mean"),
         (
             [ArmConfig("llama30m_0")],
             ["train.iterations=0"],
-            r"arms\[0\], llama30m_0: train.iterations is 0, an integer",
+            r"arms\[0\], llama30m_0: train.iterations: expected an integer",
         ),
         ([ArmConfig("llama30m_0")], ["allocate.sizes=[3,3]"], r"arms\[0\], llama30m_0: allocate.sizes is \[3, 3\]"),
     ],

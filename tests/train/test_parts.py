@@ -231,7 +231,7 @@ def story() -> list[Event]:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_display_tells_the_story(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(force_terminal=terminal, width=120, highlight=False)
+    console = Console(force_terminal=terminal)
     with Display(console, "run") as display:
         for event in story():
             display(event)
