@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same() -> None:
     [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (9, 2.26216), (19, 2.09302), (30, 2.04227)],
 )
 def test_student(freedom: int, known: float) -> None:
-    assert student(freedom) == pytest.approx(known, rel=0.003)
+    assert student(freedom) == pytest.approx(known, rel=3e-6)
 
 
 def test_from_losses_to_perplexities() -> None:
