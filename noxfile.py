@@ -79,6 +79,13 @@ def stubs(session: nox.Session) -> None:
         shutil.copyfile(generate_stub(session, Path(folder)), STUB)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write docs/commands.md anew, from the list of commands."""
+    install(session)
+    session.run("python", "tools/command_reference.py")
+
+
 def generate_stub(session: nox.Session, folder: Path) -> Path:
     """Have maturin write the stub into `folder`."""
     session.run("maturin", "generate-stubs", "--profile", "wheel-dev", "--locked", "--quiet", "--out", str(folder))
@@ -131,7 +138,8 @@ def check_installed(session: nox.Session, folder: Path) -> None:
     work = folder / "work"
     work.mkdir()
     session.chdir(work)
-    without_torch = "import importlib.util as u, skippipe.commands; assert u.find_spec('torch') is None"
+    modules = "skippipe.commands.plan, skippipe.commands.report"
+    without_torch = f"import importlib.util as u, {modules}; assert u.find_spec('torch') is None"
     session.run(str(binaries / "python"), "-c", without_torch, external=True)
     for arguments in (
         ["--version"], ["--help"], ["plan", "--help"], ["plan", "cluster=local4", "output=plan.json"],

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from conftest import SHARED, Run
 
+from skippipe.application.arguments import settings_first
 from skippipe.cluster import load_cluster
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.errors import InputError
-from skippipe.application.arguments import settings_first
 from skippipe.validate import validate
 
 Refused = Callable[..., str]

@@ -10,9 +10,8 @@ import pytest
 from conftest import Run
 
 import skippipe
-import skippipe.application  # tells Hydra the types of all settings
-from skippipe.benchmark import preset_cases
 from skippipe.application import compose
+from skippipe.benchmark import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan import load_plan
 from skippipe.planning import Instance, make_plan

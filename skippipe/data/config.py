@@ -1,4 +1,4 @@
-"""Settings of the text: which files, which tokenizer, how it is cut."""
+"""Settings of the text: files, tokenizer, sequences."""
 
 from dataclasses import dataclass, field
 
@@ -15,38 +15,37 @@ LEAST_VOCABULARY = 257
 
 @dataclass
 class DataConfig:
-    """The text to train and to validate on."""
+    """The text for training and validation."""
 
     prepared: str | None = None
-    """a folder that `skippipe data prepare` has written: the text comes from there, and so does the tokenizer"""
+    """a folder written by `skippipe data prepare`, which provides text and tokenizer"""
     training: list[str] | None = None
-    """files or patterns such as [texts/*.txt]; with data.hub names of splits; null: the text that ships"""
+    """files or patterns such as [texts/*.txt]; with data.hub, names of splits; null: the text in the package"""
     validation: list[str] | None = None
-    """the same for the text to validate on, which is never trained on; null: a share of the files of data.training"""
+    """the same for the validation text, which is never trained on; null: some of the files of data.training"""
     format: str | None = setting(None, choices=FORMATS)
-    """text, json or parquet; null: by the files' names: .txt, .json, .jsonl, .parquet, also .gz, .bz2, .xz of the first
-    three"""
+    """text, json or parquet; null: by file name: .txt, .json, .jsonl, .parquet, the first three also with .gz, .bz2
+    or .xz"""
     field: str = "text"
-    """the field that holds the text in json and parquet"""
+    """field with the text, in json and parquet"""
     hub: str | None = None
-    """a data set of the hub of datasets, which is streamed; needs a network"""
+    """a data set of the Hugging Face hub, streamed; needs a network"""
     hub_configuration: str | None = None
-    """which of the configurations that a data set of the hub has"""
+    """configuration of that data set"""
     tokenizer: str | None = None
-    """a tokenizer.json, a folder of transformers or a name of the hub; null: data.vocabulary, else one that ships"""
+    """a tokenizer.json, a transformers folder or a name on the hub; null: data.vocabulary, else that of the package"""
     vocabulary: int | None = setting(None, within=Range(LEAST_VOCABULARY))
-    """train a byte-level BPE tokenizer with so many entries on the training text; null: data.tokenizer"""
+    """train a byte-level BPE tokenizer of this vocabulary size on the training text; null: data.tokenizer"""
     corpora: str = "corpora"
-    """the folder of `skippipe data fetch`, where data=sotu and the like find their texts"""
+    """folder of the corpora of `skippipe data fetch`, used by data=sotu and the like"""
     fetch: str | None = None
-    """the command that brings the files, named where they are missing"""
+    """the command that fetches the files, shown if they are missing"""
     verify: str = setting("sample", choices=VERIFICATIONS)
-    """how much of a prepared text is held against the hashes recorded when it was prepared: whole, or of files above
-    256 MiB a sample"""
+    """how much of a prepared text is checked against its recorded hashes: whole, or a sample of files above 256 MiB"""
     sequence: int = setting(128, within=AT_LEAST_1)
-    """tokens of one sequence"""
+    """tokens per sequence"""
     validation_blocks: int = setting(128, within=AT_LEAST_1)
-    """the most sequences to validate on: always the same ones, evenly spread over the text"""
+    """maximum number of sequences to validate on: always the same ones, evenly spaced over the text"""
 
 
 @dataclass
@@ -56,9 +55,9 @@ class PrepareJob:
     data: DataConfig = field(default_factory=DataConfig)
     """the text"""
     output: str = MISSING
-    """the folder; one in which an unfinished preparation of the same text lies is gone on with"""
+    """output folder; an unfinished preparation of the same text is resumed"""
     workers: int | None = setting(None, within=Range(1, 1024))
-    """threads that tokenise; null: one for each processor"""
+    """tokenizer threads; null: one per processor"""
 
 
 @dataclass
@@ -66,6 +65,6 @@ class FetchJob:
     """Settings of `skippipe data fetch`."""
 
     corpus: str = setting(choices=CORPORA)
-    """which one"""
+    """the corpus to fetch"""
     folder: str = "corpora"
-    """where it goes, in a folder of its own name"""
+    """parent folder; the corpus goes to a subfolder of its name"""

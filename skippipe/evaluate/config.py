@@ -16,37 +16,37 @@ class EvaluateJob:
     """Settings of `skippipe evaluate`."""
 
     checkpoint: str | None = None
-    """a checkpoint, or a run's folder: the newest whole one of it"""
+    """a checkpoint, or a run's folder for its latest complete one"""
     model_folder: str | None = None
-    """a folder that transformers has written, in place of checkpoint; model= is the same"""
+    """a transformers folder, instead of checkpoint; model= is a synonym"""
     compare: list[str] = field(default_factory=list)
-    """folders of finished evaluations, in place of a model: one table and one picture of all of them"""
+    """folders of finished evaluations, instead of a model: all of them in one table and one plot"""
     omit: list[str] = field(default_factory=lambda: ["none", "random:0.25", "random:0.5"])
-    """what is left out, each word evaluated by itself: none, random:SHARE, every:K, last:N (early exit),
-    stages:2+5, layers:3+7, lost:STAGE or lost:NODE, swap:STAGE (it and the next one), swaps:N (random ones)"""
+    """omissions to evaluate, each on its own: none, random:FRACTION, every:K, last:N (early exit), stages:2+5,
+    layers:3+7, lost:STAGE or lost:NODE, swap:STAGE (with the next one), swaps:N (random ones)"""
     unit: str = setting("layers", choices=UNITS)
-    """layers or stages: what random, every and last count"""
+    """unit of random, every and last: layers or stages"""
     keep_first: bool = True
-    """random, every and swaps leave stage 0 alone (CC1), while the share is still one of all layers or stages"""
+    """random, every and swaps spare stage 0 (CC1); fractions still refer to all layers or stages"""
     draws: int = setting(20, within=AT_LEAST_1)
-    """different draws of random and swaps; where there are no more than that, all"""
+    """distinct draws of random and swaps; all, if there are no more"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
-    """seed of the draws, and of the intervals"""
+    """seed of draws and confidence intervals"""
     layers: list[int] | None = setting(None, within=AT_LEAST_1)
-    """decoder layers of each stage, e.g. [2,2,2]; null: as the checkpoint was trained; of a folder, one for each"""
+    """decoder layers per stage, e.g. [2,2,2]; null: as in the checkpoint; for a folder, one layer per stage"""
     data: DataConfig = field(default_factory=DataConfig)
-    """the text: its validation part; data.sequence left as it is: as long as the checkpoint was trained with"""
+    """the text, of which the validation part is used; data.sequence defaults to that of the checkpoint"""
     batch: int = setting(16, within=AT_LEAST_1)
-    """sequences at a time"""
+    """sequences per batch"""
     device: str = "auto"
-    """cpu, cuda, cuda:1 and so on; auto: a GPU if there is one"""
+    """cpu, cuda, cuda:1 etc.; auto: a GPU if available"""
     dtype: str = setting("float32", choices=tuple(DTYPES))
-    """numbers of the weights"""
+    """dtype of the weights"""
     autocast: str | None = setting(None, choices=AUTOCASTS)
-    """compute in this type where torch's autocast does; null: in dtype"""
+    """dtype of torch autocast; null: no autocast"""
     compile: bool = False
     """compile layers and loss with torch.compile"""
     key: str | None = None
-    """the file with the secret that the checkpoint is signed with; null: the user's own (~/.config/skippipe)"""
+    """file with the key that checkpoints are signed with; null: the user's own (~/.config/skippipe)"""
     output: str = MISSING
-    """the folder of results, table and picture; one that holds some of them is gone on with"""
+    """folder for results, table and plot; an unfinished evaluation is resumed"""

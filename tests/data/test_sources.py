@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skippipe.application.arguments import with_names_quoted
 from skippipe.cli import main
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
 from skippipe.data.prepare import check_input, corpus_folder, prepare
 from skippipe.data.sources import Source, falls_to_validation, find_files, matching, share_by_name
 from skippipe.errors import InputError
-from skippipe.application.arguments import with_names_quoted
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from study.entries import make_entry, make_row
 import skippipe.conf
 from skippipe._scheduler import Plan
 from skippipe.application import compose
+from skippipe.application.arguments import quoted
 from skippipe.errors import InputError
 from skippipe.planning import make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob
-from skippipe.application.arguments import quoted
 from skippipe.train.config import TrainJob
 from skippipe.train.plans import phases_of
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from train.jobs import make_job
 
+from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.plan import Plan
 from skippipe.train.config import TrainConfig
-from skippipe.console.output import Console
 from skippipe.train.display import Display, sparkline
 from skippipe.train.dry_run import RankMemory, check_memory, most_held
 from skippipe.train.events import Event, LineReader

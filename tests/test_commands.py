@@ -1,0 +1,148 @@
+"""The list of commands, and what derives from it: help, configuration, completion, the reference in the docs."""
+
+import ast
+import dataclasses
+import importlib.util
+import math
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+
+from skippipe.application import compose
+from skippipe.commands import BY_NAME, COMMANDS
+from skippipe.commands.command import Command
+from skippipe.commands.groups import options
+from skippipe.console.output import Console
+from skippipe.console.progress import ProgressDisplay
+
+each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.key)
+
+
+@each_command
+def test_registration_names_what_there_is(command: Command) -> None:
+    assert dataclasses.is_dataclass(command.settings_type)
+    known = {field.name for field in dataclasses.fields(command.settings_type)}
+    written = {key.partition(".")[0] for key in (*command.writes, *command.aliases.values())}
+    assert written | {value.partition("=")[0] for value in command.flags.values()} <= known
+    module, _, function = command.run.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    assert function in [item.name for item in body if isinstance(item, ast.FunctionDef)]
+    for group, option in command.groups.items():
+        assert option is None or option in options(group.partition("@")[0])
+
+
+@each_command
+def test_help_and_configuration_derive_from_the_registration(command: Command, run: Run) -> None:
+    assert f"skippipe {command.name} " in (listed := run("--help").out)
+    assert command.summary in listed
+    text = run(*command.name.split(), "--help").out
+    assert text.startswith(f"skippipe {command.name}: {command.summary}.\n")
+    for line in command.examples.splitlines():
+        assert line in text
+    for field in dataclasses.fields(command.settings_type):
+        assert re.search(rf"^  {field.name}(=|\.|$| )", text, re.MULTILINE), field.name
+    composed = run(*command.name.split(), "--cfg", "job")
+    assert composed.status == 0, composed.err
+    for field in dataclasses.fields(command.settings_type):
+        assert re.search(rf"^{field.name}:", composed.out, re.MULTILINE), field.name
+
+
+def test_presets_are_found_where_they_lie(run: Run) -> None:
+    text = run("train", "--help").out
+    assert re.search(r"^  data= +the text: shipped, debian_docs, fiction,", text, re.MULTILINE)
+    assert re.search(r"^  experiment= +ready-made settings: llama30m, llama30m_0,", text, re.MULTILINE)
+    assert re.search(r"^  cluster\.regions +\[geo20\] ", text, re.MULTILINE)
+    assert len(compose("study", []).arms) > 10
+
+
+def test_the_list_is_cheap_to_load() -> None:
+    """`skippipe --help` needs it, and each key that a shell completes."""
+    heavy = ("hydra", "omegaconf", "yaml", "numpy", "rich", "torch", "skippipe.planning")
+    code = f"import sys, skippipe.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_arguments_for_hydra() -> None:
+    bench, train = BY_NAME["bench planner"], BY_NAME["train"]
+    assert bench.for_hydra("data=folder=x") == "folder=folder=x"
+    assert bench.for_hydra("data") == "data"
+    assert BY_NAME["evaluate"].for_hydra("model=a,b") == "model_folder=a,b"
+    assert train.for_hydra("--dry-run") == "dry_run=true"
+    assert train.for_hydra("runtime.node=a,b") == "runtime.node='a,b'"
+    assert train.for_hydra("runtime.node='a,b'") == "runtime.node='a,b'"
+    assert train.for_hydra("train.seed=1,2") == "train.seed=1,2"
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "data prepare"])
+def test_packages_that_are_missing_are_named(
+    name: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = BY_NAME[name]
+    monkeypatch.setattr("skippipe.commands.command.find_spec", lambda _: None)
+    message = refused(*name.split(), *(["output=out"] if "output" in command.writes else []))
+    needed = f"skippipe {name}: skippipe {name} needs {', '.join(command.packages)}, which is not installed here"
+    assert message == f"{needed}: pip install 'skippipe[train]'\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("skippipe ", ["plan", "simulate", "report", "train", "evaluate", "study", "data", "export", "bench"]),
+        ("skippipe b", ["plan", "simulate", "report", "train", "evaluate", "study", "data", "export", "bench"]),
+        ("skippipe bench p", ["simulator", "planner", "allocator"]),
+        ("skippipe bench planner planner.t", ["planner.threads=", "planner.time_limit_s="]),
+        ("skippipe plan cluster=l", ["cluster=local4"]),
+        ("skippipe plan nothing.", []),
+    ],
+)
+def test_completion(line: str, offered: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag, shell in (("-sc", "bash"), ("--shell-completion", "fish")):
+        monkeypatch.setenv("COMP_LINE", line)
+        result = run(flag, f"query={shell}")
+        assert (result.status, result.err, result.out.split()) == (0, "", offered)
+
+
+def test_completion_of_every_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_LINE", "skippipe simulate ")
+    assert {"plan=", "order=", "output="} <= set(run("-sc", "query=bash").out.replace(".", "=").split())
+
+
+def test_completion_is_installed_for_the_command(run: Run) -> None:
+    result = run("-sc", "install=bash")
+    assert result.status == 0
+    assert result.out.rstrip().endswith("hydra_bash_completion skippipe")
+    assert run("-sc", "install=dos").status == 2
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Otherwise: python -m nox -s docs."""
+    made = runpy.run_path(str(ROOT / "tools" / "command_reference.py"))["reference"]()
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(Console(force_terminal=terminal), line_every_s=0.0) as display:
+        display.begin("text [b]", total=4)
+        display.update(1, "1 of 4 MB")
+        display.line("a line [b] :smile:")
+        display.show_below("details")
+    with ProgressDisplay(Console(force_terminal=terminal), line_every_s=math.inf, is_open_ended=True) as display:
+        display.begin("search")
+        display.update(state=": 3 s")
+    shown = capsys.readouterr().out
+    assert "a line [b] :smile:" in shown
+    if terminal:
+        for part in ("text [b]", "1 of 4 MB", "━", "details", "search: 3 s"):
+            assert part in shown
+    else:
+        assert shown == "text [b]: 1 of 4 MB\na line [b] :smile:\n"
