@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from skippipe.config import Range
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 MOST = 2**63 - 1
 """The largest integer that the extension and torch take."""
@@ -14,7 +14,7 @@ def validate(config: Any, prefix: str = "") -> None:
     """Raise `InputError` naming key, value and what was expected for the first setting that is out of range."""
     unknown = sorted(vars(config).keys() - {item.name for item in dataclasses.fields(config)})
     if unknown:  # only `+key=value` gets so far
-        raise InputError(f"unknown key {prefix}{unknown[0]}; --help lists the keys")
+        raise InputError("unknown key; --help lists the keys", key=f"{prefix}{unknown[0]}")
     for item in dataclasses.fields(config):
         key, value = prefix + item.name, getattr(config, item.name)
         for name, entry in _entries(key, value):
@@ -38,8 +38,8 @@ def _entries(key: str, value: Any) -> list[tuple[str, Any]]:
 def _check(key: str, value: Any, within: Range | None, choices: tuple[str, ...] | None) -> None:
     if within is not None and not within.holds(value):
         kind = "an integer of" if isinstance(value, int) else "a finite number of"
-        raise InputError(f"{key}: expected {kind} {within}, got {value}")
+        raise unexpected(key, value, f"{kind} {within}")
     if isinstance(value, int) and not -MOST - 1 <= value <= MOST:
-        raise InputError(f"{key}: expected an integer of at least {-MOST - 1} and at most {MOST}, got {value}")
+        raise unexpected(key, value, f"an integer of at least {-MOST - 1} and at most {MOST}")
     if choices is not None and value not in choices:
-        raise InputError(f"{key}: expected one of {', '.join(choices)}, got {value!r}")
+        raise unexpected(key, value, f"one of {', '.join(choices)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from skippipe.config import ClusterConfig
-from skippipe.errors import InputError, printable
+from skippipe.errors import printable, unexpected
 
 FILE = "file"
 
@@ -34,11 +34,11 @@ def check_file_alone(
         for key, value in given:
             chosen = key in ("cluster", f"cluster@{place}") and named and place in key
             if chosen or (key.startswith(f"{place}.") and key != beside):
-                raise InputError(f"{key}: expected nothing of a preset beside {beside}, got {printable(value)}")
+                raise unexpected(key, printable(value), f"nothing of a preset next to {beside}")
         if not named and place == "cluster" and preset is not None:
             plain = preset() or type(cluster)()
             for key, value in _changed(cluster, plain, place):
-                raise InputError(f"{key}: expected nothing of a preset beside {beside}, got {value!r}")
+                raise unexpected(key, value, f"nothing of a preset next to {beside}")
 
 
 def _clusters(settings: Any) -> Iterator[tuple[str, ClusterConfig]]:

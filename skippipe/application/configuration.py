@@ -19,7 +19,6 @@ from skippipe.commands.command import Command
 from skippipe.commands.groups import options, schemas
 from skippipe.commands.help import command_help
 from skippipe.config import ClusterConfig
-from skippipe.errors import InputError
 from skippipe.validate import validate
 
 FOLDER = "skippipe.conf"
@@ -65,7 +64,7 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
         try:
             composed = hydra.compose(config_name=primary, overrides=list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
-            raise InputError(explain(error, BY_NAME[name].settings_type)) from None
+            raise explain(error, BY_NAME[name].settings_type) from None
     settings = checked_settings(composed)
     check_file_alone(settings, overrides, None)
     return settings
@@ -84,6 +83,6 @@ def checked_settings(composed: DictConfig) -> Any:
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise InputError(explain(error, OmegaConf.get_type(composed))) from None
+        raise explain(error, OmegaConf.get_type(composed)) from None
     validate(settings)
     return settings

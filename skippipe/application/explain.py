@@ -17,6 +17,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from skippipe.errors import InputError, unexpected
+
 _EXPECTED = (
     ("Float", "a number"),
     ("Integer", "an integer"),
@@ -24,29 +26,29 @@ _EXPECTED = (
 )
 
 
-def explain(error: Exception, job: type[Any] | None) -> str:
-    """Name key, value and what was expected; `job` is the dataclass of the settings."""
+def explain(error: Exception, job: type[Any] | None) -> InputError:
+    """Make an error that names key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
     if str(error).startswith("Could not delete"):
-        return f"{_asked_key(error) or 'that key'}: expected a value, it cannot be deleted"
+        return InputError("expected a value, it cannot be deleted", key=_asked_key(error))
     match cause:
         case OverrideParseException():
             expected = "expected key=value, with special characters in quotes: 'key=\"a b\"'"
-            return f"{cause.override!r}: {expected} ({_first_line(cause)})"
+            return InputError(f"{cause.override!r}: {expected} ({_first_line(cause)})")
         case MissingConfigException():
             return _missing_config(cause)
         case MissingMandatoryValue():
-            return f"{cause.full_key}: expected {cause.full_key}=..., got nothing"
+            return unexpected(str(cause.full_key), "nothing", f"{cause.full_key}=...")
         case ConfigAttributeError() | ConfigKeyError():
             return _unknown_key(_asked_key(error) or cause.full_key or str(cause.key), job)
         case ValidationError():
             return _wrong_value(error, cause)
         case RecursionError():
-            return "nested too deeply"
+            return InputError("nested too deeply")
         case InterpolationResolutionError():
-            return f"{cause.full_key}: {_first_line(cause)}"
+            return InputError(_first_line(cause), key=cause.full_key)
     key = _asked_key(error)
-    return _unknown_key(key, job) if key else _first_line(cause) or type(cause).__name__
+    return _unknown_key(key, job) if key else InputError(_first_line(cause) or type(cause).__name__)
 
 
 def _cause(error: Exception) -> BaseException:
@@ -56,12 +58,11 @@ def _cause(error: Exception) -> BaseException:
 
 
 def key_of(error: Exception) -> str | None:
-    """The key that an error of composing, or of checking what was composed, speaks of; None where it names none."""
+    """The key that an error of composing, or of checking what was composed, is about; None where it names none."""
+    if isinstance(error, InputError):
+        return error.key
     key = _asked_key(error) or getattr(_cause(error), "full_key", None)
-    if key:
-        return str(key)
-    found = re.match(r"(?:unknown key )?([\w.]+(?:\[\d+\])?)(?: is |[:;] )", str(error))
-    return found and found[1]
+    return str(key) if key else None
 
 
 def _asked_key(error: Exception) -> str | None:
@@ -74,38 +75,38 @@ def _asked_key(error: Exception) -> str | None:
     return found and found[1]
 
 
-def _unknown_key(key: str, job: type[Any] | None) -> str:
+def _unknown_key(key: str, job: type[Any] | None) -> InputError:
     known = sorted(set(_keys(job))) if job else []
-    if key in known:
-        return f"unknown key {key}; no choice made here has it, --cfg job shows the keys"
     close = difflib.get_close_matches(key, known, n=1) or [x for x in known if x.rpartition(".")[2] == key][:1]
-    hint = f"did you mean {close[0]}?" if close else "--help lists the keys"
-    return f"unknown key {key}; {hint}"
+    if key in known:
+        hint = "no choice made here has it, --cfg job shows the keys"
+    else:
+        hint = f"did you mean {close[0]}?" if close else "--help lists the keys"
+    return InputError(f"unknown key; {hint}", key=key)
 
 
-def _missing_config(error: MissingConfigException) -> str:
+def _missing_config(error: MissingConfigException) -> InputError:
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
     known = [name for name in error.options or () if not name.endswith("_schema")]
     if not group or not known:
-        return _first_line(error)
-    return f"unknown {group} {option!r}; choose one of {', '.join(known)}"
+        return InputError(_first_line(error))
+    return InputError(f"unknown {group} {option!r}; choose one of {', '.join(known)}")
 
 
-def _wrong_value(error: Exception, cause: ValidationError) -> str:
+def _wrong_value(error: Exception, cause: ValidationError) -> InputError:
     text = _first_line(cause)
     key = cause.full_key or _asked_key(error) or str(cause.key)
     value = re.search(r"Value '(.*?)'(?: of type| is not|\()", text, re.DOTALL)
     expected = next((what for sign, what in _EXPECTED if sign in text), None)
     if value and expected:
-        return f"{key}: expected {expected}, got {value[1]}"
+        return unexpected(key, value[1], expected)
     if merged := re.match(r"Merge error: .* is not a subclass of .*?\. value: (.*)", text):
-        place = f"{cause.full_key}: " if cause.full_key else ""
-        return f"{place}expected a mapping of keys to values, got {merged[1]}"
+        return unexpected(cause.full_key or "", merged[1], "a mapping of keys to values")
     if "is not Optional" in text:
-        return f"{key}: expected a value, got null"
+        return unexpected(key, "null", "a value")
     if "is not a ListConfig" in text:
-        return f"{key}: expected a list such as [1,2], got a single value"
-    return f"{key}: {text}"
+        return unexpected(key, "a single value", "a list such as [1,2]")
+    return InputError(text, key=key)
 
 
 def _first_line(error: BaseException) -> str:

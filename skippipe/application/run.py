@@ -22,7 +22,7 @@ from skippipe.application.sweeps import jobs_apart
 from skippipe.application.user_files import UserFiles, checked_files
 from skippipe.commands.command import Command, Context
 from skippipe.console.streams import STANDARD_OUTPUT, report_error
-from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, exit_status
+from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, exit_status, in_file
 
 
 class _JobFailedError(Exception):
@@ -77,36 +77,36 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:  # what --help prints, for example
             raise
         place = _place(error, files, arguments) or _composed_place(error, files)
-        report_error(command.name, InputError(place + explain(error, command.settings_type)))
+        report_error(command.name, _located(explain(error, command.settings_type), place))
         return UNUSABLE_INPUT
     if task.error is not None:
-        reason = task.error
-        if isinstance(reason, InputError):
-            reason = type(reason)(f"{_place(reason, files, arguments)}{reason}")
-        report_error(command.name, reason)
-        return exit_status(reason)
+        report_error(command.name, _located(task.error, _place(task.error, files, arguments)))
+        return exit_status(task.error)
     return SUCCESS
 
 
-def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str:
-    """`FILE:LINE: ` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
+def _located(error: Exception, place: str | None) -> Exception:
+    """The same error, said to be about what stands at `place`."""
+    is_located = isinstance(error, InputError) and error.file is None and place is not None
+    return in_file(error, place) if is_located else error
+
+
+def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:
+    """`FILE:LINE` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
     key = key_of(error)
     if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
-        return ""
-    place = files.place_of(key)
-    return "" if place is None else f"{place}: "
+        return None
+    return files.place_of(key)
 
 
-def _composed_place(error: Exception, files: UserFiles) -> str:
-    """`FILE:LINE: ` where a file of the user's own asks for one that is not there, or cannot be composed."""
+def _composed_place(error: Exception, files: UserFiles) -> str | None:
+    """`FILE:LINE` where a file of the user's own asks for one that is not there, or cannot be composed."""
     match error:
         case MissingConfigException():
-            place = files.place_of_default(error.missing_cfg_file or "")
+            return files.place_of_default(error.missing_cfg_file or "")
         case HydraException() | OSError():  # most likely the command line
-            place = None
-        case _:
-            place = files.place_of_last() if key_of(error) is None else None
-    return "" if place is None else f"{place}: "
+            return None
+    return files.place_of_last() if key_of(error) is None else None
 
 
 def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:

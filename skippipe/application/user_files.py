@@ -89,12 +89,12 @@ def read_yaml(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"cannot be read: {error.strerror or error}", file=str(_named(path))) from None
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{_named(path)}:{line}: expected UTF-8 text, got byte {content[error.start]:#04x}") from None
+        raise _fault(_named(path), line, f"expected UTF-8 text, got byte {content[error.start]:#04x}") from None
 
 
 def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
@@ -108,27 +108,30 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(part) for part in (error.problem, error.context and f"({error.context})") if part)
         line = 1 if mark is None else mark.line + 1
-        raise InputError(f"{path}:{line}: invalid YAML: {printable(problem)}") from None
+        raise _fault(path, line, f"invalid YAML: {printable(problem)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"{path}:{line}: invalid YAML: character {error.character:#06x} is not allowed") from None
+        raise _fault(path, line, f"invalid YAML: character {error.character:#06x} is not allowed") from None
     except RecursionError:
-        raise InputError(f"{path}:1: nested too deeply") from None
+        raise _fault(path, 1, "nested too deeply") from None
     except (ValueError, TypeError) as error:  # such as a date of month 13, or a list for a key
-        raise InputError(f"{path}:1: invalid YAML: {printable(str(error))}") from None
+        raise _fault(path, 1, f"invalid YAML: {printable(str(error))}") from None
     finally:
         if loader is not None:
             loader.dispose()
     if not isinstance(root, yaml.MappingNode):
-        raise InputError(f"{path}:{root.start_mark.line + 1}: expected key: value, got {_kind(root)}")
+        raise _fault(path, root.start_mark.line + 1, f"expected key: value, got {_kind(root)}")
     for node in _values(root, "defaults"):
         if not isinstance(node, yaml.SequenceNode):
-            line = node.start_mark.line + 1
-            raise InputError(f"{path}:{line}: defaults: expected a list, got {_kind(node)}")
+            raise _fault(path, node.start_mark.line + 1, f"expected a list, got {_kind(node)}", "defaults")
     if _size(root, {}) > MOST_VALUES:
-        raise InputError(f"{path}:1: expected at most {MOST_VALUES} values, got more")
+        raise _fault(path, 1, f"expected at most {MOST_VALUES} values, got more")
     _check_targets(path, root)
     return root
+
+
+def _fault(path: Path, line: int, reason: str, key: str | None = None) -> InputError:
+    return InputError(reason, key=key, file=f"{path}:{line}")
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
@@ -154,10 +157,11 @@ def _check_targets(path: Path, root: yaml.Node) -> None:
         elif isinstance(node, yaml.MappingNode):
             for value in _values(node, "_target_"):
                 if not (isinstance(value, yaml.ScalarNode) and value.value.startswith(OF_HYDRA)):
-                    raise InputError(
-                        f"{path}:{value.start_mark.line + 1}: _target_: expected a launcher, sweeper or callback of "
-                        f"Hydra, got {_kind(value)}; what runs code of your own belongs on the command line"
+                    reason = (
+                        f"expected a launcher, sweeper or callback of Hydra, got {_kind(value)}; what runs code of "
+                        f"your own belongs on the command line"
                     )
+                    raise _fault(path, value.start_mark.line + 1, reason, "_target_")
             waiting += [value for _, value in node.value]
 
 

@@ -29,7 +29,7 @@ from skippipe.commands.command import Context
 from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob, PlannerConfig
 from skippipe.console.output import Console, plain_table
 from skippipe.console.progress import planning_progress
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import SchedulerError, unexpected
 from skippipe.files import check_writable, write_text
 
 Some = TypeVar("Some")
@@ -66,10 +66,10 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     """
     output = _checked(context, job.output)
     if not job.strategies:
-        raise InputError("strategies: expected at least one strategy, got []")
+        raise unexpected("strategies", [], "at least one strategy")
     checker = None if job.checker is None else Path(job.checker)
     if checker is not None and not checker.is_file():
-        raise InputError(f"checker: expected a Python script, got {checker}, which is no file")
+        raise unexpected("checker", str(checker), "the file of a Python script")
     cases = _some(_cases(job) | _folder(job.folder))
     if job.compare_allocation == "same":
         cases = {name: _on_one_allocation(case, job.planner) for name, case in cases.items()}
@@ -121,7 +121,7 @@ def _folder(folder: str | None) -> Cases:
 
 def _some(instances: dict[str, Some]) -> dict[str, Some]:
     if not instances:
-        raise InputError("instances: expected at least one preset or data=FOLDER, got none")
+        raise unexpected("instances", "none", "at least one preset or data=FOLDER")
     return instances
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from skippipe.commands.command import Context, check_installed
 from skippipe.config import ReportJob
 from skippipe.console.output import Console
-from skippipe.errors import InputError, LockupError
+from skippipe.errors import LockupError, unexpected
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
 from skippipe.report.console import show_report
@@ -48,7 +48,7 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
         check_writable(path, key)
         first = next(other for other, taken in outputs.items() if taken == path)
         if first != key:
-            raise InputError(f"{key}: expected a file of its own, got {path} as for {first}")
+            raise unexpected(key, f"{path} as for {first}", "a file of its own")
     return outputs
 
 

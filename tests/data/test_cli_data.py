@@ -61,7 +61,7 @@ def test_a_prepared_text_is_trained_on(texts: list[str], run: Run, tmp_path: Pat
         (["output=o", "data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
         (["output=o", "data.tokenizer=missing.json"], "data.tokenizer is missing.json: there is no such file"),
         (["output=o", "data.vocabulary=9"], "data.vocabulary: expected an integer of at least 257, got 9"),
-        (["output=o", "data.format=csv"], "data.format: expected one of text, json, parquet, got 'csv'"),
+        (["output=o", "data.format=csv"], "data.format: expected one of text, json, parquet, got csv"),
         (["output=o", "data.prepared=p"], "data.prepared is p, which is prepared already"),
         (["output=o", "workers=0"], "workers: expected an integer of at least 1"),
         (["output=/proc/none/o"], "/proc/none/o: cannot be written"),
@@ -82,7 +82,7 @@ def test_prepare_refuses(arguments: list[str], message: str, refused: Refused) -
     [
         (
             ["corpus=tiny"],
-            "corpus: expected one of sotu, fiction, debian_docs, rfc, linux_source, python_code, got 'tiny'",
+            "corpus: expected one of sotu, fiction, debian_docs, rfc, linux_source, python_code, got tiny",
         ),
         ([], "corpus: expected corpus=..., got nothing"),
         (["corpus=python_code", "folder=/proc/none"], "cannot be written"),

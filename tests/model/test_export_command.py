@@ -226,7 +226,7 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     passed_over = run("export", "checkpoint=copy", "output=older")
     assert passed_over.status == 0
     assert "iteration 0: " in passed_over.out
-    assert f"skippipe export: passed over: {newest.relative_to(tmp_path)}" in passed_over.err
+    assert f"skippipe export: skipped: {newest.relative_to(tmp_path)}" in passed_over.err
     older.write_bytes(older.read_bytes()[:-1])
     assert newest.name in refused("export", "checkpoint=copy", "output=new")
     assert "model.folder is not set" in refused("train", "--dry-run", "model=pretrained")

@@ -146,7 +146,7 @@ def test_what_cannot_be_used(refused: Refused, plans: Path) -> None:
     assert re.search(r": picture=\S*no/such.png cannot be written: the folder \S*/no does not exist", message)
     assert "json: expected a file of its own, got " in refused("report", plan, "output=one.html", "json=one.html")
     assert "top: expected an integer of at least 1, got 0" in refused("report", plan, "top=0")
-    assert "unknown key sweep" in refused("report", plan, "sweep=folder")
+    assert "sweep: unknown key" in refused("report", plan, "sweep=folder")
 
 
 def test_pictures_without_matplotlib(refused: Refused, plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,13 +127,13 @@ def test_what_decides_about_the_hash() -> None:
 @pytest.mark.parametrize(
     ("arms", "overrides", "message"),
     [
-        ([ArmConfig("mars")], [], r"arms\[0\], mars: experiment=mars is not known, one of llama30m, llama30m_0, "),
+        ([ArmConfig("mars")], [], r"arms\[0\], mars: unknown experiment 'mars'; choose one of llama30m, llama30m_0, "),
         (
             [ArmConfig("llama30m_0"), ArmConfig("llama30m_0", 0)],
             [],
             r"arms\[1\] is llama30m_0, seed 0, which is listed",
         ),
-        ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"unknown key train.iteration; did you mean"),
+        ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"train.iteration: unknown key; did you mean"),
         (
             [ArmConfig("llama30m_0")],
             ["train.iterations=0"],

@@ -168,7 +168,7 @@ def test_an_arm_that_fails_is_noted(run: Run, tmp_path: Path, own: Path, prepare
 
 def test_input_that_cannot_be_used(refused: Callable[..., str], tmp_path: Path) -> None:
     few = "arms=[{experiment: llama30m_0}]"
-    assert "arms[0], mars: experiment=mars is not known" in refused("study", "arms=[{experiment: mars}]")
+    assert "arms[0], mars: unknown experiment 'mars'" in refused("study", "arms=[{experiment: mars}]")
     assert "study-text: there is no such folder" in refused("study", few, "devices=[cpu]", "records=a.json")
     assert "devices[0] is 'tpu'" in refused("study", few, "devices=[tpu]", "records=a.json")
     assert "devices is [], at least one" in refused("study", few, "devices=[]", "records=a.json")

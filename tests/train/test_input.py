@@ -33,9 +33,9 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
     [
         (["train.learning_rate=nan"], "train.learning_rate: expected a finite number of at least 0, got nan"),
         (["train.iterations=0"], "train.iterations: expected an integer of at least 1, got 0"),
-        (["train.stage_gradient=mean"], "train.stage_gradient: expected one of exact, per_visit, got 'mean'"),
-        (["runtime.backend=mpi"], "runtime.backend: expected one of gloo, got 'mpi'"),
-        (["runtime.timeout=3"], "unknown key runtime.timeout; did you mean runtime.timeout_s?"),
+        (["train.stage_gradient=mean"], "train.stage_gradient: expected one of exact, per_visit, got mean"),
+        (["runtime.backend=mpi"], "runtime.backend: expected one of gloo, got mpi"),
+        (["runtime.timeout=3"], "runtime.timeout: unknown key; did you mean runtime.timeout_s?"),
         (["model=gpt9"], "unknown model 'gpt9'; choose one of gpt_neox_tiny, llama_30m, llama_tiny"),
         (["data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
         (["data.validation=[a/*.txt]"], "data.validation[0] is a/*.txt: there is no such file"),
@@ -93,7 +93,7 @@ def test_a_plan_for_another_model(change: str, message: str, plan_file: Path, re
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("model.hidden_sise=3", "unknown key model.hidden_sise"),
+        ("model.hidden_sise=3", "model.hidden_sise: unknown key"),
         ("+model.hidden_sise=3", "model.hidden_sise is no setting of llama"),
         ("model.model_type=bert", "bert"),
         ("model.vocab_size=1000", "model.vocab_size is 1000, at least the 1024 entries of the tokenizer are expected"),
