@@ -9,16 +9,16 @@ from skippipe.data.fetch import fetch
 
 
 def data_fetch(job: FetchJob, context: Context) -> float:
-    """Bring a corpus, unless it is there; returns 0."""
+    """Fetch a corpus, unless it is there; returns 0."""
     folder = context.output(job.folder)
     assert folder is not None
     console = Console()
     fetched = fetch(job.corpus, folder, console.line)
     name = context.shown(folder / job.corpus)
     if fetched is None:
-        line = f"{name} is there already; remove it to fetch it anew"
+        line = f"{name} exists already; remove it to fetch it again"
     else:
-        line = f"{fetched.files:,} files, {fetched.bytes / 1e6:,.1f} MB of text in {name}; where from: SOURCES.md in it"
+        line = f"{fetched.files:,} files, {fetched.bytes / 1e6:,.1f} MB of text in {name}; sources: SOURCES.md in it"
     console.line(line)
     where = "" if job.folder == FetchJob().folder else f" data.corpora={Path(job.folder)}"
     console.line(f"next: skippipe data prepare data={job.corpus}{where} output={job.corpus}")

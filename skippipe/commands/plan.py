@@ -68,18 +68,10 @@ def plan(job: PlanJob, context: Context) -> float:
                 f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
                 f"iteration (planner.time_limit_s={10 * limit_s:g})."
             )
+        if output is not None:
+            console.line(f"plan written to {context.shown(output)}")
     else:
-        gains = "".join(
-            f", saved {percent(saving(made.predicted.iteration_s, other.iteration_s))} of {other.strategy}"
-            for other in others
-        )
-        if kind is not None:
-            gains += f" ({kind})"
-        rate = throughput_in_words(throughput(made))
-        line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{rate}{gains}"
-        console.line(line)
-    if output is not None and context.label is None:
-        console.line(f"plan written to {context.shown(output)}")
+        console.line(f"{context.label} {_in_a_line(made, others, kind)}")
     if stopped:
         raise KeyboardInterrupt
     return made.predicted.iteration_s
@@ -96,6 +88,13 @@ def _evaluate_others(job: PlanJob, instance: Instance, made: Plan, planner: Plan
         with planning_progress(name) as progress:
             outcomes.append(evaluate(problem, name, planner, progress, freedom))
     return outcomes
+
+
+def _in_a_line(made: Plan, others: list[Outcome], kind: str | None) -> str:
+    time_s = made.predicted.iteration_s
+    savings = "".join(f", saved {percent(saving(time_s, other.iteration_s))} vs. {other.strategy}" for other in others)
+    rate = throughput_in_words(throughput(made))
+    return f"iteration {time_s:.4f} s{rate}{savings}" + ("" if kind is None else f" ({kind})")
 
 
 def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None) -> None:

@@ -36,7 +36,7 @@ def report(job: ReportJob, context: Context) -> float:
     for path in written:
         console.line(f"written: {context.shown(path)}")
     if job.curve is not None and outputs["curve"] not in written:
-        console.line("no curve: the plan does not say how its search went")
+        console.line("no curve: the plan has no search history")
     return iteration_s
 
 

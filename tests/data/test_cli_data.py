@@ -97,7 +97,7 @@ def test_fetch_of_what_is_there(run: Run, tmp_path: Path) -> None:
     result = run("data", "fetch", "corpus=sotu", "folder=texts")
     assert result.status == 0
     assert result.out.splitlines() == [
-        "texts/sotu is there already; remove it to fetch it anew",
+        "texts/sotu exists already; remove it to fetch it again",
         "next: skippipe data prepare data=sotu data.corpora=texts output=sotu",
     ]
 

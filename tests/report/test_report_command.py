@@ -95,7 +95,7 @@ def test_a_plan_that_says_nothing_about_its_search(run: Run, plans: Path, tmp_pa
     edited(plans, "plan.json", "silent.json", solver={"events": None, "statistics": 3})
     result = run("report", f"plan={plans / 'silent.json'}", "curve=curve.png")
     assert result.status == 0, result.err
-    assert "no curve: the plan does not say how its search went" in result.out
+    assert "no curve: the plan has no search history" in result.out
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert 'class="curve"' not in (tmp_path / "report.html").read_text()
 
