@@ -104,7 +104,7 @@ def skipped_executions(plan: Plan) -> float | None:
     return 1.0 - executed / every if every else None
 
 
-def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
+def partition_mismatch(plan: Plan, layers: Sequence[int] | None) -> str | None:
     """Say which stages have other layers than the times of their nodes hold for; None where none is known to have.
 
     Args:
@@ -129,7 +129,7 @@ def other_cut(plan: Plan, layers: Sequence[int] | None) -> str | None:
     return "; ".join(parts)
 
 
-def other_sources(plan: Plan) -> str | None:
+def source_mismatch(plan: Plan) -> str | None:
     """Say which nodes of stage 0 were timed without the embedding, and which others with it; None: none, or unknown."""
     timed = workload_of(plan.cluster).sources
     if timed is None:

@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, Run
 
 from skippipe.application import compose
+from skippipe.application.arguments import for_hydra
 from skippipe.commands import BY_NAME, COMMANDS
 from skippipe.commands.command import Command
 from skippipe.commands.groups import options
@@ -71,15 +72,20 @@ def test_the_list_is_cheap_to_load() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_arguments_for_hydra() -> None:
-    bench, train = BY_NAME["bench planner"], BY_NAME["train"]
-    assert bench.for_hydra("data=folder=x") == "folder=folder=x"
-    assert bench.for_hydra("data") == "data"
-    assert BY_NAME["evaluate"].for_hydra("model=a,b") == "model_folder=a,b"
-    assert train.for_hydra("--dry-run") == "dry_run=true"
-    assert train.for_hydra("runtime.node=a,b") == "runtime.node='a,b'"
-    assert train.for_hydra("runtime.node='a,b'") == "runtime.node='a,b'"
-    assert train.for_hydra("train.seed=1,2") == "train.seed=1,2"
+@pytest.mark.parametrize(
+    ("name", "argument", "replaced"),
+    [
+        ("bench planner", "data=folder=x", "folder=folder=x"),
+        ("bench planner", "data", "data"),
+        ("evaluate", "model=a,b", "model_folder=a,b"),
+        ("train", "--dry-run", "dry_run=true"),
+        ("train", "runtime.node=a,b's", r"runtime.node='a,b\'s'"),
+        ("train", "runtime.node='a,b'", "runtime.node='a,b'"),
+        ("train", "train.seed=1,2", "train.seed=1,2"),
+    ],
+)
+def test_arguments_for_hydra(name: str, argument: str, replaced: str) -> None:
+    assert for_hydra(BY_NAME[name], argument) == replaced
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "data prepare"])
@@ -134,7 +140,7 @@ def test_progress(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay(Console(force_terminal=terminal), line_every_s=0.0) as display:
         display.begin("text [b]", total=4)
         display.update(1, "1 of 4 MB")
-        display.line("a line [b] :smile:")
+        display.write_line("a line [b] :smile:")
         display.show_below("details")
     with ProgressDisplay(Console(force_terminal=terminal), line_every_s=math.inf, is_open_ended=True) as display:
         display.begin("search")

@@ -19,9 +19,9 @@ from skippipe.report.figures import assumed_layers
 from skippipe.workload import (
     Throughput,
     Workload,
-    other_cut,
-    other_sources,
+    partition_mismatch,
     skipped_executions,
+    source_mismatch,
     throughput,
     workload_of,
 )
@@ -151,22 +151,22 @@ def test_absent_stages_count_in_neither(run: Run, write: Write, tmp_path: Path, 
 
 def test_stages_of_another_length(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of(node_layers=[2, 2, 2, 2], layers=6)
-    assert other_cut(plan, [2, 2, 2]) is None
-    assert other_cut(plan, None) is None
-    assert other_cut(plan, [3, 3, 2]) == "stages 0-1 have 3 decoder layers, the node times hold for 2"
-    told = other_cut(plan, [1, 2, 3])
+    assert partition_mismatch(plan, [2, 2, 2]) is None
+    assert partition_mismatch(plan, None) is None
+    assert partition_mismatch(plan, [3, 3, 2]) == "stages 0-1 have 3 decoder layers, the node times hold for 2"
+    told = partition_mismatch(plan, [1, 2, 3])
     assert told == (
         "stage 0 has 1 decoder layer, the node times hold for 2; "
         "stage 2 has 3 decoder layers, the node times hold for 2"
     )
     unknown = plan_of(node_layers=[None] * 4)
-    assert other_cut(unknown, [1, 2, 3]) is None
+    assert partition_mismatch(unknown, [1, 2, 3]) is None
 
 
-def test_other_sources(plan_of: Callable[..., Plan]) -> None:
-    assert other_sources(plan_of()) is None
-    assert other_sources(plan_of(sources=[0, 1])) is None
-    assert other_sources(plan_of(sources=[0, 2])) == (
+def test_source_mismatch(plan_of: Callable[..., Plan]) -> None:
+    assert source_mismatch(plan_of()) is None
+    assert source_mismatch(plan_of(sources=[0, 1])) is None
+    assert source_mismatch(plan_of(sources=[0, 2])) == (
         "times of n1 are without the embedding of stage 0; times of n2 include the embedding of stage 0"
     )
 

@@ -18,8 +18,18 @@ _NAME = re.compile(rf"{_QUOTED}|(?P<name>(?! ){_PLAIN}*{_OTHER_LETTER}{_PLAIN}*)
 
 def hydra_arguments(command: Command, arguments: Sequence[str]) -> list[str]:
     """A command's arguments as Hydra reads them; raises `InputError` as `settings_first` does."""
-    ordered = settings_first([command.for_hydra(argument) for argument in arguments])
+    ordered = settings_first([for_hydra(command, argument) for argument in arguments])
     return [with_names_quoted(argument) for argument in ordered]
+
+
+def for_hydra(command: Command, argument: str) -> str:
+    """Replace the flags and the other names of settings that a command has, and quote its texts."""
+    key, sign, value = argument.partition("=")
+    if argument in command.flags:
+        return command.flags[argument]
+    if key in command.texts and "," in value and value[0] not in "[\"'":
+        return f"{key}={quoted(value)}"
+    return (command.aliases.get(key, key) if sign else key) + sign + value
 
 
 def quoted(value: object) -> str:

@@ -87,8 +87,9 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
 
 def _located(error: Exception, place: str | None) -> Exception:
     """The same error, said to be about what stands at `place`."""
-    is_located = isinstance(error, InputError) and error.file is None and place is not None
-    return in_file(error, place) if is_located else error
+    if isinstance(error, InputError) and error.file is None and place is not None:
+        return in_file(error, place)
+    return error
 
 
 def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:

@@ -84,7 +84,7 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
         rows.append(row)
     _report("planner", [dataclasses.asdict(row) for row in rows], output, compare_allocation=job.compare_allocation)
     if len(job.strategies) > 1:
-        Console().line(f"Comparison: {COMPARED[job.compare_allocation]}.")
+        Console().write_line(f"Comparison: {COMPARED[job.compare_allocation]}.")
     _summarise(cases, rows)
     if wrong:
         raise SchedulerError("\n  ".join(["plans that cannot be right:", *wrong]))
@@ -146,7 +146,7 @@ def _summarise(cases: Cases, rows: Sequence[Row]) -> None:
     if shares:
         median, most = statistics.median(shares), max(shares)
         figures += f" in {median:.2g} (median; at most {most:.2g}) of the known proofs' processor time"
-    Console().line(figures)
+    Console().write_line(figures)
 
 
 def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None, **settings: str) -> None:
@@ -165,7 +165,7 @@ def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None, *
     console.print(table)
     for row in rows:
         if row.get("note"):
-            console.line(f"{row['instance']}, {row['strategy']}: {row['note']}")
+            console.write_line(f"{row['instance']}, {row['strategy']}: {row['note']}")
     if output is not None:
         content = {"format": "skippipe.bench/1", "bench": what, **environment(), **settings, "rows": list(rows)}
         write_text(output, json.dumps(content, indent=1, allow_nan=False) + "\n")

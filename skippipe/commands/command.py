@@ -80,15 +80,6 @@ class Command:
         found: Run = pkgutil.resolve_name(self.run)
         return found
 
-    def for_hydra(self, argument: str) -> str:
-        """An argument as Hydra takes it: flags and other names replaced, texts quoted."""
-        key, sign, value = argument.partition("=")
-        if argument in self.flags:
-            return self.flags[argument]
-        if key in self.texts and "," in value and value[0] not in "[\"'":
-            return f"{key}='{value}'"
-        return (self.aliases.get(key, key) if sign else key) + sign + value
-
 
 def check_installed(what: str, packages: Sequence[str]) -> None:
     """Raise `InputError` saying that `what` needs packages that are not there, where some are not."""

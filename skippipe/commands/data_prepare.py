@@ -28,8 +28,8 @@ def data_prepare(job: PrepareJob, context: Context) -> float:
         warn(warning, "data prepare")
     if context.label is not None:
         tokens = corpus.parts["training"].tokens
-        console.line(f"{context.label} {tokens:,} tokens to train on, in {name}")
+        console.write_line(f"{context.label} {tokens:,} tokens to train on, in {name}")
     else:
         for line in summary_lines(corpus, display.bytes_per_s, name):
-            console.line(line)
+            console.write_line(line)
     return corpus.parts["training"].bytes / corpus.parts["training"].tokens

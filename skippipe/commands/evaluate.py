@@ -14,7 +14,7 @@ def evaluate(job: EvaluateJob, context: Context) -> float:
     with ProgressDisplay(console) as display:
         rows = run.compare(job, output) if job.compare else {"": run.evaluate(job, output, display)}
     if context.label is not None:
-        console.line(context.label)
+        console.write_line(context.label)
     console.print(console_table(rows))
-    console.line(f"table and picture are in {context.shown(output)}")
+    console.write_line(f"table and picture are in {context.shown(output)}")
     return next(reversed(rows.values()))[-1].perplexity.value

@@ -27,5 +27,5 @@ def export(job: ExportJob, context: Context) -> float:
         f"{exported.bytes / 1e6:,.1f} MB, written to {context.shown(output)}"
     )
     console = Console()
-    console.line(line if context.label is None else f"{context.label} {line}")
+    console.write_line(line if context.label is None else f"{context.label} {line}")
     return float(exported.parameters)

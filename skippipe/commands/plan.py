@@ -64,14 +64,14 @@ def plan(job: PlanJob, context: Context) -> float:
         _print(console, made, others, kind)
         limit_s = time_limit(job.planner, instance.freedom)
         if limit_s is not None and may_gain(made, job.planner):
-            console.line(
+            console.write_line(
                 f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
                 f"iteration (planner.time_limit_s={10 * limit_s:g})."
             )
         if output is not None:
-            console.line(f"plan written to {context.shown(output)}")
+            console.write_line(f"plan written to {context.shown(output)}")
     else:
-        console.line(f"{context.label} {_in_a_line(made, others, kind)}")
+        console.write_line(f"{context.label} {_in_a_line(made, others, kind)}")
     if stopped:
         raise KeyboardInterrupt
     return made.predicted.iteration_s
@@ -101,7 +101,7 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     routes = len({microbatch.route for microbatch in made.microbatches})
     skipped = skipped_executions(made)
     executions = "" if skipped is None else f", layer executions skipped {percent(skipped)}"
-    console.line(
+    console.write_line(
         f"{len(made.cluster)} nodes, {len(made.stages)} stages, {len(made.microbatches)} microbatches "
         f"on {routes} routes, skip ratio {made.skip_ratio:.4g}{executions}\n"
     )
@@ -112,6 +112,6 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     show_gains(console, outcomes)
     bounds = bounds_in_words(made)
     if bounds is not None:
-        console.line(bounds)
-    console.line()
+        console.write_line(bounds)
+    console.write_line()
     show_plan(console, made)

@@ -29,14 +29,14 @@ def report(job: ReportJob, context: Context) -> float:
     console = Console()
     iteration_s = plans[0].plan.predicted.iteration_s
     if context.label is not None:
-        console.line(f"{context.label} iteration {seconds(iteration_s)}")
+        console.write_line(f"{context.label} iteration {seconds(iteration_s)}")
         return iteration_s
     show_report(console, plans, job.top)
-    console.line()
+    console.write_line()
     for path in written:
-        console.line(f"written: {context.shown(path)}")
+        console.write_line(f"written: {context.shown(path)}")
     if job.curve is not None and outputs["curve"] not in written:
-        console.line("no curve: the plan has no search history")
+        console.write_line("no curve: the plan has no search history")
     return iteration_s
 
 

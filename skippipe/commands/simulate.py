@@ -28,11 +28,11 @@ def simulate(job: SimulateJob, context: Context) -> float:
     console = Console()
     if context.label is not None:
         done = seconds(simulated.predicted.iteration_s) + throughput_in_words(throughput(simulated))
-        console.line(f"{context.label} iteration {done}")
+        console.write_line(f"{context.label} iteration {done}")
         return simulated.predicted.iteration_s
     show_outcomes(console, [outcome(simulated)])
-    console.line(f"the plan says {seconds(planned.predicted.iteration_s)}\n")
+    console.write_line(f"the plan says {seconds(planned.predicted.iteration_s)}\n")
     show_plan(console, simulated)
     if output is not None:
-        console.line(f"simulated plan written to {context.shown(output)}")
+        console.write_line(f"simulated plan written to {context.shown(output)}")
     return simulated.predicted.iteration_s

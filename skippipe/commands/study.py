@@ -24,7 +24,7 @@ def study(job: StudyJob, context: Context) -> float:
     """Run open arms and write what is known of all; returns the tokens that are left, in millions."""
     console = Console()
     progress = ProgressDisplay(console, line_every_s=math.inf)  # the study says what happens
-    say = outlasting_terminal(progress.line)
+    say = outlasting_terminal(progress.write_line)
     arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: compose("train", overrides))
     # What evaluations and checkpoints ask for is to be known now, not after the first arm's end.
     compose("evaluate", [*job.evaluation, "output=evaluation"])

@@ -30,7 +30,7 @@ class Console(rich.console.Console):
             highlight=False,
         )
 
-    def line(self, text: str = "", style: str | None = None) -> None:
+    def write_line(self, text: str = "", style: str | None = None) -> None:
         """Print a line, or several."""
         self.print(text, style=style, soft_wrap=True)
 

@@ -49,9 +49,9 @@ class ProgressDisplay:
         """Whether there is a bar."""
         return self.console.is_terminal
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
-        self.console.line(text)
+        self.console.write_line(text)
 
     def begin(self, description: str, total: float | None = None) -> None:
         """Show another piece of work; how long it takes is estimated anew."""
@@ -67,7 +67,7 @@ class ProgressDisplay:
         now = time.monotonic()
         if not self.is_live and now - self._told >= self._line_every_s:
             self._told = now
-            self.line(f"{self._description}: {state}")
+            self.write_line(f"{self._description}: {state}")
 
     def show_below(self, *details: RenderableType) -> None:
         """Put something below the bar, in place of what is there."""

@@ -42,7 +42,7 @@ class PrepareDisplay:
     def _begin(self, progress: Progress, now: float) -> None:
         self._stage, self._began, self._first = progress.stage, now, progress.text_bytes
         if progress.text_bytes:
-            self._display.line(f"{STAGES[progress.stage]}: resumes after {progress.text_bytes / 1e6:,.1f} MB")
+            self._display.write_line(f"{STAGES[progress.stage]}: resumes after {progress.text_bytes / 1e6:,.1f} MB")
         self._display.begin(STAGES[progress.stage], progress.size)
 
 

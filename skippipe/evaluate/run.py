@@ -68,13 +68,13 @@ def evaluate(job: EvaluateJob, output: Path, display: ProgressDisplay) -> list[R
     """
     source = open_source(job)
     for reason in source.passed_over:
-        display.line(f"skipped: {reason}")
+        display.write_line(f"skipped: {reason}")
     device = find_device(job.device, "device")
     cut = Cut(source.sizes, job.unit, job.keep_first, source.stage_of_node)
     # The whole model comes first: the others are held against it.
     words = {word: draw(word, cut, job.draws, job.seed) for word in dict.fromkeys([NONE, *job.omit])}
     check_folder(output)
-    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=display.line) as folder:
+    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=display.write_line) as folder:
         text = _open_text(job, source, folder)
         settings = _settings(job, source, text, device)
         make_folder(output)

@@ -15,27 +15,27 @@ def show_report(console: Console, plans: Sequence[Explained], most: int) -> None
     """Print the figures of all plans side by side, then what explains each of them."""
     for number, table in enumerate(overview(plans)):
         if number:
-            console.line()
+            console.write_line()
         show_table(console, table)
     for explained in plans:
         if len(plans) > 1:
-            console.line(f"\n{explained.name}", style="bold")
+            console.write_line(f"\n{explained.name}", style="bold")
         for table in tables(explained, most):
-            console.line()
+            console.write_line()
             show_table(console, table)
 
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Print who serves which stage, and what each node does over time."""
     show_table(console, stage_table(plan))
-    console.line()
+    console.write_line()
     show_lanes(console, plan)
 
 
 def show_table(console: Console, table: Table) -> None:
     """Print a table with its title above and its notes below."""
-    console.line(table.title, style="bold")
+    console.write_line(table.title, style="bold")
     if table.rows:
         console.print(plain_table(table.headings, table.rows, left=table.texts))
     for note in table.notes:
-        console.line(note)
+        console.write_line(note)

@@ -10,7 +10,7 @@ from skippipe._scheduler import Plan, Scored, score_allocation
 from skippipe.report.figures import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
 from skippipe.report.terminal import percent, seconds
-from skippipe.workload import other_cut, other_sources
+from skippipe.workload import partition_mismatch, source_mismatch
 
 WIDEST = 48
 """Characters for the nodes of a stage: with more, places are counted instead of nodes named."""
@@ -85,9 +85,9 @@ def stage_table(plan: Plan) -> Table:
 
 def cut_in_words(plan: Plan) -> list[str]:
     """Warn where the node times hold for stages of other lengths than the plan's."""
-    differing = other_cut(plan, assumed_layers(plan))
+    differing = partition_mismatch(plan, assumed_layers(plan))
     told = [] if differing is None else [f"Node times are for another cut, and real ones will differ: {differing}."]
-    sources = other_sources(plan)
+    sources = source_mismatch(plan)
     return told if sources is None else [*told, f"Node times were taken with other sources: {sources}."]
 
 

@@ -39,12 +39,12 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     console.print(plain_table(headings, rows, whole=(0,)))
     for outcome in outcomes:
         if outcome.note:
-            console.line(f"{outcome.strategy}: {outcome.note}")
+            console.write_line(f"{outcome.strategy}: {outcome.note}")
 
 
 def show_comparison(console: Console, kind: str) -> None:
     """Say on whose allocations the strategies above were planned."""
-    console.line(f"Comparison: {kind}.")
+    console.write_line(f"Comparison: {kind}.")
 
 
 def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
@@ -53,7 +53,7 @@ def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
     routing = saving(times.get("full-routed"), times.get("full"))
     skipping = saving(times.get("skippipe"), times.get("full-routed"))
     if routing is not None and skipping is not None:
-        console.line(
+        console.write_line(
             f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping as well saves "
             f"{percent(skipping)} of what is left."
         )
@@ -66,14 +66,14 @@ def show_lanes(console: Console, plan: Plan) -> None:
     prefix = len("12  ") + label_width + len("  100 %  ")
     rows = lanes(plan, max(console.width - prefix - 1, 10), MAX_LANES)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
-    console.line(
+    console.write_line(
         f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle"
     )
     if len(rows) < len(serving):
-        console.line(f"(the {len(rows)} busiest of {len(serving)} nodes)")
+        console.write_line(f"(the {len(rows)} busiest of {len(serving)} nodes)")
     heading = f"{'st':>2}  {'node':<{label_width}}  {'busy':>5}  "
     end = f"{plan.predicted.iteration_s:.4g} s"
-    console.line(heading + "0 s" + end.rjust(len(rows[0].cells) - 3), style="bold")
+    console.write_line(heading + "0 s" + end.rjust(len(rows[0].cells) - 3), style="bold")
     for lane in rows:
         text = Text(f"{lane.stage:>2}  {names[lane.node][:label_width]:<{label_width}}  {shares[lane.node]:>5.0%}  ")
         for kind, run in groupby(lane.cells):
@@ -81,7 +81,7 @@ def show_lanes(console: Console, plan: Plan) -> None:
             text.append(glyph * len(list(run)), style)
         console.print(text, no_wrap=True, overflow="crop")
     low, middle, high = np.quantile(shares[serving], [0.0, 0.5, 1.0])
-    console.line(f"node utilization: min {low:.0%}, median {middle:.0%}, max {high:.0%}")
+    console.write_line(f"node utilization: min {low:.0%}, median {middle:.0%}, max {high:.0%}")
 
 
 def seconds(value: float | None) -> str:

@@ -49,7 +49,7 @@ class Display:
             self.validations.append(event)
         if kind != "iteration" or not self.progress.is_live:
             for line in self._lines(event):
-                self.progress.line(line)
+                self.progress.write_line(line)
         if kind in ("plan", "iteration", "resumed"):
             self._show_progress()
         self.progress.show_below(*self._details())

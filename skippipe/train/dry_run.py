@@ -107,10 +107,10 @@ def dry_run(job: TrainJob, console: Console) -> None:
         prediction = dataclasses.replace(prediction, note=prediction.note + later if prediction.note else "")
     full = full_pipelines(plan, job.planner) if prediction.holds else {}
     for line in plan_lines(plan_event(plan, note, prediction, full) | about):
-        console.line(line)
+        console.write_line(line)
     _show(console, ranks)
     if not grouped:
-        console.line(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}")
+        console.write_line(f"proved not to hang with recv_buffers={recv_buffers}, sends_in_flight={sends}")
     check_memory(ranks, job.runtime.memory_bytes)
 
 
@@ -168,4 +168,4 @@ def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
         stages = ",".join(map(str, rank.stages))
         rows.append([str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes])
     console.print(plain_table(headings, rows, left=(1,), gap=3))
-    console.line("weights with gradients and AdamW; torch itself takes some hundred MiB beside")
+    console.write_line("weights with gradients and AdamW; torch itself takes some hundred MiB beside")

@@ -18,7 +18,7 @@ from skippipe.planning import evaluate, make_plan, state_problem
 from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import Layout
-from skippipe.workload import Workload, other_cut, other_sources, workload_of
+from skippipe.workload import Workload, partition_mismatch, source_mismatch, workload_of
 
 KEY_OF_KIND = {"F": "forward_s", "L": "loss_s", "B": "backward_s"}
 
@@ -182,7 +182,7 @@ def judge_prediction(
         return Prediction(
             holds=True, note="neither plan nor cluster says which model and microbatch its times hold for"
         )
-    return Prediction(holds=True, note=other_sources(plan) or "")
+    return Prediction(holds=True, note=source_mismatch(plan) or "")
 
 
 def _misfit(plan: Plan, note: ModelNote, layers: Sequence[int], device: str | None) -> str | None:
@@ -199,7 +199,7 @@ def _misfit(plan: Plan, note: ModelNote, layers: Sequence[int], device: str | No
         )
     if None not in (stated.device, device) and stated.device != device:
         return f"times of the cluster hold for {stated.device}, here it is {device} (runtime.device)"
-    cut = other_cut(plan, layers)
+    cut = partition_mismatch(plan, layers)
     return None if cut is None else f"times of the cluster hold for another cut: {cut}"
 
 
