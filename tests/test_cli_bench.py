@@ -120,11 +120,11 @@ def test_bench_planner_asks_a_checker(run: Run, few: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategies=[]"], "strategies is []"),
+        (["strategies=[]"], "strategies: expected at least one strategy, got []"),
         (["set=nowhere"], "set=nowhere is no folder"),
         (["set=."], "set=. holds no instance"),
         (["data=nowhere"], "data=nowhere is no folder"),
-        (["checker=nowhere.py"], "checker=nowhere.py is no file"),
+        (["checker=nowhere.py"], "checker: expected the file of a Python script, got nowhere.py"),
     ],
 )
 def test_bench_that_cannot_be_is_refused(refused: Callable[..., str], words: list[str], message: str) -> None:

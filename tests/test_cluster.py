@@ -145,15 +145,15 @@ def test_cluster_files_are_read(small_cluster: dict[str, Any], write: Callable[[
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"stages": [[0, 1]', "no valid JSON"),
-        ("[]", "array, an object is expected"),
+        ('{"stages": [[0, 1]', "invalid JSON"),
+        ("[]", "expected a JSON object, got a JSON array"),
         ("{}", "the key stages is missing"),
         ('{"stages": 3}', "stages is 3, a list is expected"),
         ('{"stages": [0, 1]}', "stages[0] is 0, a list is expected"),
         ('{"stages": [[0], [1.5]]}', "stages[1][0] is 1.5, an integer of at least 0 is expected"),
         ('{"stages": [[true]]}', "stages[0][0] is True"),
         ('{"stages": [[-1]]}', "stages[0][0] is -1"),
-        ('{"stages": [[NaN]]}', "NaN is no number"),
+        ('{"stages": [[NaN]]}', "expected finite numbers, got NaN"),
         ('{"stages": [[0]], "absent_stages": 2}', "absent_stages is 2, a list is expected"),
         ('{"stages": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"stages": [[' + "9" * 5000 + "]]}", "digits"),

@@ -229,7 +229,7 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     assert f"skippipe export: skipped: {newest.relative_to(tmp_path)}" in passed_over.err
     older.write_bytes(older.read_bytes()[:-1])
     assert newest.name in refused("export", "checkpoint=copy", "output=new")
-    assert "model.folder is not set" in refused("train", "--dry-run", "model=pretrained")
+    assert "model.folder: expected model.folder=..., got nothing" in refused("train", "--dry-run", "model=pretrained")
     assert "model.folder is copy: there is no config.json" in refused(
         "train", "--dry-run", "model=pretrained", "model.folder=copy"
     )
