@@ -27,8 +27,8 @@ class Schema:
 @functools.cache
 def options(group: str) -> dict[str, str | None]:
     """Names of the options of a group that the package has, each with that of its type; None where it names none."""
-    files = resources.files("skippipe.conf").joinpath(group).iterdir()
-    contents = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text()) or {} for file in files}
+    files = [file for file in resources.files("skippipe.conf").joinpath(group).iterdir() if file.name.endswith(".yaml")]
+    contents = {file.name.removesuffix(".yaml"): yaml.safe_load(file.read_text("utf-8")) or {} for file in files}
     return {name: _first_schema(content) for name, content in sorted(contents.items())}
 
 

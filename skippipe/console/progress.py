@@ -3,18 +3,19 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from skippipe.console.output import Console
 
+if TYPE_CHECKING:
+    from skippipe.planning import Progress as PlanningProgress
+
 LINE_EVERY_S = 10.0
-PlanningProgress = Callable[[float, float, float, int], None]
-"""Takes seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
 
 
 class ProgressDisplay:
@@ -90,7 +91,7 @@ def _columns(is_open_ended: bool) -> tuple[ProgressColumn, ...]:  # noqa: FBT001
 
 
 @contextlib.contextmanager
-def planning_progress(strategy: str) -> Iterator[PlanningProgress | None]:
+def planning_progress(strategy: str) -> "Iterator[PlanningProgress | None]":
     """Show how far a search is while it runs, on standard error if that is a terminal; else yield None."""
     console = Console(stderr=True)
     if not console.is_terminal:
