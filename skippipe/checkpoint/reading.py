@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
+from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory, iteration_of
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest
-from skippipe.checkpoint.shelf import FOLDER, Shelf, iteration_of
 from skippipe.checkpoint.state import NAME as STATE
 from skippipe.checkpoint.state import State, parse_state
 from skippipe.errors import InputError
@@ -93,7 +93,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
         return _open(path, secret)
     if not path.is_dir():
         raise InputError(f"checkpoint={path}: there is no such folder")
-    newest, damaged = newest_whole(Shelf(path / FOLDER), secret)
+    newest, damaged = latest_complete(CheckpointDirectory(path / FOLDER), secret)
     if newest is not None:
         return replace(newest, passed_over=tuple(damaged))
     if damaged:
@@ -101,17 +101,19 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
 
 
-def newest_whole(shelf: Shelf, secret: bytes, checked: str | None = None) -> tuple[Checkpoint | None, list[str]]:
+def latest_complete(
+    directory: CheckpointDirectory, secret: bytes, checked: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer.
 
     Args:
-        shelf: where they stand.
+        directory: where they are.
         secret: what they are signed with.
         checked: hash of a manifest whose files need not be hashed, since they have been a moment ago.
 
     """
     damaged: list[str] = []
-    for path in shelf.all():
+    for path in directory.all():
         try:
             return _open(path, secret, checked), damaged
         except InputError as error:
@@ -135,14 +137,14 @@ def open_shared(path: Path, manifest_sha256: str, secret: bytes) -> Checkpoint:
 
 
 def _open(path: Path, secret: bytes, checked: str | None = None) -> Checkpoint:
-    manifest = read_named(path, secret)
+    manifest = read_named_manifest(path, secret)
     if manifest.sha256 != checked:
         check_files(path, manifest)
     _check_finite(path, manifest)
     return _checkpoint(path, manifest)
 
 
-def read_named(path: Path, secret: bytes) -> Manifest:
+def read_named_manifest(path: Path, secret: bytes) -> Manifest:
     """Read a checkpoint's manifest; raises as `read_manifest` does, and where the folder has the name of another."""
     manifest = read_manifest(path, secret)
     if iteration_of(path) not in (-1, manifest.iteration):

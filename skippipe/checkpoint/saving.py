@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skippipe.checkpoint import manifest
+from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.exchange import gather_json
 from skippipe.checkpoint.manifest import FileNote, Manifest, describe, parse_note
 from skippipe.checkpoint.reading import PLAN, TOKENIZER
-from skippipe.checkpoint.shelf import Shelf
 from skippipe.checkpoint.state import NAME as STATE
 from skippipe.checkpoint.state import State
 from skippipe.checkpoint.tensors import FOLDER, tensor_file, write_tensors
@@ -64,17 +64,19 @@ class Saved:
 class Saver:
     """One rank's part in saving the checkpoints of a run."""
 
-    def __init__(self, shelf: Shelf, group: dist.ProcessGroup, *, key: bytes | None, keep: int) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, group: dist.ProcessGroup, *, key: bytes | None, keep: int
+    ) -> None:
         """Prepare to save.
 
         Args:
-            shelf: where checkpoints stand, the same folder on all ranks.
+            directory: where checkpoints are, the same folder on all ranks.
             group: all ranks, on the CPU; nobody else may use it.
             key: what manifests are signed with; rank 0 needs it, nobody else.
             keep: how many checkpoints stay.
 
         """
-        self._shelf, self._group, self._key, self._keep = shelf, group, key, keep
+        self._directory, self._group, self._key, self._keep = directory, group, key, keep
         self._rank = dist.get_rank(group)
         self._thread: threading.Thread | None = None
         self._finished: list[Saved] = []
@@ -101,7 +103,7 @@ class Saver:
         self.wait()
         if self._broken is not None:
             iteration = contents.state.iteration
-            self._finished.append(Saved(iteration, self._shelf.path(iteration), 0.0, 0.0, 0, self._broken))
+            self._finished.append(Saved(iteration, self._directory.path(iteration), 0.0, 0.0, 0, self._broken))
             return
         self._copied.clear()
         # A daemon: where a run fails, nobody waits for a save that will never come to its end.
@@ -140,21 +142,21 @@ class Saver:
             error = self._broken = SavingError(str(failed) or type(failed).__name__)
         if error is not None and self._rank == 0:
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._shelf.draft(iteration))
+                shutil.rmtree(self._directory.staging(iteration))
         seconds = time.perf_counter() - begin
-        self._finished.append(Saved(iteration, self._shelf.path(iteration), 0.0, seconds, size, error))
+        self._finished.append(Saved(iteration, self._directory.path(iteration), 0.0, seconds, size, error))
 
     def _save(self, tensors: dict[str, Tensor], contents: Contents) -> int:
         """Write everything; gives the number of bytes."""
         iteration = contents.state.iteration
-        draft = self._shelf.draft(iteration)
+        staging = self._directory.staging(iteration)
         copied: dict[str, Tensor] = {}
         self._together(lambda: self._copy(tensors, copied))
         self._together(lambda: self._begin(contents) if self._rank == 0 else None)
-        self._together(lambda: _check_visible(draft))
-        self._together(lambda: self._write(draft, copied))
+        self._together(lambda: _check_visible(staging))
+        self._together(lambda: self._write(staging, copied))
         notes: dict[str, FileNote] = {}
-        for rank, own in enumerate(self._together(lambda: self._describe(draft))):
+        for rank, own in enumerate(self._together(lambda: self._describe(staging))):
             notes |= _parse_notes(own, rank)
         self._together(lambda: self._publish(Manifest(iteration, notes)) if self._rank == 0 else None)
         return sum(note.bytes for note in notes.values())
@@ -171,27 +173,27 @@ class Saver:
                 raise ValueError(f"{name}: expected finite numbers, got {odd_number(tensor)}")
 
     def _begin(self, contents: Contents) -> None:
-        draft = self._shelf.begin(contents.state.iteration)
-        (draft / FOLDER).mkdir()
-        contents.state.write(draft)
-        write_synced(draft / PLAN, contents.plan)
+        staging = self._directory.create_staging(contents.state.iteration)
+        (staging / FOLDER).mkdir()
+        contents.state.write(staging)
+        write_synced(staging / PLAN, contents.plan)
         if contents.tokenizer is not None:
-            write_synced(draft / TOKENIZER, contents.tokenizer)
+            write_synced(staging / TOKENIZER, contents.tokenizer)
 
-    def _write(self, draft: Path, copied: Mapping[str, Tensor]) -> None:
+    def _write(self, staging: Path, copied: Mapping[str, Tensor]) -> None:
         if copied:
-            write_tensors(draft / tensor_file(self._rank), copied)
+            write_tensors(staging / tensor_file(self._rank), copied)
 
-    def _describe(self, draft: Path) -> dict[str, Any]:
+    def _describe(self, staging: Path) -> dict[str, Any]:
         """Size and hash of what this rank has written, as JSON has them."""
-        names = [name for name in _own_files(self._rank) if (draft / name).exists()]
-        return {name: asdict(describe(draft / name)) for name in names}
+        names = [name for name in _own_files(self._rank) if (staging / name).exists()]
+        return {name: asdict(describe(staging / name)) for name in names}
 
     def _publish(self, written: Manifest) -> None:
         assert self._key is not None, "rank 0 signs"
-        write_synced(self._shelf.draft(written.iteration) / manifest.NAME, written.signed(self._key))
-        self._shelf.publish(written.iteration)
-        self._shelf.keep(self._keep)
+        write_synced(self._directory.staging(written.iteration) / manifest.NAME, written.signed(self._key))
+        self._directory.publish(written.iteration)
+        self._directory.prune(self._keep)
 
     def _together(self, step: Callable[[], object]) -> list[Any]:
         """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one.
@@ -236,9 +238,11 @@ def _parse_notes(said: object, rank: int) -> dict[str, FileNote]:
         raise SavingError(f"rank {rank}: {error}") from None
 
 
-def _check_visible(draft: Path) -> None:
-    if not draft.is_dir():
-        raise RuntimeError(f"{draft}, which rank 0 has made, is not to be seen here: all nodes have to see one folder")
+def _check_visible(staging: Path) -> None:
+    if not staging.is_dir():
+        raise RuntimeError(
+            f"{staging}, which rank 0 has made, is not to be seen here: all nodes have to see one folder"
+        )
 
 
 def _reason(error: BaseException) -> str:

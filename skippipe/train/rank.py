@@ -238,8 +238,8 @@ def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
     key = load_key(config.key) if team.rank == 0 else None
     if team.rank == 0:
-        start.shelf.tidy()
-        start.shelf.set_aside(start.iteration)
+        start.shelf.clean_up()
+        start.shelf.mark_damaged(start.iteration)
     return Saver(start.shelf, group, key=key, keep=config.keep)
 
 

@@ -19,10 +19,10 @@ from torch import distributed as dist
 from train.jobs import make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
+from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import newest_whole, open_shared
+from skippipe.checkpoint.reading import latest_complete, open_shared
 from skippipe.checkpoint.saving import Contents, Saver
-from skippipe.checkpoint.shelf import FOLDER, Shelf
 from skippipe.checkpoint.state import State
 from skippipe.checkpoint.tensors import tensor_file
 from skippipe.errors import InputError
@@ -68,7 +68,7 @@ def save_in_pool(
     """In a warm worker: save after some iterations; `limits` lets no file of an iteration grow beyond so many bytes."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=key if rank == 0 else None, keep=keep)
+    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=key if rank == 0 else None, keep=keep)
     told = []
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for iteration in iterations:
@@ -158,7 +158,7 @@ def lie_in_pool(rank: int, folder: Path, said: object) -> str:
     """In a warm worker: save, where rank 1 says of its files what is not so."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=load_key(None), keep=1)
+    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=load_key(None), keep=1)
     if rank == 1:
         saver._describe = lambda _: said  # type: ignore[assignment, method-assign, return-value]
     saver.save({name: torch.ones(1) for name in names_of(rank)}, Contents(a_state(1), PLAN, None))
@@ -196,7 +196,7 @@ def save_odd_in_pool(rank: int, folder: Path, odd: float, dtype: torch.dtype) ->
     """In a warm worker: save three times, with a number that is not finite on rank 1 the second time."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=load_key(None), keep=5)
+    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=load_key(None), keep=5)
     told: list[str | None] = []
     for iteration in (1, 2, 3):
         tensors = {name: torch.ones(3, 4, dtype=dtype) for name in names_of(rank)}
@@ -276,7 +276,7 @@ def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save
         if path.name != manifest.NAME or damage is not Path.unlink:  # then it is no checkpoint at all
             with pytest.raises(InputError, match=str(path)):
                 open_checkpoint(newest)
-        found, damaged = newest_whole(Shelf(tmp_path / FOLDER), load_key(None))
+        found, damaged = latest_complete(CheckpointDirectory(tmp_path / FOLDER), load_key(None))
         assert found is not None
         assert found.state.iteration == 1
         assert len(damaged) == 1
@@ -348,12 +348,12 @@ def test_a_tied_tensor_needs_no_entry_of_its_own(save: Save, tmp_path: Path) -> 
 
 def test_what_a_killed_process_leaves_is_tidied_up(save: Save, tmp_path: Path) -> None:
     save([1])
-    shelf = Shelf(tmp_path / FOLDER)
-    shelf.begin(2).joinpath("state.json").write_text("{")
+    directory = CheckpointDirectory(tmp_path / FOLDER)
+    directory.create_staging(2).joinpath("state.json").write_text("{")
     (tmp_path / FOLDER / ".iteration-000000.old").mkdir()
     (tmp_path / FOLDER / "of somebody else").mkdir()
     check_holds(tmp_path, 1)
-    shelf.tidy()
+    directory.clean_up()
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "of somebody else"}
 
 
@@ -380,5 +380,5 @@ def test_one_that_was_to_be_replaced_comes_back(save: Save, tmp_path: Path) -> N
     save([1])
     path = tmp_path / FOLDER / "iteration-000001"
     path.rename(path.with_name(".iteration-000001.replaced"))
-    Shelf(tmp_path / FOLDER).tidy()
+    CheckpointDirectory(tmp_path / FOLDER).clean_up()
     check_holds(tmp_path, 1)

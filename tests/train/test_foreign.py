@@ -12,9 +12,9 @@ from train.alone import train_alone
 from train.jobs import TINY, make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
+from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import newest_whole
-from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.reading import latest_complete
 from skippipe.errors import InputError
 from skippipe.files import open_new, open_own, write_text
 from skippipe.train.config import CheckpointConfig
@@ -169,13 +169,13 @@ def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     checked = check_checkpoints(copy, "copy", CheckpointConfig())
-    shelf, secret = Shelf(copy / FOLDER), load_key(None)
+    shelf, secret = CheckpointDirectory(copy / FOLDER), load_key(None)
     newest = shelf.all()[0]
     file = next((newest / "tensors").iterdir())
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     assert checked is not None
     for given, found in ((checked, newest), (None, shelf.all()[1]), ("0" * 64, shelf.all()[1])):
-        checkpoint, damaged = newest_whole(shelf, secret, given)
+        checkpoint, damaged = latest_complete(shelf, secret, given)
         assert checkpoint is not None
         assert checkpoint.path == found
         assert len(damaged) == (found != newest)

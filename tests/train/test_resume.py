@@ -21,8 +21,8 @@ from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.checkpoint.directory import FOLDER
 from skippipe.checkpoint.saving import Saver
-from skippipe.checkpoint.shelf import FOLDER
 from skippipe.checkpoint.tensors import opened
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError

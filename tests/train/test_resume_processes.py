@@ -15,7 +15,7 @@ from train.jobs import TINY
 from train.running import Running, signal_to
 
 from skippipe.checkpoint import open_checkpoint
-from skippipe.checkpoint.shelf import FOLDER
+from skippipe.checkpoint.directory import FOLDER
 
 JOB = ["train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false"]
 KILLS = 3

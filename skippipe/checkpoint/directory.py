@@ -18,7 +18,7 @@ _HIDDEN = re.compile(r"\.(iteration-\d{6,})\.(new|old|replaced)")
 
 
 @dataclass(frozen=True)
-class Shelf:
+class CheckpointDirectory:
     """The checkpoints of one run."""
 
     folder: Path
@@ -27,7 +27,7 @@ class Shelf:
         """Folder of the checkpoint after so many iterations."""
         return self.folder / f"iteration-{iteration:06d}"
 
-    def draft(self, iteration: int) -> Path:
+    def staging(self, iteration: int) -> Path:
         """Folder in which that checkpoint is written."""
         return self.folder / f".{self.path(iteration).name}.new"
 
@@ -36,34 +36,34 @@ class Shelf:
         found = self.folder.iterdir() if self.folder.is_dir() else []
         return sorted((path for path in found if iteration_of(path) >= 0), key=iteration_of, reverse=True)
 
-    def begin(self, iteration: int) -> Path:
+    def create_staging(self, iteration: int) -> Path:
         """Make an empty draft."""
-        draft = self.draft(iteration)
-        if draft.exists():
-            shutil.rmtree(draft)
-        draft.mkdir(parents=True)
-        return draft
+        staging = self.staging(iteration)
+        if staging.exists():
+            shutil.rmtree(staging)
+        staging.mkdir(parents=True)
+        return staging
 
     def publish(self, iteration: int) -> Path:
         """Give a draft that is complete its name; one that had it before, damaged perhaps, gives way."""
-        draft, path = self.draft(iteration), self.path(iteration)
-        for folder in [draft, *(f for f in draft.rglob("*") if f.is_dir())]:
+        staging, path = self.staging(iteration), self.path(iteration)
+        for folder in [staging, *(f for f in staging.rglob("*") if f.is_dir())]:
             sync_folder(folder)
         replaced = path.with_name(f".{path.name}.replaced")
         if path.exists():
             path.rename(replaced)
-        draft.rename(path)
+        staging.rename(path)
         sync_folder(self.folder)
         if replaced.exists():
             shutil.rmtree(replaced)
         return path
 
-    def keep(self, count: int) -> None:
+    def prune(self, count: int) -> None:
         """Let go of all but the newest `count`."""
         for path in self.all()[count:]:
             self._remove(path)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Remove what an earlier process has left half written or half removed; what was to be replaced stays."""
         for path in self.folder.iterdir() if self.folder.is_dir() else []:
             match = _HIDDEN.fullmatch(path.name)
@@ -72,7 +72,7 @@ class Shelf:
             elif match:
                 shutil.rmtree(path)
 
-    def set_aside(self, above: int) -> None:
+    def mark_damaged(self, above: int) -> None:
         """Give checkpoints of later iterations names that do not count: they are damaged, and others come after them.
 
         Otherwise they would be taken for the newest, and be kept in place of whole ones.
