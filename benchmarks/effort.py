@@ -25,7 +25,7 @@ from synthetic import draw, preset
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.errors import NoPlanError
 from skippipe.planning import make_plan
-from skippipe.report.search import Event, read_search
+from skippipe.report.search_history import Event, read_search
 
 NEAR = (1.05, 1.01)
 """Times to a plan within so much of the best one that was found."""

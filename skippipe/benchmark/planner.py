@@ -15,7 +15,7 @@ from skippipe.benchmark.cases import RULES, Case, Known
 from skippipe.config import PlannerConfig
 from skippipe.errors import ImpossibleError, LockupError, NoPlanError
 from skippipe.planning import Instance, Progress, evaluate, make_plan, on_allocation_of
-from skippipe.report.search import read_search
+from skippipe.report.search_history import read_search
 
 TOLERANCE = 1e-9
 """By so much, as a share, may seconds differ that are the same number of nanoseconds."""

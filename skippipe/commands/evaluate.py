@@ -14,7 +14,7 @@ def evaluate(job: EvaluateJob, context: Context) -> float:
     # Imported here: --help does without torch.
     from skippipe.evaluate import run  # noqa: PLC0415
     from skippipe.evaluate.display import Display  # noqa: PLC0415
-    from skippipe.evaluate.page import console_table  # noqa: PLC0415
+    from skippipe.evaluate.table import console_table  # noqa: PLC0415
 
     output, console = context.folder / job.output, make_console()
     with Display(console) as display:

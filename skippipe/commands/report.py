@@ -10,12 +10,12 @@ from skippipe.config import ReportJob
 from skippipe.errors import InputError, LockupError
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
+from skippipe.report.analysis import Explained, explain, replan
 from skippipe.report.console import show_report
 from skippipe.report.document import document
-from skippipe.report.explained import Explained, explain, replan
 from skippipe.report.map import draw_map
 from skippipe.report.page import make_page
-from skippipe.report.pictures import draw_curves, draw_gantt
+from skippipe.report.plots import draw_curves, draw_gantt
 from skippipe.report.terminal import make_console, seconds
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from skippipe.data.cleaning import Deduplication
 from skippipe.data.corpora import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
-from skippipe.data.sources import falls_to_validation
+from skippipe.data.inputs import falls_to_validation
 from skippipe.errors import InputError, SchedulerError
 
 DEBIAN_SOURCES = """\

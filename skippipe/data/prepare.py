@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skippipe.data.blocks import Tokens
+from skippipe.data.chunks import PIECE_CHARACTERS, Piece, cut_pieces
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, hashes_of, open_corpus
 from skippipe.data.corpus import FORMAT as CORPUS_FORMAT
-from skippipe.data.pieces import PIECE_CHARACTERS, Piece, cut_pieces
+from skippipe.data.corpus_spec import Recipe
+from skippipe.data.inputs import ONE_IN, Sources, find_files
+from skippipe.data.progress import FORMAT, State, Written, check_same, claimed, opened_at, storing
 from skippipe.data.reading import Reader
-from skippipe.data.recipe import Recipe
-from skippipe.data.sources import ONE_IN, Sources, find_files
 from skippipe.data.tokenizer import Encoder, check_tokenizer, load_encoder, read_encoder, train_encoder
-from skippipe.data.unfinished import FORMAT, State, Written, check_same, claimed, opened_at, storing
 from skippipe.errors import InputError
 from skippipe.files import read_json_object, write_text
 

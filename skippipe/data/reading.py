@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Self
 
+from skippipe.data.chunks import Piece
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.pieces import Piece
-from skippipe.data.records import ARROW_TEXT, json_texts, parquet_texts, plain_text
-from skippipe.data.sources import Source, Sources, find_files
+from skippipe.data.inputs import Source, Sources, find_files
+from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plain_text
 from skippipe.errors import InputError
 
 HUB_ROWS = 100

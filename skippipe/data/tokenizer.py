@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from skippipe.data.blocks import Tokens
+from skippipe.data.chunks import Piece
 from skippipe.data.config import DataConfig
-from skippipe.data.pieces import Piece
 from skippipe.data.reading import first_line
 from skippipe.errors import InputError
 

@@ -11,18 +11,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from skippipe.data.belonging import with_tokenizer_of
 from skippipe.data.blocks import Blocks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus, open_corpus
+from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError, SchedulerError
 from skippipe.evaluate.compare import read_tables
 from skippipe.evaluate.config import EvaluateJob
-from skippipe.evaluate.measure import Evaluator
+from skippipe.evaluate.evaluator import Evaluator
+from skippipe.evaluate.model import Source, check_text, open_source
 from skippipe.evaluate.omission import Cut, Draws, draw
-from skippipe.evaluate.page import Rows, markdown
-from skippipe.evaluate.picture import draw_picture
+from skippipe.evaluate.plot import draw_picture
 from skippipe.evaluate.results import (
     FORMAT,
     PAGE,
@@ -34,8 +34,8 @@ from skippipe.evaluate.results import (
     check_folder,
     make_folder,
 )
-from skippipe.evaluate.source import Source, check_text, open_source
 from skippipe.evaluate.summary import NONE, Row, summarise, table_json
+from skippipe.evaluate.table import Rows, markdown
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.model.flops import layer_flops
 from skippipe.train.efficiency import device_name, find_device

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Plan
-from skippipe.report.explained import PARTS, Explained, composition
+from skippipe.report.analysis import PARTS, Explained, composition
 from skippipe.report.figures import visits_per_stage
 from skippipe.report.stages import moved
 from skippipe.report.table import Table

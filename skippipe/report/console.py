@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from skippipe._scheduler import Plan
-from skippipe.report.explained import Explained
+from skippipe.report.analysis import Explained
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables

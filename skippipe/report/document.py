@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from skippipe._scheduler import Plan, Segment
+from skippipe.report.analysis import Explained, composition
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.explained import Explained, composition
 from skippipe.report.stages import cost, read_allocation_search, slowest_inside
 from skippipe.workload import skipped_executions, throughput
 

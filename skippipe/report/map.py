@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from skippipe._scheduler import Plan
-from skippipe.report.pictures import plain, png
-from skippipe.report.places import Places, lay_out, lines, names, stage_colours, stage_words
+from skippipe.report.map_layout import Places, lay_out, lines, names, stage_colours, stage_words
+from skippipe.report.plots import plain, png
 
 WIDEST = 5.0
 """Points: width of the link with the most messages."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Constraints
+from skippipe.report.analysis import PARTS, Explained, composition, handovers, links, place, upgrade_name
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
 from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s

@@ -2,7 +2,7 @@
 
 One thread issues everything. Receives are posted ahead, per sending rank in the order in which it sends, at most
 `recv_buffers` that are not consumed yet; a tensor counts as consumed when the task that needs it begins. At most
-`sends_in_flight` sends are under way; beyond that the oldest is waited for. `skippipe.runtime.check` proves for these
+`sends_in_flight` sends are under way; beyond that the oldest is waited for. `skippipe.runtime.deadlock` proves for these
 rules that programs cannot hang.
 """
 

@@ -15,8 +15,8 @@ from skippipe.evaluate.compare import read_table
 from skippipe.evaluate.results import TABLE
 from skippipe.evaluate.summary import Row
 from skippipe.study.arms import Arm, plain_settings_sha256
-from skippipe.study.metrics import Point, Progress, parse_lines, read_progress
 from skippipe.study.records import Entry
+from skippipe.study.run_history import Point, Progress, parse_lines, read_progress
 from skippipe.train.record import METRICS, SETTINGS
 
 EVALUATION = "evaluation"

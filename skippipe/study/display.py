@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from skippipe.report.terminal import plain_table
-from skippipe.study.page import ARM_HEADINGS, arm_cells
+from skippipe.study.markdown import ARM_HEADINGS, arm_cells
 from skippipe.study.records import Entry
 
 SHOWN = ("arm", "seed", "tokens done", "left", "each seen", "validation loss", "gap", "tokens/s", "MFU")

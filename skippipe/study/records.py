@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from skippipe.errors import InputError
 from skippipe.evaluate.summary import Row, row_from_json, row_json
 from skippipe.files import read_json_object, write_text
-from skippipe.study.metrics import Point
+from skippipe.study.run_history import Point
 
 FORMAT = "skippipe.study/1"
 WIDTH = 140

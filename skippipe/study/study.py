@@ -8,12 +8,12 @@ from skippipe.errors import InputError
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.study.arms import Arm, Kind, Step, next_step
 from skippipe.study.collect import read_arm
+from skippipe.study.command_lines import Commands
 from skippipe.study.config import StudyJob
-from skippipe.study.page import millions, study_page
-from skippipe.study.pictures import draw_figures
+from skippipe.study.markdown import millions, study_page
+from skippipe.study.plots import draw_figures
 from skippipe.study.records import Entry, Key, Records, load_records, merged, save_records
 from skippipe.study.runner import Ended, Runner, Watch
-from skippipe.study.steps import Commands
 
 Say = Callable[[str], None]
 

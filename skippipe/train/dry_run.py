@@ -16,7 +16,7 @@ from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.weights import check_weights
 from skippipe.ranks import assign_ranks, node_title
 from skippipe.report.terminal import plain_table
-from skippipe.runtime.check import live_receives
+from skippipe.runtime.deadlock import live_receives
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.config import TrainJob
 from skippipe.train.display import plan_lines

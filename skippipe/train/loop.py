@@ -17,7 +17,7 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
-from skippipe.runtime.check import least_buffers, prove
+from skippipe.runtime.deadlock import least_buffers, prove
 from skippipe.runtime.executor import Batches, Boundary, Executor, Timings
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link

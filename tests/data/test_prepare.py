@@ -20,7 +20,7 @@ from skippipe.data import prepare as preparing
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import open_corpus
 from skippipe.data.prepare import Progress, Report, corpus_folder, prepare
-from skippipe.data.unfinished import StorageError
+from skippipe.data.progress import StorageError
 from skippipe.errors import InputError
 
 HELD_OUT = "What is held out.\n" * 20
@@ -107,7 +107,7 @@ def test_a_format_that_the_name_does_not_tell(tmp_path: Path) -> None:
 
 
 def test_large_files_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skippipe.data.records.PART", 10)
+    monkeypatch.setattr("skippipe.data.text_files.PART", 10)
     texts = ["A line that is longer than that.\n" * 50, "", "short", "Another.\n\n" * 5000]
     for i, text in enumerate(texts):
         write_documents(tmp_path / f"{i}.txt", [text])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from skippipe.data.chunks import Piece
 from skippipe.data.config import DataConfig
-from skippipe.data.pieces import Piece
 from skippipe.data.prepare import prepare
 from skippipe.data.tokenizer import Encoder, load_encoder, train_encoder
 from skippipe.errors import InputError

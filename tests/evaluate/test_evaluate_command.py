@@ -14,7 +14,7 @@ from train.alone import of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.data.prepare import corpus_folder
-from skippipe.evaluate.measure import Evaluator
+from skippipe.evaluate.evaluator import Evaluator
 
 WORDS = "omit=[random:0.25,random:0.5,last:1,lost:local-2,stages:1+2,swaps:1]"
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as some
 from skippipe.evaluate.compare import short_names
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.omission import Draws, Way
-from skippipe.evaluate.page import markdown
-from skippipe.evaluate.picture import draw_picture
+from skippipe.evaluate.plot import draw_picture
 from skippipe.evaluate.results import Result
 from skippipe.evaluate.summary import Row, row_from_json, row_json, summarise, table_json
+from skippipe.evaluate.table import markdown
 
 TOKENS = 4
 FLOPS = [1.0, 1.0, 2.0]

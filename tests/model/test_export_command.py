@@ -18,8 +18,8 @@ from train.alone import of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
-from skippipe.data.belonging import difference
 from skippipe.data.corpus import Corpus
+from skippipe.data.model_tokenizer import difference
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
 from skippipe.model.build import build_part, model_config, stage_layers

@@ -12,8 +12,8 @@ from report.conftest import command
 
 from skippipe._scheduler import Plan
 from skippipe.plan import load_plan
+from skippipe.report.analysis import Explained, explain
 from skippipe.report.comparison import comparison, messages
-from skippipe.report.explained import Explained, explain
 from skippipe.report.page import make_page
 
 FAR = (

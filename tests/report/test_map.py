@@ -16,7 +16,7 @@ from report.test_report_command import shape_of
 
 from skippipe._scheduler import Cluster
 from skippipe.plan import load_plan
-from skippipe.report.places import (
+from skippipe.report.map_layout import (
     apart,
     fan,
     group_nodes,

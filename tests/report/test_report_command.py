@@ -14,9 +14,9 @@ from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
 from skippipe._scheduler import explain, upgrades
 from skippipe.plan import load_plan
-from skippipe.report.explained import upgrade_name
+from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
-from skippipe.report.search import Event, read_search
+from skippipe.report.search_history import Event, read_search
 
 Refused = Callable[..., str]
 

@@ -20,7 +20,7 @@ from skippipe._scheduler import Plan
 from skippipe.model.build import build_part, model_config, stage_layers
 from skippipe.model.families import family_of
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.check import least_buffers
+from skippipe.runtime.deadlock import least_buffers
 from skippipe.runtime.executor import Boundary, Executor
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower

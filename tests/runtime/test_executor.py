@@ -19,7 +19,7 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
-from skippipe.runtime.check import least_buffers
+from skippipe.runtime.deadlock import least_buffers
 from skippipe.runtime.executor import Boundary, Executor
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum

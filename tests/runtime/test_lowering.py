@@ -18,7 +18,7 @@ from skippipe.cluster import preset_parts
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
-from skippipe.runtime.check import least_buffers, live_receives, prove
+from skippipe.runtime.deadlock import least_buffers, live_receives, prove
 from skippipe.runtime.lower import lower, lower_evaluation
 
 RULES = {

@@ -4,8 +4,8 @@ from typing import Any
 
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.study.metrics import Point
 from skippipe.study.records import Entry
+from skippipe.study.run_history import Point
 
 
 def make_row(word: str = "random:0.25", perplexity: float = 20.0) -> Row:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from study.entries import make_entry, make_row
 
 from skippipe.errors import InputError
-from skippipe.study.metrics import Point
 from skippipe.study.records import load_records, merged, records_json, save_records, tidy
+from skippipe.study.run_history import Point
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

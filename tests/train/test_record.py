@@ -21,7 +21,7 @@ from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
 from skippipe.planning import make_plan, prepare, state_problem
-from skippipe.study.metrics import parse_lines, read_progress
+from skippipe.study.run_history import parse_lines, read_progress
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, strict
 from skippipe.train.layout import layout_of

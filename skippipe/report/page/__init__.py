@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from skippipe.report.explained import Explained
+from skippipe.report.analysis import Explained
 from skippipe.report.page.columns import plan_columns
 from skippipe.report.page.curves import curves
 from skippipe.report.page.map import stage_map

@@ -3,7 +3,7 @@
 from typing import Any
 
 from skippipe._scheduler import Segment
-from skippipe.report.explained import Explained
+from skippipe.report.analysis import Explained
 from skippipe.report.figures import reductions
 
 DIGITS = 9

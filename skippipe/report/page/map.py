@@ -4,7 +4,7 @@ import html
 from dataclasses import dataclass
 
 from skippipe._scheduler import Plan
-from skippipe.report.places import Places, lay_out, lines, names, stage_colours, stage_words
+from skippipe.report.map_layout import Places, lay_out, lines, names, stage_colours, stage_words
 
 WIDTH, LEGEND, MARGIN, ROW = 760, 190, 30, 17
 WIDEST = 6.0

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from skippipe.evaluate.page import markdown
+from skippipe.evaluate.table import markdown
 from skippipe.report.terminal import percent
 from skippipe.study.comparison import Distance, distances, t_interval
 from skippipe.study.records import Entry

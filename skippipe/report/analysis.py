@@ -11,7 +11,7 @@ from skippipe._scheduler import Cluster, Explanation, Plan, Problem, Segment, Ta
 from skippipe.config import PlannerConfig
 from skippipe.errors import LockupError, NoPlanError
 from skippipe.planning import make_plan
-from skippipe.report.search import Search, read_search
+from skippipe.report.search_history import Search, read_search
 
 PARTS = {
     "F": "forward",

@@ -11,7 +11,7 @@ from model.small import LAYERS, VOCABULARY, config_of, parts_of, state_of, token
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from skippipe.evaluate.measure import Evaluator
+from skippipe.evaluate.evaluator import Evaluator
 from skippipe.model.families import family_of
 
 CPU = torch.device("cpu")

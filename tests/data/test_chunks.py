@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from skippipe.data.pieces import Piece, cut_pieces
+from skippipe.data.chunks import Piece, cut_pieces
 
 WORDS = [
     "\n",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from skippipe.cli import main
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
+from skippipe.data.inputs import Source, falls_to_validation, find_files, matching, share_by_name
 from skippipe.data.prepare import check_input, corpus_folder, prepare
-from skippipe.data.sources import Source, falls_to_validation, find_files, matching, share_by_name
 from skippipe.errors import InputError
 from skippipe.overrides import with_names_quoted
 

@@ -6,9 +6,9 @@ import pytest
 from study.entries import make_entry, make_row
 
 from skippipe.study.comparison import distances, t_interval
-from skippipe.study.metrics import Point
-from skippipe.study.page import arm_cells, study_page
-from skippipe.study.pictures import draw_figures
+from skippipe.study.markdown import arm_cells, study_page
+from skippipe.study.plots import draw_figures
+from skippipe.study.run_history import Point
 
 # Quantiles 0.975 of Student's t from printed tables, by the number of values.
 T = {2: 12.7062, 3: 4.3027, 4: 3.1824, 6: 2.5706, 11: 2.2281, 31: 2.0423}

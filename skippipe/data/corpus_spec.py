@@ -7,7 +7,7 @@ from typing import Any
 
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import SPLITS, Split
-from skippipe.data.sources import Sources
+from skippipe.data.inputs import Sources
 
 FACTS = ("name", "bytes", "modified")
 

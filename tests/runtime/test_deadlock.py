@@ -14,7 +14,7 @@ from runtime.machine import blocks, hangs, random_ranks, relinked, reordered
 from skippipe._scheduler import Plan
 from skippipe.errors import DeadlockError, InputError
 from skippipe.runtime.actions import Action, Program, Recv, Reduce, Send, Task
-from skippipe.runtime.check import least_buffers, prove
+from skippipe.runtime.deadlock import least_buffers, prove
 from skippipe.runtime.lower import lower
 
 LIMITS = [(1, 1), (1, 2), (2, 1), (2, 2)]

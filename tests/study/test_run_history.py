@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skippipe.study.metrics import Point, parse_lines, read_progress
+from skippipe.study.run_history import Point, parse_lines, read_progress
 from skippipe.train.events import Event, strict
 
 PLAN = {"event": "plan", "microbatches": 3, "microbatch_size": 2, "sequence": 10}

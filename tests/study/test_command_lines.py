@@ -8,7 +8,7 @@ from study.test_arms import make_arm, train_job
 from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.study.arms import Step
-from skippipe.study.steps import Commands
+from skippipe.study.command_lines import Commands
 
 RUNS, TEXT = Path("/runs of mine"), Path("/text, 'prepared'")
 

@@ -18,9 +18,9 @@ from data.texts import shipped_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skippipe.data import records
+from skippipe.data import text_files
 from skippipe.data.corpus import open_corpus
-from skippipe.data.records import json_texts, parquet_texts, plain_text
+from skippipe.data.text_files import json_texts, parquet_texts, plain_text
 
 Run = Callable[..., Any]
 BOM = b"\xef\xbb\xbf"
@@ -78,7 +78,7 @@ def test_json_in_any_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Lines, an array or records over several lines, read in parts of any size: the strings that are there."""
-    monkeypatch.setattr(records, "PART", part)
+    monkeypatch.setattr(text_files, "PART", part)
     if not any("text" in record for record in made if record):
         made = [*made, {"text": "late"}]
     if indent is not None:
@@ -147,7 +147,7 @@ def test_marks_and_packing(prepared: Callable[..., list[str]], tmp_path: Path) -
 
 
 def test_line_ends_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PART", 2)
+    monkeypatch.setattr(text_files, "PART", 2)
     (tmp_path / "a.txt").write_bytes("a\r\né\r\rb\n".encode())
     assert "".join(piece.text for piece in plain_text(str(tmp_path / "a.txt"))) == "a\né\n\nb\n"
 

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe.report.explained import Explained
+from skippipe.report.analysis import Explained
 from skippipe.report.figures import reductions
 
 COLOURS = {"F": "#a9d3ee", "L": "#f0a53a", "B": "#1f5f99"}

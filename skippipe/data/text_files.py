@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from skippipe.data.pieces import Piece
+from skippipe.data.chunks import Piece
 from skippipe.errors import InputError
 
 PART = 1 << 20

@@ -9,8 +9,8 @@ import pytest
 from data.texts import shipped_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from skippipe.data.belonging import check_tokenizer, difference, with_tokenizer_of
 from skippipe.data.config import DataConfig
+from skippipe.data.model_tokenizer import check_tokenizer, difference, with_tokenizer_of
 from skippipe.data.prepare import prepare
 from skippipe.errors import InputError
 

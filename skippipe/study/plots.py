@@ -3,8 +3,8 @@
 import io
 from collections.abc import Sequence
 
-from skippipe.evaluate.picture import draw_picture
-from skippipe.study.page import CURVES, OMITTED
+from skippipe.evaluate.plot import draw_picture
+from skippipe.study.markdown import CURVES, OMITTED
 from skippipe.study.records import Entry
 
 STEEP = 0.1

@@ -11,8 +11,8 @@ import torch
 from skippipe._scheduler import Plan
 from skippipe.checkpoint import Checkpoint, open_checkpoint
 from skippipe.checkpoint.reading import TOKENIZER
-from skippipe.data.belonging import check_tokenizer, own_encoder
 from skippipe.data.corpus import Corpus
+from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
 from skippipe.errors import InputError
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.model.build import StageModule, build_part, config_sha256, model_config, stage_layers

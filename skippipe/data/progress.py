@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from skippipe.data.chunks import Piece
 from skippipe.data.corpus import SPLITS, Split
-from skippipe.data.pieces import Piece
-from skippipe.data.recipe import Recipe
+from skippipe.data.corpus_spec import Recipe
 from skippipe.errors import InputError, SchedulerError
 from skippipe.files import locked, read_json_object, remove_leftovers
 
