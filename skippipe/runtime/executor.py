@@ -57,7 +57,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Boundary:
+class MessageSpec:
     """What every message looks like."""
 
     microbatch_size: int
@@ -97,7 +97,7 @@ class Executor:
         stages: Mapping[int, StageWork],
         link: Link,
         *,
-        boundary: Boundary,
+        message_spec: MessageSpec,
         recv_buffers: int = 2,
         sends_in_flight: int = 4,
         clock: Callable[[], float] = time.perf_counter,
@@ -109,7 +109,7 @@ class Executor:
             program: this rank's.
             stages: what this rank serves, by stage.
             link: transfers to the other ranks.
-            boundary: what every message looks like.
+            message_spec: shape, dtype and device of every message.
             recv_buffers: the most receives posted and not consumed, per sending rank.
             sends_in_flight: the most sends under way.
             clock: seconds, from any origin.
@@ -119,7 +119,7 @@ class Executor:
         self._program = program
         self._stages = stages
         self._link = link
-        self._boundary = boundary
+        self._message_spec = message_spec
         self._recv_buffers = recv_buffers
         self._sends_in_flight = sends_in_flight
         self._clock = clock
@@ -244,7 +244,7 @@ class Executor:
         self._next_receive[sender] = place + 1
         task, doing = tasks[place], self._doing
         self._doing = Recv(task, sender)
-        tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._boundary.device)
+        tensor = torch.empty(self._message_spec.shape, dtype=self._message_spec.dtype, device=self._message_spec.device)
         self._posted[task] = (tensor, self._link.irecv(tensor, sender, message_tag(task)))
         self._doing = doing
 
@@ -257,9 +257,9 @@ class Executor:
         self._arrived_over[task.microbatch] = self._link_of[task]
 
     def _send(self, action: Send, tag: int) -> None:
-        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._boundary.dtype).contiguous()
-        if tensor.shape != self._boundary.shape:
-            raise ValueError(f"the result has shape {tuple(tensor.shape)}, {self._boundary.shape} is expected")
+        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._message_spec.dtype).contiguous()
+        if tensor.shape != self._message_spec.shape:
+            raise ValueError(f"the result has shape {tuple(tensor.shape)}, {self._message_spec.shape} is expected")
         while len(self._under_way) >= self._sends_in_flight:
             self._await_oldest_send()
         self._under_way.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
@@ -286,7 +286,7 @@ class Executor:
                         torch.linalg.vector_norm(g, dtype=torch.float64).square()
                         for g in self._stages[stage].gradients()
                     ),
-                    start=torch.zeros((), dtype=torch.float64, device=self._boundary.device),
+                    start=torch.zeros((), dtype=torch.float64, device=self._message_spec.device),
                 )
         tree_sum(self._link, squares, self._program.rank, action.ranks, self._timeout_s)
         self._norm = math.sqrt(sum(squares.tolist()))

@@ -18,7 +18,7 @@ from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
 from skippipe.runtime.deadlock import least_buffers, prove
-from skippipe.runtime.executor import Batches, Boundary, Executor, Timings
+from skippipe.runtime.executor import Batches, Executor, MessageSpec, Timings
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -85,7 +85,7 @@ class Station:
     """those that this rank serves"""
     link: Link
     """to the other ranks"""
-    boundary: Boundary
+    boundary: MessageSpec
     """what messages look like"""
     runtime: RuntimeConfig
     validation_microbatches: int
@@ -149,7 +149,7 @@ class Engine:
                 programs[self._team.rank],
                 station.stages,
                 station.link,
-                boundary=station.boundary,
+                message_spec=station.boundary,
                 recv_buffers=self.recv_buffers,
                 sends_in_flight=station.runtime.sends_in_flight,
                 title=self._team.title,

@@ -28,7 +28,7 @@ from skippipe.model.folder import find_folder, weights_sha256
 from skippipe.plan import load_plan
 from skippipe.planning import time_limit
 from skippipe.ranks import assign_ranks
-from skippipe.runtime.executor import Boundary
+from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import calibrated, rehearsed
@@ -165,7 +165,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
         rank_of=rank_of,
         stages=stages,
         link=GlooLink(team.group),
-        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, number_type(job), device),
+        boundary=MessageSpec(note.microbatch_size, note.sequence, note.hidden, number_type(job), device),
         runtime=job.runtime,
         validation_microbatches=facts.validation_microbatches,
         vocabulary=config.vocab_size,

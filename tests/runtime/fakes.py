@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 
-BOUNDARY = Boundary(1, 2, 2)
+MESSAGE_SPEC = MessageSpec(1, 2, 2)
 START = 1000
 
 
@@ -28,7 +28,7 @@ class CountingStage:
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         assert self.stage == 0
         assert tokens.tolist() == [[microbatch, microbatch]]
-        return torch.full(BOUNDARY.shape, START * float(microbatch))
+        return torch.full(MESSAGE_SPEC.shape, START * float(microbatch))
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
         self.held.add(microbatch)
@@ -95,7 +95,9 @@ def run_programs(
     for program, serving, (buffers, sends) in programs:
         stages = stages_of(program, serving)
         norms: list[float] = []
-        executor = Executor(program, stages, link, boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=sends)
+        executor = Executor(
+            program, stages, link, message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=sends
+        )
         began = time.perf_counter()
         timings = executor.run(numbered, norms.append, timeout_s)
         seconds = time.perf_counter() - began
@@ -116,7 +118,7 @@ def run_programs(
 def evaluate(rank: int, program: Program, serving: Sequence[int], buffers: int) -> dict[int, float]:
     """Run an evaluation twice: what reached the loss of each microbatch here."""
     stages = {stage: EvaluatingStage(stage, rank) for stage in serving}
-    executor = Executor(program, stages, GlooLink(), boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=1)
+    executor = Executor(program, stages, GlooLink(), message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=1)
     for _ in range(2):
         executor.run(numbered, lambda _: None, 20.0)
         assert not executor._waiting

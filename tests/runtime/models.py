@@ -21,7 +21,7 @@ from skippipe.model.build import build_part, model_config, stage_layers
 from skippipe.model.families import family_of
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import least_buffers
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.stage import Stage
@@ -169,7 +169,7 @@ def train(rank: int, training: Training) -> Trained:
         programs[rank],
         stages,
         GlooLink(),
-        boundary=Boundary(BATCH, SEQUENCE, HIDDEN, dtype),
+        message_spec=MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype),
         recv_buffers=buffers,
         sends_in_flight=1,
     )

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from pool import Failure, Pool
-from runtime.fakes import BOUNDARY, Ran, evaluate, expected_ends, failing, numbered, run_programs, serving, stages_of
+from runtime.fakes import (
+    MESSAGE_SPEC,
+    Ran,
+    evaluate,
+    expected_ends,
+    failing,
+    numbered,
+    run_programs,
+    serving,
+    stages_of,
+)
 from runtime.models import make_plan
 from torch import Tensor
 
@@ -20,7 +30,7 @@ from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import least_buffers
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
@@ -157,7 +167,7 @@ def lonely(sizes: Sequence[int], rank: int, **options: Any) -> tuple[Executor, S
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(sum(sizes))]
     program, link = lower(plan, ranks)[rank], Silence()
     title = ("node london-0 (rank 0)", "node paris-0, paris-1 (rank 1)").__getitem__
-    executor = Executor(program, stages_of(program, [rank]), link, boundary=BOUNDARY, title=title, **options)
+    executor = Executor(program, stages_of(program, [rank]), link, message_spec=MESSAGE_SPEC, title=title, **options)
     return executor, link, program
 
 
@@ -228,7 +238,7 @@ def test_a_send_of_before_that_is_waited_for_is_named(sends: int) -> None:
     there, then = Task("F", 0, 0, 0, 0), Task("F", 1, 0, 0, 0)
     program = Program(0, (there, Send(there, 1), then, Send(then, 2)), {})
     stages = stages_of(program, [0])
-    executor = Executor(program, stages, Silence(), boundary=BOUNDARY, sends_in_flight=sends)
+    executor = Executor(program, stages, Silence(), message_spec=MESSAGE_SPEC, sends_in_flight=sends)
     with pytest.raises(ActionError, match=r"^SEND 0F0 -> 1, peer rank 1: timed out, .*(\n.*){3}\n.*SEND 1F0 -> 2$"):
         executor.run(numbered, lambda _: None, 7.5)
 
@@ -255,7 +265,7 @@ def test_an_error_of_a_stage_names_the_task() -> None:
 
 def test_a_result_of_another_shape_is_not_sent() -> None:
     executor, link, _ = lonely([1, 1], 0)
-    executor._boundary = Boundary(1, 2, 3)
+    executor._message_spec = MessageSpec(1, 2, 3)
     with pytest.raises(ActionError, match=r"SEND .*ValueError: the result has shape \(1, 2, 2\), \(1, 2, 3\) is"):
         executor.run(numbered, lambda _: None, 7.5)
     assert link.sends == []
@@ -269,7 +279,7 @@ def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str
         program,
         stages_of(program, stages),
         GlooLink(),
-        boundary=BOUNDARY,
+        message_spec=MESSAGE_SPEC,
         recv_buffers=9,
     )
     try:
@@ -310,7 +320,7 @@ def test_a_program_of_collectives_alone(pool: Pool) -> None:
 def repeat(rank: int, program: Program, stages: list[int], buffers: int, times: int) -> list[float]:
     """CPU seconds of this thread in each of several iterations of a program."""
     executor = Executor(
-        program, stages_of(program, stages), GlooLink(), boundary=BOUNDARY,
+        program, stages_of(program, stages), GlooLink(), message_spec=MESSAGE_SPEC,
         recv_buffers=buffers, sends_in_flight=1, clock=time.thread_time,
     )  # fmt: skip
     return [executor.run(numbered, lambda _: None, 20.0).ends[-1] for _ in range(times)]
