@@ -20,7 +20,7 @@ from skippipe.runtime.actions import Norm, Program, Recv, Reduce, Send, Task
 MAX_SHOWN = 24
 
 
-def prove(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> None:
+def prove_deadlock_free(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> None:
     """Show that the programs cannot hang.
 
     Args:
@@ -33,17 +33,17 @@ def prove(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) 
         InputError: a limit below 1.
 
     """
-    circle = _circle(_events(programs, recv_buffers, sends_in_flight))
-    if not circle:
+    cycle = _find_cycle(_events(programs, recv_buffers, sends_in_flight))
+    if not cycle:
         return
-    shown = circle[:MAX_SHOWN] + ([f"... {len(circle) - MAX_SHOWN} more"] if len(circle) > MAX_SHOWN else [])
+    shown = cycle[:MAX_SHOWN] + ([f"... {len(cycle) - MAX_SHOWN} more"] if len(cycle) > MAX_SHOWN else [])
     raise DeadlockError(
         f"with recv_buffers={recv_buffers} and sends_in_flight={sends_in_flight} these would wait for each other for "
-        "ever:\n  " + "\n  waits for ".join([*shown, circle[0]])
+        "ever:\n  " + "\n  waits for ".join([*shown, cycle[0]])
     )
 
 
-def least_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> int | None:
+def min_recv_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> int | None:
     """Least number of receive buffers, from `recv_buffers` upwards, with which the programs cannot hang.
 
     Where all receives are posted no send ever waits, so that more sends in flight would not help where that does not.
@@ -58,7 +58,7 @@ def least_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_fligh
     """
 
     def fits(buffers: int) -> bool:
-        return not _circle(_events(programs, buffers, sends_in_flight))
+        return not _find_cycle(_events(programs, buffers, sends_in_flight))
 
     if fits(recv_buffers):
         return recv_buffers
@@ -72,13 +72,13 @@ def least_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_fligh
     return low
 
 
-def live_receives(programs: Sequence[Program], recv_buffers: int) -> tuple[int, ...]:
+def peak_recv_buffers(programs: Sequence[Program], recv_buffers: int) -> tuple[int, ...]:
     """The most receive buffers that each rank has at one time: all windows are filled when an iteration begins."""
     return tuple(sum(min(recv_buffers, len(tasks)) for tasks in program.incoming.values()) for program in programs)
 
 
 @dataclass
-class _Events:
+class _EventGraph:
     """Events by number, and which of them must come before which."""
 
     names: list[str] = field(default_factory=list)
@@ -93,14 +93,14 @@ class _Events:
         return len(self.names) - 1
 
 
-def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> _Events:
+def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> _EventGraph:
     for name, limit in (("recv_buffers", recv_buffers), ("sends_in_flight", sends_in_flight)):
         if limit < 1:
             raise InputError(f"{name} is {limit}, at least 1 is expected")
     _check_messages(programs)
     for program in programs:
         _check_inputs(program)
-    events = _Events()
+    events = _EventGraph()
     transfers = {
         (task, program.rank): events.add(f"transfer of {task} from rank {sender} to {program.rank}", None)
         for program in programs
@@ -117,7 +117,7 @@ def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int
 
 
 def _add_rank(
-    events: _Events,
+    events: _EventGraph,
     program: Program,
     transfers: dict[tuple[Task, int], int],
     collectives: dict[Reduce | Norm, int],
@@ -162,7 +162,7 @@ def _check_messages(programs: Sequence[Program]) -> None:
     joined: dict[Reduce | Norm, list[int]] = defaultdict(list)
     for rank, program in enumerate(programs):
         if program.rank != rank:
-            _refuse(f"the program at place {rank} is that of rank {program.rank}")
+            _fail(f"the program at place {rank} is that of rank {program.rank}")
         for action in program.actions:
             match action:
                 case Send(task, to_rank):
@@ -179,16 +179,16 @@ def _check_messages(programs: Sequence[Program]) -> None:
         _check_link(*pair, sent[pair], received[pair], listed.get(pair, []))
     for collective, ranks in joined.items():
         if sorted(ranks) != sorted(collective.ranks):
-            _refuse(f"{collective} of ranks {_listed(collective.ranks)} stands in the lists of ranks {_listed(ranks)}")
+            _fail(f"{collective} of ranks {_listed(collective.ranks)} stands in the lists of ranks {_listed(ranks)}")
 
 
 def _check_link(sender: int, receiver: int, sent: list[Task], received: list[Task], listed: list[Task]) -> None:
     for task in _missing(sent, received):
-        _refuse(f"SEND {task} -> {receiver} on rank {sender} has no RECV")
+        _fail(f"SEND {task} -> {receiver} on rank {sender} has no RECV")
     for task in _missing(received, sent):
-        _refuse(f"RECV {task} <- {sender} on rank {receiver} has no SEND")
+        _fail(f"RECV {task} <- {sender} on rank {receiver} has no SEND")
     if sent != listed:
-        _refuse(f"rank {receiver} expects the messages of rank {sender} in another order than that of its SENDs")
+        _fail(f"rank {receiver} expects the messages of rank {sender} in another order than that of its SENDs")
 
 
 def _missing(these: list[Task], those: list[Task]) -> Iterator[Task]:
@@ -208,22 +208,22 @@ def _check_inputs(program: Program) -> None:
         match action:
             case Send(task, _):
                 if task.microbatch in arrived or held.pop(task.microbatch, None) != task:
-                    _refuse(f"{action} on rank {program.rank} comes when {task} has not just run there")
+                    _fail(f"{action} on rank {program.rank} comes when {task} has not just run there")
             case Recv(task, _):
                 if task.microbatch in held:
-                    _refuse(f"{action} on rank {program.rank} comes when {held[task.microbatch]} still waits there")
+                    _fail(f"{action} on rank {program.rank} comes when {held[task.microbatch]} still waits there")
                 held[task.microbatch] = task
                 arrived.add(task.microbatch)
             case Task():
                 given = held.pop(action.microbatch, None)
                 if not _follows(given, action):
-                    _refuse(f"{action} on rank {program.rank} finds {given or 'nothing'} instead of its input")
+                    _fail(f"{action} on rank {program.rank} finds {given or 'nothing'} instead of its input")
                 held[action.microbatch] = action
                 arrived.discard(action.microbatch)
             case _:
                 pass
     for microbatch in sorted(arrived):
-        _refuse(f"no task of rank {program.rank} needs {held[microbatch]}, which it receives")
+        _fail(f"no task of rank {program.rank} needs {held[microbatch]}, which it receives")
 
 
 def _follows(given: Task | None, task: Task) -> bool:
@@ -241,7 +241,7 @@ def _follows(given: Task | None, task: Task) -> bool:
     return any(given.kind == kind and hop in (None, given.hop) for kind, hop in wanted[task.kind])
 
 
-def _circle(events: _Events) -> list[str]:
+def _find_cycle(events: _EventGraph) -> list[str]:
     """Names of events each of which waits for the next, the last for the first; empty where there is no circle."""
     open_before = [len(before) for before in events.before]
     after: list[list[int]] = [[] for _ in events.names]
@@ -266,19 +266,19 @@ def _circle(events: _Events) -> list[str]:
         # What holds it up besides its own thread says more than that thread's order.
         foreign = [event for event in held_up_by if events.ranks[event] != events.ranks[stuck]]
         stuck = (foreign or held_up_by)[0]
-    return [events.names[event] for event in _turns(path[place[stuck] :], events.ranks)]
+    return [events.names[event] for event in _shortened(path[place[stuck] :], events.ranks)]
 
 
-def _turns(circle: list[int], ranks: Sequence[int | None]) -> list[int]:
+def _shortened(cycle: list[int], ranks: Sequence[int | None]) -> list[int]:
     """The circle without events that only stand between two others of their own thread."""
-    around = zip([circle[-1], *circle[:-1]], circle, [*circle[1:], circle[0]], strict=True)
+    around = zip([cycle[-1], *cycle[:-1]], cycle, [*cycle[1:], cycle[0]], strict=True)
     kept = [here for last, here, following in around if not ranks[last] == ranks[here] == ranks[following] is not None]
-    return kept or circle
+    return kept or cycle
 
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank in ranks)
 
 
-def _refuse(what: str) -> NoReturn:
+def _fail(what: str) -> NoReturn:
     raise DeadlockError(f"the programs do not run to the end: {what}")

@@ -27,7 +27,7 @@ LOGGED_ACTIONS = 24
 """So many of a rank's last actions stand in the message when one fails."""
 
 
-class StageWork(Protocol):
+class StageCompute(Protocol):
     """What the executor needs of one stage; hidden states and their gradients have shape (b, s, hidden)."""
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Executor:
     def __init__(  # noqa: PLR0913 - by keyword
         self,
         program: Program,
-        stages: Mapping[int, StageWork],
+        stages: Mapping[int, StageCompute],
         link: Link,
         *,
         message_spec: MessageSpec,
@@ -200,33 +200,33 @@ class Executor:
             self._post(sender)
         return tensor
 
-    def _embed(self, task: Task, stage: StageWork) -> None:
+    def _embed(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         tokens, self._labels[b] = self._batches(b)
         self._waiting[b] = stage.embed(b, tokens)
 
-    def _forward(self, task: Task, stage: StageWork) -> None:
+    def _forward(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         if task.hop == 0 and b in self._embedded_here:
             self._embed(task, stage)
         self._waiting[b] = stage.forward(b, self._input(b))
 
-    def _loss(self, task: Task, stage: StageWork) -> None:
+    def _loss(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         self._waiting[b] = stage.loss(b, self._input(b), self._labels.pop(b))
         if task in self._unneeded:
             del self._waiting[b]
 
-    def _backward(self, task: Task, stage: StageWork) -> None:
+    def _backward(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         self._waiting[b] = stage.backward(b, self._input(b))
         if task.hop == 0 and b in self._embedded_here:
             self._embed_backward(task, stage)
 
-    def _embed_backward(self, task: Task, stage: StageWork) -> None:
+    def _embed_backward(self, task: Task, stage: StageCompute) -> None:
         stage.embed_backward(task.microbatch, self._input(task.microbatch))
 
-    _TASKS: Mapping[str, Callable[["Executor", Task, StageWork], None]] = {
+    _TASKS: Mapping[str, Callable[["Executor", Task, StageCompute], None]] = {
         "E": _embed,
         "F": _forward,
         "L": _loss,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Step
-from skippipe.runtime.executor import Batches, StageWork, Timings
+from skippipe.runtime.executor import Batches, StageCompute, Timings
 from skippipe.runtime.grouping import even_parts, group_passes
 
 
@@ -22,7 +22,7 @@ class GroupedExecutor:
     """All stages of one process, iteration after iteration."""
 
     def __init__(
-        self, routes: Mapping[int, Sequence[int]], stages: Mapping[int, StageWork], most: int, *, train: bool = True
+        self, routes: Mapping[int, Sequence[int]], stages: Mapping[int, StageCompute], most: int, *, train: bool = True
     ) -> None:
         """Prepare.
 

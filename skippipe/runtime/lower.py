@@ -31,7 +31,7 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
 
     Returns:
         The program of rank `r` at index `r`. Whether they can wait for each other in a circle is
-        `skippipe.runtime.deadlock.prove`'s to say.
+        `skippipe.runtime.deadlock.prove_deadlock_free`'s to say.
 
     Raises:
         InputError: tasks that do not belong to the routes, numbers too large for a tag, or a list of ranks that does

@@ -13,7 +13,7 @@ StageGradient = Literal["exact", "per_visit"]
 """exact: the derivative of the mean loss, whatever the stage saw; per_visit: that times microbatches / visits"""
 
 
-class Held(NamedTuple):
+class SavedActivation(NamedTuple):
     """What a microbatch keeps on a node from its forward to its backward."""
 
     leaf: Tensor
@@ -40,7 +40,7 @@ class Stage:
         self.module = module
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         """in the order of the module, which is the same on every replica; tied weights once"""
-        self._held: dict[int, Held] = {}
+        self._saved: dict[int, SavedActivation] = {}
         self._embedded: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self._local_losses: dict[int, Tensor] = {}
@@ -78,11 +78,11 @@ class Stage:
             with torch.no_grad():
                 output: Tensor = self.module(leaf)[0]
             return output
-        assert microbatch not in self._held, f"microbatch {microbatch} visits stage {self.module.stage} twice"
+        assert microbatch not in self._saved, f"microbatch {microbatch} visits stage {self.module.stage} twice"
         leaf.requires_grad_()
-        held = Held(leaf, *self.module(leaf))
-        self._held[microbatch] = held
-        return held.output.detach()
+        saved = SavedActivation(leaf, *self.module(leaf))
+        self._saved[microbatch] = saved
+        return saved.output.detach()
 
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
         """Final norm, head and loss on stage 0, and back again.
@@ -114,7 +114,7 @@ class Stage:
             The gradient of the stage's input, of the same shape.
 
         """
-        leaf, output, local_loss = self._held.pop(microbatch)
+        leaf, output, local_loss = self._saved.pop(microbatch)
         if local_loss is None:
             torch.autograd.backward([output], [gradient])
         else:
@@ -169,11 +169,11 @@ class Stage:
             self._evaluating = False
 
     def _drop(self) -> None:
-        for kept in (self._held, self._embedded, self._losses, self._local_losses):
+        for kept in (self._saved, self._embedded, self._losses, self._local_losses):
             kept.clear()
 
     def _finish(self) -> None:
-        assert not self._held, f"stage {self.module.stage} still holds microbatches {sorted(self._held)}"
+        assert not self._saved, f"stage {self.module.stage} still holds microbatches {sorted(self._saved)}"
         assert not self._embedded, f"embeddings of microbatches {sorted(self._embedded)} got no gradient"
         for parameter in self.parameters:
             if parameter.grad is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
-from skippipe.runtime.deadlock import least_buffers, prove
+from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.executor import Batches, Executor, MessageSpec, Timings
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
@@ -277,9 +277,9 @@ def safe_buffers(groups: Sequence[Sequence[Program]], config: RuntimeConfig) -> 
     """
     buffers = config.recv_buffers
     for programs in groups:
-        enough = least_buffers(programs, buffers, config.sends_in_flight)
+        enough = min_recv_buffers(programs, buffers, config.sends_in_flight)
         if enough is None:
-            prove(programs, buffers, config.sends_in_flight)
+            prove_deadlock_free(programs, buffers, config.sends_in_flight)
         else:
             buffers = enough
     return buffers

@@ -20,7 +20,7 @@ from skippipe._scheduler import Plan
 from skippipe.model.build import build_part, model_config, stage_layers
 from skippipe.model.families import family_of
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.deadlock import least_buffers
+from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
@@ -163,7 +163,7 @@ def train(rank: int, training: Training) -> Trained:
     parameters = [p for stage in stages.values() for p in stage.parameters]
     steps = optimizer(parameters)
     programs = training.programs
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     executor = Executor(
         programs[rank],

@@ -14,7 +14,7 @@ from runtime.machine import blocks, hangs, random_ranks, relinked, reordered
 from skippipe._scheduler import Plan
 from skippipe.errors import DeadlockError, InputError
 from skippipe.runtime.actions import Action, Program, Recv, Reduce, Send, Task
-from skippipe.runtime.deadlock import least_buffers, prove
+from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.lower import lower
 
 LIMITS = [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -34,7 +34,7 @@ def case(seed: int, world: int | None = None) -> Case:
 
 def accepted(programs: tuple[Program, ...], buffers: int, sends: int) -> bool:
     try:
-        prove(programs, buffers, sends)
+        prove_deadlock_free(programs, buffers, sends)
     except DeadlockError:
         return False
     return True
@@ -88,7 +88,7 @@ def hanging(world: int, buffers: int, sends: int) -> tuple[Case, tuple[Program, 
 def test_orders_that_hang_are_refused_and_do_hang_on_gloo(pool: Pool, world: int, buffers: int, sends: int) -> None:
     (_, stages, ranks), changed = hanging(world, buffers, sends)
     with pytest.raises(DeadlockError) as caught:
-        prove(changed, buffers, sends)
+        prove_deadlock_free(changed, buffers, sends)
     assert "waits for" in str(caught.value)
     limits = (buffers, sends)
     by_rank = [([(changed[rank], serving(ranks, stages, rank), limits)], 0.5) for rank in range(world)]
@@ -116,33 +116,33 @@ def send_first() -> tuple[Program, ...]:
 def test_the_circle_is_named_in_action_codes() -> None:
     programs = send_first()
     with pytest.raises(DeadlockError) as caught:
-        prove(programs, 1, 1)
+        prove_deadlock_free(programs, 1, 1)
     said = str(caught.value)
     assert "recv_buffers=1 and sends_in_flight=1" in said
     for event in ("SEND 2F0 -> 1 on rank 0", "transfer of 1F0 from rank 0 to 1", "SEND 5F0 -> 0 on rank 1"):
         assert event in said, said
-    assert least_buffers(programs, 1, 1) == 2
-    assert least_buffers(programs, 1, 2) == 1
-    prove(programs, 2, 1)
-    prove(programs, 1, 2)
+    assert min_recv_buffers(programs, 1, 1) == 2
+    assert min_recv_buffers(programs, 1, 2) == 1
+    prove_deadlock_free(programs, 2, 1)
+    prove_deadlock_free(programs, 1, 2)
     assert not hangs(programs, 1, 2)
 
 
 def test_collectives_in_different_orders_are_refused() -> None:
     first, second = Reduce(0, (0, 1)), Reduce(1, (0, 1))
     with pytest.raises(DeadlockError, match="REDUCE s0 on ranks 0, 1"):
-        prove(relinked([[first, second], [second, first]]), 1, 1)
-    assert least_buffers(relinked([[first, second], [second, first]]), 1, 1) is None
-    prove(relinked([[first, second], [first, second]]), 1, 1)
+        prove_deadlock_free(relinked([[first, second], [second, first]]), 1, 1)
+    assert min_recv_buffers(relinked([[first, second], [second, first]]), 1, 1) is None
+    prove_deadlock_free(relinked([[first, second], [first, second]]), 1, 1)
 
 
 def test_a_collective_that_holds_up_a_message_is_refused() -> None:
     task = Task("F", 0, 0, 0, 0)
     after = Task("F", 0, 1, 1, 1)
     reduce = Reduce(0, (0, 1))
-    prove(relinked([[task, Send(task, 1), reduce], [Recv(task, 0), after, reduce]]), 1, 1)
+    prove_deadlock_free(relinked([[task, Send(task, 1), reduce], [Recv(task, 0), after, reduce]]), 1, 1)
     with pytest.raises(DeadlockError, match="REDUCE s0 on ranks 0, 1"):
-        prove(relinked([[reduce, task, Send(task, 1)], [Recv(task, 0), after, reduce]]), 1, 1)
+        prove_deadlock_free(relinked([[reduce, task, Send(task, 1)], [Recv(task, 0), after, reduce]]), 1, 1)
 
 
 F0, F1 = Task("F", 0, 0, 0, 0), Task("F", 0, 1, 1, 1)
@@ -163,7 +163,7 @@ F0, F1 = Task("F", 0, 0, 0, 0), Task("F", 0, 1, 1, 1)
 )
 def test_lists_that_do_not_fit_together_are_refused(rows: list[list[Action]], said: str) -> None:
     with pytest.raises(DeadlockError, match=said):
-        prove(relinked(rows), 1, 1)
+        prove_deadlock_free(relinked(rows), 1, 1)
 
 
 def test_another_order_of_messages_than_that_of_the_sender_is_refused() -> None:
@@ -174,13 +174,13 @@ def test_another_order_of_messages_than_that_of_the_sender_is_refused() -> None:
         dataclasses.replace(p, incoming={sender: tasks[::-1] for sender, tasks in p.incoming.items()}) for p in programs
     ]
     with pytest.raises(DeadlockError, match="in another order than that of its SENDs"):
-        prove(turned, 9, 9)
+        prove_deadlock_free(turned, 9, 9)
 
 
 @pytest.mark.parametrize(("buffers", "sends", "said"), [(0, 1, "recv_buffers is 0"), (1, 0, "sends_in_flight is 0")])
 def test_limits_below_one_are_refused(buffers: int, sends: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        prove(relinked([[]]), buffers, sends)
+        prove_deadlock_free(relinked([[]]), buffers, sends)
 
 
 def test_blocks_keep_every_action() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
-from skippipe.runtime.deadlock import least_buffers
+from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
@@ -41,7 +41,7 @@ def run(pool: Pool, plan: str, ranks: Sequence[int], programs: Sequence[Program]
     """Run a plan, or other programs of it, with stages that count."""
     made = Plan.from_json(plan)
     programs = programs or lower(made, ranks)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     by_rank = [([(p, serving(ranks, made.stages, p.rank), (buffers, 1))], 20.0) for p in programs]
     return [ran for (ran,) in pool.run(run_programs, by_rank)]
@@ -68,7 +68,7 @@ def test_evaluation_runs_with_the_same_executor(pool: Pool) -> None:
     """Forward and loss of the whole model; nothing is held, and what `loss` returns does not matter."""
     plan, ranks = Plan.from_json(make_plan(Random(5), [2, 1, 1], 1 / 3, 2)), [0, 1, 2, 0]
     programs = lower_evaluation(plan, ranks, 7)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     found = pool.run(evaluate, [(p, serving(ranks, plan.stages, p.rank), buffers) for p in programs])
     assert {b: value for rank in found for b, value in rank.items()} == {b: 1000.0 * b + 3 for b in range(7)}
 
@@ -330,7 +330,7 @@ def test_an_executor_runs_many_iterations_and_takes_little_time_itself(pool: Poo
     """Waiting for peers is not counted; the stages here do next to nothing."""
     plan = Plan.from_json(make_plan(Random(4), [2, 1, 1], 1 / 3, 8))
     programs = lower(plan, range(4))
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     seconds = pool.run(repeat, [(p, serving(range(4), plan.stages, p.rank), buffers, 50) for p in programs])
     for program, row in zip(programs, seconds, strict=True):
         assert len(row) == 50

@@ -18,7 +18,7 @@ from skippipe.cluster import preset_parts
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
-from skippipe.runtime.deadlock import least_buffers, live_receives, prove
+from skippipe.runtime.deadlock import min_recv_buffers, peak_recv_buffers, prove_deadlock_free
 from skippipe.runtime.lower import lower, lower_evaluation
 
 RULES = {
@@ -128,9 +128,9 @@ def test_enough_buffers_always_suffice(seed: int) -> None:
     """A plan that runs through has programs that run through, whatever ranks serve its nodes."""
     _, plan, ranks = plan_and_ranks(seed)
     programs = lower(plan, ranks)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
-    prove(programs, buffers, 1)
+    prove_deadlock_free(programs, buffers, 1)
     assert not hangs(programs, buffers, 1)
     if buffers > 1:
         assert hangs(programs, buffers - 1, 1)
@@ -165,9 +165,9 @@ def test_a_small_plan_reads_as_expected() -> None:
         "rank 1: RECV 0F0 <- 0, 0F1, RECV 1F0 <- 0, 1F1, SEND 1F1 -> 0, 0F2, SEND 0F2 -> 0, RECV 0L <- 0, 0B2, "
         "RECV 1L <- 0, 1B1, SEND 1B1 -> 0, 0B1, SEND 0B1 -> 0, NORM, STEP"
     )
-    assert live_receives(programs, 1) == (1, 1)
-    assert live_receives(programs, 3) == (3, 3)
-    assert live_receives(programs, 99) == (4, 4)
+    assert peak_recv_buffers(programs, 1) == (1, 1)
+    assert peak_recv_buffers(programs, 3) == (3, 3)
+    assert peak_recv_buffers(programs, 99) == (4, 4)
 
 
 def small_plan() -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_plans_of_the_planner_run_through(replicas: list[int], strategy: str) ->
     problem = planning.prepare(machines, AllocateConfig(), schedule).problem
     plan = planning.make_plan(problem, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
-    buffers = least_buffers(programs, 2, 2)
+    buffers = min_recv_buffers(programs, 2, 2)
     assert buffers is not None
     assert not hangs(programs, buffers, 2)
 
@@ -225,10 +225,10 @@ def test_evaluation_takes_every_microbatch_through_the_whole_model(seed: int, mi
         assert way[0].node == way[-1].node
         assert all(t.node in content["stages"][t.stage] for t in way)
     assert not any(isinstance(a, Reduce | Norm | Step) for p in programs for a in p.actions)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     assert not hangs(programs, buffers, 1)
-    prove(lower_evaluation(plan, range(len(ranks)), microbatches), 1, 1)
+    prove_deadlock_free(lower_evaluation(plan, range(len(ranks)), microbatches), 1, 1)
 
 
 def test_tags_are_unique_and_bounded() -> None:
