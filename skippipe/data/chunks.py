@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-PIECE_CHARACTERS = 16_384
+CHUNK_CHARACTERS = 16_384
 """Long enough for a call, short enough that threads share the work evenly."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A part of a document."""
 
     text: str
@@ -16,7 +16,7 @@ class Piece(NamedTuple):
     """whether the document ends with it"""
 
 
-def cut_pieces(chunks: Iterable[Piece], limit: int | None = PIECE_CHARACTERS) -> Iterator[Piece]:
+def split_chunks(chunks: Iterable[Chunk], limit: int | None = CHUNK_CHARACTERS) -> Iterator[Chunk]:
     """Cut documents, which come in chunks of any size, into pieces of at most `limit` characters.
 
     A document is cut only after a line end that stands alone between two characters that are not blank; there the
@@ -28,14 +28,14 @@ def cut_pieces(chunks: Iterable[Piece], limit: int | None = PIECE_CHARACTERS) ->
         held += chunk.text
         start = 0
         while limit is not None and (end := _cut_place(held, start, limit, searched)) is not None:
-            yield Piece(held[start:end], last=False)
+            yield Chunk(held[start:end], last=False)
             start, begun, searched = end, True, 0
         held = held[start:]
         if limit is not None and len(held) > limit:
             searched = len(held) - 1  # there is no place before the last sign, of which the next one is not known
         if chunk.last:
             if held or begun:
-                yield Piece(held, last=True)
+                yield Chunk(held, last=True)
             held, begun, searched = "", False, 0
 
 

@@ -30,7 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenFile:
     """Training or validation: a stream of tokens in a file."""
 
     split: Split
@@ -57,12 +57,12 @@ class Corpus:
     dtype: str
     """a key of `DTYPES`"""
     tokenizer_sha256: str
-    parts: dict[Split, Part]
+    splits: dict[Split, TokenFile]
 
     @property
     def sha256(self) -> str:
         """Hash of everything that is trained and validated on, tokenizer included; nothing is read for it."""
-        hashes = [self.dtype, self.tokenizer_sha256, *(self.parts[split].sha256 for split in SPLITS)]
+        hashes = [self.dtype, self.tokenizer_sha256, *(self.splits[split].sha256 for split in SPLITS)]
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     @property
@@ -80,7 +80,7 @@ class Corpus:
 
     def stream(self, split: Split) -> Tokens:
         """All tokens of a split, mapped into memory."""
-        part = self.parts[split]
+        part = self.splits[split]
         if not part.tokens:  # an empty file cannot be mapped
             return np.empty(0, dtype=DTYPES[self.dtype])
         return np.memmap(self.folder / f"{split}.tokens", dtype=DTYPES[self.dtype], mode="r")
@@ -99,7 +99,7 @@ class Corpus:
             self._verify(split, whole=whole)
 
     def _verify(self, split: Split, *, whole: bool) -> None:
-        path, part = self.folder / f"{split}.tokens", self.parts[split]
+        path, part = self.folder / f"{split}.tokens", self.splits[split]
         stream, step = self.stream(split), CHUNK_BYTES // DTYPES[self.dtype].itemsize
         count = -(-len(stream) // step)
         if len(part.chunks) != count:
@@ -129,7 +129,7 @@ class Corpus:
         blocks = cut(self.stream(split), sequence)
         if not len(blocks):
             raise InputError(
-                f"data.{split} holds {self.parts[split].tokens} tokens, at least {sequence + 1} (data.sequence + 1) "
+                f"data.{split} holds {self.splits[split].tokens} tokens, at least {sequence + 1} (data.sequence + 1) "
                 f"are expected"
             )
         return blocks
@@ -157,7 +157,7 @@ def open_corpus(folder: Path) -> Corpus:
         corpus = _corpus(folder, content)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not what `skippipe data prepare` writes: {_reason(error)}") from None
-    for part in corpus.parts.values():
+    for part in corpus.splits.values():
         _check_size(folder / f"{part.split}.tokens", part.tokens * DTYPES[corpus.dtype].itemsize)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"{folder}: tokenizer.json is missing")
@@ -198,14 +198,14 @@ def _corpus(folder: Path, content: dict[str, Any]) -> Corpus:
         end_of_text=_count(tokenizer, "end_of_text"),
         dtype=dtype,
         tokenizer_sha256=str(tokenizer["sha256"]),
-        parts={split: _part(split, content[split]) for split in SPLITS},
+        splits={split: _token_file(split, content[split]) for split in SPLITS},
     )
 
 
-def _part(split: Split, content: dict[str, Any]) -> Part:
+def _token_file(split: Split, content: dict[str, Any]) -> TokenFile:
     counts = {name: _count(content, name) for name in ("tokens", "documents", "bytes")}
     chunks = list(map(str, content["chunks"]))
-    return Part(split, **counts, sha256=str(content["sha256"]), chunks=chunks, files=list(content["files"]))
+    return TokenFile(split, **counts, sha256=str(content["sha256"]), chunks=chunks, files=list(content["files"]))
 
 
 def _count(content: dict[str, Any], name: str) -> int:

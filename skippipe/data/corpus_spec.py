@@ -7,13 +7,13 @@ from typing import Any
 
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import SPLITS, Split
-from skippipe.data.inputs import Sources
+from skippipe.data.inputs import Inputs
 
 FACTS = ("name", "bytes", "modified")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CorpusSpec:
     """Settings and inputs, as JSON has them."""
 
     settings: dict[str, Any]
@@ -21,8 +21,8 @@ class Recipe:
     """name, bytes and time of the last change of each"""
 
     @staticmethod
-    def of(config: DataConfig, sources: Sources, tokenizer_json: str | None, revision: str | None) -> "Recipe":
-        """Recipe of settings; `tokenizer_json` where the tokenizer is not trained, `revision` of a data set's state."""
+    def of(config: DataConfig, inputs: Inputs, tokenizer_json: str | None, revision: str | None) -> "CorpusSpec":
+        """Make the specification; `tokenizer_json`: None where one is trained, `revision`: of a dataset of the hub."""
         tokenizer = None if tokenizer_json is None else hashlib.sha256(tokenizer_json.encode()).hexdigest()
         settings = {
             "format": config.format,
@@ -33,12 +33,12 @@ class Recipe:
             "tokenizer": tokenizer,
             "vocabulary": config.vocabulary,
         }
-        return Recipe(settings, {split: [_facts(asdict(source)) for source in sources[split]] for split in SPLITS})
+        return CorpusSpec(settings, {split: [_facts(asdict(file)) for file in inputs[split]] for split in SPLITS})
 
     @staticmethod
-    def read(content: dict[str, Any]) -> "Recipe":
-        """Recipe in `corpus.json` or `progress.json`; raises `KeyError` or `TypeError` for anything else."""
-        return Recipe(dict(content["settings"]), {s: [_facts(x) for x in content[s]["files"]] for s in SPLITS})
+    def read(content: dict[str, Any]) -> "CorpusSpec":
+        """CorpusSpec in `corpus.json` or `progress.json`; raises `KeyError` or `TypeError` for anything else."""
+        return CorpusSpec(dict(content["settings"]), {s: [_facts(x) for x in content[s]["files"]] for s in SPLITS})
 
     def to_json(self, more: dict[Split, dict[str, Any]], documents: Mapping[Split, Sequence[int]]) -> dict[str, Any]:
         """Write it, with `more` about each split and the documents of each file."""
@@ -48,7 +48,7 @@ class Recipe:
         }
         return {"settings": self.settings, **{split: {**more[split], "files": files[split]} for split in SPLITS}}
 
-    def difference(self, other: "Recipe") -> str | None:
+    def difference(self, other: "CorpusSpec") -> str | None:
         """Say what the other one has otherwise, None where nothing."""
         for name, value in self.settings.items():
             if other.settings.get(name) != value:

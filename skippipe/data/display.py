@@ -5,11 +5,10 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from skippipe.data.corpus import SPLITS, Corpus
-from skippipe.data.prepare import Progress
+from skippipe.data.prepare import PreparationProgress
 from skippipe.errors import printable
 
 LINE_EVERY_S = 10.0
@@ -22,7 +21,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Bar(
+        self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn(),
             console=console,
         )  # fmt: skip
@@ -48,7 +47,7 @@ class Display:
         """Bytes of text tokenised in a second by this run; None where none were."""
         return _rate(self._bytes, self._seconds)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PreparationProgress) -> None:
         """Show how far it has come."""
         now = time.monotonic()
         if progress.stage != self._stage:
@@ -63,7 +62,7 @@ class Display:
             self._told = now
             self._print(f"{STAGES[progress.stage]}: {state}")
 
-    def _begin(self, progress: Progress, now: float) -> None:
+    def _begin(self, progress: PreparationProgress, now: float) -> None:
         self._stage, self._began, self._first = progress.stage, now, progress.text_bytes
         if progress.text_bytes:
             self._print(f"{STAGES[progress.stage]}: goes on after {progress.text_bytes / 1e6:,.1f} MB")
@@ -77,7 +76,7 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if amount and seconds else None
 
 
-def _state(progress: Progress, bytes_per_s: float | None) -> str:
+def _state(progress: PreparationProgress, bytes_per_s: float | None) -> str:
     of = "" if progress.size is None else f" of {progress.size / 1e6:,.1f}"
     rate = "" if bytes_per_s is None else f", {bytes_per_s / 1e6:,.1f} MB/s"
     tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
@@ -88,13 +87,13 @@ def summary_lines(corpus: Corpus, bytes_per_s: float | None, name: str) -> list[
     """What is in a prepared text, how fast it was made (None: it was there), and how to train on it."""
     lines = [] if bytes_per_s is not None else [f"{name} holds this text already; nothing was done"]
     for split in SPLITS:
-        part = corpus.parts[split]
+        part = corpus.splits[split]
         files = f"{len(part.files):,} files" if len(part.files) > 1 else printable(str(part.files[0]["name"]))
         lines.append(
             f"{split}: {part.tokens:,} tokens, {part.documents:,} documents, {part.bytes / max(part.tokens, 1):.2f} "
             f"bytes a token, of {files}"
         )
-    held_out = [printable(str(file["name"])) for file in corpus.parts["validation"].files]
+    held_out = [printable(str(file["name"])) for file in corpus.splits["validation"].files]
     more = f" and {len(held_out) - 5} more" if len(held_out) > 5 else ""
     lines.append(f"validated on: {', '.join(held_out[:5])}{more}")
     if bytes_per_s is not None:

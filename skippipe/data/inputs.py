@@ -20,7 +20,7 @@ ONE_IN = 20
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """A file, or a shard of a data set of the hub."""
 
     name: str
@@ -38,44 +38,44 @@ class Source:
         return self.bytes if self.kind == "text" and not self.name.endswith(COMPRESSED) else None
 
 
-Sources = dict[Split, list[Source]]
+Inputs = dict[Split, list[InputFile]]
 
 
-def find_files(config: DataConfig) -> Sources:
+def find_files(config: DataConfig) -> Inputs:
     """Find the files of both splits, in order, none in both.
 
     Raises:
         InputError: a name or pattern that stands for nothing, a file of unknown format, a split without files.
 
     """
-    training = _sources("training", config.training, config)
-    validation = _sources("validation", config.validation, config) if config.validation is not None else None
+    training = _inputs("training", config.training, config)
+    validation = _inputs("validation", config.validation, config) if config.validation is not None else None
     if validation is None and config.training is None:
-        validation = _sources("validation", None, config)
+        validation = _inputs("validation", None, config)
     if validation is None:
         training, validation = share_by_name(training)
     else:
-        held_out = {os.path.realpath(source.name) for source in validation}
-        training = [source for source in training if os.path.realpath(source.name) not in held_out]
+        held_out = {os.path.realpath(file.name) for file in validation}
+        training = [file for file in training if os.path.realpath(file.name) not in held_out]
     if not training:
         raise InputError("data.training names no file that is not one of data.validation, at least one is expected")
     return {"training": training, "validation": validation}
 
 
-def share_by_name(sources: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+def share_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[InputFile]]:
     """Split files into training and validation by a hash of each name without its folder.
 
     What a file falls to depends on its name alone, so that more files move none of those that were there.
     """
-    training: list[Source] = []
-    validation: list[Source] = []
-    for source in sources:
-        (validation if falls_to_validation(Path(source.name).name) else training).append(source)
+    training: list[InputFile] = []
+    validation: list[InputFile] = []
+    for file in inputs:
+        (validation if falls_to_validation(Path(file.name).name) else training).append(file)
     if not validation or not training:
         part = "none" if not validation else "each"
         raise InputError(
             f"data.validation is null, so one file in {ONE_IN} of data.training is validated on, by a hash of its "
-            f"name; {part} of the {len(sources)} is: data.validation=[FILE,...] is expected"
+            f"name; {part} of the {len(inputs)} is: data.validation=[FILE,...] is expected"
         )
     return training, validation
 
@@ -85,11 +85,11 @@ def falls_to_validation(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % ONE_IN == 0
 
 
-def _sources(split: Split, patterns: Sequence[str] | None, config: DataConfig) -> list[Source]:
+def _inputs(split: Split, patterns: Sequence[str] | None, config: DataConfig) -> list[InputFile]:
     if patterns is None:
         return [_file(path, "text") for path in _shipped_files(split)]
     key = f"data.{split}"
-    found: dict[str, Source] = {}
+    found: dict[str, InputFile] = {}
     for i, pattern in enumerate(patterns):
         title = f"{key}[{i}] is {pattern}"
         try:
@@ -155,12 +155,12 @@ def _folders(top: str) -> Iterator[str]:
         waiting += (f"{folder}{name}/" for name in names if os.path.isdir(f"{folder}{name}"))  # noqa: PTH112
 
 
-def _file(path: Path, kind: str) -> Source:
+def _file(path: Path, kind: str) -> InputFile:
     try:
         stat = path.stat()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    return Source(str(path), kind, stat.st_size, stat.st_mtime_ns)
+    return InputFile(str(path), kind, stat.st_size, stat.st_mtime_ns)
 
 
 def _format(title: str, path: Path) -> str:

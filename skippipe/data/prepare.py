@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skippipe.data.blocks import Tokens
-from skippipe.data.chunks import PIECE_CHARACTERS, Piece, cut_pieces
+from skippipe.data.chunks import CHUNK_CHARACTERS, Chunk, split_chunks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, hashes_of, open_corpus
 from skippipe.data.corpus import FORMAT as CORPUS_FORMAT
-from skippipe.data.corpus_spec import Recipe
-from skippipe.data.inputs import ONE_IN, Sources, find_files
-from skippipe.data.progress import FORMAT, State, Written, check_same, claimed, opened_at, storing
+from skippipe.data.corpus_spec import CorpusSpec
+from skippipe.data.inputs import ONE_IN, Inputs, find_files
+from skippipe.data.progress import FORMAT, PreparationState, SplitProgress, check_same, claimed, opened_at, storing
 from skippipe.data.reading import Reader
 from skippipe.data.tokenizer import Encoder, check_tokenizer, load_encoder, read_encoder, train_encoder
 from skippipe.errors import InputError
@@ -42,7 +42,7 @@ FROM_PREPARED = ("training", "validation", "format", "field", "hub", "hub_config
 
 
 @dataclass(frozen=True)
-class Progress:
+class PreparationProgress:
     """How far a preparation has come."""
 
     stage: str
@@ -55,9 +55,9 @@ class Progress:
     tokens: int
 
 
-Report = Callable[[Progress], None]
-Batch = list[tuple[int, Piece]]
-"""Pieces, each with the number of its source."""
+Report = Callable[[PreparationProgress], None]
+Batch = list[tuple[int, Chunk]]
+"""Chunks, each with the number of its input."""
 
 
 def check_input(config: DataConfig) -> None:
@@ -118,12 +118,12 @@ def share_warning(config: DataConfig, corpus: Corpus) -> str | None:
     """Say it where names alone have chosen what is validated on, and that is far more or less than is usual."""
     if config.validation is not None or config.training is None or config.prepared is not None:
         return None
-    tokens = {split: corpus.parts[split].tokens for split in SPLITS}
-    share, files = tokens["validation"] / sum(tokens.values()), len(corpus.parts["validation"].files)
+    tokens = {split: corpus.splits[split].tokens for split in SPLITS}
+    share, files = tokens["validation"] / sum(tokens.values()), len(corpus.splits["validation"].files)
     if 1 / (UNUSUAL * ONE_IN) <= share <= UNUSUAL / ONE_IN:
         return None
     return (
-        f"warning: data.validation is null, so {files} of {files + len(corpus.parts['training'].files)} files, chosen "
+        f"warning: data.validation is null, so {files} of {files + len(corpus.splits['training'].files)} files, chosen "
         f"by a hash of the names, are validated on: {share:.1%} of all tokens, where {1 / ONE_IN:.0%} is usual; "
         "data.validation=[FILE,...] chooses others"
     )
@@ -146,27 +146,27 @@ def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> C
         raise InputError(f"data.prepared is {config.prepared}, which is prepared already; null is expected here")
     check_input(config)
     with claimed(folder), Reader(config) as reader:
-        sources = reader.sources()
+        inputs = reader.inputs()
         encoder = None if config.vocabulary is not None else load_encoder(config)
-        recipe = Recipe.of(config, sources, encoder.json if encoder else None, reader.revision())
+        spec = CorpusSpec.of(config, inputs, encoder.json if encoder else None, reader.revision())
         whole = folder / "corpus.json"
         if whole.exists():
-            check_same(folder, read_json_object(str(whole)), recipe)
+            check_same(folder, read_json_object(str(whole)), spec)
             corpus = open_corpus(folder)
             corpus.verify(whole=config.verify == "whole")
             return corpus
         with storing(folder):
-            _Work(folder, reader, sources, recipe, report or _to_nobody).run(encoder, config.vocabulary)
+            _Preparation(folder, reader, inputs, spec, report or _to_nobody).run(encoder, config.vocabulary)
         return open_corpus(folder)
 
 
-class _Work:
+class _Preparation:
     """A preparation under way."""
 
-    def __init__(self, folder: Path, reader: Reader, sources: Sources, recipe: Recipe, report: Report) -> None:
+    def __init__(self, folder: Path, reader: Reader, inputs: Inputs, spec: CorpusSpec, report: Report) -> None:
         """Begin, or take up what lies in the folder."""
-        self._folder, self._reader, self._sources, self._recipe, self._report = folder, reader, sources, recipe, report
-        self._state = State.of(folder, recipe)
+        self._folder, self._reader, self._inputs, self._spec, self._report = folder, reader, inputs, spec, report
+        self._state = PreparationState.of(folder, spec)
         self._save()
 
     def run(self, encoder: Encoder | None, entries: int | None) -> None:
@@ -196,43 +196,43 @@ class _Work:
         return encoder
 
     def _training_texts(self) -> Iterator[list[str]]:
-        seen = Written()
+        seen = SplitProgress()
         self._tell("tokenizer", "training", seen)
-        for batch in _batches(self._pieces("training", Written(), PIECE_CHARACTERS)):
-            yield [piece.text for _, piece in batch]
-            for number, piece in batch:
-                seen.add(number, piece)
+        for batch in _batches(self._chunks("training", SplitProgress(), CHUNK_CHARACTERS)):
+            yield [chunk.text for _, chunk in batch]
+            for number, chunk in batch:
+                seen.add(number, chunk)
             self._tell("tokenizer", "training", seen)
 
     def _write(self, split: Split, encoder: Encoder) -> None:
         """Append what is left of a split, saving every now and then how far it has come."""
         written, dtype = self._state.written[split], DTYPES[encoder.dtype]
-        pieces = self._pieces(split, written, PIECE_CHARACTERS if encoder.cuts_at_lines() else None)
+        chunks = self._chunks(split, written, CHUNK_CHARACTERS if encoder.cuts_at_lines() else None)
         with opened_at(self._part(split), written.tokens * dtype.itemsize) as file:
             self._tell(split, split, written)
             saved = time.monotonic()
-            for batch, tokens in _encoded(encoder, _batches(pieces)):
+            for batch, tokens in _encoded(encoder, _batches(chunks)):
                 file.write(tokens.astype(dtype, copy=False).tobytes())
                 written.tokens += len(tokens)
-                for number, piece in batch:
-                    written.add(number, piece)
+                for number, chunk in batch:
+                    written.add(number, chunk)
                 self._tell(split, split, written)
                 if time.monotonic() - saved >= SAVE_S:
                     self._sync(file)
                     saved = time.monotonic()
             if not written.tokens:
-                first, *others = self._sources[split]
+                first, *others = self._inputs[split]
                 none = f"and {len(others)} more hold no text" if others else "holds no text"
                 raise InputError(f"data.{split}: {first.name} {none}")
             written.whole = True
             self._sync(file)
 
-    def _pieces(self, split: Split, done: Written, limit: int | None) -> Iterator[tuple[int, Piece]]:
-        """What is left of a split, each piece with the number of its source."""
-        first, skip = max(len(done.documents) - 1, 0), done.pieces
-        for number, chunks in self._reader.read(split, self._sources[split], first):
-            for piece in itertools.islice(cut_pieces(chunks, limit), skip, None):
-                yield number, piece
+    def _chunks(self, split: Split, done: SplitProgress, limit: int | None) -> Iterator[tuple[int, Chunk]]:
+        """The rest of a split, each chunk with the number of its input."""
+        first, skip = max(len(done.documents) - 1, 0), done.chunks
+        for number, chunks in self._reader.read(split, self._inputs[split], first):
+            for chunk in itertools.islice(split_chunks(chunks, limit), skip, None):
+                yield number, chunk
             skip = 0
 
     def _sync(self, file: BinaryIO) -> None:
@@ -241,20 +241,20 @@ class _Work:
         self._save()
 
     def _save(self) -> None:
-        documents = {s: self._state.written[s].documents_of(len(self._sources[s])) for s in SPLITS}
-        recipe = self._recipe.to_json({s: {} for s in SPLITS}, documents)
-        content = {"format": FORMAT, **recipe, **self._state.to_json()}
+        documents = {s: self._state.written[s].documents_of(len(self._inputs[s])) for s in SPLITS}
+        spec = self._spec.to_json({s: {} for s in SPLITS}, documents)
+        content = {"format": FORMAT, **spec, **self._state.to_json()}
         write_text(self._folder / "progress.json", json.dumps(content) + "\n")
 
-    def _tell(self, stage: str, split: Split, written: Written) -> None:
-        sizes = [source.text_bytes for source in self._sources[split]]
+    def _tell(self, stage: str, split: Split, written: SplitProgress) -> None:
+        sizes = [file.text_bytes for file in self._inputs[split]]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
-        self._report(Progress(stage, written.bytes, size, sum(written.documents), written.tokens))
+        self._report(PreparationProgress(stage, written.bytes, size, sum(written.documents), written.tokens))
 
     def _content(self, encoder: Encoder) -> dict[str, Any]:
         """What `corpus.json` says."""
-        documents = {s: self._state.written[s].documents_of(len(self._sources[s])) for s in SPLITS}
+        documents = {s: self._state.written[s].documents_of(len(self._inputs[s])) for s in SPLITS}
         about: dict[Split, dict[str, Any]] = {}
         for split in SPLITS:
             written = self._state.written[split]
@@ -271,8 +271,8 @@ class _Work:
             "end_of_text": encoder.end_of_text,
             "sha256": self._state.tokenizer,
         }
-        recipe = self._recipe.to_json(about, documents)
-        return {"format": CORPUS_FORMAT, "tokenizer": tokenizer, "dtype": encoder.dtype, **recipe}
+        spec = self._spec.to_json(about, documents)
+        return {"format": CORPUS_FORMAT, "tokenizer": tokenizer, "dtype": encoder.dtype, **spec}
 
     def _part(self, split: Split) -> Path:
         return self._folder / f"{split}.tokens.part"
@@ -281,13 +281,13 @@ class _Work:
         return self._folder / f"{split}.tokens"
 
 
-def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[Batch]:
-    """Gather pieces for calls of about `BATCH_CHARACTERS`."""
+def _batches(chunks: Iterable[tuple[int, Chunk]]) -> Iterator[Batch]:
+    """Batch chunks for calls of about `BATCH_CHARACTERS`."""
     batch: Batch = []
     characters = 0
-    for number, piece in pieces:
-        batch.append((number, piece))
-        characters += len(piece.text)
+    for number, chunk in chunks:
+        batch.append((number, chunk))
+        characters += len(chunk.text)
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -299,7 +299,7 @@ def _encoded(encoder: Encoder, batches: Iterable[Batch]) -> Iterator[tuple[Batch
     """Tokens of each batch; the next one is read, and the last one written, while one is tokenised."""
 
     def encode(batch: Batch) -> Tokens:
-        return encoder.encode([piece for _, piece in batch])
+        return encoder.encode([chunk for _, chunk in batch])
 
     with ThreadPoolExecutor(1) as pool:
         under_way: tuple[Batch, Future[Tokens]] | None = None
@@ -321,6 +321,6 @@ def _to_stderr(line: str) -> None:
     sys.stderr.write(f"skippipe: {line}\n")
 
 
-def _to_nobody(progress: Progress) -> None:
+def _to_nobody(progress: PreparationProgress) -> None:
     """Take reports that nobody asked for."""
     del progress

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from skippipe.data.chunks import Piece
+from skippipe.data.chunks import Chunk
 from skippipe.data.corpus import SPLITS, Split
-from skippipe.data.corpus_spec import Recipe
+from skippipe.data.corpus_spec import CorpusSpec
 from skippipe.errors import InputError, SchedulerError
 from skippipe.files import locked, read_json_object, remove_leftovers
 
-FORMAT = "skippipe.data-progress/1"
+FORMAT = "skippipe.data-progress/2"
 
 
 class StorageError(SchedulerError, RuntimeError):
@@ -27,7 +27,7 @@ class StorageError(SchedulerError, RuntimeError):
 
 
 @dataclass
-class Written:
+class SplitProgress:
     """How far a split has come."""
 
     tokens: int = 0
@@ -35,34 +35,34 @@ class Written:
     """of text, as UTF-8"""
     documents: list[int] = field(default_factory=list)
     """of each source that has been begun"""
-    pieces: int = 0
+    chunks: int = 0
     """of the last one of these"""
     whole: bool = False
 
-    def add(self, number: int, piece: Piece) -> None:
+    def add(self, number: int, chunk: Chunk) -> None:
         """Count a piece of source `number`."""
         if len(self.documents) <= number:
             self.documents += [0] * (number + 1 - len(self.documents))
-            self.pieces = 0
-        self.pieces += 1
-        self.documents[number] += piece.last
-        self.bytes += len(piece.text.encode())
+            self.chunks = 0
+        self.chunks += 1
+        self.documents[number] += chunk.last
+        self.bytes += len(chunk.text.encode())
 
-    def documents_of(self, sources: int) -> list[int]:
+    def documents_of(self, inputs: int) -> list[int]:
         """Documents of each of all sources."""
-        return self.documents + [0] * (sources - len(self.documents))
+        return self.documents + [0] * (inputs - len(self.documents))
 
 
 @dataclass
-class State:
+class PreparationState:
     """What `progress.json` says beside the recipe."""
 
-    written: dict[Split, Written]
+    written: dict[Split, SplitProgress]
     tokenizer: str | None = None
     """sha256 of the tokenizer, once it is written"""
 
     @staticmethod
-    def of(folder: Path, recipe: Recipe) -> "State":
+    def of(folder: Path, spec: CorpusSpec) -> "PreparationState":
         """Take up what lies in a folder, or begin in an empty one.
 
         Raises:
@@ -74,14 +74,16 @@ class State:
             remove_leftovers(folder, name)
         if path.exists():
             content = read_json_object(str(path))
-            check_same(folder, content, recipe)
+            check_same(folder, content, spec)
             try:
-                return State({s: Written(**content["written"][s]) for s in SPLITS}, content["tokenizer"])
+                return PreparationState(
+                    {s: SplitProgress(**content["written"][s]) for s in SPLITS}, content["tokenizer"]
+                )
             except (KeyError, TypeError):
                 raise InputError(f"{path}: cannot be read; remove {folder} to begin anew") from None
         if any(folder.iterdir()):
             raise InputError(f"{folder} is not empty and holds no prepared text, a new folder is expected")
-        return State({split: Written() for split in SPLITS})
+        return PreparationState({split: SplitProgress() for split in SPLITS})
 
     def to_json(self) -> dict[str, Any]:
         """Write it, but for the recipe."""
@@ -89,10 +91,10 @@ class State:
         return {"tokenizer": self.tokenizer, "written": written}
 
 
-def check_same(folder: Path, content: dict[str, Any], recipe: Recipe) -> None:
+def check_same(folder: Path, content: dict[str, Any], spec: CorpusSpec) -> None:
     """Raise `InputError` unless a folder was begun with the same input as is given now."""
     try:
-        difference = Recipe.read(content).difference(recipe)
+        difference = CorpusSpec.read(content).difference(spec)
     except (KeyError, TypeError, AttributeError):
         difference = "what it was made from cannot be read"
     if difference is not None:

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Self
 
-from skippipe.data.chunks import Piece
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.inputs import Source, Sources, find_files
+from skippipe.data.inputs import InputFile, Inputs, find_files
 from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plain_text
 from skippipe.errors import InputError
 
@@ -35,17 +35,17 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def sources(self) -> Sources:
+    def inputs(self) -> Inputs:
         """Find all inputs; raises `InputError` naming the key that stands for none."""
         if self._config.hub is None:
             return find_files(self._config)
-        return {"training": self._hub_sources("training"), "validation": self._hub_sources("validation")}
+        return {"training": self._hub_inputs("training"), "validation": self._hub_inputs("validation")}
 
     def revision(self) -> str | None:
         """What the hub calls the state of its data set; None for files."""
         return None if self._config.hub is None else str(self._hub_builder.hash)
 
-    def read(self, split: Split, sources: Sequence[Source], first: int = 0) -> Iterator[tuple[int, Iterator[Piece]]]:
+    def read(self, split: Split, inputs: Sequence[InputFile], first: int = 0) -> Iterator[tuple[int, Iterator[Chunk]]]:
         """Number and documents of each source from number `first` on; documents come in chunks, a text file is one.
 
         Raises:
@@ -53,29 +53,29 @@ class Reader:
 
         """
         stream = None if self._config.hub is None else self._hub_stream(split)
-        for number in range(first, len(sources)):
-            shard = None if stream is None else stream.shard(len(sources), number)
-            yield number, self._documents(f"data.{split}: {sources[number].name}", sources[number], shard)
+        for number in range(first, len(inputs)):
+            shard = None if stream is None else stream.shard(len(inputs), number)
+            yield number, self._documents(f"data.{split}: {inputs[number].name}", inputs[number], shard)
 
-    def _documents(self, title: str, source: Source, shard: Any) -> Iterator[Piece]:
+    def _documents(self, title: str, file: InputFile, shard: Any) -> Iterator[Chunk]:
         """Documents of one source, in chunks; those without text are left out, but for text files."""
         try:
-            if source.kind == "text":
-                yield from plain_text(source.name)
+            if file.kind == "text":
+                yield from plain_text(file.name)
             else:
-                yield from (piece for piece in self._records(source, shard) if piece.text)
+                yield from (chunk for chunk in self._records(file, shard) if chunk.text)
         except InputError as error:
             raise InputError(f"{title}: {error}") from None
         except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
             raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
 
-    def _records(self, source: Source, shard: Any) -> Iterator[Piece]:
-        if source.kind == "json":
-            return json_texts(source.name, self._config.field)
-        if source.kind == "parquet":
-            return parquet_texts(source.name, self._config.field)
+    def _records(self, file: InputFile, shard: Any) -> Iterator[Chunk]:
+        if file.kind == "json":
+            return json_texts(file.name, self._config.field)
+        if file.kind == "parquet":
+            return parquet_texts(file.name, self._config.field)
         tables = shard.with_format("arrow").iter(batch_size=HUB_ROWS)
-        return (Piece(text, last=True) for table in tables for text in _texts(table, self._config.field))
+        return (Chunk(text, last=True) for table in tables for text in _texts(table, self._config.field))
 
     @cached_property
     def _hub_builder(self) -> Any:
@@ -96,9 +96,9 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - see above
             raise InputError(f"data.{split} is {names} of {self._config.hub}: {first_line(error)}") from None
 
-    def _hub_sources(self, split: Split) -> list[Source]:
+    def _hub_inputs(self, split: Split) -> list[InputFile]:
         name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
-        return [Source(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
+        return [InputFile(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
 
 
 def first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from skippipe.data.chunks import Piece
+from skippipe.data.chunks import Chunk
 from skippipe.errors import InputError
 
 PART = 1 << 20
@@ -50,12 +50,12 @@ def opened(path: str) -> BinaryIO:
     return unpacked
 
 
-def plain_text(path: str) -> Iterator[Piece]:
+def plain_text(path: str) -> Iterator[Chunk]:
     """Chunks of a text file, which is one document; any kind of line end becomes a line feed."""
     with io.TextIOWrapper(opened(path), encoding="utf-8") as file:
         while chunk := _decoded(file):
-            yield Piece(chunk, last=False)
-    yield Piece("", last=True)
+            yield Chunk(chunk, last=False)
+    yield Chunk("", last=True)
 
 
 def _decoded(file: io.TextIOWrapper) -> str:
@@ -68,7 +68,7 @@ def _decoded(file: io.TextIOWrapper) -> str:
         raise InputError(f"cannot be read: byte {byte}: no utf-8 text ({error.reason})") from None
 
 
-def json_texts(path: str, field: str) -> Iterator[Piece]:
+def json_texts(path: str, field: str) -> Iterator[Chunk]:
     """Texts of JSON Lines, of one array of records, or of records one after another.
 
     A record that is null, lacks the field or has null there holds no text; where all lack it, the field is not what
@@ -92,12 +92,12 @@ def json_texts(path: str, field: str) -> Iterator[Piece]:
             found |= field in record
             text = record.get(field)
             if text is not None:
-                yield Piece(_checked(text, f"{place}: field {field!r} (data.field)"), last=True)
+                yield Chunk(_checked(text, f"{place}: field {field!r} (data.field)"), last=True)
     if records and not found:
         raise InputError(_no_field(field, fields))
 
 
-def parquet_texts(path: str, field: str) -> Iterator[Piece]:
+def parquet_texts(path: str, field: str) -> Iterator[Chunk]:
     """Texts of a column of strings; null is no text, and no other column is read.
 
     Raises:
@@ -120,7 +120,7 @@ def parquet_texts(path: str, field: str) -> Iterator[Piece]:
         for batch in file.iter_batches(ROWS, columns=[field], use_threads=False):
             for text in batch.column(0).to_pylist():
                 if text is not None:
-                    yield Piece(text, last=True)
+                    yield Chunk(text, last=True)
 
 
 def _no_field(field: str, fields: list[str]) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from skippipe.data.blocks import Tokens
-from skippipe.data.chunks import Piece
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
 from skippipe.data.reading import first_line
 from skippipe.errors import InputError
@@ -47,19 +47,19 @@ class Encoder:
         """The smallest numbers that hold the tokens."""
         return "uint16" if self.vocabulary <= UINT16_ENTRIES else "uint32"
 
-    def encode(self, pieces: Sequence[Piece]) -> Tokens:
+    def encode(self, chunks: Sequence[Chunk]) -> Tokens:
         """Tokens of the pieces one after another, the end-of-text token after each that ends a document.
 
         Words of a text never become special tokens. Raises `InputError` where the tokenizer fails.
         """
         end = np.array([self.end_of_text], np.dtype(self.dtype))
         arrays: list[Tokens] = []
-        for piece, tokens in zip(pieces, self._tokens([piece.text for piece in pieces]), strict=True):
+        for chunk, tokens in zip(chunks, self._tokens([chunk.text for chunk in chunks]), strict=True):
             if self._is_special[tokens].any():
-                arrays += self._without_special(piece.text, tokens)
+                arrays += self._without_special(chunk.text, tokens)
             else:
                 arrays.append(tokens)
-            if piece.last:
+            if chunk.last:
                 arrays.append(end)
         return np.concatenate(arrays)
 

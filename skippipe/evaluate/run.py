@@ -64,7 +64,7 @@ class Text:
     @property
     def sha256(self) -> str:
         """Equal where the tokens are."""
-        facts = [self.corpus.tokenizer_sha256, self.corpus.parts["validation"].sha256]
+        facts = [self.corpus.tokenizer_sha256, self.corpus.splits["validation"].sha256]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -191,7 +191,7 @@ def _settings(job: EvaluateJob, source: Source, text: Text, device: torch.device
 
 
 def _notes(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> list[str]:
-    files = [Path(str(file["name"])).name for file in text.corpus.parts["validation"].files]
+    files = [Path(str(file["name"])).name for file in text.corpus.splits["validation"].files]
     shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
     first = "stage 0 left alone by random, every and swaps" if job.keep_first else "stage 0 like any other"
     numbers = job.dtype if job.autocast is None else f"{job.dtype}, autocast to {job.autocast}"

@@ -50,7 +50,7 @@ class Texts:
     @property
     def training_sha256(self) -> str:
         """Equal where the text to train on consists of the same blocks, so that a position in it means the same."""
-        facts = [self.corpus.tokenizer_sha256, self.corpus.parts["training"].sha256, self.training.sequence]
+        facts = [self.corpus.tokenizer_sha256, self.corpus.splits["training"].sha256, self.training.sequence]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def training_batch(self, place: int) -> tuple[Tensor, Tensor]:

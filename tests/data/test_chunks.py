@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from skippipe.data.chunks import Piece, cut_pieces
+from skippipe.data.chunks import Chunk, split_chunks
 
 WORDS = [
     "\n",
@@ -58,31 +58,33 @@ TOKENIZERS = {"gpt_2": gpt_2(), "llama_3": llama_3()}
 @settings(derandomize=True, database=None, deadline=None)
 @given(text=TEXTS, limit=st.integers(1, 20))
 def test_pieces_have_the_tokens_of_the_whole(name: str, text: str, limit: int) -> None:
-    pieces = list(cut_pieces([Piece(text, last=True)], limit))
-    assert "".join(piece.text for piece in pieces) == text
-    assert [piece.last for piece in pieces] == ([False] * (len(pieces) - 1) + [True] if text else [])
+    chunks = list(split_chunks([Chunk(text, last=True)], limit))
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert [chunk.last for chunk in chunks] == ([False] * (len(chunks) - 1) + [True] if text else [])
     encode = TOKENIZERS[name].encode
-    assert [x for piece in pieces for x in encode(piece.text).ids] == encode(text).ids
+    assert [x for chunk in chunks for x in encode(chunk.text).ids] == encode(text).ids
 
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(documents=st.lists(TEXTS, max_size=4), limit=st.integers(1, 20), size=st.integers(1, 9))
 def test_pieces_do_not_depend_on_chunks(documents: list[str], limit: int, size: int) -> None:
     chunked = [
-        Piece(text[i : i + size], last=i + size >= len(text))
+        Chunk(text[i : i + size], last=i + size >= len(text))
         for text in documents
         for i in range(0, max(len(text), 1), size)
     ]
-    assert list(cut_pieces(chunked, limit)) == list(cut_pieces([Piece(text, last=True) for text in documents], limit))
+    assert list(split_chunks(chunked, limit)) == list(
+        split_chunks([Chunk(text, last=True) for text in documents], limit)
+    )
 
 
 def test_pieces_are_short_where_lines_are() -> None:
     text = "\n".join(f"line {i} of a long text" for i in range(1000))
-    assert max(len(piece.text) for piece in cut_pieces([Piece(text, last=True)], 100)) <= 100
-    assert len(list(cut_pieces([Piece(text, last=True)], None))) == 1
+    assert max(len(chunk.text) for chunk in split_chunks([Chunk(text, last=True)], 100)) <= 100
+    assert len(list(split_chunks([Chunk(text, last=True)], None))) == 1
 
 
 def test_a_long_line_is_one_piece() -> None:
     long = "word " * 100
-    pieces = list(cut_pieces([Piece(f"a\nb\n{long}x\nc\nd\ne", last=True)], 4))
-    assert [piece.text for piece in pieces] == ["a\nb\n", f"{long}x\n", "c\nd\n", "e"]
+    chunks = list(split_chunks([Chunk(f"a\nb\n{long}x\nc\nd\ne", last=True)], 4))
+    assert [chunk.text for chunk in chunks] == ["a\nb\n", f"{long}x\n", "c\nd\n", "e"]

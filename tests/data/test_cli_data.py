@@ -25,8 +25,8 @@ def test_prepare(texts: list[str], run: Run, tmp_path: Path, monkeypatch: pytest
     assert (result.status, result.err) == (0, "")
     corpus = open_corpus(tmp_path / "out")
     training, validation, held_out, speed, following = result.out.splitlines()
-    assert training.startswith(f"training: {corpus.parts['training'].tokens:,} tokens, 2 documents, ")
-    assert validation.startswith(f"validation: {corpus.parts['validation'].tokens:,} tokens, 1 documents, ")
+    assert training.startswith(f"training: {corpus.splits['training'].tokens:,} tokens, 2 documents, ")
+    assert validation.startswith(f"validation: {corpus.splits['validation'].tokens:,} tokens, 1 documents, ")
     assert held_out == "validated on: v.txt"
     assert speed.startswith("tokenised at ")
     assert following == f"next: skippipe train data.prepared=out model.vocab_size={corpus.vocabulary}"
@@ -40,7 +40,7 @@ def test_prepare(texts: list[str], run: Run, tmp_path: Path, monkeypatch: pytest
 
 def test_a_prepared_text_is_trained_on(texts: list[str], run: Run, tmp_path: Path) -> None:
     assert run("data", "prepare", *texts, "output=out").status == 0
-    tokens = open_corpus(tmp_path / "out").parts["training"].tokens
+    tokens = open_corpus(tmp_path / "out").splits["training"].tokens
     dry = [
         "train",
         "--dry-run",

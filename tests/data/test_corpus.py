@@ -53,7 +53,7 @@ def test_hash_of_everything_that_is_read(folder: Path) -> None:
 
 def test_a_text_shorter_than_a_block(folder: Path) -> None:
     corpus = open_corpus(folder)
-    tokens = corpus.parts["validation"].tokens
+    tokens = corpus.splits["validation"].tokens
     assert len(corpus.validation(tokens - 1, 9)) == 1
     with pytest.raises(
         InputError, match=rf"data.validation holds {tokens} tokens, at least {tokens + 1} \(data.sequence"
@@ -153,7 +153,7 @@ def test_a_sample_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = DataConfig(training=[str(tmp_path / "a.txt")], validation=[str(tmp_path / "b.txt")])
     prepare(config, tmp_path / "out")
     corpus, path = open_corpus(tmp_path / "out"), tmp_path / "out" / "training.tokens"
-    chunks = len(corpus.parts["training"].chunks)
+    chunks = len(corpus.splits["training"].chunks)
     assert chunks == -(-path.stat().st_size // 10) > 30
     found = {True: 0, False: 0}
     for place in range(0, path.stat().st_size, 10):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skippipe.cli import main
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.inputs import Source, falls_to_validation, find_files, matching, share_by_name
+from skippipe.data.inputs import InputFile, falls_to_validation, find_files, matching, share_by_name
 from skippipe.data.prepare import check_input, corpus_folder, prepare
 from skippipe.errors import InputError
 from skippipe.overrides import with_names_quoted
@@ -45,7 +45,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(config: DataConfig, split: Split = "training") -> list[str]:
-    return [source.name for source in find_files(config)[split]]
+    return [file.name for file in find_files(config)[split]]
 
 
 def test_patterns_name_files_in_order_each_once(files: Path) -> None:
@@ -102,15 +102,15 @@ def test_patterns_stand_for_what_they_do_elsewhere(pattern: str, files: Path) ->
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.sets(st.integers(0, 10_000), min_size=150, max_size=300), st.integers(1, 149))
 def test_more_files_move_none(numbers: set[int], kept: int) -> None:
-    sources = [Source(f"in/{number}.txt", "text") for number in sorted(numbers)]
-    training, validation = share_by_name(sources)
-    assert sorted(training + validation, key=sources.index) == sources
-    assert 0 < len(validation) < len(sources) / 5
-    moved = [Source(source.name.replace("in/", "elsewhere/"), "text") for source in sources[kept:] + validation]
-    _, again = share_by_name([*moved, *sources[:1]])
-    expected = {Path(source.name).name for source in validation}
-    assert {Path(source.name).name for source in again} - {Path(sources[0].name).name} <= expected
-    assert expected <= {Path(source.name).name for source in again}
+    files = [InputFile(f"in/{number}.txt", "text") for number in sorted(numbers)]
+    training, validation = share_by_name(files)
+    assert sorted(training + validation, key=files.index) == files
+    assert 0 < len(validation) < len(files) / 5
+    moved = [InputFile(file.name.replace("in/", "elsewhere/"), "text") for file in files[kept:] + validation]
+    _, again = share_by_name([*moved, *files[:1]])
+    expected = {Path(file.name).name for file in validation}
+    assert {Path(file.name).name for file in again} - {Path(files[0].name).name} <= expected
+    assert expected <= {Path(file.name).name for file in again}
 
 
 def test_a_share_needs_files(files: Path) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from skippipe.data import prepare as preparing
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import open_corpus
-from skippipe.data.prepare import Progress, Report, corpus_folder, prepare
+from skippipe.data.prepare import PreparationProgress, Report, corpus_folder, prepare
 from skippipe.data.progress import StorageError
 from skippipe.errors import InputError
 
@@ -33,7 +33,7 @@ TEXTS = st.lists(
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces, batches and times between two savings so small that even short texts have many."""
-    for name, value in (("PIECE_CHARACTERS", 50), ("BATCH_CHARACTERS", 100), ("SAVE_S", 0.0)):
+    for name, value in (("CHUNK_CHARACTERS", 50), ("BATCH_CHARACTERS", 100), ("SAVE_S", 0.0)):
         monkeypatch.setattr(preparing, name, value)
 
 
@@ -65,7 +65,7 @@ def test_equals_an_independent_reading(
         return
     corpus = prepare(config, folder / "out")
     assert tokens_of(folder / "out") == (reference(read), reference([HELD_OUT]))
-    part = corpus.parts["training"]
+    part = corpus.splits["training"]
     assert part.documents == sum(map(bool, documents))
     assert part.bytes == len("".join(read).encode())
     assert [file["documents"] for file in part.files] == [int(bool(text)) for text in documents]
@@ -128,7 +128,7 @@ def test_a_folder_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
     corpus = prepare(config, tmp_path / "out")
     texts = {split: [f"{split} {i} {j}" for i in range(2) for j in range(3)] for split in ("train", "test")}
     assert tokens_of(tmp_path / "out") == (reference(texts["train"]), reference(texts["test"]))
-    assert [file["documents"] for file in corpus.parts["training"].files] == [3, 3]
+    assert [file["documents"] for file in corpus.splits["training"].files] == [3, 3]
     refused: list[tuple[dict[str, Any], str]] = [
         ({"validation": None}, r"data.validation is None, the name of one split"),
         ({"validation": ["dev"]}, r"data.validation is \['dev'\] of .*hub"),
@@ -166,7 +166,7 @@ def stop_after(calls: int, stages: tuple[str, ...] = ("tokenizer", "training", "
     """Stop where that many calls have told of these stages."""
     left = iter(range(calls))
 
-    def report(progress: Progress) -> None:
+    def report(progress: PreparationProgress) -> None:
         if progress.stage in stages and next(left, None) is None:
             raise StoppedError
 
@@ -216,7 +216,7 @@ import os, sys
 from pathlib import Path
 from skippipe.data import prepare as preparing
 from skippipe.data.config import DataConfig
-preparing.PIECE_CHARACTERS, preparing.BATCH_CHARACTERS, preparing.SAVE_S = 50, 100, 0.0
+preparing.CHUNK_CHARACTERS, preparing.BATCH_CHARACTERS, preparing.SAVE_S = 50, 100, 0.0
 def report(progress, seen=[]):
     seen.append(progress)
     if progress.stage == "training" and progress.documents >= 5:
@@ -242,7 +242,7 @@ def test_goes_on_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tm
 def test_what_is_whole_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     first = prepare(corpus_of_files, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    told: list[Progress] = []
+    told: list[PreparationProgress] = []
     again = prepare(corpus_of_files, tmp_path / "out", told.append)
     assert again.sha256 == first.sha256
     assert told == []
@@ -283,11 +283,11 @@ def test_other_input_is_refused(
 
 
 def test_progress_is_whole_at_the_end(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[PreparationProgress] = []
     corpus = prepare(corpus_of_files, tmp_path / "out", told.append)
     assert list(dict.fromkeys(progress.stage for progress in told)) == ["tokenizer", "training", "validation"]
     last = next(progress for progress in reversed(told) if progress.stage == "training")
-    part = corpus.parts["training"]
+    part = corpus.splits["training"]
     assert (last.tokens, last.documents, last.text_bytes) == (part.tokens, part.documents, part.bytes)
     validation = next(progress for progress in reversed(told) if progress.stage == "validation")
     assert validation.text_bytes == validation.size == len(HELD_OUT)
@@ -302,7 +302,7 @@ def test_a_foreign_folder_is_left_alone(corpus_of_files: DataConfig, tmp_path: P
 def test_two_at_once_are_refused(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     messages: list[str] = []
 
-    def report(progress: Progress) -> None:
+    def report(progress: PreparationProgress) -> None:
         if not messages:
             with pytest.raises(InputError, match="another process is preparing a text there") as caught:
                 prepare(corpus_of_files, tmp_path / "out")
@@ -361,13 +361,13 @@ def test_the_text_that_ships() -> None:
     with corpus_folder(DataConfig()) as folder:
         corpus = open_corpus(folder)
         training, validation = corpus.training(128), corpus.validation(128, 128)
-        names = [{Path(file["name"]).name for file in corpus.parts[split].files} for split in corpus.parts]
-        assert sum(part.bytes for part in corpus.parts.values()) < 1_000_000
+        names = [{Path(file["name"]).name for file in corpus.splits[split].files} for split in corpus.splits]
+        assert sum(part.bytes for part in corpus.splits.values()) < 1_000_000
         assert training.tokens.size > 200_000
         assert len(validation) == 128
         assert corpus.vocabulary == 1024
         assert 0 <= training.tokens.min() <= training.tokens.max() < 1024
-        first = Path(corpus.parts["validation"].files[0]["name"]).read_text(encoding="utf-8")
+        first = Path(corpus.splits["validation"].files[0]["name"]).read_text(encoding="utf-8")
         assert first.startswith(shipped_tokenizer().decode(validation.tokens[0].tolist()))
     assert len(names) == 2
     assert not names[0] & names[1]
@@ -387,7 +387,7 @@ def test_refused_input_leaves_no_folder(tmp_path: Path) -> None:
             prepare(config, tmp_path / name)
         assert (tmp_path / name).exists() == (name == "before")
     (tmp_path / "v.jsonl").write_text('{"text": "some words"}\n' * 51)
-    assert prepare(config, tmp_path / "out").parts["validation"].tokens > 0
+    assert prepare(config, tmp_path / "out").splits["validation"].tokens > 0
 
 
 def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ DEEP = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 def texts_of(path: Path, field: str = "text") -> list[str]:
     read = parquet_texts if path.suffix == ".parquet" else json_texts
-    return [piece.text for piece in read(str(path), field)]
+    return [chunk.text for chunk in read(str(path), field)]
 
 
 def trained_on(folder: Path) -> list[str]:
@@ -149,7 +149,7 @@ def test_marks_and_packing(prepared: Callable[..., list[str]], tmp_path: Path) -
 def test_line_ends_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "PART", 2)
     (tmp_path / "a.txt").write_bytes("a\r\né\r\rb\n".encode())
-    assert "".join(piece.text for piece in plain_text(str(tmp_path / "a.txt"))) == "a\né\n\nb\n"
+    assert "".join(chunk.text for chunk in plain_text(str(tmp_path / "a.txt"))) == "a\né\n\nb\n"
 
 
 def parquet(**columns: Any) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from skippipe.data.chunks import Piece
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
 from skippipe.data.prepare import prepare
 from skippipe.data.tokenizer import Encoder, load_encoder, train_encoder
@@ -54,7 +54,7 @@ def test_one_that_cuts_and_fills_is_told_not_to(tmp_path: Path) -> None:
 
 def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of Llama 2 do: documents then stay whole, lest every piece had that beginning."""
-    monkeypatch.setattr("skippipe.data.prepare.PIECE_CHARACTERS", 40)
+    monkeypatch.setattr("skippipe.data.prepare.CHUNK_CHARACTERS", 40)
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Prepend("▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -70,7 +70,7 @@ def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytes
 
 
 def spelled(encoder: Encoder, text: str) -> list[str]:
-    tokens = encoder.encode([Piece(text, last=True)]).tolist()
+    tokens = encoder.encode([Chunk(text, last=True)]).tolist()
     assert tokens[-1] == encoder.end_of_text
     assert encoder.end_of_text not in tokens[:-1]
     return [str(encoder.tokenizer.id_to_token(token)) for token in tokens[:-1]]
@@ -90,7 +90,7 @@ def test_words_of_a_text_are_no_special_tokens(special: bool, tmp_path: Path) ->
     words = spelled(encoder, text)
     assert "Congress" in words
     assert not {"<|endoftext|>", "<|im_start|>"} & set(words)
-    assert encoder.tokenizer.decode(encoder.encode([Piece(text, last=False)]).tolist()) == text
+    assert encoder.tokenizer.decode(encoder.encode([Chunk(text, last=False)]).tolist()) == text
     again = load_encoder(DataConfig(tokenizer=str(write_json(tmp_path / "again.json", encoder.json))))
     assert spelled(again, text) == words
 
@@ -101,8 +101,8 @@ def write_json(path: Path, text: str, mark: bytes = b"") -> Path:
 
 
 def unigram() -> Tokenizer:
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((sign, -3.0) for sign in "▁ab</s>")]
-    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    chunks = [("<unk>", 0.0), ("</s>", 0.0), *((sign, -3.0) for sign in "▁ab</s>")]
+    made = Tokenizer(models.Unigram(chunks, unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     return made
 
