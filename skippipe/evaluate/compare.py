@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from skippipe.errors import InputError
-from skippipe.evaluate.omission import parse
+from skippipe.evaluate.omission import parse_omission
 from skippipe.evaluate.results import FORMAT, TABLE
 from skippipe.evaluate.summary import NONE, Row, row_from_json
 from skippipe.files import read_json_object
@@ -44,17 +44,17 @@ def read_table(folder: Path) -> tuple[dict[str, Any], list[Row]]:
         raise InputError(f"{path}: format is {content.get('format')!r}, {FORMAT} is expected")
     try:
         rows = [row_from_json(row) for row in content["rows"]]
-        _check_words([row.word for row in rows])
+        _check_words([row.omission for row in rows])
         settings = {key: content["settings"][key] for key in TEXT}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not what `skippipe evaluate` writes: {error!r}") from None
     return settings, rows
 
 
-def _check_words(words: Sequence[str]) -> None:
-    for word in words:
-        parse(word)
-    if NONE not in words:
+def _check_words(omissions: Sequence[str]) -> None:
+    for omission in omissions:
+        parse_omission(omission)
+    if NONE not in omissions:
         raise ValueError(f"{NONE} is missing")
 
 

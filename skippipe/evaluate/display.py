@@ -35,10 +35,10 @@ class Display:
         """Print a line."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def __call__(self, word: str, done: int, total: int) -> None:
+    def __call__(self, omission: str, done: int, total: int) -> None:
         """Show what is worked on, and how much of everything is done."""
-        self._bar.update(self._task, description=word, completed=done, total=total)
+        self._bar.update(self._task, description=omission, completed=done, total=total)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._told >= LINE_EVERY_S:
             self._told = now
-            self.say(f"{word}: {done} of {total} draws")
+            self.say(f"{omission}: {done} of {total} draws")

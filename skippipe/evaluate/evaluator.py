@@ -52,28 +52,28 @@ class Evaluator:
         tokens = torch.from_numpy(np.asarray(blocks).astype(np.int64)).to(device)
         self._batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in torch.split(tokens, batch)]
 
-    def losses(self, way: Sequence[int]) -> Losses:
+    def losses(self, path: Sequence[int]) -> Losses:
         """Sum of the token losses of every sequence in nats, shape (sequences,), when only these layers are run."""
         with torch.no_grad():
-            found = [self._run(way, *batch) for batch in self._batches]
+            found = [self._run(path, *batch) for batch in self._batches]
         return torch.cat(found).cpu().numpy()  # waits for the device, once
 
-    def time_ratio(self, way: Sequence[int]) -> float:
+    def time_ratio(self, path: Sequence[int]) -> float:
         """Time of a forward pass, embedding, head and loss included, over that of the whole model; both in turn."""
         ratios: list[float] = []
         passed = 0.0
         while len(ratios) < TIMED_PASSES or passed < TIMED_S:
-            own, whole = self._seconds(way), self._seconds(self._whole)
+            own, whole = self._seconds(path), self._seconds(self._whole)
             ratios.append(own / whole)
             passed += own + whole
         return statistics.median(ratios)
 
-    def _seconds(self, way: Sequence[int]) -> float:
+    def _seconds(self, path: Sequence[int]) -> float:
         """Time of one batch."""
         self._wait()
         began = time.perf_counter()
         with torch.no_grad():
-            self._run(way, *self._batches[0])
+            self._run(path, *self._batches[0])
         self._wait()
         return time.perf_counter() - began
 
@@ -81,8 +81,8 @@ class Evaluator:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _run(self, way: Sequence[int], tokens: Tensor, labels: Tensor) -> Tensor:
-        hidden = self._part.visit(self._part.embed(tokens), way)
+    def _run(self, path: Sequence[int], tokens: Tensor, labels: Tensor) -> Tensor:
+        hidden = self._part.visit(self._part.embed(tokens), path)
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
             return self._losses(hidden, labels)
 

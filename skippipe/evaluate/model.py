@@ -25,7 +25,7 @@ Load = Callable[[torch.dtype, torch.device], StageModule]
 
 
 @dataclass(frozen=True)
-class Source:
+class EvaluatedModel:
     """A model that is known and not yet read."""
 
     title: str
@@ -47,7 +47,7 @@ class Source:
     """what is wrong with newer checkpoints of the same run"""
 
 
-def open_source(job: EvaluateJob) -> Source:
+def open_model(job: EvaluateJob) -> EvaluatedModel:
     """Open the model that a job names.
 
     Raises:
@@ -63,24 +63,24 @@ def open_source(job: EvaluateJob) -> Source:
     return _of_folder(Path(job.model_folder), job)
 
 
-def check_text(source: Source, corpus: Corpus, sequence: int) -> None:
+def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
     """Raise `InputError` where a model cannot read a text, or reads other words in it than are there."""
-    config = source.config
-    if source.tokenizer is not None:
-        check_tokenizer(corpus, own_encoder(source.tokenizer).json, source.title)
+    config = model.config
+    if model.tokenizer is not None:
+        check_tokenizer(corpus, own_encoder(model.tokenizer).json, model.title)
     if sequence > config.max_position_embeddings:
         raise InputError(
-            f"data.sequence is {sequence}, at most the {config.max_position_embeddings} positions of {source.title} "
+            f"data.sequence is {sequence}, at most the {config.max_position_embeddings} positions of {model.title} "
             "are expected"
         )
     if corpus.vocabulary > config.vocab_size:
         raise InputError(
-            f"{corpus.folder}: its tokenizer has {corpus.vocabulary} entries, {source.title} knows {config.vocab_size}:"
+            f"{corpus.folder}: its tokenizer has {corpus.vocabulary} entries, {model.title} knows {config.vocab_size}:"
             " a text prepared with the model's tokenizer is expected"
         )
 
 
-def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> Source:
+def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
     config, plan = model_config(checkpoint.state.model), checkpoint.plan
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:
@@ -89,7 +89,7 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> Source:
         return part
 
     has_tokenizer = checkpoint.tokenizer_json is not None
-    return Source(
+    return EvaluatedModel(
         title=str(checkpoint.path),
         sha256=checkpoint.manifest.sha256,
         config=config,
@@ -102,7 +102,7 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> Source:
     )
 
 
-def _of_folder(folder: Path, job: EvaluateJob) -> Source:
+def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
     if not (folder / CONFIG).is_file():
         raise InputError(f"model is {folder}: a folder with {CONFIG} and safetensors files is expected")
     config = model_config({"folder": str(folder)})
@@ -112,7 +112,7 @@ def _of_folder(folder: Path, job: EvaluateJob) -> Source:
             config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device, weights=folder
         )
 
-    return Source(
+    return EvaluatedModel(
         title=str(folder),
         sha256=f"{weights_sha256(folder)}-{config_sha256(config)}",
         config=config,

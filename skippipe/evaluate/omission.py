@@ -10,13 +10,13 @@ import numpy as np
 
 from skippipe.errors import InputError
 
-Way = tuple[int, ...]
+LayerPath = tuple[int, ...]
 """the numbers of the layers that are run, in the order in which they are"""
 GRAMMAR = "none, random:SHARE, every:K, last:N, stages:S+S, layers:L+L, lost:STAGE, lost:NODE, swap:STAGE or swaps:N"
 
 
 @dataclass(frozen=True)
-class Cut:
+class Partition:
     """How a model's layers are dealt to stages, and what is asked of the words that count."""
 
     sizes: tuple[int, ...]
@@ -44,16 +44,16 @@ class Cut:
         return self.stages if self.unit == "stages" else [range(layer, layer + 1) for layer in range(self.layers)]
 
     @property
-    def loose(self) -> list[range]:
+    def omittable(self) -> list[range]:
         """Those units that may be left out at random."""
         return [unit for unit in self.units if not (self.keep_first and unit.start < self.sizes[0])]
 
-    def without(self, units: Sequence[range]) -> Way:
+    def without(self, units: Sequence[range]) -> LayerPath:
         """The way through all layers but those of some units."""
         left_out = {layer for unit in units for layer in unit}
         return tuple(layer for layer in range(self.layers) if layer not in left_out)
 
-    def swapped(self, stages: Sequence[int]) -> Way:
+    def swapped(self, stages: Sequence[int]) -> LayerPath:
         """The way on which each of these stages comes after the next one; no two of them are neighbours."""
         order = list(range(len(self.sizes)))
         for stage in stages:
@@ -65,19 +65,19 @@ class Cut:
 class Draws:
     """The ways that a word stands for."""
 
-    ways: tuple[Way, ...]
+    paths: tuple[LayerPath, ...]
     """no two alike"""
     complete: bool
     """whether these are all that there are: then another draw would give the same ones"""
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullModel:
     """`none`: every layer in its place."""
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        return _only(cut.without([]))
+        return _single(partition.without([]))
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,26 @@ class Random:
 
     share: float
 
-    def draw(self, cut: Cut, draws: int, random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, draws: int, random: np.random.Generator) -> Draws:
         """Draw sets of units."""
-        count, loose = math.floor(self.share * len(cut.units) + 0.5), cut.loose
-        if count > len(loose) or count == len(cut.units):
+        count, omittable = math.floor(self.share * len(partition.units) + 0.5), partition.omittable
+        if count > len(omittable) or count == len(partition.units):
             raise InputError(
-                f"{count} of {len(cut.units)} {cut.unit} would be left out, at most "
-                f"{min(len(loose), len(cut.units) - 1)} can be{_first_stays(cut)}"
+                f"{count} of {len(partition.units)} {partition.unit} would be left out, at most "
+                f"{min(len(omittable), len(partition.units) - 1)} can be{_first_stays(partition)}"
             )
         if count == 0:
-            raise InputError(f"comes to none of {len(cut.units)} {cut.unit}, at least half of one is expected")
+            raise InputError(
+                f"comes to none of {len(partition.units)} {partition.unit}, at least half of one is expected"
+            )
 
         def one() -> tuple[int, ...]:
-            return tuple(sorted(random.choice(len(loose), count, replace=False).tolist()))
+            return tuple(sorted(random.choice(len(omittable), count, replace=False).tolist()))
 
-        sets, complete = _different(one, combinations(range(len(loose)), count), math.comb(len(loose), count), draws)
-        return Draws(tuple(cut.without([loose[place] for place in chosen]) for chosen in sets), complete)
+        sets, complete = _distinct_sets(
+            one, combinations(range(len(omittable)), count), math.comb(len(omittable), count), draws
+        )
+        return Draws(tuple(partition.without([omittable[place] for place in chosen]) for chosen in sets), complete)
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,14 @@ class Every:
 
     step: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        chosen = [unit for unit in cut.units[self.step - 1 :: self.step] if unit in cut.loose]
+        chosen = [unit for unit in partition.units[self.step - 1 :: self.step] if unit in partition.omittable]
         if not chosen:
-            raise InputError(f"nothing would be left out of {len(cut.units)} {cut.unit}{_first_stays(cut)}")
-        return _only(cut.without(chosen))
+            raise InputError(
+                f"nothing would be left out of {len(partition.units)} {partition.unit}{_first_stays(partition)}"
+            )
+        return _single(partition.without(chosen))
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,13 @@ class Last:
 
     count: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        if self.count >= len(cut.units):
-            raise InputError(f"at most {len(cut.units) - 1} of {len(cut.units)} {cut.unit} can be left out")
-        return _only(cut.without(cut.units[-self.count :]))
+        if self.count >= len(partition.units):
+            raise InputError(
+                f"at most {len(partition.units) - 1} of {len(partition.units)} {partition.unit} can be left out"
+            )
+        return _single(partition.without(partition.units[-self.count :]))
 
 
 @dataclass(frozen=True)
@@ -138,13 +146,13 @@ class Named:
     unit: str
     numbers: tuple[int, ...]
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        units = Cut(cut.sizes, self.unit).units
+        units = Partition(partition.sizes, self.unit).units
         _check_numbers(self.numbers, self.unit, len(units) - 1)
         if len(set(self.numbers)) == len(units):
             raise InputError("at least one layer has to be run")
-        return _only(cut.without([units[number] for number in self.numbers]))
+        return _single(partition.without([units[number] for number in self.numbers]))
 
 
 @dataclass(frozen=True)
@@ -154,18 +162,18 @@ class Lost:
     node: str
     """a stage's number, or a node's name"""
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        stage = cut.stage_of_node.get(self.node)
+        stage = partition.stage_of_node.get(self.node)
         if stage is None and _is_number(self.node):
             stage = int(self.node)
         if stage is None:
-            known = ", ".join(cut.stage_of_node) or "no names of nodes are known here"
+            known = ", ".join(partition.stage_of_node) or "no names of nodes are known here"
             raise InputError(f"the number of a stage or the name of a node is expected ({known})")
-        _check_numbers([stage], "stages", len(cut.sizes) - 1)
+        _check_numbers([stage], "stages", len(partition.sizes) - 1)
         if stage == 0:
             raise InputError("stage 0 holds embedding and head: without it there is nothing to evaluate")
-        return _only(cut.without([cut.stages[stage]]))
+        return _single(partition.without([partition.stages[stage]]))
 
 
 @dataclass(frozen=True)
@@ -174,12 +182,12 @@ class Swap:
 
     stage: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Give the one way."""
-        if len(cut.sizes) < 2:
+        if len(partition.sizes) < 2:
             raise InputError("there is one stage, and nothing that it could be swapped with")
-        _check_numbers([self.stage], "stages", len(cut.sizes) - 2)
-        return _only(cut.swapped([self.stage]))
+        _check_numbers([self.stage], "stages", len(partition.sizes) - 2)
+        return _single(partition.swapped([self.stage]))
 
 
 @dataclass(frozen=True)
@@ -188,51 +196,55 @@ class Swaps:
 
     count: int
 
-    def draw(self, cut: Cut, draws: int, random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, draws: int, random: np.random.Generator) -> Draws:
         """Draw sets of swaps."""
-        first, stages = int(cut.keep_first), len(cut.sizes)
+        first, stages = int(partition.keep_first), len(partition.sizes)
         places = stages - first - self.count
         """where a swap, or a stage that stays, can stand: a swap takes one place in place of two"""
         if self.count > places:
             raise InputError(
-                f"{stages} stages have room for {max(stages - first, 0) // 2} swaps at most{_first_stays(cut)}"
+                f"{stages} stages have room for {max(stages - first, 0) // 2} swaps at most{_first_stays(partition)}"
             )
 
         def one() -> tuple[int, ...]:
             return tuple(sorted(random.choice(places, self.count, replace=False).tolist()))
 
-        sets, complete = _different(one, combinations(range(places), self.count), math.comb(places, self.count), draws)
+        sets, complete = _distinct_sets(
+            one, combinations(range(places), self.count), math.comb(places, self.count), draws
+        )
         # The swap at the n-th chosen place comes after n others, each of which took a place for two stages.
         return Draws(
-            tuple(cut.swapped([first + place + before for before, place in enumerate(chosen)]) for chosen in sets),
+            tuple(
+                partition.swapped([first + place + before for before, place in enumerate(chosen)]) for chosen in sets
+            ),
             complete,
         )
 
 
-Omission = Whole | Random | Every | Last | Named | Lost | Swap | Swaps
+Omission = FullModel | Random | Every | Last | Named | Lost | Swap | Swaps
 
 
-def parse(word: str) -> Omission:
+def parse_omission(text: str) -> Omission:
     """Make sense of one word of `omit`.
 
     Raises:
         InputError: it is none; the message names key, word, and what is expected.
 
     """
-    kind, sign, rest = word.partition(":")
+    kind, sign, rest = text.partition(":")
     try:
         omission = _parsed(kind, rest) if sign or kind == "none" else None
     except InputError as error:
-        raise InputError(f"omit: {word!r}: {error}") from None
+        raise InputError(f"omit: {text!r}: {error}") from None
     if omission is None:
-        raise InputError(f"omit: {word!r} is not known, {GRAMMAR} is expected")
+        raise InputError(f"omit: {text!r} is not known, {GRAMMAR} is expected")
     return omission
 
 
 def _parsed(kind: str, rest: str) -> Omission | None:
     match kind:
         case "none" if not rest:
-            return Whole()
+            return FullModel()
         case "random":
             return Random(_share(rest))
         case "every":
@@ -250,7 +262,7 @@ def _parsed(kind: str, rest: str) -> Omission | None:
     return None
 
 
-def draw(word: str, cut: Cut, draws: int, seed: int) -> Draws:
+def draw(text: str, partition: Partition, draws: int, seed: int) -> Draws:
     """Draw the ways that a word stands for.
 
     Args:
@@ -264,19 +276,19 @@ def draw(word: str, cut: Cut, draws: int, seed: int) -> Draws:
         InputError: no such word, or one that cannot be followed with this model; the message names it.
 
     """
-    omission = parse(word)
-    number = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+    omission = parse_omission(text)
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     try:
-        return omission.draw(cut, draws, np.random.Generator(np.random.PCG64([seed, number])))
+        return omission.draw(partition, draws, np.random.Generator(np.random.PCG64([seed, number])))
     except InputError as error:
-        raise InputError(f"omit: {word!r}: {error}") from None
+        raise InputError(f"omit: {text!r}: {error}") from None
 
 
-def _only(way: Way) -> Draws:
-    return Draws((way,), complete=True)
+def _single(path: LayerPath) -> Draws:
+    return Draws((path,), complete=True)
 
 
-def _different(
+def _distinct_sets(
     one: Callable[[], tuple[int, ...]], every: Iterator[tuple[int, ...]], number: int, wanted: int
 ) -> tuple[list[tuple[int, ...]], bool]:
     """Give as many different ones of `number` as are wanted, drawn one by one; all, where these are no more."""
@@ -314,5 +326,5 @@ def _check_numbers(numbers: Sequence[int], unit: str, highest: int) -> None:
             raise InputError(f"{number} is too high, the {unit} that it may name go from 0 to {highest}")
 
 
-def _first_stays(cut: Cut) -> str:
-    return " (keep_first=true: stage 0 stays as it is)" if cut.keep_first else ""
+def _first_stays(partition: Partition) -> str:
+    return " (keep_first=true: stage 0 stays as it is)" if partition.keep_first else ""

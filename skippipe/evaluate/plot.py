@@ -18,7 +18,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def draw_picture(rows: Mapping[str, Sequence[Row]]) -> bytes:
+def draw_plot(rows: Mapping[str, Sequence[Row]]) -> bytes:
     """Draw a PNG of the rows of each model."""
     # Imported here: it takes a second, and tables do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -69,13 +69,13 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def _kind(row: Row) -> str:
-    return row.word.partition(":")[0]
+    return row.omission.partition(":")[0]
 
 
 def _bars(row: Row) -> list[list[float]]:
     """How far the interval of the rise goes down and up, as perplexity; nowhere where it is not known."""
-    if row.rise is None or not (math.isfinite(row.rise.low) and math.isfinite(row.rise.high)):
+    if row.increase is None or not (math.isfinite(row.increase.low) and math.isfinite(row.increase.high)):
         return [[0.0], [0.0]]
-    whole = row.perplexity.value / (1 + row.rise.value)
-    down, up = row.rise.value - row.rise.low, row.rise.high - row.rise.value
+    whole = row.perplexity.value / (1 + row.increase.value)
+    down, up = row.increase.value - row.increase.low, row.increase.high - row.increase.value
     return [[max(down, 0.0) * whole], [max(up, 0.0) * whole]]

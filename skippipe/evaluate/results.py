@@ -18,12 +18,12 @@ import numpy as np
 
 from skippipe.errors import InputError
 from skippipe.evaluate.intervals import Losses
-from skippipe.evaluate.omission import Way
+from skippipe.evaluate.omission import LayerPath
 from skippipe.files import check_plain, open_own, read_json_object, remove_leftovers, write_text
 from skippipe.train.record import cut_to_lines
 
 FORMAT = "skippipe.evaluation/1"
-SETTINGS, RESULTS, TABLE, PAGE, PICTURE = (
+SETTINGS, RESULTS, TABLE, MARKDOWN, PLOT = (
     "settings.json", "results.jsonl", "table.json", "table.md", "perplexity.png",
 )  # fmt: skip
 
@@ -32,7 +32,7 @@ SETTINGS, RESULTS, TABLE, PAGE, PICTURE = (
 class Result:
     """What was measured on one way through the layers."""
 
-    way: Way
+    path: LayerPath
     losses: Losses
     """sum of the token losses of each sequence, shape (sequences,)"""
     seconds: float
@@ -44,7 +44,7 @@ class Result:
         """As it is kept."""
         return json.dumps(
             {
-                "layers": list(self.way),
+                "layers": list(self.path),
                 "loss": float(self.losses.sum()),
                 "seconds": round(self.seconds, 6),
                 "time_ratio": self.time_ratio,
@@ -58,12 +58,12 @@ def parse_line(line: str, sequences: int) -> Result:
     try:
         content = json.loads(line)
         losses = np.frombuffer(base64.b64decode(content["losses"], validate=True), dtype="<f8").astype(np.float64)
-        way = tuple(int(layer) for layer in content["layers"])
+        path = tuple(int(layer) for layer in content["layers"])
         ratio = content["time_ratio"]
-        result = Result(way, losses, float(content["seconds"]), None if ratio is None else float(ratio))
+        result = Result(path, losses, float(content["seconds"]), None if ratio is None else float(ratio))
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
-    if list(way) != content["layers"]:
+    if list(path) != content["layers"]:
         raise ValueError(f"layers are {content['layers']!r}")
     if len(losses) != sequences:
         raise ValueError(f"{len(losses)} sequences, {sequences} are expected")
@@ -87,14 +87,14 @@ class Results:
         """
         begin(folder, settings)
         path = folder / RESULTS
-        self.known: dict[Way, Result] = {}
+        self.known: dict[LayerPath, Result] = {}
         self._file = os.fdopen(open_own(path), "r+b")
         try:
             cut_to_lines(self._file.fileno())
             self._file.seek(0)
             for number, line in enumerate(self._file.read().splitlines(), 1):
                 result = _parsed(line, sequences, f"{path}: line {number}")
-                self.known[result.way] = result
+                self.known[result.path] = result
         except BaseException:
             self._file.close()
             raise
@@ -110,7 +110,7 @@ class Results:
         self._file.write((result.line() + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.known[result.way] = result
+        self.known[result.path] = result
 
 
 def _parsed(line: bytes, sequences: int, place: str) -> Result:
@@ -129,7 +129,7 @@ def check_folder(folder: Path) -> None:
 
 def check_comparison_folder(folder: Path) -> None:
     """Raise `InputError` where a folder holds more than a comparison does: an evaluation, say, whose table would go."""
-    foreign = [name for name in _names(folder) if name not in {PAGE, PICTURE}]
+    foreign = [name for name in _names(folder) if name not in {MARKDOWN, PLOT}]
     if foreign:
         raise InputError(
             f"output={folder} holds {foreign[0]}: a new folder, an empty one, or that of a comparison is expected"
@@ -148,7 +148,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder where there is none; raises `InputError` where that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_plain(folder, [RESULTS, SETTINGS, PAGE, PICTURE, TABLE], [])
+        check_plain(folder, [RESULTS, SETTINGS, MARKDOWN, PLOT, TABLE], [])
     except OSError as error:
         raise InputError(f"output={folder} cannot be written: {error.strerror or error}") from None
 

@@ -18,14 +18,14 @@ Rows = Mapping[str, Sequence[Row]]
 
 def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the table; rows of the same word stand together."""
-    words = list(dict.fromkeys(row.word for own in rows.values() for row in own))
+    omissions = list(dict.fromkeys(row.omission for own in rows.values() for row in own))
     several = len(rows) > 1
     lines = [
-        [row.word, *([name] if several else []), *_figures(row)]
-        for word in words
+        [row.omission, *([name] if several else []), *_figures(row)]
+        for omission in omissions
         for name, own in rows.items()
         for row in own
-        if row.word == word
+        if row.omission == omission
     ]
     return [HEADINGS[0], *([MODEL] if several else []), *HEADINGS[1:]], lines
 
@@ -33,8 +33,8 @@ def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 def markdown(rows: Rows, notes: Sequence[str]) -> str:
     """The table and what there is to know about it."""
     headings, lines = cells(rows)
-    words = 2 if len(rows) > 1 else 1
-    rule = [":--"] * words + ["--:"] * (len(headings) - words)
+    texts = 2 if len(rows) > 1 else 1
+    rule = [":--"] * texts + ["--:"] * (len(headings) - texts)
     table = "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
     return table + "\n\n" + "".join(f"- {note}\n" for note in notes)
 
@@ -55,12 +55,14 @@ def console_table(rows: Rows) -> Table:
 
 def _figures(row: Row) -> list[str]:
     return [
-        f"{row.left_out:g} of {row.layers}" if row.left_out.is_integer() else f"{row.left_out:.1f} of {row.layers}",
+        f"{row.omitted_layers:g} of {row.layers}"
+        if row.omitted_layers.is_integer()
+        else f"{row.omitted_layers:.1f} of {row.layers}",
         f"all {row.draws}" if row.complete and row.draws > 1 else str(row.draws),
         _number(row.perplexity.value),
         _bounds(row.perplexity, _number),
-        "-" if row.rise is None else _rise(row.rise.value),
-        "-" if row.rise is None else _bounds(row.rise, _rise),
+        "-" if row.increase is None else _increase(row.increase.value),
+        "-" if row.increase is None else _bounds(row.increase, _increase),
         percent(row.saved),
         "-" if row.time_ratio is None else percent(1 - row.time_ratio),
     ]
@@ -77,5 +79,5 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1e4 else f"{value:#.4g}"
 
 
-def _rise(value: float) -> str:
+def _increase(value: float) -> str:
     return f"{value:+,.0%}" if abs(value) >= 1 else f"{value:+.1%}"

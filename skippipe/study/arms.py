@@ -146,4 +146,4 @@ def next_step(
 def _open(entry: Entry | None, omit: Sequence[str]) -> Kind | None:
     if entry is None or not entry.finished:
         return "train"
-    return "evaluate" if set(omit) - {row.word for row in entry.evaluation} else None
+    return "evaluate" if set(omit) - {row.omission for row in entry.evaluation} else None

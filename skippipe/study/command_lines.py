@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skippipe.errors import InputError
-from skippipe.evaluate.omission import parse
+from skippipe.evaluate.omission import parse_omission
 from skippipe.study.arms import Arm, Step
 from skippipe.study.collect import EVALUATION
 from skippipe.study.quoting import quoted
@@ -44,8 +44,8 @@ class Commands:
                     raise InputError(
                         f"{name}[{number}] is {setting!r}, which the study sets itself: other settings are expected"
                     )
-        for word in self.omit:
-            parse(word)
+        for omission in self.omit:
+            parse_omission(omission)
 
     def line(self, step: Step, device: str) -> list[str]:
         """Arguments that run a step on a device, as subprocess takes them."""

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 
-from skippipe.evaluate.plot import draw_picture
+from skippipe.evaluate.plot import draw_plot
 from skippipe.study.markdown import CURVES, OMITTED
 from skippipe.study.records import Entry
 
@@ -18,7 +18,7 @@ def draw_figures(entries: Sequence[Entry]) -> dict[str, bytes]:
         figures[CURVES] = draw_curves(entries)
     evaluated = {entry.key.title: entry.evaluation for entry in entries if entry.evaluation}
     if evaluated:
-        figures[OMITTED] = draw_picture(evaluated)
+        figures[OMITTED] = draw_plot(evaluated)
     return figures
 
 

@@ -118,14 +118,14 @@ def merged(old: Entry | None, new: Entry) -> Entry:
         return dataclasses.replace(old, note=new.note or old.note)
     if (old.tokens_done, old.finished) < (new.tokens_done, new.finished):
         return dataclasses.replace(new, text=new.text or old.text)
-    words = {row.word for row in new.evaluation}
+    words = {row.omission for row in new.evaluation}
     return dataclasses.replace(
         new,
         text=new.text or old.text,
         date=old.date or new.date,
         versions=old.versions or new.versions,
-        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.word not in words)],
-        note=new.note or (None if words - {row.word for row in old.evaluation} else old.note),
+        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.omission not in words)],
+        note=new.note or (None if words - {row.omission for row in old.evaluation} else old.note),
     )
 
 

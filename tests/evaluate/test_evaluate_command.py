@@ -48,7 +48,7 @@ def by_word(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def perplexities(folder: Path) -> dict[str, float]:
-    return {word: row["perplexity"]["value"] for word, row in by_word(folder).items()}
+    return {omission: row["perplexity"]["value"] for omission, row in by_word(folder).items()}
 
 
 def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, t
         assert row["time_ratio"] > 0
     mean = np.mean([np.log(row["perplexity"]) for row in rows["random:0.25"]["each_draw"]])
     assert rows["random:0.25"]["perplexity"]["value"] == pytest.approx(np.exp(mean))
-    rise = rows["last:1"]["perplexity"]["value"] / rows["none"]["perplexity"]["value"] - 1
-    assert rows["last:1"]["rise"]["value"] == pytest.approx(rise)
+    increase = rows["last:1"]["perplexity"]["value"] / rows["none"]["perplexity"]["value"] - 1
+    assert rows["last:1"]["rise"]["value"] == pytest.approx(increase)
     settings = table(out)["settings"]
     assert (settings["sequence"], settings["sequences"]) == (32, 16), "as long as it was trained with"
     assert (settings["autocast"], settings["device"]) == (None, "cpu")
@@ -86,9 +86,9 @@ def test_losses_that_are_not_finite(
 ) -> None:
     losses = Evaluator.losses
 
-    def overflowing(self: Evaluator, way: Any) -> Any:
-        found = losses(self, way)
-        if len(way) < 4:
+    def overflowing(self: Evaluator, path: Any) -> Any:
+        found = losses(self, path)
+        if len(path) < 4:
             found[[1, 3]] = float("inf")
         return found
 
@@ -121,11 +121,11 @@ def test_it_goes_on_and_measures_nothing_twice(
     measured, losses = [], Evaluator.losses
     calls = itertools.count()
 
-    def stopped_at_the_third(self: Evaluator, way: Any) -> Any:
+    def stopped_at_the_third(self: Evaluator, path: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        measured.append(tuple(way))
-        return losses(self, way)
+        measured.append(tuple(path))
+        return losses(self, path)
 
     monkeypatch.setattr(Evaluator, "losses", stopped_at_the_third)
     assert run("evaluate", *given, WORDS, "output=cut").status == 130
@@ -151,12 +151,12 @@ def test_it_goes_on_and_measures_nothing_twice(
 def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, tmp_path: Path) -> None:
     checkpoint = given[0]
     assert run("export", checkpoint, "output=model").status == 0
-    words = ["omit=[random:0.5,stages:1]", "unit=stages"]
-    assert run("evaluate", *given, *words, "output=ev/a").status == 0
+    omissions = ["omit=[random:0.5,stages:1]", "unit=stages"]
+    assert run("evaluate", *given, *omissions, "output=ev/a").status == 0
     of_folder = ["model=model", *given[1:], "layers=[2,1,1]", "data.sequence=32"]
-    assert run("evaluate", *of_folder, *words, "output=ev/b").status == 0
+    assert run("evaluate", *of_folder, *omissions, "output=ev/b").status == 0
     assert perplexities(tmp_path / "ev/a") == perplexities(tmp_path / "ev/b")
-    rounded = run("evaluate", *of_folder, *words, "autocast=bfloat16", "output=ev/b")
+    rounded = run("evaluate", *of_folder, *omissions, "autocast=bfloat16", "output=ev/b")
     assert "autocast is None, here it is 'bfloat16'" in rounded.err
 
     together = run("evaluate", "compare=[ev/a,ev/b]", "output=both")

@@ -15,17 +15,17 @@ from skippipe.evaluate.evaluator import Evaluator
 from skippipe.model.families import family_of
 
 CPU = torch.device("cpu")
-WAYS = [(0, 1, 2, 3), (0, 1, 3), (0, 2, 1, 3), (1, 0), (0,), (3, 2, 1, 0)]
+PATHS = [(0, 1, 2, 3), (0, 1, 3), (0, 2, 1, 3), (1, 0), (0,), (3, 2, 1, 0)]
 
 
-def rebuilt(config: Any, state: dict[str, torch.Tensor], way: Sequence[int]) -> Any:
+def rebuilt(config: Any, state: dict[str, torch.Tensor], path: Sequence[int]) -> Any:
     """The model that has the layers of a way, as transformers builds it."""
     smaller = copy.deepcopy(config)
-    smaller.num_hidden_layers = len(way)
+    smaller.num_hidden_layers = len(path)
     if getattr(config, "layer_types", None) is not None:
-        smaller.layer_types = [config.layer_types[layer] for layer in way]
+        smaller.layer_types = [config.layer_types[layer] for layer in path]
     weights = {name: tensor for name, tensor in state.items() if ".layers." not in name}
-    for place, layer in enumerate(way):
+    for place, layer in enumerate(path):
         mark = f".layers.{layer}."
         weights |= {name.replace(mark, f".layers.{place}."): t for name, t in state.items() if mark in name}
     model: Any = family_of(config.model_type).model_class()(smaller)
@@ -51,11 +51,11 @@ def test_losses_are_those_of_a_model_of_these_layers(name: str) -> None:
     blocks = tokens(5, 21)
     evaluator = Evaluator(part, blocks.numpy(), batch=2, device=CPU)
     seen = []
-    for way in WAYS:
-        expected = reference(rebuilt(config, state, way), blocks)
-        np.testing.assert_allclose(evaluator.losses(way), expected, rtol=1e-6)
+    for path in PATHS:
+        expected = reference(rebuilt(config, state, path), blocks)
+        np.testing.assert_allclose(evaluator.losses(path), expected, rtol=1e-6)
         seen.append(expected.sum())
-    assert len(set(seen)) == len(WAYS), "each way gives losses of its own"
+    assert len(set(seen)) == len(PATHS), "each way gives losses of its own"
 
 
 def test_dropout_is_off_and_batches_do_not_matter() -> None:
@@ -93,5 +93,5 @@ def test_a_time_is_a_share_of_the_whole() -> None:
     (part,) = parts_of(config_of("llama"), [LAYERS])
     evaluator = Evaluator(part, tokens(2, 8).numpy() % VOCABULARY, batch=2, device=CPU)
     seconds = {tuple(range(LAYERS)): [4.0] * 5, (0,): [1.0, 1.0, 9.0, 2.0, 0.1]}
-    evaluator._seconds = lambda way: seconds[tuple(way)].pop(0)  # type: ignore[method-assign]
+    evaluator._seconds = lambda path: seconds[tuple(path)].pop(0)  # type: ignore[method-assign]
     assert evaluator.time_ratio((0,)) == 0.25

@@ -16,9 +16,10 @@ ABOUT = {"model_sha256": "abc", "sequence": 4}
 
 def some_results() -> list[Result]:
     random = np.random.Generator(np.random.PCG64(2))
-    ways = [(0, 1, 2), (0, 2), (0, 2, 1), (0,)]
+    paths = [(0, 1, 2), (0, 2), (0, 2, 1), (0,)]
     return [
-        Result(way, random.exponential(size=SEQUENCES) * 10, 0.5, None if n % 2 else 0.75) for n, way in enumerate(ways)
+        Result(path, random.exponential(size=SEQUENCES) * 10, 0.5, None if n % 2 else 0.75)
+        for n, path in enumerate(paths)
     ]
 
 
@@ -27,7 +28,7 @@ def fill(folder: Path) -> list[Result]:
     with Results(folder, ABOUT, SEQUENCES) as results:
         there = list(results.known.values())
         for result in some_results():
-            if result.way not in results.known:
+            if result.path not in results.known:
                 results.add(result)
     return there
 
@@ -43,14 +44,14 @@ def test_cut_at_every_byte_it_goes_on(tmp_path: Path) -> None:
         there = fill(folder)
         assert len(there) == whole[:length].count(b"\n")
         assert path.read_bytes() == whole
-    assert [parse_line(line.decode(), SEQUENCES).way for line in lines] == [result.way for result in some_results()]
+    assert [parse_line(line.decode(), SEQUENCES).path for line in lines] == [result.path for result in some_results()]
 
 
 def test_losses_are_kept_to_the_bit(tmp_path: Path) -> None:
     fill(tmp_path / "results")
     for read, made in zip(fill(tmp_path / "results"), some_results(), strict=True):
         assert np.array_equal(read.losses, made.losses)
-        assert (read.way, read.seconds, read.time_ratio) == (made.way, made.seconds, made.time_ratio)
+        assert (read.path, read.seconds, read.time_ratio) == (made.path, made.seconds, made.time_ratio)
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
