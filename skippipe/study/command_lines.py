@@ -17,7 +17,7 @@ OWN_EVALUATE = {"checkpoint", "model", "model_folder", "compare", "omit", "outpu
 
 
 @dataclass(frozen=True)
-class Commands:
+class CommandLines:
     """Makes command lines; what is the same for all steps of a study."""
 
     runs: Path

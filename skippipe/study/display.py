@@ -6,13 +6,13 @@ from rich.table import Table
 
 from skippipe.report.terminal import plain_table
 from skippipe.study.markdown import ARM_HEADINGS, arm_cells
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
 
 SHOWN = ("arm", "seed", "tokens done", "left", "each seen", "validation loss", "gap", "tokens/s", "MFU")
 """Columns of the page's table that fit on a console."""
 
 
-def console_table(entries: Iterable[Entry]) -> Table:
+def console_table(entries: Iterable[ArmRecord]) -> Table:
     """Make the table of arms."""
     table = plain_table()
     for heading in SHOWN:

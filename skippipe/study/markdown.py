@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from skippipe.evaluate.table import markdown
 from skippipe.report.terminal import percent
-from skippipe.study.comparison import Distance, distances, t_interval
-from skippipe.study.records import Entry
+from skippipe.study.comparison import LossDifference, loss_differences, t_interval
+from skippipe.study.records import ArmRecord
 
 CURVES, OMITTED = "curves", "omitted"
 """What the figures are called, after the name of the study."""
@@ -27,7 +27,7 @@ LEGEND = (
 )
 
 
-def study_page(name: str, entries: Sequence[Entry], baseline: str | None, figures: Sequence[str]) -> str:
+def study_page(name: str, entries: Sequence[ArmRecord], baseline: str | None, figures: Sequence[str]) -> str:
     """Write the page of a study; `figures` are those that there are."""
     parts = [
         f"# {name}",
@@ -40,7 +40,7 @@ def study_page(name: str, entries: Sequence[Entry], baseline: str | None, figure
     if CURVES in figures:
         parts.append(f"![validation loss over tokens]({name}_{CURVES}.png)")
     if baseline is not None:
-        parts += [f"## Distance from {baseline}", distance_text(entries, baseline)]
+        parts += [f"## Distance from {baseline}", difference_text(entries, baseline)]
     evaluated = {entry.key.title: entry.evaluation for entry in entries if entry.evaluation}
     if evaluated:
         parts += [
@@ -61,7 +61,7 @@ def study_page(name: str, entries: Sequence[Entry], baseline: str | None, figure
     return "\n\n".join(parts) + "\n"
 
 
-def arm_cells(entry: Entry) -> list[str]:
+def arm_cells(entry: ArmRecord) -> list[str]:
     """One row of the table of arms."""
     latest = entry.latest
     training = None if latest is None else latest.training_loss
@@ -71,7 +71,7 @@ def arm_cells(entry: Entry) -> list[str]:
         skipped(entry),
         ", ".join(rule.upper() for rule in RULES if entry.rules.get(rule) is False) or NONE,
         *tokens_cells(entry),
-        NONE if entry.times_seen is None else f"{entry.times_seen:.2f}",
+        NONE if entry.epochs is None else f"{entry.epochs:.2f}",
         NONE if latest is None else f"{latest.loss:.4f}",
         NONE if training is None else f"{training:.4f}",
         NONE if latest is None or training is None else f"{latest.loss - training:+.4f}",
@@ -82,9 +82,9 @@ def arm_cells(entry: Entry) -> list[str]:
     ]
 
 
-def tokens_cells(entry: Entry) -> list[str]:
+def tokens_cells(entry: ArmRecord) -> list[str]:
     """Tokens done and left, in millions."""
-    return [millions(entry.tokens_done), "done" if entry.finished else millions(entry.left)]
+    return [millions(entry.tokens_done), "done" if entry.finished else millions(entry.tokens_left)]
 
 
 def millions(tokens: int) -> str:
@@ -92,13 +92,13 @@ def millions(tokens: int) -> str:
     return f"{tokens / 1e6:,.1f}" if tokens >= 1e6 else f"{tokens / 1e6:.3g}"
 
 
-def skipped(entry: Entry) -> str:
+def skipped(entry: ArmRecord) -> str:
     """Skip ratio, and what it becomes."""
     later = "".join(f", {percent(ratio)} from {percent(after)} on" for after, ratio in entry.skip_changes)
     return percent(entry.skip_ratio) + later
 
 
-def notes(entries: Sequence[Entry]) -> list[str]:
+def notes(entries: Sequence[ArmRecord]) -> list[str]:
     """What there is to say about single arms."""
     failed = [f"- {entry.key.title} failed: {entry.note}" for entry in entries if entry.note]
     texts = {entry.text_tokens for entry in entries if entry.text_tokens}
@@ -106,14 +106,14 @@ def notes(entries: Sequence[Entry]) -> list[str]:
     return [*about, *(["\n".join(failed)] if failed else [])]
 
 
-def distance_text(entries: Sequence[Entry], baseline: str) -> str:
+def difference_text(entries: Sequence[ArmRecord], baseline: str) -> str:
     """How far every experiment is from the baseline: a row for each seed, and the mean where seeds are comparable."""
     rows: list[list[str]] = []
     for experiment in dict.fromkeys(entry.experiment for entry in entries):
         if experiment == baseline:
             continue
-        found = distances(entries, experiment, baseline)
-        rows += [_distance_row(experiment, distance) for distance in found]
+        found = loss_differences(entries, experiment, baseline)
+        rows += [_difference_row(experiment, difference) for difference in found]
         rows += _mean_row(experiment, found)
     if not rows:
         return "No arm can be held against it yet."
@@ -125,22 +125,22 @@ def distance_text(entries: Sequence[Entry], baseline: str) -> str:
     return table(headings, rows, words=2) + "\n\n" + note
 
 
-def _distance_row(experiment: str, distance: Distance) -> list[str]:
-    share = "" if distance.whole else " (not done)"
+def _difference_row(experiment: str, difference: LossDifference) -> list[str]:
+    share = "" if difference.complete else " (not done)"
     return [
         experiment,
-        str(distance.seed),
-        f"{millions(distance.tokens)}{share}",
-        f"{distance.loss:.4f}",
-        f"{distance.baseline:.4f}",
-        f"{distance.loss_difference:+.4f}",
+        str(difference.seed),
+        f"{millions(difference.tokens)}{share}",
+        f"{difference.loss:.4f}",
+        f"{difference.baseline:.4f}",
+        f"{difference.value:+.4f}",
         NONE,
-        _ratio(distance.loss_difference),
+        _ratio(difference.value),
     ]
 
 
-def _mean_row(experiment: str, found: Sequence[Distance]) -> list[list[str]]:
-    whole = [distance.loss_difference for distance in found if distance.whole]
+def _mean_row(experiment: str, found: Sequence[LossDifference]) -> list[list[str]]:
+    whole = [difference.value for difference in found if difference.complete]
     if not whole:
         return []
     interval = t_interval(whole)

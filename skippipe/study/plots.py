@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from skippipe.evaluate.plot import draw_plot
 from skippipe.study.markdown import CURVES, OMITTED
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
 
 STEEP = 0.1
 """share of the tokens before which losses are left out of the picture where they are too high for it"""
 
 
-def draw_figures(entries: Sequence[Entry]) -> dict[str, bytes]:
+def draw_figures(entries: Sequence[ArmRecord]) -> dict[str, bytes]:
     """Draw what there is to draw, by name."""
     figures = {}
     if any(len(_drawn(entry)) > 1 for entry in entries):
@@ -22,7 +22,7 @@ def draw_figures(entries: Sequence[Entry]) -> dict[str, bytes]:
     return figures
 
 
-def draw_curves(entries: Sequence[Entry]) -> bytes:
+def draw_curves(entries: Sequence[ArmRecord]) -> bytes:
     """Validation loss over tokens: a colour for each experiment, the first seed thick; training loss dotted."""
     # Imported here: it takes a second, and only the end of a study draws.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -56,7 +56,7 @@ def draw_curves(entries: Sequence[Entry]) -> bytes:
     return buffer.getvalue()
 
 
-def _range_of_losses(entries: Sequence[Entry]) -> tuple[float, float]:
+def _range_of_losses(entries: Sequence[ArmRecord]) -> tuple[float, float]:
     """What the axis shows: all but the steep beginning, in which arms cannot be told apart."""
     points = [point for entry in entries for point in _drawn(entry)]
     begin = max(tokens for tokens, _, _ in points) * STEEP
@@ -65,6 +65,6 @@ def _range_of_losses(entries: Sequence[Entry]) -> tuple[float, float]:
     return min(later) - margin, max(later) + margin
 
 
-def _drawn(entry: Entry) -> list[tuple[float, float, float | None]]:
+def _drawn(entry: ArmRecord) -> list[tuple[float, float, float | None]]:
     """Points of a curve, tokens in millions, but for the one before training."""
     return [(point.tokens / 1e6, point.loss, point.training_loss) for point in entry.curve if point.tokens]

@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Progress:
+class RunHistory:
     """A run so far. Of what was done twice, after a process was killed, the later lines count."""
 
     plan: Event
@@ -75,35 +75,35 @@ def parse_lines(lines: Iterable[str]) -> list[Event]:
     return events
 
 
-def read_progress(events: Iterable[Event]) -> Progress | None:
+def read_run_history(events: Iterable[Event]) -> RunHistory | None:
     """Put together what the events of a run come to; None where it has not begun.
 
     A line of an iteration takes the place of everything from there on that was told before.
     """
-    progress: Progress | None = None
+    history: RunHistory | None = None
     for event in events:
         kind = event["event"]
         if kind == "plan":
-            if progress is None:
-                progress = Progress(event)
-            progress.plan, progress.summary = event, None
-        elif progress is None:
+            if history is None:
+                history = RunHistory(event)
+            history.plan, history.summary = event, None
+        elif history is None:
             continue
         elif kind == "attempt":  # goes on after this iteration: what an earlier one has told of later ones is void
-            _forget(progress.iterations, event["iteration"] + 1)
-            _forget(progress.validations, event["iteration"] + 1)
-            progress.summary = None
+            _forget(history.iterations, event["iteration"] + 1)
+            _forget(history.validations, event["iteration"] + 1)
+            history.summary = None
         elif kind == "iteration":
-            _forget(progress.iterations, event["iteration"])
-            _forget(progress.validations, event["iteration"])
-            progress.iterations[event["iteration"]] = event
+            _forget(history.iterations, event["iteration"])
+            _forget(history.validations, event["iteration"])
+            history.iterations[event["iteration"]] = event
         elif kind == "validation":
-            _forget(progress.iterations, event["iteration"] + 1)
-            _forget(progress.validations, event["iteration"])
-            progress.validations[event["iteration"]] = event
+            _forget(history.iterations, event["iteration"] + 1)
+            _forget(history.validations, event["iteration"])
+            history.validations[event["iteration"]] = event
         elif kind == "summary":
-            progress.summary = event
-    return progress
+            history.summary = event
+    return history
 
 
 def _forget(told: dict[int, Event], first: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
 from skippipe.study.run_history import Point
 
 
@@ -24,9 +24,9 @@ def make_row(omission: str = "random:0.25", perplexity: float = 20.0) -> Row:
     )
 
 
-def make_entry(experiment: str = "whole", seed: int = 0, **changes: Any) -> Entry:
+def make_entry(experiment: str = "whole", seed: int = 0, **changes: Any) -> ArmRecord:
     """An arm that is done; `changes` are other values of its fields."""
-    return Entry(
+    return ArmRecord(
         **{
             "experiment": experiment,
             "seed": seed,

@@ -8,7 +8,7 @@ from study.test_arms import make_arm, train_job
 from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.study.arms import Step
-from skippipe.study.command_lines import Commands
+from skippipe.study.command_lines import CommandLines
 
 RUNS, TEXT = Path("/runs of mine"), Path("/text, 'prepared'")
 
@@ -20,7 +20,7 @@ def settings_of(line: list[str]) -> list[str]:
 
 
 def test_command_lines_say_what_is_meant() -> None:
-    commands = Commands(RUNS, TEXT, ["train.iterations=9"], ["none", "stages:1+2"], ["draws=3"], Path("/a key"))
+    commands = CommandLines(RUNS, TEXT, ["train.iterations=9"], ["none", "stages:1+2"], ["draws=3"], Path("/a key"))
     arm = make_arm("llama30m_33", 7)
     job = train_job(*settings_of(commands.line(Step(arm, "train"), "cuda:1")))
     assert (job.train.seed, job.train.iterations, job.runtime.device) == (7, 9, "cuda:1")
@@ -49,4 +49,4 @@ def test_what_would_fail_in_the_end_is_refused_at_once(
     overrides: list[str], omit: list[str], evaluation: list[str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        Commands(RUNS, TEXT, overrides, omit, evaluation)
+        CommandLines(RUNS, TEXT, overrides, omit, evaluation)

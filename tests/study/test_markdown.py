@@ -5,7 +5,7 @@ import math
 import pytest
 from study.entries import make_entry, make_row
 
-from skippipe.study.comparison import distances, t_interval
+from skippipe.study.comparison import loss_differences, t_interval
 from skippipe.study.markdown import arm_cells, study_page
 from skippipe.study.plots import draw_figures
 from skippipe.study.run_history import Point
@@ -42,10 +42,10 @@ def test_arms_are_compared_at_the_same_tokens_and_seed() -> None:
         make_entry("part", 2, curve=curve(9), tokens_done=0, finished=False),
         make_entry("part", 3, curve=curve(9, 4.2)),
     ]
-    found = distances(entries, "part", "whole")
-    assert [(d.seed, d.tokens, d.whole) for d in found] == [(0, 300_000_000, True), (1, 200_000_000, False)]
-    assert [d.loss_difference for d in found] == pytest.approx([0.02, 0.05])
-    assert distances([*entries[:3], make_entry("part", 0, text="c" * 64)], "part", "whole") == []
+    found = loss_differences(entries, "part", "whole")
+    assert [(d.seed, d.tokens, d.complete) for d in found] == [(0, 300_000_000, True), (1, 200_000_000, False)]
+    assert [d.value for d in found] == pytest.approx([0.02, 0.05])
+    assert loss_differences([*entries[:3], make_entry("part", 0, text="c" * 64)], "part", "whole") == []
 
 
 def test_a_row_of_the_table() -> None:

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skippipe.study.run_history import Point, parse_lines, read_progress
+from skippipe.study.run_history import Point, parse_lines, read_run_history
 from skippipe.train.events import Event, strict
 
 PLAN = {"event": "plan", "microbatches": 3, "microbatch_size": 2, "sequence": 10}
@@ -31,14 +31,14 @@ def told(first: int, last: int, process: int) -> list[Event]:
 
 def test_a_run_in_one_go() -> None:
     events = [*told(0, 7, 0), {"event": "validation", "iteration": 7, "loss": 8.0, "training_loss": 7.5}]
-    progress = read_progress(events)
-    assert progress is not None
-    assert progress.tokens == 7 * 60
-    assert progress.seconds == 3.5
-    assert progress.curve == [Point(0, 9.0, None), Point(180, 8.7, None), Point(360, 8.4, None), Point(420, 8.0, 7.5)]
-    assert progress.summary is None
-    assert read_progress([*events, {"event": "summary", "iterations": 7}]).summary is not None  # type: ignore[union-attr]
-    assert read_progress([]) is None
+    history = read_run_history(events)
+    assert history is not None
+    assert history.tokens == 7 * 60
+    assert history.seconds == 3.5
+    assert history.curve == [Point(0, 9.0, None), Point(180, 8.7, None), Point(360, 8.4, None), Point(420, 8.0, 7.5)]
+    assert history.summary is None
+    assert read_run_history([*events, {"event": "summary", "iterations": 7}]).summary is not None  # type: ignore[union-attr]
+    assert read_run_history([]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5))
@@ -57,11 +57,11 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
         )
         validated = {n: p for n, p in validated.items() if n < first} | {first: process}
         validated |= {n: process for n in range(first + 1, last + 1) if n % 3 == 0}
-    progress = read_progress(events)
-    assert progress is not None
-    assert {n: e["iteration_s"] - 0.5 for n, e in progress.iterations.items()} == expected
-    assert {n: e["process"] for n, e in progress.validations.items()} == validated
-    assert progress.plan["process"] == len(stretches) - 1
+    history = read_run_history(events)
+    assert history is not None
+    assert {n: e["iteration_s"] - 0.5 for n, e in history.iterations.items()} == expected
+    assert {n: e["process"] for n, e in history.validations.items()} == validated
+    assert history.plan["process"] == len(stretches) - 1
 
 
 def test_losses_that_are_no_numbers_are_no_points() -> None:
@@ -73,10 +73,10 @@ def test_losses_that_are_no_numbers_are_no_points() -> None:
         if event["event"] == "validation" and event["iteration"] == 6:
             event["training_loss"] = float("inf")
     lines = [json.dumps(strict(event), allow_nan=False) for event in events]
-    progress = read_progress(parse_lines(lines))
-    assert progress is not None
-    assert progress.curve == [Point(0, 9.0, None)]
-    assert progress.tokens == 6 * 60
+    history = read_run_history(parse_lines(lines))
+    assert history is not None
+    assert history.curve == [Point(0, 9.0, None)]
+    assert history.tokens == 6 * 60
 
 
 def test_lines_that_are_torn() -> None:
@@ -87,17 +87,17 @@ def test_lines_that_are_torn() -> None:
 
 def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
     events = [*told(0, 4, 0), {"event": "summary", "iterations": 4}, *told(4, 6, 1)]
-    progress = read_progress(events)
-    assert progress is not None
-    assert progress.summary is None
-    assert progress.tokens == 6 * 60
+    history = read_run_history(events)
+    assert history is not None
+    assert history.summary is None
+    assert history.tokens == 6 * 60
 
 
 def test_an_attempt_makes_void_what_came_later() -> None:
     """Also before it has told of an iteration of its own."""
     first = [{"event": "attempt", "attempt": 1, "iteration": 0}, *told(0, 7, 0), {"event": "summary", "iterations": 7}]
-    progress = read_progress([*first, {"event": "attempt", "attempt": 2, "iteration": 4}])
-    assert progress is not None
-    assert sorted(progress.iterations) == [1, 2, 3, 4]
-    assert sorted(progress.validations) == [0, 3]
-    assert progress.summary is None
+    history = read_run_history([*first, {"event": "attempt", "attempt": 2, "iteration": 4}])
+    assert history is not None
+    assert sorted(history.iterations) == [1, 2, 3, 4]
+    assert sorted(history.validations) == [0, 3]
+    assert history.summary is None
