@@ -15,7 +15,7 @@ from skippipe.benchmark.cases import RULES, Case, Known
 from skippipe.config import PlannerConfig
 from skippipe.errors import ImpossibleError, LockupError, NoPlanError
 from skippipe.planning import Instance, Progress, evaluate, make_plan, on_allocation_of
-from skippipe.report.search_history import read_search
+from skippipe.report.search_history import read_search_history
 
 TOLERANCE = 1e-9
 """By so much, as a share, may seconds differ that are the same number of nanoseconds."""
@@ -95,7 +95,7 @@ def measure_planner(
 
 def _row(name: str, plan: Plan, wall_s: float, cpu_s: float, known: Known | None) -> Row:
     predicted, solver = plan.predicted, json.loads(plan.solver)
-    search = read_search(solver)
+    search = read_search_history(solver)
     plans = [(event.upper_s, event.elapsed_s) for event in search.events if event.upper_s is not None]
     return Row(
         name,

@@ -11,7 +11,7 @@ from skippipe._scheduler import Cluster, Explanation, Plan, Problem, Segment, Ta
 from skippipe.config import PlannerConfig
 from skippipe.errors import LockupError, NoPlanError
 from skippipe.planning import make_plan
-from skippipe.report.search_history import Search, read_search
+from skippipe.report.search_history import SearchHistory, read_search_history
 
 PARTS = {
     "F": "forward",
@@ -32,7 +32,7 @@ REPLANNED = 3
 
 
 @dataclass(frozen=True)
-class Explained:
+class PlanAnalysis:
     """All that is said about one plan."""
 
     name: str
@@ -42,14 +42,14 @@ class Explained:
     explanation: Explanation
     upgrades: list[Upgrade]
     """best first"""
-    search: Search
+    search: SearchHistory
     replanned: list[float | None] = field(default_factory=list)
     """seconds of the iteration planned anew with each of the first upgrades; None where no plan was found"""
     tasks: list[Task] = field(default_factory=list)
     """those of the plan, made once"""
 
 
-def explain(plan: Plan, name: str) -> Explained:
+def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
     """Explain a plan as its own order runs.
 
     Raises:
@@ -59,20 +59,20 @@ def explain(plan: Plan, name: str) -> Explained:
     explanation = _scheduler.explain(plan)
     simulated = explanation.plan
     upgrades = _scheduler.upgrades(explanation)
-    return Explained(
-        name, simulated, explanation, upgrades, read_search(json.loads(plan.solver)), tasks=simulated.tasks
+    return PlanAnalysis(
+        name, simulated, explanation, upgrades, read_search_history(json.loads(plan.solver)), tasks=simulated.tasks
     )
 
 
-def replan(explained: Explained, count: int = REPLANNED) -> list[float | None]:
+def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:
     """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
-    solver = json.loads(explained.plan.solver)
+    solver = json.loads(analysis.plan.solver)
     planner = PlannerConfig(seed=_whole(solver.get("seed"), 0), work_limit=_whole(solver.get("work"), None))
     times: list[float | None] = []
-    for upgrade in explained.upgrades[:count]:
-        problem = _with_cluster(explained.plan, upgrade.apply(explained.plan.cluster))
+    for upgrade in analysis.upgrades[:count]:
+        problem = _with_cluster(analysis.plan, upgrade.apply(analysis.plan.cluster))
         try:
-            times.append(make_plan(problem, explained.plan.strategy, planner).predicted.iteration_s)
+            times.append(make_plan(problem, analysis.plan.strategy, planner).predicted.iteration_s)
         except (NoPlanError, LockupError):
             times.append(None)
     return times
@@ -135,13 +135,13 @@ def links(cluster: Cluster, segments: Sequence[Segment]) -> list[LinkUse]:
     return sorted(uses, key=lambda use: (-use.seconds, use.sender, use.receiver))
 
 
-def handovers(explained: Explained) -> Counter[str]:
+def handovers(analysis: PlanAnalysis) -> Counter[str]:
     """Why the tasks on the critical path did not start before, counted by reason."""
-    reasons = explained.explanation.reasons
-    return Counter(reasons[segment.task] for segment in explained.explanation.critical if segment.task is not None)
+    reasons = analysis.explanation.reasons
+    return Counter(reasons[segment.task] for segment in analysis.explanation.critical if segment.task is not None)
 
 
-def place(cluster: Cluster, number: int) -> str:
+def endpoint_name(cluster: Cluster, number: int) -> str:
     """Name one end of a link: a node, or a region where the cluster has those."""
     regions = cluster.region_of
     if regions is None:
@@ -155,5 +155,5 @@ def upgrade_name(cluster: Cluster, upgrade: Upgrade) -> str:
     if upgrade.node is not None:
         return f"node {cluster.names[upgrade.node]}"
     assert upgrade.link is not None
-    one, other = (place(cluster, end) for end in upgrade.link)
+    one, other = (endpoint_name(cluster, end) for end in upgrade.link)
     return f"link {one} {'<->' if upgrade.both_ways else '->'} {other}"

@@ -6,23 +6,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from skippipe._scheduler import Plan
-from skippipe.report.analysis import Explained
+from skippipe.report.analysis import PlanAnalysis
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables
-from skippipe.report.terminal import plain_table, show_lanes
+from skippipe.report.terminal import plain_table, show_gantt
 
 
-def show_report(console: Console, plans: Sequence[Explained], most: int) -> None:
+def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
     """Print the figures of all plans side by side, then what explains each of them."""
     for number, table in enumerate(overview(plans)):
         if number:
             console.print()
         show_table(console, table)
-    for explained in plans:
+    for analysis in plans:
         if len(plans) > 1:
-            console.print(f"\n{explained.name}", markup=False, style="bold")
-        for table in tables(explained, most):
+            console.print(f"\n{analysis.name}", markup=False, style="bold")
+        for table in tables(analysis, most):
             console.print()
             show_table(console, table)
 
@@ -31,7 +31,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     """Print who serves which stage, and what each node does over time."""
     show_table(console, stage_table(plan))
     console.print()
-    show_lanes(console, plan)
+    show_gantt(console, plan)
 
 
 def show_table(console: Console, table: Table) -> None:

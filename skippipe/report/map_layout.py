@@ -40,7 +40,7 @@ COLOURS = (
 
 
 @dataclass(frozen=True)
-class Places:
+class MapLayout:
     """A map: about 1 wide, places do not overlap."""
 
     groups: list[list[int]]
@@ -53,19 +53,19 @@ class Places:
     """of the sign of a node"""
 
 
-def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> Places:
+def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> MapLayout:
     """Lay out a cluster: places by transfer times, the nodes of a place around its middle in the order of `stages`."""
     groups = group_nodes(cluster)
     first = [nodes[0] for nodes in groups]
-    centres = scaled(_both_ways(cluster.transfer_times(first, first)))
+    centres = multidimensional_scaling(_both_ways(cluster.transfer_times(first, first)))
     spacing = 0.6 / max(len(cluster), 20) ** 0.5 / 2
     radii = spacing * (0.55 * np.sqrt([len(nodes) for nodes in groups]) + 0.75) + LABEL_ROOM
-    centres = apart(centres, radii)
+    centres = separated(centres, radii)
     rank = {node: number for number, node in enumerate(node for nodes in stages for node in nodes)}
     nodes = np.zeros((len(cluster), 2))
     for centre, own in zip(centres, groups, strict=True):
-        nodes[sorted(own, key=lambda node: rank.get(node, len(rank)))] = centre + fan(len(own), spacing)
-    return Places(groups, centres, nodes, 0.38 * spacing)
+        nodes[sorted(own, key=lambda node: rank.get(node, len(rank)))] = centre + arranged(len(own), spacing)
+    return MapLayout(groups, centres, nodes, 0.38 * spacing)
 
 
 def group_nodes(cluster: Cluster) -> list[list[int]]:
@@ -77,7 +77,7 @@ def group_nodes(cluster: Cluster) -> list[list[int]]:
     if regions is None:
         parts = [[node] for node in range(len(cluster))]
     else:
-        parts = gathered(len(cluster), lambda node: np.asarray(regions == regions[node]))
+        parts = grouped(len(cluster), lambda node: np.asarray(regions == regions[node]))
     # One node stands for its region: a matrix over all nodes can be large beyond measure.
     first = [nodes[0] for nodes in parts]
     transfer_s = cluster.transfer_times(first, first)
@@ -92,15 +92,15 @@ def group_nodes(cluster: Cluster) -> list[list[int]]:
     def near(within: float) -> Callable[[int], Bools]:
         return lambda part: np.asarray(mean_s[part] <= within)
 
-    groups = gathered(len(parts), equal, MOST_PLACES) if regions is None else [[part] for part in range(len(parts))]
+    groups = grouped(len(parts), equal, MOST_PLACES) if regions is None else [[part] for part in range(len(parts))]
     within = NEAR * float(mean_s.mean())
     while len(groups) > MOST_PLACES:
-        groups = gathered(len(parts), near(within))
+        groups = grouped(len(parts), near(within))
         within *= 2
     return [sorted(node for part in group for node in parts[part]) for group in groups]
 
 
-def gathered(count: int, joined: Callable[[int], Bools], most: int | None = None) -> list[list[int]]:
+def grouped(count: int, joined: Callable[[int], Bools], most: int | None = None) -> list[list[int]]:
     """Groups of nodes: the first that is left, and all that are left and `joined` with it; shape (count,).
 
     Where more than `most` groups come of it, the rest is left out: these are too many anyway.
@@ -125,7 +125,7 @@ def _both_ways(transfer_s: Floats) -> Floats:
     return np.asarray(np.minimum(mean_s, most_s), dtype=np.float64)
 
 
-def scaled(distances: Floats) -> Floats:
+def multidimensional_scaling(distances: Floats) -> Floats:
     """Classical multidimensional scaling of symmetric `distances`, shape (G, G), to two dimensions, about 1 wide.
 
     The square roots are laid out: they come nearer to distances of a plane, and far places leave room for near ones.
@@ -145,7 +145,7 @@ def scaled(distances: Floats) -> Floats:
     return largest / width if width > 0 else largest
 
 
-def apart(centres: Floats, radii: Floats) -> Floats:
+def separated(centres: Floats, radii: Floats) -> Floats:
     """Move discs apart until they overlap no more, or hardly; deterministic. Shapes (G, 2) and (G,)."""
     centres, count = centres.copy(), len(centres)
     least = radii[:, None] + radii[None, :]
@@ -162,7 +162,7 @@ def apart(centres: Floats, radii: Floats) -> Floats:
     return centres
 
 
-def fan(count: int, spacing: float) -> Floats:
+def arranged(count: int, spacing: float) -> Floats:
     """Lay points around 0: few on a ring, many evenly from the middle outwards (a sunflower); shape (count, 2)."""
     if count == 1:
         return np.zeros((1, 2))
@@ -178,7 +178,7 @@ def _on_circles(radii: Floats, angles: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkLine:
     """What a map shows of the links in use between two nodes, or between two places."""
 
     start: tuple[float, float]
@@ -187,19 +187,19 @@ class Line:
     """of an iteration, both directions together"""
 
 
-def lines(plan: Plan, places: Places) -> list[Line]:
+def link_lines(plan: Plan, layout: MapLayout) -> list[LinkLine]:
     """Links in use, those with most messages last; from place to place where nodes are many."""
-    counts, ends = messages(plan), places.nodes
+    counts, ends = messages(plan), layout.nodes
     if len(plan.cluster) > MOST_NODES:
-        group_of = {node: group for group, nodes in enumerate(places.groups) for node in nodes}
+        group_of = {node: group for group, nodes in enumerate(layout.groups) for node in nodes}
         between: Counter[tuple[int, int]] = Counter()
         for (one, other), count in counts.items():
             low, high = sorted((group_of[one], group_of[other]))
             if low != high:
                 between[low, high] += count
-        counts, ends = between, places.centres
+        counts, ends = between, layout.centres
     used = sorted(counts.items(), key=lambda item: (item[1], item[0]))
-    return [Line(_point(ends[one]), _point(ends[other]), count) for (one, other), count in used[-MOST_LINES:]]
+    return [LinkLine(_point(ends[one]), _point(ends[other]), count) for (one, other), count in used[-MOST_LINES:]]
 
 
 def messages(plan: Plan) -> Counter[tuple[int, int]]:
@@ -217,7 +217,7 @@ def messages(plan: Plan) -> Counter[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Name:
+class Label:
     """Text below a place."""
 
     text: str
@@ -225,13 +225,13 @@ class Name:
     y: float
 
 
-def names(plan: Plan, places: Places) -> list[Name]:
+def labels(plan: Plan, layout: MapLayout) -> list[Label]:
     """What the places are called."""
     found, called = [], plan.cluster.names
-    for nodes in places.groups:
-        points = places.nodes[nodes]
+    for nodes in layout.groups:
+        points = layout.nodes[nodes]
         text = members([called[node] for node in nodes], NAME)
-        found.append(Name(text[: 2 * NAME], float(points[:, 0].mean()), float(points[:, 1].min()) - places.radius))
+        found.append(Label(text[: 2 * NAME], float(points[:, 0].mean()), float(points[:, 1].min()) - layout.radius))
     return found
 
 

@@ -4,8 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe.report.analysis import Explained
-from skippipe.report.figures import reductions
+from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.plan_metrics import reductions
 
 COLOURS = {"F": "#a9d3ee", "L": "#f0a53a", "B": "#1f5f99"}
 HATCHES = {"F": "", "L": "....", "B": "////"}
@@ -17,19 +17,19 @@ MOST_NAMED = 120
 """nodes; with more, rows are too low for names"""
 
 
-def draw_gantt(plans: Sequence[Explained]) -> bytes:
+def draw_gantt(plans: Sequence[PlanAnalysis]) -> bytes:
     """Draw a PNG of what each node does over time, one chart below the other; the critical path is outlined."""
     # Imported here: it takes a second, and reports do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    rows = [sum(len(nodes) for nodes in explained.plan.stages) for explained in plans]
+    rows = [sum(len(nodes) for nodes in analysis.plan.stages) for analysis in plans]
     heights = [min(max(0.19 * count, 1.5), 36) for count in rows]
     figure = Figure(figsize=(14, sum(heights) + 1.2 * len(plans)), dpi=100, layout="constrained")
     charts = figure.subplots(len(plans), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, explained in zip(charts, plans, strict=True):
-        _draw_chart(axes, explained)
-    longest = max(explained.plan.predicted.iteration_s for explained in plans)
+    for axes, analysis in zip(charts, plans, strict=True):
+        _draw_chart(axes, analysis)
+    longest = max(analysis.plan.predicted.iteration_s for analysis in plans)
     charts[0].set_xlim(0, longest * 1.01 or 1.0)
     charts[-1].set_xlabel("seconds")
     patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES[k], edgecolor="0.35", label=NAMES[k]) for k in COLOURS]
@@ -39,10 +39,10 @@ def draw_gantt(plans: Sequence[Explained]) -> bytes:
     return png(figure)
 
 
-def _draw_chart(axes: Any, explained: Explained) -> None:
+def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
     from matplotlib.collections import LineCollection, PolyCollection  # noqa: PLC0415
 
-    plan, tasks = explained.plan, explained.tasks
+    plan, tasks = analysis.plan, analysis.tasks
     serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
     row = {node: place for place, (_, node) in enumerate(serving)}
 
@@ -63,7 +63,7 @@ def _draw_chart(axes: Any, explained: Explained) -> None:
         for node in plan.stages[stage]
     ]
     axes.add_collection(PolyCollection(reducing, facecolor="0.6"))
-    path = explained.explanation.critical
+    path = analysis.explanation.critical
     outlined = [box(segment.task) for segment in path if segment.task is not None]
     axes.add_collection(PolyCollection(outlined, facecolor="none", edgecolor=ACCENT, linewidth=1.2))
     hops = [[(s.start_s, row[s.link[0]]), (s.end_s, row[s.link[1]])] for s in path if s.link is not None]
@@ -80,7 +80,7 @@ def _draw_chart(axes: Any, explained: Explained) -> None:
     ends = [place for place in range(1, len(serving)) if serving[place][0] != serving[place - 1][0]]
     axes.hlines([end - 0.5 for end in ends], 0, plan.predicted.iteration_s, color="0.75", linewidth=0.6)
     predicted = plan.predicted
-    title = f"{plain(explained.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
+    title = f"{plain(analysis.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
     axes.set_title(f"{title}, lower bound {predicted.lower_bound_s:.3f} s", fontsize=9, loc="left")
 
 
@@ -94,24 +94,24 @@ def _middles(stages: Sequence[Sequence[int]]) -> list[float]:
     return middles
 
 
-def draw_curves(plans: Sequence[Explained]) -> bytes | None:
+def draw_curves(plans: Sequence[PlanAnalysis]) -> bytes | None:
     """Draw a PNG of best iteration and best bound over time and over work; None where no plan tells them."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    told = [explained for explained in plans if any(e.upper_s is not None for e in explained.search.events)]
+    told = [analysis for analysis in plans if any(e.upper_s is not None for e in analysis.search.events)]
     if not told:
         return None
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     charts = figure.subplots(1, 2, sharey=True)
-    for number, explained in enumerate(told):
-        events = explained.search.events
+    for number, analysis in enumerate(told):
+        events = analysis.search.events
         # On a logarithmic axis, since most happens in the first moments.
         places_of = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1) for e in events])
         for axes, places in zip(charts, places_of, strict=True):
             for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
                 known = [(p, v) for p, v in zip(places, values, strict=True) if v is not None]
                 known.append((places[-1], known[-1][1])) if known else None
-                label = plain(explained.name) + (": best plan" if line == "-" else ": lower bound")
+                label = plain(analysis.name) + (": best plan" if line == "-" else ": lower bound")
                 axes.step(
                     *zip(*known, strict=True), line, where="post", color=f"C{number}", label=label
                 ) if known else None
@@ -126,10 +126,10 @@ def draw_curves(plans: Sequence[Explained]) -> bytes | None:
     return png(figure)
 
 
-def _limits(told: Sequence[Explained]) -> tuple[float, float]:
+def _limits(told: Sequence[PlanAnalysis]) -> tuple[float, float]:
     """What the axis shows: all but the first plans and bounds of a search, where these are far from the last ones."""
-    uppers = [[e.upper_s for e in explained.search.events if e.upper_s is not None] for explained in told]
-    lowers = [e.lower_s for explained in told for e in explained.search.events if e.lower_s is not None]
+    uppers = [[e.upper_s for e in analysis.search.events if e.upper_s is not None] for analysis in told]
+    lowers = [e.lower_s for analysis in told for e in analysis.search.events if e.lower_s is not None]
     high = max(min(max(own), 1.5 * own[-1]) for own in uppers)
     last = min(own[-1] for own in uppers)
     low = min([*(lower for lower in lowers if lower > 0.5 * last), last])

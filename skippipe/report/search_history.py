@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Event:
+class SearchEvent:
     """Best plan and best bound from a moment of the search on."""
 
     elapsed_s: float
@@ -19,32 +19,32 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchHistory:
     """What a plan's `solver` says about its search; empty where it says nothing."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[SearchEvent] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
 
 
-def read_search(solver: Mapping[str, Any]) -> Search:
+def read_search_history(solver: Mapping[str, Any]) -> SearchHistory:
     """Read `events` ([elapsed_s, work, upper_s or null, lower_s], in order) and `statistics` (numbers by name).
 
     Plans may come from elsewhere: what is not of this form counts as absent.
     """
-    return Search(_events(solver.get("events")), _statistics(solver.get("statistics")))
+    return SearchHistory(_events(solver.get("events")), _statistics(solver.get("statistics")))
 
 
-def _events(rows: Any) -> list[Event]:
+def _events(rows: Any) -> list[SearchEvent]:
     if not isinstance(rows, list):
         return []
-    events: list[Event] = []
+    events: list[SearchEvent] = []
     for row in rows:
         if not (isinstance(row, list) and len(row) == 4 and all(_is_time(row[i]) for i in (0, 1))):
             return []
         if not all(value is None or _is_time(value) for value in row[2:]):
             return []
         elapsed_s, work, upper_s, lower_s = row
-        event = Event(elapsed_s, work, upper_s, lower_s or None)
+        event = SearchEvent(elapsed_s, work, upper_s, lower_s or None)
         if events and (event.elapsed_s < events[-1].elapsed_s or event.work < events[-1].work):
             return []
         events.append(event)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
-from skippipe.report.figures import busy_shares, lanes, serving_nodes
+from skippipe.report.plan_metrics import gantt_rows, node_utilization, serving_nodes
 from skippipe.workload import Throughput
 
 PLAIN_WIDTH = 110
@@ -78,12 +78,12 @@ def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def show_lanes(console: Console, plan: Plan) -> None:
+def show_gantt(console: Console, plan: Plan) -> None:
     """Print what each node does over time; of many nodes, what the busiest do."""
-    names, shares, serving = plan.cluster.names, busy_shares(plan), serving_nodes(plan)
+    names, shares, serving = plan.cluster.names, node_utilization(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
-    rows = lanes(plan, max(console.width - prefix - 1, 10), MAX_LANES)
+    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_LANES)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.print(
         f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
@@ -139,7 +139,7 @@ def work_per_s(throughput: Throughput, unit: str) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def throughput_in_words(throughput: Throughput) -> str:
+def throughput_text(throughput: Throughput) -> str:
     """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
     shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
     return "".join(f", {value} {unit}" for value, unit in shown if value != "-")

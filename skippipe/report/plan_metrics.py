@@ -38,7 +38,7 @@ def reductions(plan: Plan, tasks: Iterable[Task]) -> list[tuple[int, float, floa
     return [(stage, ends[stage], ends[stage] + length) for stage, length in enumerate(lengths) if length > 0]
 
 
-def busy_shares(plan: Plan) -> NDArray[np.float64]:
+def node_utilization(plan: Plan) -> NDArray[np.float64]:
     """Share of the iteration in which each node runs a task, shape (N,)."""
     busy = np.zeros(len(plan.cluster))
     for task in plan.tasks:
@@ -61,7 +61,7 @@ def assumed_layers(plan: Plan) -> list[int] | None:
 
 
 @dataclass(frozen=True)
-class Lane:
+class GanttRow:
     """One row of a Gantt chart."""
 
     node: int
@@ -70,13 +70,13 @@ class Lane:
     """for each of equally long stretches of time, what fills most of it: F, L, B, R (all-reduce), or a blank"""
 
 
-def lanes(plan: Plan, width: int, most: int) -> list[Lane]:
+def gantt_rows(plan: Plan, width: int, most: int) -> list[GanttRow]:
     """Divide the iteration into `width` stretches; at most `most` nodes, the busiest ones, in the order of stages."""
-    shares = busy_shares(plan)
+    shares = node_utilization(plan)
     serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
     chosen = {node for _, node in sorted(serving, key=lambda place: (-shares[place[1]], place[1]))[:most]}
     filled = _filled(plan, width)
-    return [Lane(node, stage, _cells(filled[node])) for stage, node in serving if node in chosen]
+    return [GanttRow(node, stage, _cells(filled[node])) for stage, node in serving if node in chosen]
 
 
 def _filled(plan: Plan, width: int) -> NDArray[np.float64]:
