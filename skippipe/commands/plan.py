@@ -26,16 +26,15 @@ from skippipe.planning import (
     with_origin,
     with_surrogate,
 )
-from skippipe.report.console import show_plan
+from skippipe.report.format import percent, throughput_text
 from skippipe.report.stages import bounds_text
 from skippipe.report.terminal import (
     make_console,
-    percent,
     planning_progress,
     show_comparison,
     show_gains,
     show_outcomes,
-    throughput_text,
+    show_plan,
 )
 from skippipe.workload import skipped_executions, throughput
 

@@ -11,12 +11,12 @@ from skippipe.errors import InputError, LockupError
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
-from skippipe.report.console import show_report
 from skippipe.report.document import document
+from skippipe.report.format import seconds
 from skippipe.report.map import draw_map
 from skippipe.report.page import make_page
 from skippipe.report.plots import draw_curves, draw_gantt
-from skippipe.report.terminal import make_console, seconds
+from skippipe.report.terminal import make_console, show_report
 
 
 def report(job: ReportJob, context: Context) -> float:

@@ -7,8 +7,8 @@ from skippipe.errors import LockupError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
-from skippipe.report.console import show_plan
-from skippipe.report.terminal import make_console, seconds, show_outcomes, throughput_text
+from skippipe.report.format import seconds, throughput_text
+from skippipe.report.terminal import make_console, show_outcomes, show_plan
 from skippipe.workload import throughput
 
 

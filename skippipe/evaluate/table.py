@@ -7,7 +7,8 @@ from rich.table import Table
 
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.report.terminal import percent, plain_table
+from skippipe.report.format import percent
+from skippipe.report.terminal import plain_table
 
 HEADINGS = ("left out", "layers", "draws", "perplexity", "95 %", "rise", "95 %", "FLOPs saved", "time saved")
 MODEL = "model"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from skippipe._scheduler import Plan
 from skippipe.report.analysis import PARTS, PlanAnalysis, composition
+from skippipe.report.format import percent, seconds, throughput_text
 from skippipe.report.plan_metrics import visits_per_stage
 from skippipe.report.stages import moved
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds, throughput_text
 from skippipe.workload import throughput
 
 COMPARED = 2

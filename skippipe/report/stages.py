@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippipe._scheduler import Plan, Scored, score_allocation
+from skippipe.report.format import percent, seconds
 from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds
 from skippipe.workload import other_cut, other_sources
 
 WIDEST = 48

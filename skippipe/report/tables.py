@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from skippipe._scheduler import Constraints
 from skippipe.report.analysis import PARTS, PlanAnalysis, composition, endpoint_name, handovers, links, upgrade_name
 from skippipe.report.comparison import COMPARED, comparison
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
-from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10

@@ -8,19 +8,23 @@ from itertools import groupby
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
+from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.report.plan_metrics import gantt_rows, node_utilization, serving_nodes
-from skippipe.workload import Throughput
+from skippipe.report.stages import stage_table
+from skippipe.report.table import Table
+from skippipe.report.tables import overview, tables
 
 PLAIN_WIDTH = 110
 """Characters in a line where standard output is no terminal and says nothing about its width."""
 MAX_LANES = 40
 """More rows than this do not help anybody: the busiest nodes are shown then."""
-WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"}
 GLYPHS = {
     "F": (">", "green"),
     "L": ("L", "bold magenta"),
@@ -121,30 +125,42 @@ def planning_progress(strategy: str) -> Iterator[Progress | None]:
         yield show
 
 
-def seconds(value: float | None) -> str:
-    """Write a time with its unit, or a dash where there is none."""
-    return "-" if value is None else f"{value:.3f} s"
-
-
-def percent(value: float | None) -> str:
-    """Write a share in percent, or a dash where there is none."""
-    return "-" if value is None else f"{value:.1%}"
-
-
-def work_per_s(throughput: Throughput, unit: str) -> str:
-    """Write the work per second in a unit of `WORK_PER_S`, or a dash where it is not known."""
-    value = getattr(throughput, WORK_PER_S[unit])
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def throughput_text(throughput: Throughput) -> str:
-    """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
-    shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
-    return "".join(f", {value} {unit}" for value, unit in shown if value != "-")
-
-
-def plain_table() -> Table:
+def plain_table() -> RichTable:
     """A table without frames, which reads as well in a file."""
-    return Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    return RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+
+
+def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
+    """Print the figures of all plans side by side, then what explains each of them."""
+    for number, table in enumerate(overview(plans)):
+        if number:
+            console.print()
+        show_table(console, table)
+    for analysis in plans:
+        if len(plans) > 1:
+            console.print(f"\n{analysis.name}", markup=False, style="bold")
+        for table in tables(analysis, most):
+            console.print()
+            show_table(console, table)
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print who serves which stage, and what each node does over time."""
+    show_table(console, stage_table(plan))
+    console.print()
+    show_gantt(console, plan)
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table with its title above and its notes below."""
+    console.print(table.title, markup=False, style="bold")
+    if table.rows:
+        drawn = plain_table()
+        drawn.padding = (0, 2, 0, 0)
+        for number, heading in enumerate(table.headings):
+            drawn.add_column(escape(heading), justify="left" if number in table.texts else "right", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+    for note in table.notes:
+        console.print(note, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from skippipe.evaluate.table import markdown
-from skippipe.report.terminal import percent
+from skippipe.report.format import percent
 from skippipe.study.comparison import LossDifference, loss_differences, t_interval
 from skippipe.study.records import ArmRecord
 
