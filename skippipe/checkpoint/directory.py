@@ -11,7 +11,7 @@ from pathlib import Path
 
 from skippipe.files import sync_folder
 
-FOLDER = "checkpoints"
+CHECKPOINTS = "checkpoints"
 """within the folder of a run"""
 _NAME = re.compile(r"iteration-(\d{6,})")
 _HIDDEN = re.compile(r"\.(iteration-\d{6,})\.(new|old|replaced)")

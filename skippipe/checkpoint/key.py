@@ -11,7 +11,7 @@ from pathlib import Path
 from skippipe.errors import InputError
 from skippipe.files import open_regular
 
-LEAST_BYTES, MOST_BYTES = 16, 4096
+MIN_BYTES, MAX_BYTES = 16, 4096
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permissions that nobody but the owner may have, as ssh has it for its keys."""
 
@@ -68,7 +68,7 @@ def _read(path: Path, what: str) -> bytes:
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
-            secret = file.read(MOST_BYTES + 1).strip()
+            secret = file.read(MAX_BYTES + 1).strip()
     except OSError as error:
         raise InputError(f"{what}: cannot be read: {error.strerror}") from None
     if found.st_uid not in (os.geteuid(), 0) and os.geteuid():  # root, as in a container, may use anybody's
@@ -79,9 +79,9 @@ def _read(path: Path, what: str) -> bytes:
             f"{what}: expected a file that only its owner may use (mode 600), got mode {mode:o}; "
             f"chmod 600 {shlex.quote(str(path))}, and make another secret if somebody else may have read it"
         )
-    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
-        held = f"more than {MOST_BYTES}" if len(secret) > MOST_BYTES else str(len(secret))
+    if not MIN_BYTES <= len(secret) <= MAX_BYTES:
+        held = f"more than {MAX_BYTES}" if len(secret) > MAX_BYTES else str(len(secret))
         raise InputError(
-            f"{what}: holds {held} bytes, a secret of at least {LEAST_BYTES} is expected, and at most {MOST_BYTES}"
+            f"{what}: holds {held} bytes, a secret of at least {MIN_BYTES} is expected, and at most {MAX_BYTES}"
         )
     return secret

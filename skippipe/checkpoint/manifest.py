@@ -17,27 +17,27 @@ from skippipe.errors import InputError
 from skippipe.files import open_regular
 
 FORMAT = "skippipe.checkpoint/2"
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 """of the file within a checkpoint's folder"""
-LARGEST = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """bytes that are read of a manifest; one of 100,000 ranks is smaller"""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class FileNote:
+class FileRecord:
     """What is known of one file."""
 
     bytes: int
     sha256: str
 
 
-def parse_note(value: object) -> FileNote:
+def parse_file_record(value: object) -> FileRecord:
     """Make sense of what another process says of a file; raises `ValueError` where it is no note."""
     if isinstance(value, dict) and value.keys() == {"bytes", "sha256"}:
         size, digest = value["bytes"], value["sha256"]
         if isinstance(size, int) and size >= 0 and isinstance(digest, str) and _SHA256.fullmatch(digest):
-            return FileNote(size, digest)
+            return FileRecord(size, digest)
     raise ValueError(f"expected bytes and sha256 of a file, got {str(value)[:80]}")
 
 
@@ -47,23 +47,23 @@ class Manifest:
 
     iteration: int
     """iterations that had been trained"""
-    files: Mapping[str, FileNote]
+    files: Mapping[str, FileRecord]
     """by name within the folder, with forward slashes"""
     sha256: str = ""
     """of the manifest's own text, once it is written: who sees the same one sees the same checkpoint"""
 
     def signed(self, key: bytes) -> str:
         """The text of the file."""
-        files = {name: asdict(note) for name, note in self.files.items()}
+        files = {name: asdict(record) for name, record in self.files.items()}
         content = {"format": FORMAT, "iteration": self.iteration, "files": files}
         return json.dumps(content | {"hmac": _signature(content, key)}, indent=1, sort_keys=True) + "\n"
 
 
-def describe(path: Path) -> FileNote:
+def hash_file(path: Path) -> FileRecord:
     """Hash a file."""
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
-        return FileNote(file.tell(), digest.hexdigest())
+        return FileRecord(file.tell(), digest.hexdigest())
 
 
 def read_manifest(folder: Path, key: bytes) -> Manifest:
@@ -73,8 +73,8 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
         InputError: there is none, or it is no manifest, or not signed with `key`; the message names the file.
 
     """
-    path = folder / NAME
-    text = _read(path, LARGEST)
+    path = folder / MANIFEST
+    text = _read(path, MAX_BYTES)
     content = _content(text, path)
     signature = content.pop("hmac", None)
     expected = _signature(content, key)
@@ -96,15 +96,15 @@ def _content(text: bytes, path: Path) -> dict[str, Any]:
 
 def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     # Signed: whoever has the key wrote it with `signed`, so the rest has the right form.
-    files = {name: parse_note(note) for name, note in content["files"].items()}
+    files = {name: parse_file_record(record) for name, record in content["files"].items()}
     return Manifest(int(content["iteration"]), files, hashlib.sha256(text).hexdigest())
 
 
-def checked_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
+def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
     """Read a whole file, which is what its manifest says at the very moment that it is read."""
     path = folder / name
-    note = manifest.files.get(name)
-    if note is None or hashlib.sha256(content := _read(path, note.bytes)).hexdigest() != note.sha256:
+    record = manifest.files.get(name)
+    if record is None or hashlib.sha256(content := _read(path, record.bytes)).hexdigest() != record.sha256:
         raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
     return content
 
@@ -125,13 +125,13 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         InputError: a file is missing, shorter or longer, or has other contents.
 
     """
-    for name, note in manifest.files.items():
+    for name, record in manifest.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != note.bytes:
-                raise InputError(f"{path}: has {size} bytes, {note.bytes} are expected: it is truncated or edited")
-            if describe(path) != note:
+            if size != record.bytes:
+                raise InputError(f"{path}: has {size} bytes, {record.bytes} are expected: it is truncated or edited")
+            if hash_file(path) != record:
                 raise InputError(f"{path}: has other contents than when it was written: it is damaged or edited")
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
-from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory, iteration_of
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory, iteration_of
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest
-from skippipe.checkpoint.state import NAME as STATE
-from skippipe.checkpoint.state import State, parse_state
+from skippipe.checkpoint.manifest import MANIFEST, Manifest, check_files, read_checked, read_manifest
+from skippipe.checkpoint.state import STATE, TrainingState, parse_state
 from skippipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,22 +26,22 @@ class Checkpoint:
     """A checkpoint whose files are those that were written."""
 
     path: Path
-    state: State
+    state: TrainingState
     manifest: Manifest
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     """what is wrong with newer ones of the same run"""
 
     @property
     def plan(self) -> Plan:
         """The plan that was trained by."""
-        return Plan.from_json(checked_bytes(self.path, PLAN, self.manifest).decode())
+        return Plan.from_json(read_checked(self.path, PLAN, self.manifest).decode())
 
     @property
     def tokenizer_json(self) -> str | None:
         """The tokenizer of the text, where one is kept."""
         if TOKENIZER not in self.manifest.files:
             return None
-        return checked_bytes(self.path, TOKENIZER, self.manifest).decode()
+        return read_checked(self.path, TOKENIZER, self.manifest).decode()
 
     def load(self, tensors: Mapping[str, "Tensor"], part: str = WEIGHTS) -> None:
         """Fill tensors in place.
@@ -59,9 +58,9 @@ class Checkpoint:
         # Imported here, as torch is everywhere in this package: the supervisor looks for checkpoints without it.
         import torch  # noqa: PLC0415
 
-        from skippipe.checkpoint.tensors import opened  # noqa: PLC0415
+        from skippipe.checkpoint.tensors import open_tensors  # noqa: PLC0415
 
-        with opened(self.path, self.manifest) as saved, torch.no_grad():
+        with open_tensors(self.path, self.manifest) as saved, torch.no_grad():
             met: set[int] = set()
             for name in sorted(tensors, key=lambda name: f"{part}/{name}" not in saved):
                 tensor, key = tensors[name], f"{part}/{name}"
@@ -89,16 +88,16 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
     """
     secret = load_key(key)
-    if (path / NAME).exists():
+    if (path / MANIFEST).exists():
         return _open(path, secret)
     if not path.is_dir():
         raise InputError(f"checkpoint={path}: there is no such folder")
-    newest, damaged = latest_complete(CheckpointDirectory(path / FOLDER), secret)
+    newest, damaged = latest_complete(CheckpointDirectory(path / CHECKPOINTS), secret)
     if newest is not None:
-        return replace(newest, passed_over=tuple(damaged))
+        return replace(newest, skipped=tuple(damaged))
     if damaged:
         raise InputError(f"checkpoint={path}: none of its checkpoints is whole: {'; '.join(damaged)}")
-    raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
+    raise InputError(f"checkpoint={path}: neither {MANIFEST} nor checkpoints in {CHECKPOINTS} are there")
 
 
 def latest_complete(
@@ -153,11 +152,11 @@ def read_named_manifest(path: Path, secret: bytes) -> Manifest:
 
 
 def _check_finite(path: Path, manifest: Manifest) -> None:
-    from skippipe.checkpoint.tensors import opened  # noqa: PLC0415 - takes torch
+    from skippipe.checkpoint.tensors import open_tensors  # noqa: PLC0415 - takes torch
 
-    with opened(path, manifest) as saved:
+    with open_tensors(path, manifest) as saved:
         saved.check_finite()
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
-    return Checkpoint(path, parse_state(checked_bytes(path, STATE, manifest), path / STATE), manifest)
+    return Checkpoint(path, parse_state(read_checked(path, STATE, manifest), path / STATE), manifest)

@@ -19,14 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skippipe.checkpoint import manifest
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.exchange import gather_json
-from skippipe.checkpoint.manifest import FileNote, Manifest, describe, parse_note
+from skippipe.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_file, parse_file_record
 from skippipe.checkpoint.reading import PLAN, TOKENIZER
-from skippipe.checkpoint.state import NAME as STATE
-from skippipe.checkpoint.state import State
-from skippipe.checkpoint.tensors import FOLDER, tensor_file, write_tensors
+from skippipe.checkpoint.state import STATE, TrainingState
+from skippipe.checkpoint.tensors import TENSORS, tensor_file, write_tensors
 from skippipe.errors import SchedulerError
 from skippipe.files import write_synced
 from skippipe.model.finite import is_finite, odd_number
@@ -37,10 +35,10 @@ class SavingError(SchedulerError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """What a checkpoint is to hold; the tensors of each rank are its own, the rest is rank 0's to write."""
 
-    state: State
+    state: TrainingState
     plan: str
     """skippipe.plan/1"""
     tokenizer: str | None
@@ -48,7 +46,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveResult:
     """What became of a save."""
 
     iteration: int
@@ -61,7 +59,7 @@ class Saved:
     error: SavingError | None
 
 
-class Saver:
+class CheckpointSaver:
     """One rank's part in saving the checkpoints of a run."""
 
     def __init__(
@@ -79,7 +77,7 @@ class Saver:
         self._directory, self._group, self._key, self._keep = directory, group, key, keep
         self._rank = dist.get_rank(group)
         self._thread: threading.Thread | None = None
-        self._finished: list[Saved] = []
+        self._finished: list[SaveResult] = []
         self._copied = threading.Event()
         self._copied.set()
         self._blocked_s = 0.0
@@ -87,11 +85,11 @@ class Saver:
         """why the ranks can no longer save together"""
 
     @property
-    def busy(self) -> bool:
+    def saving(self) -> bool:
         """Whether this rank is still saving."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tensors: Mapping[str, Tensor], contents: Contents) -> None:
+    def save(self, tensors: Mapping[str, Tensor], contents: CheckpointContents) -> None:
         """Begin to save. All ranks call it, none of them busy.
 
         Args:
@@ -103,7 +101,7 @@ class Saver:
         self.wait()
         if self._broken is not None:
             iteration = contents.state.iteration
-            self._finished.append(Saved(iteration, self._directory.path(iteration), 0.0, 0.0, 0, self._broken))
+            self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, 0.0, 0, self._broken))
             return
         self._copied.clear()
         # A daemon: where a run fails, nobody waits for a save that will never come to its end.
@@ -111,7 +109,7 @@ class Saver:
         self._thread.start()
         self._blocked_s = time.perf_counter() - begin
 
-    def settle(self) -> None:
+    def wait_copied(self) -> None:
         """Wait until the tensors of the latest save are copied, and may change."""
         if not self._copied.is_set():
             begin = time.perf_counter()
@@ -123,14 +121,14 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
 
-    def take_finished(self) -> list[Saved]:
+    def take_results(self) -> list[SaveResult]:
         """What has come to its end since the last call."""
-        if self.busy:
+        if self.saving:
             return []
         finished, self._finished = self._finished, []
         return [replace(saved, blocked_s=self._blocked_s) for saved in finished]
 
-    def _run(self, tensors: dict[str, Tensor], contents: Contents) -> None:
+    def _run(self, tensors: dict[str, Tensor], contents: CheckpointContents) -> None:
         begin, iteration = time.perf_counter(), contents.state.iteration
         size, error = 0, None
         try:
@@ -144,22 +142,22 @@ class Saver:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._directory.staging(iteration))
         seconds = time.perf_counter() - begin
-        self._finished.append(Saved(iteration, self._directory.path(iteration), 0.0, seconds, size, error))
+        self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, seconds, size, error))
 
-    def _save(self, tensors: dict[str, Tensor], contents: Contents) -> int:
+    def _save(self, tensors: dict[str, Tensor], contents: CheckpointContents) -> int:
         """Write everything; gives the number of bytes."""
         iteration = contents.state.iteration
         staging = self._directory.staging(iteration)
         copied: dict[str, Tensor] = {}
-        self._together(lambda: self._copy(tensors, copied))
-        self._together(lambda: self._begin(contents) if self._rank == 0 else None)
-        self._together(lambda: _check_visible(staging))
-        self._together(lambda: self._write(staging, copied))
-        notes: dict[str, FileNote] = {}
-        for rank, own in enumerate(self._together(lambda: self._describe(staging))):
-            notes |= _parse_notes(own, rank)
-        self._together(lambda: self._publish(Manifest(iteration, notes)) if self._rank == 0 else None)
-        return sum(note.bytes for note in notes.values())
+        self._on_all_ranks(lambda: self._copy(tensors, copied))
+        self._on_all_ranks(lambda: self._begin(contents) if self._rank == 0 else None)
+        self._on_all_ranks(lambda: _check_visible(staging))
+        self._on_all_ranks(lambda: self._write(staging, copied))
+        records: dict[str, FileRecord] = {}
+        for rank, own in enumerate(self._on_all_ranks(lambda: self._describe(staging))):
+            records |= _parse_file_records(own, rank)
+        self._on_all_ranks(lambda: self._publish(Manifest(iteration, records)) if self._rank == 0 else None)
+        return sum(record.bytes for record in records.values())
 
     def _copy(self, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
         """Copy, and see that all is finite: a checkpoint that cannot be trained on would only push out good ones."""
@@ -172,9 +170,9 @@ class Saver:
             if not is_finite(tensor):
                 raise ValueError(f"{name}: expected finite numbers, got {odd_number(tensor)}")
 
-    def _begin(self, contents: Contents) -> None:
+    def _begin(self, contents: CheckpointContents) -> None:
         staging = self._directory.create_staging(contents.state.iteration)
-        (staging / FOLDER).mkdir()
+        (staging / TENSORS).mkdir()
         contents.state.write(staging)
         write_synced(staging / PLAN, contents.plan)
         if contents.tokenizer is not None:
@@ -187,15 +185,15 @@ class Saver:
     def _describe(self, staging: Path) -> dict[str, Any]:
         """Size and hash of what this rank has written, as JSON has them."""
         names = [name for name in _own_files(self._rank) if (staging / name).exists()]
-        return {name: asdict(describe(staging / name)) for name in names}
+        return {name: asdict(hash_file(staging / name)) for name in names}
 
     def _publish(self, written: Manifest) -> None:
         assert self._key is not None, "rank 0 signs"
-        write_synced(self._directory.staging(written.iteration) / manifest.NAME, written.signed(self._key))
+        write_synced(self._directory.staging(written.iteration) / MANIFEST, written.signed(self._key))
         self._directory.publish(written.iteration)
         self._directory.prune(self._keep)
 
-    def _together(self, step: Callable[[], object]) -> list[Any]:
+    def _on_all_ranks(self, step: Callable[[], object]) -> list[Any]:
         """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one.
 
         What comes of it is told as JSON; what other ranks say is to be checked before it is used.
@@ -227,13 +225,13 @@ def _own_files(rank: int) -> list[str]:
     return [tensor_file(rank), *((STATE, PLAN, TOKENIZER) if rank == 0 else ())]
 
 
-def _parse_notes(said: object, rank: int) -> dict[str, FileNote]:
+def _parse_file_records(said: object, rank: int) -> dict[str, FileRecord]:
     """Make sense of what a rank says of its files; what is signed is to be what was checked."""
-    notes = said if isinstance(said, dict) else {}
-    if not notes.keys() <= set(_own_files(rank)):
-        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, notes))[:200]}")
+    records = said if isinstance(said, dict) else {}
+    if not records.keys() <= set(_own_files(rank)):
+        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, records))[:200]}")
     try:
-        return {name: parse_note(note) for name, note in notes.items()}
+        return {name: parse_file_record(record) for name, record in records.items()}
     except ValueError as error:
         raise SavingError(f"rank {rank}: {error}") from None
 

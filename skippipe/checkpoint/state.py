@@ -8,11 +8,11 @@ from typing import Any
 from skippipe.errors import InputError
 from skippipe.files import write_synced
 
-NAME = "state.json"
+STATE = "state.json"
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Where a training stands after whole iterations.
 
     Random numbers need no more than the seed: each iteration begins with generators seeded by run, iteration and rank.
@@ -35,13 +35,13 @@ class State:
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's folder."""
-        write_synced(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        write_synced(folder / STATE, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def parse_state(text: bytes, path: Path) -> State:
+def parse_state(text: bytes, path: Path) -> TrainingState:
     """Make sense of what was written; `path` is for messages."""
     content = json.loads(text)
-    missing = [item.name for item in fields(State) if item.name not in content]
+    missing = [item.name for item in fields(TrainingState) if item.name not in content]
     if missing:
         raise InputError(f"{path}: has no {missing[0]}: it was written by another version of skippipe")
-    return State(**{item.name: content[item.name] for item in fields(State)})
+    return TrainingState(**{item.name: content[item.name] for item in fields(TrainingState)})

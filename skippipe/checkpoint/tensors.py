@@ -15,15 +15,15 @@ from skippipe.checkpoint.manifest import Manifest
 from skippipe.errors import InputError
 from skippipe.model.finite import is_finite, odd_number
 
-FOLDER = "tensors"
+TENSORS = "tensors"
 """within the folder of a checkpoint"""
-_NAME = re.compile(rf"{FOLDER}/rank-\d{{5,}}\.safetensors")
+_NAME = re.compile(rf"{TENSORS}/rank-\d{{5,}}\.safetensors")
 _SYSTEM = re.compile(r"\(os error (\d+)\)")
 
 
 def tensor_file(rank: int) -> str:
     """Name of a rank's file within the folder of a checkpoint."""
-    return f"{FOLDER}/rank-{rank:05d}.safetensors"
+    return f"{TENSORS}/rank-{rank:05d}.safetensors"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -74,7 +74,7 @@ class TensorFiles:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
+def open_tensors(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
     """Open the tensor files that a checkpoint's manifest names; of each, only the header is read.
 
     Raises:

@@ -43,7 +43,7 @@ class EvaluatedModel:
     """by names of nodes, where a plan has them"""
     sequence: int | None = None
     """tokens of the sequences that it was trained with; None: not known"""
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     """what is wrong with newer checkpoints of the same run"""
 
 
@@ -98,7 +98,7 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
         tokenizer=str(checkpoint.path / TOKENIZER) if has_tokenizer else None,
         stage_of_node=_stage_of_node(plan),
         sequence=_trained_sequence(plan),
-        passed_over=checkpoint.passed_over,
+        skipped=checkpoint.skipped,
     )
 
 

@@ -76,7 +76,7 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
 
     """
     model = open_model(job)
-    for reason in model.passed_over:
+    for reason in model.skipped:
         report.say(f"passed over: {reason}")
     device = find_device(job.device, "device")
     partition = Partition(model.sizes, job.unit, job.keep_first, model.stage_of_node)

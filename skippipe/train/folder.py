@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import Manifest, check_files
 from skippipe.checkpoint.reading import read_named_manifest
@@ -15,7 +15,7 @@ from skippipe.train.record import BOARD, METRICS, TRACE
 LOGS = "log"
 """What each process prints, in a file of its own."""
 FILES = ("config*.yaml", "plan*.json", "cluster*.json", METRICS, TRACE, ".*.tmp")
-FOLDERS = (FOLDER, BOARD, LOGS, ".text-*")
+FOLDERS = (CHECKPOINTS, BOARD, LOGS, ".text-*")
 """Names of what a run writes into its folder, with wildcards."""
 
 
@@ -58,7 +58,7 @@ def _first_that(
     check: Callable[[Path, bytes], Manifest], folder: Path, name: str, config: CheckpointConfig
 ) -> Manifest | None:
     """Give what a check makes of the newest checkpoint that passes it; None where there is no checkpoint."""
-    checkpoints = CheckpointDirectory(folder / FOLDER).all()
+    checkpoints = CheckpointDirectory(folder / CHECKPOINTS).all()
     secret = load_key(config.key) if checkpoints else b""
     reasons: list[str] = []
     for path in checkpoints:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import skippipe
 from skippipe._scheduler import Cluster, Plan
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.saving import Saver
+from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.config import PlannerConfig
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
@@ -230,7 +230,7 @@ def _is_source(layout: Layout, team: Team) -> bool:
     return any(names[node] in team.names_by_rank[team.rank] for node in layout.stages[0])
 
 
-def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
+def _make_saver(job: TrainJob, team: Team, start: Start) -> CheckpointSaver | None:
     config = job.checkpoint
     if not config.enabled:
         return None
@@ -240,7 +240,7 @@ def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
     if team.rank == 0:
         start.shelf.clean_up()
         start.shelf.mark_damaged(start.iteration)
-    return Saver(start.shelf, group, key=key, keep=config.keep)
+    return CheckpointSaver(start.shelf, group, key=key, keep=config.keep)
 
 
 def _served(layout: Layout, rank_of: Sequence[int], rank: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, open_checkpoint, open_shared
 from skippipe.errors import InputError
@@ -121,7 +121,7 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
 
 
 def _look(config: CheckpointConfig, folder: Path, checked: str | None) -> dict[str, Any]:
-    shelf = CheckpointDirectory(folder.resolve() / FOLDER)
+    shelf = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
     if config.enabled:
         load_key(config.key)  # that there is none is to be known before anything else
     newest: Checkpoint | None = None

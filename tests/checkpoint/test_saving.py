@@ -19,11 +19,11 @@ from torch import distributed as dist
 from train.jobs import make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
-from skippipe.checkpoint.directory import FOLDER, CheckpointDirectory
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.reading import latest_complete, open_shared
-from skippipe.checkpoint.saving import Contents, Saver
-from skippipe.checkpoint.state import State
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
+from skippipe.checkpoint.state import TrainingState
 from skippipe.checkpoint.tensors import tensor_file
 from skippipe.errors import InputError
 from skippipe.planning import make_plan, prepare, state_problem
@@ -32,8 +32,8 @@ WORLD = 3
 SIZE = 20_000
 
 
-def a_state(iteration: int) -> State:
-    return State(
+def a_state(iteration: int) -> TrainingState:
+    return TrainingState(
         iteration, 100 * iteration, 7 * iteration, seed=1, text="t", model={"model_type": "llama"}, planning="p"
     )
 
@@ -68,7 +68,7 @@ def save_in_pool(
     """In a warm worker: save after some iterations; `limits` lets no file of an iteration grow beyond so many bytes."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=key if rank == 0 else None, keep=keep)
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=key if rank == 0 else None, keep=keep)
     told = []
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for iteration in iterations:
@@ -76,13 +76,13 @@ def save_in_pool(
         if limit is not None and rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         tensors = {name: tensor_of(name, iteration) for name in names_of(rank)}
-        saver.save(tensors, Contents(a_state(iteration), PLAN, "{}"))
-        saver.settle()
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, "{}"))
+        saver.wait_copied()
         for tensor in tensors.values():
             tensor.zero_()  # training goes on
         saver.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        (done,) = saver.take_finished()
+        (done,) = saver.take_results()
         assert done.iteration == iteration
         told.append((iteration, None if done.error is None else str(done.error), done.bytes))
     dist.destroy_process_group(group)
@@ -122,24 +122,24 @@ def test_what_was_copied_is_what_is_read(save: Save, tmp_path: Path) -> None:
     assert told == [told[0]] * WORLD, "all ranks know the same"
     assert [(iteration, error) for iteration, error, _ in told[0]] == [(3, None), (12, None)]
     check_holds(tmp_path, 12)
-    check_holds(tmp_path / FOLDER / "iteration-000003", 3)
+    check_holds(tmp_path / CHECKPOINTS / "iteration-000003", 3)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.tokenizer_json == "{}"
     assert identity(checkpoint.plan.to_json()) == identity(PLAN)
-    sizes = sum(p.stat().st_size for p in checkpoint.path.rglob("*") if p.is_file() and p.name != manifest.NAME)
+    sizes = sum(p.stat().st_size for p in checkpoint.path.rglob("*") if p.is_file() and p.name != manifest.MANIFEST)
     assert told[0][1][2] == sizes
 
 
 def test_the_newest_ones_stay(save: Save, tmp_path: Path) -> None:
     save([1, 2, 10, 11], keep=2)
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000010", "iteration-000011"}
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000010", "iteration-000011"}
 
 
 def test_the_same_one_twice(save: Save, tmp_path: Path) -> None:
     save([4])
     save([4])
     check_holds(tmp_path, 4)
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["iteration-000004"]
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["iteration-000004"]
 
 
 @pytest.mark.parametrize("limit", [100, 40_000, 100_000])
@@ -150,20 +150,20 @@ def test_a_rank_that_cannot_write(limit: int, save: Save, tmp_path: Path) -> Non
         assert (first, last) == (None, None)
         assert error.startswith("rank 1: ")
         assert "File too large" in error
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "iteration-000003"}
-    check_holds(tmp_path / FOLDER / "iteration-000001", 1)
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000001", "iteration-000003"}
+    check_holds(tmp_path / CHECKPOINTS / "iteration-000001", 1)
 
 
 def lie_in_pool(rank: int, folder: Path, said: object) -> str:
     """In a warm worker: save, where rank 1 says of its files what is not so."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=load_key(None), keep=1)
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=1)
     if rank == 1:
         saver._describe = lambda _: said  # type: ignore[assignment, method-assign, return-value]
-    saver.save({name: torch.ones(1) for name in names_of(rank)}, Contents(a_state(1), PLAN, None))
+    saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, None))
     saver.wait()
-    (done,) = saver.take_finished()
+    (done,) = saver.take_results()
     dist.destroy_process_group(group)
     return str(done.error)
 
@@ -186,7 +186,7 @@ OTHER = {"bytes": 2, "sha256": "0" * 64}
 def test_what_a_rank_says_of_its_files_is_checked(said: object, message: str, pool: Pool, tmp_path: Path) -> None:
     for error in pool.run(lie_in_pool, [(tmp_path, said)] * 2):
         assert error.startswith(message)
-    assert not list((tmp_path / FOLDER).glob("iteration-*"))
+    assert not list((tmp_path / CHECKPOINTS).glob("iteration-*"))
 
 
 ODD = [math.nan, math.inf, -math.inf]
@@ -196,15 +196,15 @@ def save_odd_in_pool(rank: int, folder: Path, odd: float, dtype: torch.dtype) ->
     """In a warm worker: save three times, with a number that is not finite on rank 1 the second time."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(CheckpointDirectory(folder / FOLDER), group, key=load_key(None), keep=5)
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=5)
     told: list[str | None] = []
     for iteration in (1, 2, 3):
         tensors = {name: torch.ones(3, 4, dtype=dtype) for name in names_of(rank)}
         if (rank, iteration) == (1, 2):
             tensors["weights/layer.4"][1, 2] = odd
-        saver.save(tensors, Contents(a_state(iteration), PLAN, None))
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, None))
         saver.wait()
-        told += [None if done.error is None else str(done.error) for done in saver.take_finished()]
+        told += [None if done.error is None else str(done.error) for done in saver.take_results()]
     dist.destroy_process_group(group)
     return told
 
@@ -214,32 +214,32 @@ def save_odd_in_pool(rank: int, folder: Path, odd: float, dtype: torch.dtype) ->
 def test_what_is_not_finite_is_not_saved(odd: float, dtype: torch.dtype, pool: Pool, tmp_path: Path) -> None:
     message = f"rank 1: weights/layer.4: expected finite numbers, got {odd} at 6 (1 of 12 values)"
     assert pool.run(save_odd_in_pool, [(tmp_path, odd, dtype)] * 2) == [[None, message, None]] * 2
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["iteration-000001", "iteration-000003"]
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["iteration-000001", "iteration-000003"]
 
 
 def test_one_with_numbers_that_are_not_finite_is_damaged(save: Save, tmp_path: Path) -> None:
     """Whoever signed it: it is passed over like one that cannot be read, and the one before is found."""
     save([1, 2])
-    path = tmp_path / FOLDER / "iteration-000002"
+    path = tmp_path / CHECKPOINTS / "iteration-000002"
     file = path / tensor_file(2)
     save_file({name: torch.tensor([1.0, math.nan]) for name in names_of(2)}, file)
     written = manifest.read_manifest(path, load_key(None))
-    signed = dataclasses.replace(written, files={**written.files, tensor_file(2): manifest.describe(file)})
-    (path / manifest.NAME).write_text(signed.signed(load_key(None)))
+    signed = dataclasses.replace(written, files={**written.files, tensor_file(2): manifest.hash_file(file)})
+    (path / manifest.MANIFEST).write_text(signed.signed(load_key(None)))
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.state.iteration == 1
-    (reason,) = checkpoint.passed_over
+    (reason,) = checkpoint.skipped
     assert reason == f"{file}: weights/layer.2: expected finite numbers, got nan at 1 (1 of 2 values)"
     with pytest.raises(InputError, match=r"expected finite numbers, got nan"):
         open_checkpoint(path)
 
 
 def test_a_folder_that_cannot_be_made(save: Save, tmp_path: Path) -> None:
-    (tmp_path / FOLDER).write_text("no folder")
+    (tmp_path / CHECKPOINTS).write_text("no folder")
     told = save([1])
     assert told == [told[0]] * WORLD
-    assert told[0][0][1] == f"rank 0: {tmp_path / FOLDER / '.iteration-000001.new'}: Not a directory"
-    assert (tmp_path / FOLDER).read_text() == "no folder"
+    assert told[0][0][1] == f"rank 0: {tmp_path / CHECKPOINTS / '.iteration-000001.new'}: Not a directory"
+    assert (tmp_path / CHECKPOINTS).read_text() == "no folder"
 
 
 def files_of(path: Path) -> list[Path]:
@@ -267,16 +267,16 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, lengthen, edit, empty, Path.unlink])
 def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save, tmp_path: Path) -> None:
     save([1, 2])
-    newest = tmp_path / FOLDER / "iteration-000002"
+    newest = tmp_path / CHECKPOINTS / "iteration-000002"
     kept = tmp_path / "kept"
     shutil.copytree(newest, kept)
     assert len(files_of(newest)) == 3 + 1 + WORLD  # state, plan, tokenizer; manifest; tensors
     for path in files_of(newest):
         damage(path)
-        if path.name != manifest.NAME or damage is not Path.unlink:  # then it is no checkpoint at all
+        if path.name != manifest.MANIFEST or damage is not Path.unlink:  # then it is no checkpoint at all
             with pytest.raises(InputError, match=str(path)):
                 open_checkpoint(newest)
-        found, damaged = latest_complete(CheckpointDirectory(tmp_path / FOLDER), load_key(None))
+        found, damaged = latest_complete(CheckpointDirectory(tmp_path / CHECKPOINTS), load_key(None))
         assert found is not None
         assert found.state.iteration == 1
         assert len(damaged) == 1
@@ -289,7 +289,7 @@ def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save
 
 def test_none_is_whole(save: Save, tmp_path: Path) -> None:
     save([1])
-    edit(tmp_path / FOLDER / "iteration-000001" / "state.json")
+    edit(tmp_path / CHECKPOINTS / "iteration-000001" / "state.json")
     with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has other contents"):
         open_checkpoint(tmp_path)
 
@@ -304,19 +304,19 @@ def test_none_is_there(tmp_path: Path) -> None:
 def test_what_others_have_written_is_not_read(save: Save, tmp_path: Path) -> None:
     """Somebody without the secret puts other weights in, and makes every hash fit."""
     save([1])
-    path = tmp_path / FOLDER / "iteration-000001"
+    path = tmp_path / CHECKPOINTS / "iteration-000001"
     file = path / tensor_file(1)
     save_file({"weights/layer.1": torch.full([SIZE], 7.0)}, file)
-    content = json.loads((path / manifest.NAME).read_text())
-    content["files"][tensor_file(1)] = dataclasses.asdict(manifest.describe(file))
-    (path / manifest.NAME).write_text(json.dumps(content))
+    content = json.loads((path / manifest.MANIFEST).read_text())
+    content["files"][tensor_file(1)] = dataclasses.asdict(manifest.hash_file(file))
+    (path / manifest.MANIFEST).write_text(json.dumps(content))
     with pytest.raises(InputError, match="its signature does not fit"):
         open_checkpoint(path)
-    signed = manifest.Manifest(1, {n: manifest.FileNote(**note) for n, note in content["files"].items()})
-    (path / manifest.NAME).write_text(signed.signed(b"another secret, as long as need be"))
+    signed = manifest.Manifest(1, {n: manifest.FileRecord(**record) for n, record in content["files"].items()})
+    (path / manifest.MANIFEST).write_text(signed.signed(b"another secret, as long as need be"))
     with pytest.raises(InputError, match=r"signed with another checkpoint\.key"):
         open_checkpoint(path)
-    (path / manifest.NAME).write_text(signed.signed(load_key(None)))  # the proof that all else fits
+    (path / manifest.MANIFEST).write_text(signed.signed(load_key(None)))  # the proof that all else fits
     tensor = torch.zeros(SIZE)
     open_checkpoint(path).load({"layer.1": tensor})
     assert float(tensor[0]) == 7.0
@@ -324,7 +324,7 @@ def test_what_others_have_written_is_not_read(save: Save, tmp_path: Path) -> Non
 
 def test_nothing_in_a_checkpoint_is_a_pickle(save: Save, tmp_path: Path) -> None:
     save([1])
-    for path in files_of(tmp_path / FOLDER):
+    for path in files_of(tmp_path / CHECKPOINTS):
         with pytest.raises(pickle.UnpicklingError):
             pickle.loads(path.read_bytes())
         assert path.suffix in {".json", ".safetensors"}
@@ -348,19 +348,19 @@ def test_a_tied_tensor_needs_no_entry_of_its_own(save: Save, tmp_path: Path) -> 
 
 def test_what_a_killed_process_leaves_is_tidied_up(save: Save, tmp_path: Path) -> None:
     save([1])
-    directory = CheckpointDirectory(tmp_path / FOLDER)
+    directory = CheckpointDirectory(tmp_path / CHECKPOINTS)
     directory.create_staging(2).joinpath("state.json").write_text("{")
-    (tmp_path / FOLDER / ".iteration-000000.old").mkdir()
-    (tmp_path / FOLDER / "of somebody else").mkdir()
+    (tmp_path / CHECKPOINTS / ".iteration-000000.old").mkdir()
+    (tmp_path / CHECKPOINTS / "of somebody else").mkdir()
     check_holds(tmp_path, 1)
     directory.clean_up()
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "of somebody else"}
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000001", "of somebody else"}
 
 
 def test_another_checkpoint_than_the_one_that_was_checked(save: Save, tmp_path: Path) -> None:
     save([1])
     save([2])
-    one, two = (tmp_path / FOLDER / f"iteration-00000{i}" for i in (1, 2))
+    one, two = (tmp_path / CHECKPOINTS / f"iteration-00000{i}" for i in (1, 2))
     known = open_checkpoint(one).manifest.sha256
     assert open_shared(one, known, load_key(None)).state == a_state(1)
     with pytest.raises(InputError, match="is another checkpoint here than on rank 0"):
@@ -369,16 +369,16 @@ def test_another_checkpoint_than_the_one_that_was_checked(save: Save, tmp_path: 
         open_shared(tmp_path / "nowhere", known, load_key(None))
     with pytest.raises(InputError, match="its signature does not fit"):
         open_shared(one, known, b"what another node has for a secret")
-    one.rename(tmp_path / FOLDER / "iteration-000009")
+    one.rename(tmp_path / CHECKPOINTS / "iteration-000009")
     with pytest.raises(InputError, match="is a checkpoint of iteration 1 under the name of another"):
-        open_checkpoint(tmp_path / FOLDER / "iteration-000009")
+        open_checkpoint(tmp_path / CHECKPOINTS / "iteration-000009")
     check_holds(tmp_path, 2)
 
 
 def test_one_that_was_to_be_replaced_comes_back(save: Save, tmp_path: Path) -> None:
     """Killed between the two renames of `publish`."""
     save([1])
-    path = tmp_path / FOLDER / "iteration-000001"
+    path = tmp_path / CHECKPOINTS / "iteration-000001"
     path.rename(path.with_name(".iteration-000001.replaced"))
-    CheckpointDirectory(tmp_path / FOLDER).clean_up()
+    CheckpointDirectory(tmp_path / CHECKPOINTS).clean_up()
     check_holds(tmp_path, 1)
