@@ -14,7 +14,7 @@ from runtime.machine import hangs, random_ranks
 
 from skippipe import planning
 from skippipe._scheduler import Plan
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
@@ -202,7 +202,7 @@ def test_plans_of_the_planner_run_through(replicas: list[int], strategy: str) ->
     machines.node.forward_s, machines.node.backward_s, machines.node.loss_s, machines.node.memory = 0.04, 0.08, 0.01, 4
     for link in (machines.inside, machines.between):
         link.latency_s, link.bandwidth = 1e-3, 1e9
-    assert preset_parts(machines).names
+    assert preset_spec(machines).names
     schedule = ScheduleConfig(skip_ratio=0.0 if len(replicas) == 1 else 1 / 3)
     problem = planning.prepare(machines, AllocateConfig(), schedule).problem
     plan = planning.make_plan(problem, strategy, PlannerConfig(work_limit=2000))

@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ClusterParts:
+class ClusterSpec:
     """Nodes (N of them) and the links between their regions (R of them); seconds, bytes, bytes per second."""
 
     names: list[str]
@@ -64,10 +64,10 @@ class ClusterParts:
 
 def equal_nodes(
     profile: NodeProfile, names: list[str], region_of: list[int], latency_s: Floats, bandwidth: Floats
-) -> ClusterParts:
+) -> ClusterSpec:
     """Parts in which every node has the same profile."""
     count = len(names)
-    return ClusterParts(
+    return ClusterSpec(
         names=names,
         forward_s=np.full(count, profile.forward_s),
         backward_s=np.full(count, profile.backward_s),
