@@ -1,7 +1,7 @@
-"""Where the checkpoints of a run stand: a folder each, which appears under its name when it is whole.
+"""The checkpoint directory of a run: one folder per checkpoint, published atomically.
 
-A checkpoint is written into a hidden folder and renamed at the end; one that is let go of is renamed to a hidden one
-first. So whatever moment a process is killed at, what stands under a checkpoint's name is whole.
+A checkpoint is written into a hidden staging folder and renamed once complete; one that is removed is first renamed to
+a hidden name. So a process may be killed at any moment: a folder with a checkpoint's name is complete.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from skippipe.files import sync_folder
 
 CHECKPOINTS = "checkpoints"
-"""within the folder of a run"""
+"""folder name within a run's folder"""
 _NAME = re.compile(r"iteration-(\d{6,})")
 _HIDDEN = re.compile(r"\.(iteration-\d{6,})\.(new|old|replaced)")
 
@@ -24,20 +24,20 @@ class CheckpointDirectory:
     folder: Path
 
     def path(self, iteration: int) -> Path:
-        """Folder of the checkpoint after so many iterations."""
+        """Folder of the checkpoint after `iteration` iterations."""
         return self.folder / f"iteration-{iteration:06d}"
 
     def staging(self, iteration: int) -> Path:
-        """Folder in which that checkpoint is written."""
+        """Hidden folder in which that checkpoint is written."""
         return self.folder / f".{self.path(iteration).name}.new"
 
     def all(self) -> list[Path]:
-        """Folders of all checkpoints, the newest first; none where there is no such folder."""
+        """Folders of all checkpoints, latest first."""
         found = self.folder.iterdir() if self.folder.is_dir() else []
         return sorted((path for path in found if iteration_of(path) >= 0), key=iteration_of, reverse=True)
 
     def create_staging(self, iteration: int) -> Path:
-        """Make an empty draft."""
+        """Create an empty staging folder."""
         staging = self.staging(iteration)
         if staging.exists():
             shutil.rmtree(staging)
@@ -45,7 +45,7 @@ class CheckpointDirectory:
         return staging
 
     def publish(self, iteration: int) -> Path:
-        """Give a draft that is complete its name; one that had it before, damaged perhaps, gives way."""
+        """Rename a complete staging folder to its final name, replacing a (damaged) checkpoint of that name."""
         staging, path = self.staging(iteration), self.path(iteration)
         for folder in [staging, *(f for f in staging.rglob("*") if f.is_dir())]:
             sync_folder(folder)
@@ -59,12 +59,12 @@ class CheckpointDirectory:
         return path
 
     def prune(self, count: int) -> None:
-        """Let go of all but the newest `count`."""
+        """Remove all but the latest `count`."""
         for path in self.all()[count:]:
             self._remove(path)
 
     def clean_up(self) -> None:
-        """Remove what an earlier process has left half written or half removed; what was to be replaced stays."""
+        """Remove incomplete and half-removed checkpoints of a killed process; restore one that was to be replaced."""
         for path in self.folder.iterdir() if self.folder.is_dir() else []:
             match = _HIDDEN.fullmatch(path.name)
             if match and match[2] == "replaced" and not path.with_name(match[1]).exists():
@@ -73,9 +73,9 @@ class CheckpointDirectory:
                 shutil.rmtree(path)
 
     def mark_damaged(self, above: int) -> None:
-        """Give checkpoints of later iterations names that do not count: they are damaged, and others come after them.
+        """Rename checkpoints of later iterations, which are damaged, to `damaged-*`.
 
-        Otherwise they would be taken for the newest, and be kept in place of whole ones.
+        Otherwise they would count as the latest and displace complete ones.
         """
         for path in self.all():
             if iteration_of(path) > above:
@@ -95,6 +95,6 @@ class CheckpointDirectory:
 
 
 def iteration_of(path: Path) -> int:
-    """Iteration that the name of a checkpoint's folder says; -1 where it is no such name."""
+    """Iteration in the name of a checkpoint's folder; -1 for any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else -1

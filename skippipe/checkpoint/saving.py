@@ -1,8 +1,8 @@
-"""Saves checkpoints while training goes on.
+"""Saves checkpoints in the background.
 
-Even the copying of tensors runs beside the next iteration, which changes them only at its end. All ranks save
-together, each what it is given, in a thread of its own and over a process group of its own. What goes wrong on one of
-them is known to all, and leaves what stood before as it was.
+Even the copy of the tensors overlaps with the next iteration, which changes them only at its end. Saving is collective:
+each rank saves its own tensors, in a background thread and over a separate process group. A failure on one rank is
+reported on all of them and leaves earlier checkpoints intact.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class SavingError(SchedulerError, RuntimeError):
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What a checkpoint is to hold; the tensors of each rank are its own, the rest is rank 0's to write."""
+    """Contents of a checkpoint beside the tensors; rank 0 writes them."""
 
     state: TrainingState
     plan: str
@@ -47,31 +47,31 @@ class CheckpointContents:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """What became of a save."""
+    """Outcome of a save."""
 
     iteration: int
     path: Path
     blocked_s: float
-    """how long training stood still for it"""
+    """time for which training was blocked"""
     seconds: float
-    """how long it took, beside training"""
+    """duration of the save in the background"""
     bytes: int
     error: SavingError | None
 
 
 class CheckpointSaver:
-    """One rank's part in saving the checkpoints of a run."""
+    """Saves a run's checkpoints in the background; one instance per rank."""
 
     def __init__(
         self, directory: CheckpointDirectory, group: dist.ProcessGroup, *, key: bytes | None, keep: int
     ) -> None:
-        """Prepare to save.
+        """Create a saver.
 
         Args:
-            directory: where checkpoints are, the same folder on all ranks.
-            group: all ranks, on the CPU; nobody else may use it.
-            key: what manifests are signed with; rank 0 needs it, nobody else.
-            keep: how many checkpoints stay.
+            directory: the run's checkpoints, the same folder on all ranks.
+            group: all ranks, with a CPU backend; reserved for this object.
+            key: the signing key; only rank 0 needs it.
+            keep: number of checkpoints to keep.
 
         """
         self._directory, self._group, self._key, self._keep = directory, group, key, keep
@@ -82,7 +82,7 @@ class CheckpointSaver:
         self._copied.set()
         self._blocked_s = 0.0
         self._broken: SavingError | None = None
-        """why the ranks can no longer save together"""
+        """set once collective saving is no longer possible"""
 
     @property
     def saving(self) -> bool:
@@ -90,7 +90,7 @@ class CheckpointSaver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, tensors: Mapping[str, Tensor], contents: CheckpointContents) -> None:
-        """Begin to save. All ranks call it, none of them busy.
+        """Start a save; a collective call, while no rank is saving.
 
         Args:
             tensors: by a name that no other rank has; they may change after `settle`.
@@ -104,25 +104,25 @@ class CheckpointSaver:
             self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, 0.0, 0, self._broken))
             return
         self._copied.clear()
-        # A daemon: where a run fails, nobody waits for a save that will never come to its end.
+        # A daemon: a failing run must not wait for a save that cannot finish.
         self._thread = threading.Thread(target=self._run, args=(dict(tensors), contents), daemon=True)
         self._thread.start()
         self._blocked_s = time.perf_counter() - begin
 
     def wait_copied(self) -> None:
-        """Wait until the tensors of the latest save are copied, and may change."""
+        """Wait until the tensors of the current save are copied and may change."""
         if not self._copied.is_set():
             begin = time.perf_counter()
             self._copied.wait()
             self._blocked_s += time.perf_counter() - begin
 
     def wait(self) -> None:
-        """Wait until nothing is being saved."""
+        """Wait for the current save to finish."""
         if self._thread is not None:
             self._thread.join()
 
     def take_results(self) -> list[SaveResult]:
-        """What has come to its end since the last call."""
+        """Results of the saves that finished since the last call."""
         if self.saving:
             return []
         finished, self._finished = self._finished, []
@@ -135,7 +135,7 @@ class CheckpointSaver:
             size = self._save(tensors, contents)
         except SavingError as failed:
             error = failed
-        except Exception as failed:  # noqa: BLE001 - a lost connection, mostly; training meets it as well
+        except Exception as failed:  # noqa: BLE001 - mostly a lost connection, which training notices too
             traceback.print_exception(failed)
             error = self._broken = SavingError(str(failed) or type(failed).__name__)
         if error is not None and self._rank == 0:
@@ -145,7 +145,7 @@ class CheckpointSaver:
         self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, seconds, size, error))
 
     def _save(self, tensors: dict[str, Tensor], contents: CheckpointContents) -> int:
-        """Write everything; gives the number of bytes."""
+        """Write everything; returns the number of bytes."""
         iteration = contents.state.iteration
         staging = self._directory.staging(iteration)
         copied: dict[str, Tensor] = {}
@@ -160,7 +160,7 @@ class CheckpointSaver:
         return sum(record.bytes for record in records.values())
 
     def _copy(self, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
-        """Copy, and see that all is finite: a checkpoint that cannot be trained on would only push out good ones."""
+        """Copy and check for non-finite values: a useless checkpoint would only displace good ones."""
         try:
             for name, tensor in tensors.items():
                 copied[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -183,7 +183,7 @@ class CheckpointSaver:
             write_tensors(staging / tensor_file(self._rank), copied)
 
     def _describe(self, staging: Path) -> dict[str, Any]:
-        """Size and hash of what this rank has written, as JSON has them."""
+        """Size and hash of the files that this rank has written, JSON-serialisable."""
         names = [name for name in _own_files(self._rank) if (staging / name).exists()]
         return {name: asdict(hash_file(staging / name)) for name in names}
 
@@ -194,40 +194,40 @@ class CheckpointSaver:
         self._directory.prune(self._keep)
 
     def _on_all_ranks(self, step: Callable[[], object]) -> list[Any]:
-        """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one.
+        """Run a step on all ranks and gather its results by rank; raises on all ranks if it fails on any.
 
-        What comes of it is told as JSON; what other ranks say is to be checked before it is used.
+        Results are exchanged as JSON and come from other processes: validate them before use.
         """
         mine: dict[str, Any]
         try:
             mine = {"value": step(), "error": None}
-        except Exception as error:  # noqa: BLE001 - whatever it is: the others wait for an answer
-            mine = {"value": None, "error": _reason(error)[:LONGEST_REASON]}
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for an answer
+            mine = {"value": None, "error": _reason(error)[:MAX_REASON]}
         values, failures = [], {}
-        for rank, said in enumerate(gather_json(mine, self._group)):
-            if not isinstance(said, dict) or said.keys() != mine.keys():
-                raise SavingError(f"rank {rank}: expected a result, got {str(said)[:40]}")
-            values.append(said["value"])
-            if said["error"] is not None:
-                failures[rank] = str(said["error"])
+        for rank, result in enumerate(gather_json(mine, self._group)):
+            if not isinstance(result, dict) or result.keys() != mine.keys():
+                raise SavingError(f"rank {rank}: expected a result, got {str(result)[:40]}")
+            values.append(result["value"])
+            if result["error"] is not None:
+                failures[rank] = str(result["error"])
         if failures:
             rank, reason = min(failures.items())
             raise SavingError(f"rank {rank}: {reason}")
         return values
 
 
-LONGEST_REASON = 2000
-"""characters of why something failed"""
+MAX_REASON = 2000
+"""characters of an error message sent to other ranks"""
 
 
 def _own_files(rank: int) -> list[str]:
-    """Names of the files of a checkpoint that a rank may write."""
+    """Files of a checkpoint that a rank may write."""
     return [tensor_file(rank), *((STATE, PLAN, TOKENIZER) if rank == 0 else ())]
 
 
-def _parse_file_records(said: object, rank: int) -> dict[str, FileRecord]:
-    """Make sense of what a rank says of its files; what is signed is to be what was checked."""
-    records = said if isinstance(said, dict) else {}
+def _parse_file_records(value: object, rank: int) -> dict[str, FileRecord]:
+    """Validate a rank's file records before they are signed."""
+    records = value if isinstance(value, dict) else {}
     if not records.keys() <= set(_own_files(rank)):
         raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, records))[:200]}")
     try:
@@ -239,7 +239,7 @@ def _parse_file_records(said: object, rank: int) -> dict[str, FileRecord]:
 def _check_visible(staging: Path) -> None:
     if not staging.is_dir():
         raise RuntimeError(
-            f"{staging}, which rank 0 has made, is not to be seen here: all nodes have to see one folder"
+            f"{staging}, created by rank 0, is not visible on this node; all nodes must share one folder"
         )
 
 

@@ -321,7 +321,9 @@ def test_none_that_is_whole_is_no_beginning(folder: Folder) -> None:
     train_alone(job_of(), run)
     for path in (run / CHECKPOINTS).iterdir():
         (path / "state.json").write_text("{}")
-    with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has 2 bytes"):
+    with pytest.raises(
+        InputError, match=r"none of its checkpoints is whole: .*state\.json: expected \d+ bytes, got 2:"
+    ):
         train_alone(job_of(), run)
     assert all((path / "manifest.json").exists() for path in (run / CHECKPOINTS).iterdir()), "what was there is there"
 
