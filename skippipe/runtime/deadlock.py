@@ -1,12 +1,12 @@
-"""Proof that programs run to the end, whatever the network does; pure, and without torch.
+"""Proof that programs cannot deadlock, whatever the network does; pure, without torch.
 
-What is assumed of the executor (`skippipe.runtime.executor`): one thread per rank goes through its list; RECV waits
-for its message; SEND waits until at most `sends_in_flight - 1` of the rank's sends are under way, the oldest first;
-a collective waits for all its members. Of the network: a message can be under way for ever as long as its receive is
-not posted (rendezvous). A rank has at most `recv_buffers` receives of each sender posted, in that sender's order; as
-soon as a task begins that needs one of the messages, the next receive is posted.
+Assumptions about the executor (`skippipe.runtime.executor`): one thread per rank runs its program in order; RECV waits
+for its message; SEND waits until at most `sends_in_flight - 1` of the rank's sends are in flight, oldest first;
+a collective waits for all its members. About the network: a message may stay in flight until its receive is posted
+(rendezvous). A rank posts at most `recv_buffers` receives per sender, in that sender's order; it posts the next one
+when the task that consumes a message starts.
 
-Each of these is an edge between events; where the events have no circle, nobody can wait for ever.
+Each of these is a precedence between events; if the graph is acyclic, no rank can wait forever.
 """
 
 from collections import defaultdict
@@ -21,15 +21,15 @@ MAX_SHOWN = 24
 
 
 def prove_deadlock_free(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> None:
-    """Show that the programs cannot hang.
+    """Prove that the programs cannot deadlock.
 
     Args:
         programs: the program of rank `r` at index `r`.
-        recv_buffers: the most receives that a rank has posted and not yet consumed, per sending rank.
-        sends_in_flight: the most sends of a rank that are under way.
+        recv_buffers: limit on posted, unconsumed receives of a rank, per sender.
+        sends_in_flight: limit on a rank's sends in flight.
 
     Raises:
-        DeadlockError: a circle of waiting, named in action codes, or an action that waits for what never comes.
+        DeadlockError: a cycle of waiting actions, named by their codes, or an action whose input never arrives.
         InputError: a limit below 1.
 
     """
@@ -38,21 +38,21 @@ def prove_deadlock_free(programs: Sequence[Program], recv_buffers: int, sends_in
         return
     shown = cycle[:MAX_SHOWN] + ([f"... {len(cycle) - MAX_SHOWN} more"] if len(cycle) > MAX_SHOWN else [])
     raise DeadlockError(
-        f"with recv_buffers={recv_buffers} and sends_in_flight={sends_in_flight} these would wait for each other for "
-        "ever:\n  " + "\n  waits for ".join([*shown, cycle[0]])
+        f"deadlock with recv_buffers={recv_buffers} and sends_in_flight={sends_in_flight}:\n  "
+        + "\n  waits for ".join([*shown, cycle[0]])
     )
 
 
 def min_recv_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> int | None:
-    """Least number of receive buffers, from `recv_buffers` upwards, with which the programs cannot hang.
+    """Smallest number of receive buffers, at least `recv_buffers`, with which the programs cannot deadlock.
 
-    Where all receives are posted no send ever waits, so that more sends in flight would not help where that does not.
+    More sends in flight never help where more buffers do not: once all receives are posted, no send waits.
 
     Returns:
-        `recv_buffers` where it is enough; None where no number is.
+        `recv_buffers` if it suffices; None if no number does.
 
     Raises:
-        DeadlockError: an action waits for what never comes.
+        DeadlockError: an action's input never arrives.
         InputError: a limit below 1.
 
     """
@@ -66,24 +66,24 @@ def min_recv_buffers(programs: Sequence[Program], recv_buffers: int, sends_in_fl
     low, high = recv_buffers + 1, max(all_posted, recv_buffers + 1)
     if not fits(high):
         return None
-    while low < high:  # more buffers never take an order away, so the least can be halved down to
+    while low < high:  # feasibility is monotone in the number of buffers
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return low
 
 
 def peak_recv_buffers(programs: Sequence[Program], recv_buffers: int) -> tuple[int, ...]:
-    """The most receive buffers that each rank has at one time: all windows are filled when an iteration begins."""
+    """Peak number of receive buffers of each rank; all windows are full at the start of an iteration."""
     return tuple(sum(min(recv_buffers, len(tasks)) for tasks in program.incoming.values()) for program in programs)
 
 
 @dataclass
 class _EventGraph:
-    """Events by number, and which of them must come before which."""
+    """Events by number, with their predecessors."""
 
     names: list[str] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
-    """the rank whose thread an event belongs to; None for transfers and collectives"""
+    """the rank whose thread runs an event; None for transfers and collectives"""
     before: list[list[int]] = field(default_factory=list)
 
     def add(self, name: str, rank: int | None) -> int:
@@ -96,7 +96,7 @@ class _EventGraph:
 def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> _EventGraph:
     for name, limit in (("recv_buffers", recv_buffers), ("sends_in_flight", sends_in_flight)):
         if limit < 1:
-            raise InputError(f"{name} is {limit}, at least 1 is expected")
+            raise InputError(f"{name}: expected at least 1, got {limit}")
     _check_messages(programs)
     for program in programs:
         _check_inputs(program)
@@ -109,10 +109,10 @@ def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int
     }
     collectives: dict[Reduce | Norm, int] = {}
     for program in programs:
-        begun = _add_rank(events, program, transfers, collectives, sends_in_flight)
+        freeing = _add_rank(events, program, transfers, collectives, sends_in_flight)
         for sender, tasks in program.incoming.items():
-            for task, freeing in zip(tasks[recv_buffers:], begun[sender], strict=False):
-                events.before[transfers[task, program.rank]].append(freeing)
+            for task, event in zip(tasks[recv_buffers:], freeing[sender], strict=False):
+                events.before[transfers[task, program.rank]].append(event)
     return events
 
 
@@ -123,11 +123,11 @@ def _add_rank(
     collectives: dict[Reduce | Norm, int],
     sends_in_flight: int,
 ) -> dict[int, list[int]]:
-    """Add a rank's thread; return per sender the events that each free a buffer for its messages, in order."""
+    """Add a rank's program; return per sender the events that free its receive buffers, in order."""
     previous: int | None = None
-    under_way: list[int] = []
+    in_flight: list[int] = []
     arrived_from: dict[int, int] = {}
-    begun: dict[int, list[int]] = defaultdict(list)
+    freeing: dict[int, list[int]] = defaultdict(list)
     for action in program.actions:
         if isinstance(action, Reduce | Norm):
             if action not in collectives:
@@ -140,29 +140,29 @@ def _add_rank(
         match action:
             case Send():
                 transfer = transfers[action.task, action.to_rank]
-                if len(under_way) >= sends_in_flight:
-                    events.before[event].append(under_way[-sends_in_flight])
-                under_way.append(transfer)
+                if len(in_flight) >= sends_in_flight:
+                    events.before[event].append(in_flight[-sends_in_flight])
+                in_flight.append(transfer)
                 events.before[transfer].append(event)
             case Recv():
                 events.before[event].append(transfers[action.task, program.rank])
                 arrived_from[action.task.microbatch] = action.from_rank
             case Task() if action.microbatch in arrived_from:
-                begun[arrived_from.pop(action.microbatch)].append(event)
+                freeing[arrived_from.pop(action.microbatch)].append(event)
             case _:
                 pass
         previous = event
-    return begun
+    return freeing
 
 
 def _check_messages(programs: Sequence[Program]) -> None:
-    """Every SEND has its RECV, the lists of messages agree with both, and collectives have all their members."""
+    """Check that SENDs, RECVs and `incoming` match, and that collectives have all their members."""
     sent: dict[tuple[int, int], list[Task]] = defaultdict(list)
     received: dict[tuple[int, int], list[Task]] = defaultdict(list)
     joined: dict[Reduce | Norm, list[int]] = defaultdict(list)
     for rank, program in enumerate(programs):
         if program.rank != rank:
-            _fail(f"the program at place {rank} is that of rank {program.rank}")
+            _fail(f"the program at index {rank} is that of rank {program.rank}")
         for action in program.actions:
             match action:
                 case Send(task, to_rank):
@@ -179,7 +179,7 @@ def _check_messages(programs: Sequence[Program]) -> None:
         _check_link(*pair, sent[pair], received[pair], listed.get(pair, []))
     for collective, ranks in joined.items():
         if sorted(ranks) != sorted(collective.ranks):
-            _fail(f"{collective} of ranks {_listed(collective.ranks)} stands in the lists of ranks {_listed(ranks)}")
+            _fail(f"{collective} of ranks {_listed(collective.ranks)} is in the programs of ranks {_listed(ranks)}")
 
 
 def _check_link(sender: int, receiver: int, sent: list[Task], received: list[Task], listed: list[Task]) -> None:
@@ -188,11 +188,11 @@ def _check_link(sender: int, receiver: int, sent: list[Task], received: list[Tas
     for task in _missing(received, sent):
         _fail(f"RECV {task} <- {sender} on rank {receiver} has no SEND")
     if sent != listed:
-        _fail(f"rank {receiver} expects the messages of rank {sender} in another order than that of its SENDs")
+        _fail(f"rank {receiver} receives the messages of rank {sender} out of order")
 
 
 def _missing(these: list[Task], those: list[Task]) -> Iterator[Task]:
-    """What of `these` is not in `those`, or is here twice."""
+    """Those of `these` that are not in `those`, or duplicated."""
     left = set(those)
     for task in these:
         if task not in left:
@@ -201,33 +201,33 @@ def _missing(these: list[Task], those: list[Task]) -> Iterator[Task]:
 
 
 def _check_inputs(program: Program) -> None:
-    """Every task and SEND finds on its rank what it needs, and every message its task."""
+    """Check that every task and SEND has its input on its rank, and every message a task that consumes it."""
     held: dict[int, Task] = {}
     arrived: set[int] = set()
     for action in program.actions:
         match action:
             case Send(task, _):
                 if task.microbatch in arrived or held.pop(task.microbatch, None) != task:
-                    _fail(f"{action} on rank {program.rank} comes when {task} has not just run there")
+                    _fail(f"{action} on rank {program.rank} does not follow {task}")
             case Recv(task, _):
                 if task.microbatch in held:
-                    _fail(f"{action} on rank {program.rank} comes when {held[task.microbatch]} still waits there")
+                    _fail(f"{action} on rank {program.rank} precedes the use of {held[task.microbatch]}")
                 held[task.microbatch] = task
                 arrived.add(task.microbatch)
             case Task():
                 given = held.pop(action.microbatch, None)
                 if not _follows(given, action):
-                    _fail(f"{action} on rank {program.rank} finds {given or 'nothing'} instead of its input")
+                    _fail(f"{action} on rank {program.rank}: expected its input, got {given or 'nothing'}")
                 held[action.microbatch] = action
                 arrived.discard(action.microbatch)
             case _:
                 pass
     for microbatch in sorted(arrived):
-        _fail(f"no task of rank {program.rank} needs {held[microbatch]}, which it receives")
+        _fail(f"rank {program.rank} receives {held[microbatch]}, which none of its tasks consumes")
 
 
 def _follows(given: Task | None, task: Task) -> bool:
-    """Whether `task` takes the result of `given`; None stands for nothing, or for what ends a microbatch's way."""
+    """Whether `task` consumes the result of `given`; None: no result pending."""
     if task.kind == "E":
         return given is None
     if given is None:
@@ -242,7 +242,7 @@ def _follows(given: Task | None, task: Task) -> bool:
 
 
 def _find_cycle(events: _EventGraph) -> list[str]:
-    """Names of events each of which waits for the next, the last for the first; empty where there is no circle."""
+    """Names of the events of a cycle, each waiting for the next; empty if the graph is acyclic."""
     open_before = [len(before) for before in events.before]
     after: list[list[int]] = [[] for _ in events.names]
     for event, before in enumerate(events.before):
@@ -258,19 +258,19 @@ def _find_cycle(events: _EventGraph) -> list[str]:
     if stuck is None:
         return []
     path: list[int] = []
-    place: dict[int, int] = {}
-    while stuck not in place:
-        place[stuck] = len(path)
+    index: dict[int, int] = {}
+    while stuck not in index:
+        index[stuck] = len(path)
         path.append(stuck)
-        held_up_by = [event for event in events.before[stuck] if open_before[event]]
-        # What holds it up besides its own thread says more than that thread's order.
-        foreign = [event for event in held_up_by if events.ranks[event] != events.ranks[stuck]]
-        stuck = (foreign or held_up_by)[0]
-    return [events.names[event] for event in _shortened(path[place[stuck] :], events.ranks)]
+        blockers = [event for event in events.before[stuck] if open_before[event]]
+        # A blocker on another thread explains more than the order of its own.
+        foreign = [event for event in blockers if events.ranks[event] != events.ranks[stuck]]
+        stuck = (foreign or blockers)[0]
+    return [events.names[event] for event in _shortened(path[index[stuck] :], events.ranks)]
 
 
 def _shortened(cycle: list[int], ranks: Sequence[int | None]) -> list[int]:
-    """The circle without events that only stand between two others of their own thread."""
+    """The cycle without events between two others of their own thread."""
     around = zip([cycle[-1], *cycle[:-1]], cycle, [*cycle[1:], cycle[0]], strict=True)
     kept = [here for last, here, following in around if not ranks[last] == ranks[here] == ranks[following] is not None]
     return kept or cycle
@@ -281,4 +281,4 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _fail(what: str) -> NoReturn:
-    raise DeadlockError(f"the programs do not run to the end: {what}")
+    raise DeadlockError(f"inconsistent programs: {what}")

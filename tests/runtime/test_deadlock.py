@@ -1,4 +1,4 @@
-"""What the proof accepts runs to the end, on a machine that waits wherever it can and on Gloo; the rest hangs."""
+"""Accepted programs complete, on a machine that waits wherever possible and on Gloo; refused ones deadlock."""
 
 import dataclasses
 import json
@@ -40,8 +40,8 @@ def accepted(programs: tuple[Program, ...], buffers: int, sends: int) -> bool:
     return True
 
 
-def test_the_proof_says_of_every_program_whether_it_hangs() -> None:
-    """Thousands of plans and of orders that somebody changed; both verdicts are frequent."""
+def test_proof_agrees_with_execution() -> None:
+    """Thousands of plans and of changed orders; both verdicts are frequent."""
     rng = Random(1)
     seen: Counter[tuple[str, bool]] = Counter()
     for seed in range(1000):
@@ -56,8 +56,8 @@ def test_the_proof_says_of_every_program_whether_it_hangs() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
-def test_accepted_plans_run_to_the_end_on_gloo(pool: Pool, world: int) -> None:
-    """400 plans for every size of world, with buffers as tight as the proof allows."""
+def test_accepted_plans_complete_on_gloo(pool: Pool, world: int) -> None:
+    """400 plans for every world size, with as few buffers as the proof allows."""
     drawn = [(case(1_000_000 * world + n, world), LIMITS[n % len(LIMITS)]) for n in range(400 if world > 1 else 20)]
     cases = [(made, limits) for made, limits in drawn if accepted(made[0], *limits)]
     assert len(cases) > 0.8 * len(drawn)
@@ -72,7 +72,7 @@ def test_accepted_plans_run_to_the_end_on_gloo(pool: Pool, world: int) -> None:
 
 
 def hanging(world: int, buffers: int, sends: int) -> tuple[Case, tuple[Program, ...]]:
-    """A case and an order of it that hangs with these limits."""
+    """A case and an order of it that deadlocks with these limits."""
     rng = Random(world)
     seed = 9_000_000 * world + 1000 * buffers + sends
     while True:
@@ -85,7 +85,7 @@ def hanging(world: int, buffers: int, sends: int) -> tuple[Case, tuple[Program, 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 @pytest.mark.parametrize(("buffers", "sends"), [(1, 1), (2, 2)])
-def test_orders_that_hang_are_refused_and_do_hang_on_gloo(pool: Pool, world: int, buffers: int, sends: int) -> None:
+def test_refused_orders_do_hang_on_gloo(pool: Pool, world: int, buffers: int, sends: int) -> None:
     (_, stages, ranks), changed = hanging(world, buffers, sends)
     with pytest.raises(DeadlockError) as caught:
         prove_deadlock_free(changed, buffers, sends)
@@ -100,7 +100,7 @@ def test_orders_that_hang_are_refused_and_do_hang_on_gloo(pool: Pool, world: int
 
 
 def send_first() -> tuple[Program, ...]:
-    """Two ranks that each send before they take what the other has sent, with room for one message."""
+    """Two ranks that both send before they receive, with room for one message."""
     there = [Task("F", b, 0, 0, 0) for b in range(3)]
     back = [Task("F", b, 0, 1, 0) for b in range(3, 6)]
     rows = []
@@ -113,14 +113,14 @@ def send_first() -> tuple[Program, ...]:
     return relinked(rows)
 
 
-def test_the_circle_is_named_in_action_codes() -> None:
+def test_cycle_is_named_in_action_codes() -> None:
     programs = send_first()
     with pytest.raises(DeadlockError) as caught:
         prove_deadlock_free(programs, 1, 1)
-    said = str(caught.value)
-    assert "recv_buffers=1 and sends_in_flight=1" in said
+    message = str(caught.value)
+    assert "recv_buffers=1 and sends_in_flight=1" in message
     for event in ("SEND 2F0 -> 1 on rank 0", "transfer of 1F0 from rank 0 to 1", "SEND 5F0 -> 0 on rank 1"):
-        assert event in said, said
+        assert event in message, message
     assert min_recv_buffers(programs, 1, 1) == 2
     assert min_recv_buffers(programs, 1, 2) == 1
     prove_deadlock_free(programs, 2, 1)
@@ -136,7 +136,7 @@ def test_collectives_in_different_orders_are_refused() -> None:
     prove_deadlock_free(relinked([[first, second], [first, second]]), 1, 1)
 
 
-def test_a_collective_that_holds_up_a_message_is_refused() -> None:
+def test_a_collective_that_blocks_a_message_is_refused() -> None:
     task = Task("F", 0, 0, 0, 0)
     after = Task("F", 0, 1, 1, 1)
     reduce = Reduce(0, (0, 1))
@@ -149,37 +149,43 @@ F0, F1 = Task("F", 0, 0, 0, 0), Task("F", 0, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([[F0, Send(F0, 1)], []], "SEND 0F0 -> 1 on rank 0 has no RECV"),
         ([[F0], [Recv(F0, 0), F1]], "RECV 0F0 <- 0 on rank 1 has no SEND"),
-        ([[Send(F0, 1), F0], [Recv(F0, 0), F1]], "SEND 0F0 -> 1 on rank 0 comes when 0F0 has not just run"),
-        ([[F0, Send(F0, 1)], [F1, Recv(F0, 0)]], "0F1 on rank 1 finds nothing"),
-        ([[F0, Task("B", 0, 0, 0, 0)], []], "0B0 on rank 0 finds 0F0"),
-        ([[F0, Send(F0, 1)], [Recv(F0, 0)]], "no task of rank 1 needs 0F0"),
-        ([[F0, Send(F0, 1)], [Recv(F0, 0), Send(F0, 2)], [Recv(F0, 1), F1]], "SEND 0F0 -> 2 on rank 1 comes when 0F0"),
-        ([[Reduce(0, (0, 1))], []], r"REDUCE s0 of ranks 0, 1 stands in the lists of ranks 0"),
+        ([[Send(F0, 1), F0], [Recv(F0, 0), F1]], "SEND 0F0 -> 1 on rank 0 does not follow 0F0"),
+        ([[F0, Send(F0, 1)], [F1, Recv(F0, 0)]], "0F1 on rank 1: expected its input, got nothing"),
+        ([[F0, Task("B", 0, 0, 0, 0)], []], "0B0 on rank 0: expected its input, got 0F0"),
+        ([[F0, Send(F0, 1)], [Recv(F0, 0)]], "rank 1 receives 0F0, which none of its tasks consumes"),
+        (
+            [[F0, Send(F0, 1)], [Recv(F0, 0), Send(F0, 2)], [Recv(F0, 1), F1]],
+            "SEND 0F0 -> 2 on rank 1 does not follow 0F0",
+        ),
+        ([[Reduce(0, (0, 1))], []], r"REDUCE s0 of ranks 0, 1 is in the programs of ranks 0"),
     ],
 )
-def test_lists_that_do_not_fit_together_are_refused(rows: list[list[Action]], said: str) -> None:
-    with pytest.raises(DeadlockError, match=said):
+def test_inconsistent_programs_are_refused(rows: list[list[Action]], message: str) -> None:
+    with pytest.raises(DeadlockError, match=message):
         prove_deadlock_free(relinked(rows), 1, 1)
 
 
-def test_another_order_of_messages_than_that_of_the_sender_is_refused() -> None:
+def test_messages_out_of_order_are_refused() -> None:
     programs, _, _ = next(
         c for c in map(case, range(100)) if any(len(t) > 1 for p in c[0] for t in p.incoming.values())
     )
     turned = [
         dataclasses.replace(p, incoming={sender: tasks[::-1] for sender, tasks in p.incoming.items()}) for p in programs
     ]
-    with pytest.raises(DeadlockError, match="in another order than that of its SENDs"):
+    with pytest.raises(DeadlockError, match="out of order"):
         prove_deadlock_free(turned, 9, 9)
 
 
-@pytest.mark.parametrize(("buffers", "sends", "said"), [(0, 1, "recv_buffers is 0"), (1, 0, "sends_in_flight is 0")])
-def test_limits_below_one_are_refused(buffers: int, sends: int, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+@pytest.mark.parametrize(
+    ("buffers", "sends", "message"),
+    [(0, 1, "recv_buffers: expected at least 1"), (1, 0, "sends_in_flight: expected at least 1")],
+)
+def test_limits_below_one_are_refused(buffers: int, sends: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         prove_deadlock_free(relinked([[]]), buffers, sends)
 
 
