@@ -24,7 +24,7 @@ def export(job: ExportJob, context: Context) -> float:
     check_new_folder(output)
     checkpoint = open_checkpoint(Path(job.checkpoint), job.key)
     for reason in checkpoint.skipped:
-        sys.stderr.write(f"skippipe export: passed over: {reason}\n")
+        sys.stderr.write(f"skippipe export: skipped: {reason}\n")
     exported = export_model(
         checkpoint.state.model, checkpoint.load, checkpoint.tokenizer_json, output, getattr(torch, job.dtype)
     )

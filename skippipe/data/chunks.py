@@ -1,11 +1,11 @@
-"""Documents in pieces that can be tokenised apart, so that memory is bounded where there are places to cut."""
+"""Documents split into chunks that can be tokenised separately, so that memory stays bounded."""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 CHUNK_CHARACTERS = 16_384
-"""Long enough for a call, short enough that threads share the work evenly."""
+"""Long enough to amortise a call, short enough to balance threads."""
 
 
 class Chunk(NamedTuple):
@@ -13,26 +13,26 @@ class Chunk(NamedTuple):
 
     text: str
     last: bool
-    """whether the document ends with it"""
+    """whether it ends the document"""
 
 
 def split_chunks(chunks: Iterable[Chunk], limit: int | None = CHUNK_CHARACTERS) -> Iterator[Chunk]:
-    """Cut documents, which come in chunks of any size, into pieces of at most `limit` characters.
+    """Split documents, given as chunks of any size, into chunks of at most `limit` characters.
 
-    A document is cut only after a line end that stands alone between two characters that are not blank; there the
-    rules of byte-level tokenizers begin a word anew. Where that leaves no place, a piece is longer than `limit`; None:
-    documents stay whole. Pieces do not depend on how a document was chunked. Empty documents vanish.
+    Documents are split only after a single newline between two non-blank characters, where byte-level tokenizers start
+    a new word. Without such a position a chunk exceeds `limit`; None: documents are not split. The result does not
+    depend on the input's chunks. Empty documents are dropped.
     """
     held, begun, searched = "", False, 0
     for chunk in chunks:
         held += chunk.text
         start = 0
-        while limit is not None and (end := _cut_place(held, start, limit, searched)) is not None:
+        while limit is not None and (end := _split_position(held, start, limit, searched)) is not None:
             yield Chunk(held[start:end], last=False)
             start, begun, searched = end, True, 0
         held = held[start:]
         if limit is not None and len(held) > limit:
-            searched = len(held) - 1  # there is no place before the last sign, of which the next one is not known
+            searched = len(held) - 1  # no split position before the last character, whose successor is unknown
         if chunk.last:
             if held or begun:
                 yield Chunk(held, last=True)
@@ -42,22 +42,22 @@ def split_chunks(chunks: Iterable[Chunk], limit: int | None = CHUNK_CHARACTERS) 
 _ALONE = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-def _cut_place(text: str, start: int, limit: int, searched: int) -> int | None:
-    """Where the piece that begins at `start` ends: the last place within `limit`, else the first one after it.
+def _split_position(text: str, start: int, limit: int, searched: int) -> int | None:
+    """End of the chunk that starts at `start`: the last split position within `limit`, else the first after it.
 
-    Up to `searched` there is known to be none.
+    There is known to be none before `searched`.
     """
     end = start + limit
     if len(text) <= end:
         return None
-    place = text.rfind("\n", start + 1, end) if searched < end else -1
-    while place >= 0:
-        if _stands_alone(text, place):
-            return place + 1
-        place = text.rfind("\n", start + 1, place)
+    newline = text.rfind("\n", start + 1, end) if searched < end else -1
+    while newline >= 0:
+        if _is_single(text, newline):
+            return newline + 1
+        newline = text.rfind("\n", start + 1, newline)
     found = _ALONE.search(text, max(end, searched))
     return None if found is None else found.end()
 
 
-def _stands_alone(text: str, place: int) -> bool:
-    return not text[place - 1].isspace() and not text[place + 1].isspace()
+def _is_single(text: str, newline: int) -> bool:
+    return not text[newline - 1].isspace() and not text[newline + 1].isspace()

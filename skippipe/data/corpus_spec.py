@@ -1,4 +1,4 @@
-"""What a prepared text is made of, so that it is known whether work that was begun can go on."""
+"""Specification of a corpus: settings and input files, to tell whether an unfinished preparation can resume."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ FACTS = ("name", "bytes", "modified")
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """Settings and inputs, as JSON has them."""
+    """Settings and inputs, JSON-serialisable."""
 
     settings: dict[str, Any]
     files: dict[Split, list[dict[str, Any]]]
-    """name, bytes and time of the last change of each"""
+    """name, bytes and modification time of each"""
 
     @staticmethod
     def of(config: DataConfig, inputs: Inputs, tokenizer_json: str | None, revision: str | None) -> "CorpusSpec":
@@ -37,11 +37,11 @@ class CorpusSpec:
 
     @staticmethod
     def read(content: dict[str, Any]) -> "CorpusSpec":
-        """CorpusSpec in `corpus.json` or `progress.json`; raises `KeyError` or `TypeError` for anything else."""
+        """Read the specification in `corpus.json` or `progress.json`; raises `KeyError` or `TypeError`."""
         return CorpusSpec(dict(content["settings"]), {s: [_facts(x) for x in content[s]["files"]] for s in SPLITS})
 
     def to_json(self, more: dict[Split, dict[str, Any]], documents: Mapping[Split, Sequence[int]]) -> dict[str, Any]:
-        """Write it, with `more` about each split and the documents of each file."""
+        """Serialise it, with `more` about each split and the number of documents of each file."""
         files = {
             split: [{**file, "documents": n} for file, n in zip(self.files[split], documents[split], strict=True)]
             for split in SPLITS
@@ -49,22 +49,22 @@ class CorpusSpec:
         return {"settings": self.settings, **{split: {**more[split], "files": files[split]} for split in SPLITS}}
 
     def difference(self, other: "CorpusSpec") -> str | None:
-        """Say what the other one has otherwise, None where nothing."""
+        """Describe the first difference from `other`; None if there is none."""
         for name, value in self.settings.items():
             if other.settings.get(name) != value:
-                return f"data.{name} was {value!r}, it is {other.settings.get(name)!r}"
+                return f"data.{name} was {value!r}, is now {other.settings.get(name)!r}"
         for split in SPLITS:
             then = {file["name"]: file for file in self.files[split]}
             now = {file["name"]: file for file in other.files[split]}
             changed = [name for name, file in then.items() if now.get(name) != file]
             if changed:
-                what = "has changed" if changed[0] in now else "is none of it any more"
+                what = "has changed" if changed[0] in now else "is missing"
                 return f"data.{split}: {changed[0]} {what}"
             new = [name for name in now if name not in then]
             if new:
                 return f"data.{split}: {new[0]} is new"
             if list(then) != list(now):
-                return f"data.{split} has another order"
+                return f"data.{split}: files in another order"
         return None
 
 

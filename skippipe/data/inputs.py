@@ -1,4 +1,4 @@
-"""Which inputs a text is made of: files by names and patterns, or shards of a data set of the hub."""
+"""Input files of a corpus, by names and patterns, or shards of a dataset of the hub."""
 
 import glob
 import hashlib
@@ -16,25 +16,25 @@ SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parq
 COMPRESSED = (".gz", ".bz2", ".xz")
 RECURSIVE = "**"
 ONE_IN = 20
-"""Where no validation files are named, one file in so many is one, by a hash of its name."""
+"""Default validation split: one file in `ONE_IN`, by a hash of its name."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file, or a shard of a data set of the hub."""
+    """A file, or a shard of a dataset of the hub."""
 
     name: str
-    """as it was given, or found by a pattern that was given"""
+    """as given, or as found by a pattern"""
     kind: str
     """text, json, parquet or hub"""
     bytes: int | None = None
-    """of the file; None: not known"""
+    """size of the file; None: unknown"""
     modified: int | None = None
-    """when the file was changed last, in nanoseconds"""
+    """modification time in nanoseconds"""
 
     @property
     def text_bytes(self) -> int | None:
-        """Bytes of text in it, as far as its size tells."""
+        """Bytes of text in it, if its size tells."""
         return self.bytes if self.kind == "text" and not self.name.endswith(COMPRESSED) else None
 
 
@@ -42,10 +42,10 @@ Inputs = dict[Split, list[InputFile]]
 
 
 def find_files(config: DataConfig) -> Inputs:
-    """Find the files of both splits, in order, none in both.
+    """Find the files of both splits, in order and disjoint.
 
     Raises:
-        InputError: a name or pattern that stands for nothing, a file of unknown format, a split without files.
+        InputError: a name or pattern without a match, a file of unknown format, a split without files.
 
     """
     training = _inputs("training", config.training, config)
@@ -58,30 +58,30 @@ def find_files(config: DataConfig) -> Inputs:
         held_out = {os.path.realpath(file.name) for file in validation}
         training = [file for file in training if os.path.realpath(file.name) not in held_out]
     if not training:
-        raise InputError("data.training names no file that is not one of data.validation, at least one is expected")
+        raise InputError("data.training: expected at least one file that is not in data.validation, got none")
     return {"training": training, "validation": validation}
 
 
 def share_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[InputFile]]:
-    """Split files into training and validation by a hash of each name without its folder.
+    """Split files into training and validation by a hash of each base name.
 
-    What a file falls to depends on its name alone, so that more files move none of those that were there.
+    A file's split depends on its name alone, so adding files moves none of the others.
     """
     training: list[InputFile] = []
     validation: list[InputFile] = []
     for file in inputs:
         (validation if falls_to_validation(Path(file.name).name) else training).append(file)
     if not validation or not training:
-        part = "none" if not validation else "each"
+        part = "none" if not validation else "all"
         raise InputError(
-            f"data.validation is null, so one file in {ONE_IN} of data.training is validated on, by a hash of its "
-            f"name; {part} of the {len(inputs)} is: data.validation=[FILE,...] is expected"
+            f"data.validation: expected [FILE,...], got null: a hash of its name assigns one file in {ONE_IN} of "
+            f"data.training to validation, here {part} of {len(inputs)}"
         )
     return training, validation
 
 
 def falls_to_validation(name: str) -> bool:
-    """Whether a file of this name is validated on, where nobody says which are: one in `ONE_IN` is."""
+    """Whether a file of this name is in the default validation split: one in `ONE_IN` is."""
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % ONE_IN == 0
 
 
@@ -91,35 +91,35 @@ def _inputs(split: Split, patterns: Sequence[str] | None, config: DataConfig) ->
     key = f"data.{split}"
     found: dict[str, InputFile] = {}
     for i, pattern in enumerate(patterns):
-        title = f"{key}[{i}] is {pattern}"
+        title = f"{key}[{i}]={pattern}"
         try:
             matches = matching(pattern)
         except OSError as error:
             raise InputError(f"{title}: {error.filename}: cannot be read: {error.strerror}") from None
         if not matches:
-            hint = f"; `{config.fetch}` brings it" if config.fetch is not None else ""
-            raise InputError(f"{title}: there is no such file{hint}")
+            hint = f"; fetch it with `{config.fetch}`" if config.fetch is not None else ""
+            raise InputError(f"{title}: no such file{hint}")
         for name in matches:
             path = Path(name)
-            if not os.path.isfile(path):  # noqa: PTH113 - says no to names that are too long as well
-                raise InputError(f"{title}: {path} is no file")
+            if not os.path.isfile(path):  # noqa: PTH113 - handles names that are too long
+                raise InputError(f"{title}: {path} is not a file")
             found.setdefault(os.path.realpath(path), _file(path, config.format or _format(title, path)))
     if not found:
-        raise InputError(f"{key} is empty, at least one file is expected")
+        raise InputError(f"{key}: expected at least one file, got []")
     return list(found.values())
 
 
 def matching(pattern: str) -> list[str]:
-    """Names that a pattern stands for, in order; a path that exists stands for itself, whatever is in its name.
+    """Sorted names that match a pattern; an existing path matches itself, whatever characters it contains.
 
-    So does a folder that exists and with which a pattern begins. `**` stands for any folders; for files alone where it
-    comes last. Raises `OSError` for folders that it cannot look into.
+    So does an existing folder at the start of a pattern. `**` matches any folders, and files only if it comes last.
+    Raises `OSError` for unreadable folders.
     """
     if os.path.lexists(pattern):
         return [pattern]
     parts = pattern.split("/")
     heads = ("/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
-    head = next((head for head in heads if head and os.path.isdir(head)), "")  # noqa: PTH112 - says no to odd names
+    head = next((head for head in heads if head and os.path.isdir(head)), "")  # noqa: PTH112 - handles odd names
     return sorted(set(_expanded(glob.escape(head) + pattern.removeprefix(head))))
 
 
@@ -128,28 +128,28 @@ def _expanded(pattern: str) -> Iterator[str]:
     if RECURSIVE not in parts:
         yield from glob.iglob(pattern)  # noqa: PTH207 - absolute ones too
         return
-    place = parts.index(RECURSIVE)
-    head, tail = "/".join(parts[:place]), "/".join(parts[place + 1 :]) or "*"
-    above = glob.glob(head + "/") if head or place else [""]  # noqa: PTH207
-    for folder in above:
+    index = parts.index(RECURSIVE)
+    head, tail = "/".join(parts[:index]), "/".join(parts[index + 1 :]) or "*"
+    roots = glob.glob(head + "/") if head or index else [""]  # noqa: PTH207
+    for folder in roots:
         for inner in _folders(folder):
             names = _expanded(glob.escape(inner) + tail)
             yield from (name for name in names if os.path.isfile(name))  # noqa: PTH113
 
 
 def _folders(top: str) -> Iterator[str]:
-    """A folder and all folders in it that are not hidden, each once, so that links that make circles end.
+    """A folder and all non-hidden folders below it, each once, so that cyclic links end.
 
     Names end with a separator, or are empty.
     """
-    met: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
         folder = waiting.pop()
         about = os.stat(folder or os.curdir)  # noqa: PTH116
-        if (about.st_dev, about.st_ino) in met:
+        if (about.st_dev, about.st_ino) in seen:
             continue
-        met.add((about.st_dev, about.st_ino))
+        seen.add((about.st_dev, about.st_ino))
         yield folder
         names = (name for name in sorted(os.listdir(folder or os.curdir), reverse=True) if not name.startswith("."))  # noqa: PTH208
         waiting += (f"{folder}{name}/" for name in names if os.path.isdir(f"{folder}{name}"))  # noqa: PTH112
@@ -169,8 +169,8 @@ def _format(title: str, path: Path) -> str:
     kind = SUFFIXES.get(suffixes[-2] if packed else suffixes[-1]) if suffixes else None
     if kind is None or (packed and kind == "parquet"):
         raise InputError(
-            f"{title}: {path} ends in none of {', '.join(SUFFIXES)}, nor in one of them with {', '.join(COMPRESSED)}; "
-            f"data.format says what it is"
+            f"{title}: {path}: expected a suffix of {', '.join(SUFFIXES)}, optionally with {', '.join(COMPRESSED)}, or "
+            f"data.format"
         )
     return kind
 

@@ -1,4 +1,4 @@
-"""Which tokenizer belongs to a model: its own where none is named, and no other one."""
+"""The tokenizer for a model: its own by default, and no other."""
 
 import dataclasses
 import json
@@ -12,40 +12,40 @@ from skippipe.data.corpus import Corpus
 from skippipe.data.tokenizer import Encoder, load_encoder
 from skippipe.errors import InputError
 
-EXPECTED = "the model's own tokenizer is expected: data.tokenizer=null, or data.prepared of a text prepared with it"
+EXPECTED = "expected the model's own tokenizer: data.tokenizer=null, or data.prepared of a corpus prepared with it"
 
 
 def with_tokenizer_of(config: DataConfig, own: str | None, model: str) -> DataConfig:
-    """Settings of a text for a model: with its tokenizer, where they name none.
+    """Corpus settings for a model: with its tokenizer unless they name one.
 
     Args:
-        config: the settings as they were given.
-        own: the model's tokenizer, as `data.tokenizer` names one; None: it has none.
-        model: what the model is called in messages.
+        config: the settings as given.
+        own: the model's tokenizer, in the form of `data.tokenizer`; None: it has none.
+        model: name of the model in messages.
 
     Raises:
-        InputError: they ask for another tokenizer, or name none for a model that has none.
+        InputError: the settings name a different tokenizer, or none for a model without one.
 
     """
-    if config.prepared is not None:  # a text that has its tokenizer: see `check_tokenizer`
+    if config.prepared is not None:  # has its own tokenizer: see `check_tokenizer`
         return config
     if own is None:
         if config.tokenizer is None and config.vocabulary is None:
-            raise InputError(f"data.tokenizer: expected the tokenizer of {model}, which holds none itself, got null")
+            raise InputError(f"data.tokenizer: expected the tokenizer of {model}, which comes without one, got null")
         return config
     if config.vocabulary is not None:
         raise InputError(
-            f"data.vocabulary: expected null, since {model} has a tokenizer of its own, got {config.vocabulary}"
+            f"data.vocabulary: expected null, since {model} has its own tokenizer, got {config.vocabulary}"
         )
     if config.tokenizer is None:
         return dataclasses.replace(config, tokenizer=own)
     named, found = load_encoder(config), own_encoder(own)
-    _check(named.json, found.json, f"data.tokenizer is {config.tokenizer}, which", model)
+    _check(named.json, found.json, f"data.tokenizer={config.tokenizer}", model)
     return config
 
 
 def check_tokenizer(corpus: Corpus, tokenizer_json: str | None, model: str) -> None:
-    """Raise `InputError` unless a text is tokenised as a model's tokenizer does; None: that is not known."""
+    """Raise `InputError` unless a corpus was tokenised with a tokenizer equivalent to the model's; None: unknown."""
     if tokenizer_json is not None:
         _check(corpus.tokenizer_json, tokenizer_json, f"{corpus.folder}: its tokenizer", model)
 
@@ -62,10 +62,10 @@ def _check(theirs: str, ours: str, what: str, model: str) -> None:
 
 
 def difference(theirs: str, ours: str) -> str | None:
-    """Say in what two tokenizers, as JSON, treat a text differently; None where in nothing.
+    """Describe how two tokenizers, given as JSON, tokenise differently; None if they are equivalent.
 
-    Special tokens never come from a text: one that only one of the two has makes no difference, one that has two
-    numbers does. How they cut, fill or decode texts, and what they put around them, does not count.
+    Special tokens never come from text: one that only one tokenizer has makes no difference, one with two different
+    numbers does. Truncation, padding, decoding and post-processing are ignored.
     """
     if theirs == ours:
         return None
@@ -84,7 +84,7 @@ def difference(theirs: str, ours: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Behaviour:
-    """What a tokenizer makes of a text."""
+    """Everything that determines how a tokenizer encodes text."""
 
     entries: Mapping[str, int]
     special: frozenset[str]
@@ -93,10 +93,10 @@ class _Behaviour:
 
 def _read(tokenizer_json: str) -> _Behaviour:
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    content = json.loads(tokenizer.to_str())  # as this version writes it, whichever has written it
+    content = json.loads(tokenizer.to_str())  # normalised to this version's format
     model, added = content["model"], content["added_tokens"]
     merges = model.pop("merges", None)
-    if isinstance(model.get("vocab"), dict):  # entries; else there are scores beside
+    if isinstance(model.get("vocab"), dict):  # entries only; otherwise there are scores too
         del model["vocab"]
     ordinary = [{key: value for key, value in token.items() if key != "id"} for token in added if not token["special"]]
     return _Behaviour(

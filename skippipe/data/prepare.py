@@ -1,6 +1,6 @@
-"""Tokenise a text once, into a folder that trainings map into memory; stopped at any moment, it goes on from there.
+"""Tokenise a corpus once, into a folder that trainings memory-map; resumable at any moment.
 
-The same input gives the same bytes, however often it was stopped. `corpus.json` is written last.
+The same input gives the same bytes, however often it was interrupted. `corpus.json` is written last.
 """
 
 import contextlib
@@ -32,25 +32,25 @@ from skippipe.errors import InputError
 from skippipe.files import read_json_object, write_text
 
 BATCH_CHARACTERS = 1 << 20
-"""Characters that are tokenised in one call."""
+"""Characters tokenised per call."""
 SAVE_S = 2.0
-"""The most seconds of work that are lost when it is stopped."""
+"""Seconds between two saves of the progress."""
 UNUSUAL = 3
-"""A share to validate on that is so many times what it should be, or so small a part of it, is worth a warning."""
+"""Warn if the validation share is off by more than this factor."""
 FROM_PREPARED = ("training", "validation", "format", "field", "hub", "hub_configuration", "tokenizer", "vocabulary")
-"""Settings that a prepared text has behind it."""
+"""Settings that a prepared corpus fixes."""
 
 
 @dataclass(frozen=True)
 class PreparationProgress:
-    """How far a preparation has come."""
+    """Progress of a preparation."""
 
     stage: str
-    """what is worked on: tokenizer, training or validation"""
+    """tokenizer, training or validation"""
     text_bytes: int
-    """of text that this stage has gone through, as UTF-8"""
+    """bytes of text processed in this stage, as UTF-8"""
     size: int | None
-    """bytes of text that it has to go through; None: not known"""
+    """bytes of text to process; None: unknown"""
     documents: int
     tokens: int
 
@@ -61,10 +61,10 @@ Batch = list[tuple[int, Chunk]]
 
 
 def check_input(config: DataConfig) -> None:
-    """Find at once what can be found at once: files that are missing, settings that exclude each other.
+    """Check early what can be checked early: missing files, conflicting settings.
 
     Raises:
-        InputError: naming the key, its value and what is expected.
+        InputError: names key, value and expectation.
 
     """
     if config.prepared is not None:
@@ -72,13 +72,13 @@ def check_input(config: DataConfig) -> None:
         given = [name for name in FROM_PREPARED if getattr(config, name) != getattr(plain, name)]
         if given:
             raise InputError(
-                f"data.{given[0]} is set beside data.prepared={config.prepared}, which has its own text and tokenizer: "
-                f"one of the two is expected"
+                f"expected data.{given[0]} or data.prepared, got both: data.prepared={config.prepared} comes with its "
+                f"own corpus and tokenizer"
             )
         open_corpus(Path(config.prepared))
         return
     if config.tokenizer is not None and config.vocabulary is not None:
-        raise InputError("data.tokenizer and data.vocabulary are both set, one of the two is expected")
+        raise InputError("expected data.tokenizer or data.vocabulary, got both")
     check_tokenizer(config)
     if config.hub is None:
         find_files(config)
@@ -86,36 +86,36 @@ def check_input(config: DataConfig) -> None:
 
 @contextlib.contextmanager
 def corpus_folder(
-    config: DataConfig, place: Path | None = None, say: Callable[[str], None] | None = None
+    config: DataConfig, parent: Path | None = None, warn: Callable[[str], None] | None = None
 ) -> Iterator[Path]:
-    """Give the folder of a prepared text: `data.prepared`, or one that is made here and lasts as long as the context.
+    """Yield the folder of a prepared corpus: `data.prepared`, or a temporary one that lasts as long as the context.
 
     Args:
-        config: the text.
-        place: the folder in which one is made, which nobody else uses: what a killed process has left there goes first;
-            None: where temporary files go.
-        say: is told what the user ought to know of the text that is made; None: standard error is.
+        config: the corpus.
+        parent: where to create the temporary folder, for exclusive use: leftovers of a killed process are removed;
+            None: the system's temporary folder.
+        warn: receives warnings about the corpus; None: standard error.
 
     Raises:
-        InputError: settings or files that cannot be used.
-        StorageError: the text cannot be written.
+        InputError: invalid settings or files.
+        StorageError: the corpus cannot be written.
 
     """
     check_input(config)
     if config.prepared is not None:
         yield Path(config.prepared)
         return
-    for left in [] if place is None else place.glob(".text-*"):
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=".text-" if place else "skippipe-text-", dir=place) as folder:
+    for leftover in [] if parent is None else parent.glob(".text-*"):
+        shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(prefix=".text-" if parent else "skippipe-text-", dir=parent) as folder:
         warning = share_warning(config, prepare(config, Path(folder)))
         if warning is not None:
-            (say or _to_stderr)(warning)
+            (warn or _to_stderr)(warning)
         yield Path(folder)
 
 
 def share_warning(config: DataConfig, corpus: Corpus) -> str | None:
-    """Say it where names alone have chosen what is validated on, and that is far more or less than is usual."""
+    """Warning if the default validation split, chosen by file names, is unusually large or small."""
     if config.validation is not None or config.training is None or config.prepared is not None:
         return None
     tokens = {split: corpus.splits[split].tokens for split in SPLITS}
@@ -123,69 +123,69 @@ def share_warning(config: DataConfig, corpus: Corpus) -> str | None:
     if 1 / (UNUSUAL * ONE_IN) <= share <= UNUSUAL / ONE_IN:
         return None
     return (
-        f"warning: data.validation is null, so {files} of {files + len(corpus.splits['training'].files)} files, chosen "
-        f"by a hash of the names, are validated on: {share:.1%} of all tokens, where {1 / ONE_IN:.0%} is usual; "
-        "data.validation=[FILE,...] chooses others"
+        f"warning: data.validation is null: by a hash of their names, {files} of "
+        f"{files + len(corpus.splits['training'].files)} files are the validation split, {share:.1%} of all tokens "
+        f"(usually {1 / ONE_IN:.0%}); choose files with data.validation=[FILE,...]"
     )
 
 
 def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> Corpus:
-    """Tokenise a text into `folder`, or go on with it, or find that it is there already.
+    """Tokenise a corpus into `folder`, resume an unfinished preparation, or verify a complete one.
 
     Args:
-        config: the text and its tokenizer.
-        folder: is made if need be; it may hold nothing but the same text, whole or unfinished.
-        report: is told how far it has come; never, where the text is there already.
+        config: the corpus and its tokenizer.
+        folder: created if necessary; it may hold only the same corpus, complete or unfinished.
+        report: progress callback; not called if the corpus is already complete.
 
     Raises:
-        InputError: settings or files that cannot be used, or that are not those that the folder was begun with.
-        StorageError: the disk is full or the like; the same call goes on later.
+        InputError: invalid settings or files, or others than the folder was started with.
+        StorageError: e.g. disk full; the same call resumes later.
 
     """
     if config.prepared is not None:
-        raise InputError(f"data.prepared is {config.prepared}, which is prepared already; null is expected here")
+        raise InputError(f"data.prepared: expected null, got {config.prepared}, which is already prepared")
     check_input(config)
     with claimed(folder), Reader(config) as reader:
         inputs = reader.inputs()
         encoder = None if config.vocabulary is not None else load_encoder(config)
         spec = CorpusSpec.of(config, inputs, encoder.json if encoder else None, reader.revision())
-        whole = folder / "corpus.json"
-        if whole.exists():
-            check_same(folder, read_json_object(str(whole)), spec)
+        existing = folder / "corpus.json"
+        if existing.exists():
+            check_same(folder, read_json_object(str(existing)), spec)
             corpus = open_corpus(folder)
             corpus.verify(whole=config.verify == "whole")
             return corpus
         with storing(folder):
-            _Preparation(folder, reader, inputs, spec, report or _to_nobody).run(encoder, config.vocabulary)
+            _Preparation(folder, reader, inputs, spec, report or _discard).run(encoder, config.vocabulary)
         return open_corpus(folder)
 
 
 class _Preparation:
-    """A preparation under way."""
+    """A preparation in progress."""
 
     def __init__(self, folder: Path, reader: Reader, inputs: Inputs, spec: CorpusSpec, report: Report) -> None:
-        """Begin, or take up what lies in the folder."""
+        """Start, or resume what is in the folder."""
         self._folder, self._reader, self._inputs, self._spec, self._report = folder, reader, inputs, spec, report
         self._state = PreparationState.of(folder, spec)
         self._save()
 
     def run(self, encoder: Encoder | None, entries: int | None) -> None:
-        """Do all that is left; without an encoder one with `entries` entries is trained."""
+        """Complete the preparation; without an encoder, train one with `entries` entries."""
         encoder = self._tokenizer(encoder, entries)
         for split in SPLITS:
-            if not self._state.written[split].whole:
+            if not self._state.written[split].complete:
                 self._write(split, encoder)
-            if self._part(split).exists():
-                self._part(split).replace(self._target(split))
+            if self._partial(split).exists():
+                self._partial(split).replace(self._target(split))
         write_text(self._folder / "corpus.json", json.dumps(self._content(encoder), indent=1) + "\n")
         (self._folder / "progress.json").unlink()
 
     def _tokenizer(self, encoder: Encoder | None, entries: int | None) -> Encoder:
-        """Have the tokenizer in the folder: what is there already, what was given, or one trained on the text."""
+        """Put the tokenizer into the folder: the one already there, the given one, or one trained on the corpus."""
         path = self._folder / "tokenizer.json"
         if self._state.tokenizer is not None:
             if _sha256(path) != self._state.tokenizer:
-                raise InputError(f"{path} has changed; remove {self._folder} to begin anew")
+                raise InputError(f"{path} has changed; remove {self._folder} to start over")
             return encoder or read_encoder(path)
         if encoder is None:
             assert entries is not None
@@ -197,34 +197,34 @@ class _Preparation:
 
     def _training_texts(self) -> Iterator[list[str]]:
         seen = SplitProgress()
-        self._tell("tokenizer", "training", seen)
+        self._report_progress("tokenizer", "training", seen)
         for batch in _batches(self._chunks("training", SplitProgress(), CHUNK_CHARACTERS)):
             yield [chunk.text for _, chunk in batch]
             for number, chunk in batch:
                 seen.add(number, chunk)
-            self._tell("tokenizer", "training", seen)
+            self._report_progress("tokenizer", "training", seen)
 
     def _write(self, split: Split, encoder: Encoder) -> None:
-        """Append what is left of a split, saving every now and then how far it has come."""
+        """Append the rest of a split, saving the progress periodically."""
         written, dtype = self._state.written[split], DTYPES[encoder.dtype]
-        chunks = self._chunks(split, written, CHUNK_CHARACTERS if encoder.cuts_at_lines() else None)
-        with opened_at(self._part(split), written.tokens * dtype.itemsize) as file:
-            self._tell(split, split, written)
+        chunks = self._chunks(split, written, CHUNK_CHARACTERS if encoder.splits_at_newlines() else None)
+        with opened_at(self._partial(split), written.tokens * dtype.itemsize) as file:
+            self._report_progress(split, split, written)
             saved = time.monotonic()
             for batch, tokens in _encoded(encoder, _batches(chunks)):
                 file.write(tokens.astype(dtype, copy=False).tobytes())
                 written.tokens += len(tokens)
                 for number, chunk in batch:
                     written.add(number, chunk)
-                self._tell(split, split, written)
+                self._report_progress(split, split, written)
                 if time.monotonic() - saved >= SAVE_S:
                     self._sync(file)
                     saved = time.monotonic()
             if not written.tokens:
                 first, *others = self._inputs[split]
-                none = f"and {len(others)} more hold no text" if others else "holds no text"
-                raise InputError(f"data.{split}: {first.name} {none}")
-            written.whole = True
+                empty = f"and {len(others)} more contain no text" if others else "contains no text"
+                raise InputError(f"data.{split}: {first.name} {empty}")
+            written.complete = True
             self._sync(file)
 
     def _chunks(self, split: Split, done: SplitProgress, limit: int | None) -> Iterator[tuple[int, Chunk]]:
@@ -246,14 +246,14 @@ class _Preparation:
         content = {"format": FORMAT, **spec, **self._state.to_json()}
         write_text(self._folder / "progress.json", json.dumps(content) + "\n")
 
-    def _tell(self, stage: str, split: Split, written: SplitProgress) -> None:
+    def _report_progress(self, stage: str, split: Split, written: SplitProgress) -> None:
         sizes = [file.text_bytes for file in self._inputs[split]]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
         self._report(PreparationProgress(stage, written.bytes, size, sum(written.documents), written.tokens))
 
     def _content(self, encoder: Encoder) -> dict[str, Any]:
-        """What `corpus.json` says."""
+        """Contents of `corpus.json`."""
         documents = {s: self._state.written[s].documents_of(len(self._inputs[s])) for s in SPLITS}
         about: dict[Split, dict[str, Any]] = {}
         for split in SPLITS:
@@ -274,7 +274,7 @@ class _Preparation:
         spec = self._spec.to_json(about, documents)
         return {"format": CORPUS_FORMAT, "tokenizer": tokenizer, "dtype": encoder.dtype, **spec}
 
-    def _part(self, split: Split) -> Path:
+    def _partial(self, split: Split) -> Path:
         return self._folder / f"{split}.tokens.part"
 
     def _target(self, split: Split) -> Path:
@@ -296,20 +296,20 @@ def _batches(chunks: Iterable[tuple[int, Chunk]]) -> Iterator[Batch]:
 
 
 def _encoded(encoder: Encoder, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tokens]]:
-    """Tokens of each batch; the next one is read, and the last one written, while one is tokenised."""
+    """Tokens of each batch; reading the next and writing the previous batch overlap with tokenising."""
 
     def encode(batch: Batch) -> Tokens:
         return encoder.encode([chunk for _, chunk in batch])
 
     with ThreadPoolExecutor(1) as pool:
-        under_way: tuple[Batch, Future[Tokens]] | None = None
+        pending: tuple[Batch, Future[Tokens]] | None = None
         for batch in batches:
             following = batch, pool.submit(encode, batch)
-            if under_way is not None:
-                yield under_way[0], under_way[1].result()
-            under_way = following
-        if under_way is not None:
-            yield under_way[0], under_way[1].result()
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            pending = following
+        if pending is not None:
+            yield pending[0], pending[1].result()
 
 
 def _sha256(path: Path) -> str:
@@ -321,6 +321,6 @@ def _to_stderr(line: str) -> None:
     sys.stderr.write(f"skippipe: {line}\n")
 
 
-def _to_nobody(progress: PreparationProgress) -> None:
-    """Take reports that nobody asked for."""
+def _discard(progress: PreparationProgress) -> None:
+    """Discard progress."""
     del progress

@@ -1,7 +1,7 @@
-"""A folder in which a text is being prepared: whose it is, how far it has come, tokens appended so that they hold.
+"""Crash-safe progress of a preparation in its folder.
 
-Tokens go to `SPLIT.tokens.part`. Every few seconds that file is synced, and then `progress.json` says how much of it
-holds and which pieces of the input that was; what was written after is cut off when the work goes on.
+Tokens are appended to `SPLIT.tokens.part`. Every few seconds that file is synced; then `progress.json` records its
+valid length and the chunks of the input it covers. Anything beyond is truncated when the preparation resumes.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ FORMAT = "skippipe.data-progress/2"
 
 
 class StorageError(SchedulerError, RuntimeError):
-    """The folder cannot be written any more; what was written before holds."""
+    """The folder cannot be written any more; earlier progress is kept."""
 
 
 @dataclass
 class SplitProgress:
-    """How far a split has come."""
+    """Progress of a split."""
 
     tokens: int = 0
     bytes: int = 0
     """of text, as UTF-8"""
     documents: list[int] = field(default_factory=list)
-    """of each source that has been begun"""
+    """of each input started"""
     chunks: int = 0
-    """of the last one of these"""
-    whole: bool = False
+    """of the last of these inputs"""
+    complete: bool = False
 
     def add(self, number: int, chunk: Chunk) -> None:
-        """Count a piece of source `number`."""
+        """Count a chunk of input `number`."""
         if len(self.documents) <= number:
             self.documents += [0] * (number + 1 - len(self.documents))
             self.chunks = 0
@@ -49,24 +49,24 @@ class SplitProgress:
         self.bytes += len(chunk.text.encode())
 
     def documents_of(self, inputs: int) -> list[int]:
-        """Documents of each of all sources."""
+        """Documents of each of all inputs."""
         return self.documents + [0] * (inputs - len(self.documents))
 
 
 @dataclass
 class PreparationState:
-    """What `progress.json` says beside the recipe."""
+    """Contents of `progress.json` beside the corpus specification."""
 
     written: dict[Split, SplitProgress]
     tokenizer: str | None = None
-    """sha256 of the tokenizer, once it is written"""
+    """sha256 of the tokenizer, once written"""
 
     @staticmethod
     def of(folder: Path, spec: CorpusSpec) -> "PreparationState":
-        """Take up what lies in a folder, or begin in an empty one.
+        """Resume in a folder, or start in an empty one.
 
         Raises:
-            InputError: something else lies there, or it was begun with something else.
+            InputError: the folder holds other files, or a preparation with another specification.
 
         """
         path = folder / "progress.json"
@@ -80,40 +80,40 @@ class PreparationState:
                     {s: SplitProgress(**content["written"][s]) for s in SPLITS}, content["tokenizer"]
                 )
             except (KeyError, TypeError):
-                raise InputError(f"{path}: cannot be read; remove {folder} to begin anew") from None
+                raise InputError(f"{path}: cannot be read; remove {folder} to start over") from None
         if any(folder.iterdir()):
-            raise InputError(f"{folder} is not empty and holds no prepared text, a new folder is expected")
+            raise InputError(f"{folder}: expected a new folder or a prepared corpus, got other files")
         return PreparationState({split: SplitProgress() for split in SPLITS})
 
     def to_json(self) -> dict[str, Any]:
-        """Write it, but for the recipe."""
+        """Serialise it, without the specification."""
         written = {split: asdict(self.written[split]) for split in SPLITS}
         return {"tokenizer": self.tokenizer, "written": written}
 
 
 def check_same(folder: Path, content: dict[str, Any], spec: CorpusSpec) -> None:
-    """Raise `InputError` unless a folder was begun with the same input as is given now."""
+    """Raise `InputError` unless a folder was started with the same specification."""
     try:
         difference = CorpusSpec.read(content).difference(spec)
     except (KeyError, TypeError, AttributeError):
-        difference = "what it was made from cannot be read"
+        difference = "its specification cannot be read"
     if difference is not None:
         raise InputError(
-            f"{folder} was made from other input: {difference}; name another folder, or remove it to begin anew"
+            f"{folder} was prepared from other input: {difference}; choose another folder, or remove it to start over"
         )
 
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep others from preparing a text there; raises `InputError`.
+    """Create the folder if necessary and lock it; raises `InputError`.
 
-    A folder that is made here goes again where the input is refused: the mended input would not fit what it holds.
+    If the input is refused, a folder created here is removed: it would not match the corrected input.
     """
     new = not folder.exists()
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder, f"{folder}: another process is preparing a text there"))
+            stack.enter_context(locked(folder, f"{folder}: another process is preparing a corpus there"))
         except OSError as error:
             raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
         try:
@@ -126,26 +126,26 @@ def claimed(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def storing(folder: Path) -> Iterator[None]:
-    """Turn what a disk refuses into one message; raises `InputError` where it could never be written."""
+    """Turn write errors into `StorageError`, or `InputError` if the folder was never writable."""
     try:
         yield
-    except BrokenPipeError:  # who reads our output has gone
+    except BrokenPipeError:  # the reader of our output is gone
         raise
     except OSError as error:
-        place = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        message = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(place) from None
-        raise StorageError(f"{place}; what was prepared so far is kept, the same command goes on from there") from None
+            raise InputError(message) from None
+        raise StorageError(f"{message}; progress is kept, the same command resumes") from None
 
 
 @contextlib.contextmanager
 def opened_at(path: Path, size: int) -> Iterator[BinaryIO]:
-    """Open a file to append to its first `size` bytes, what comes after is cut off; raises `InputError` if shorter."""
+    """Open a file for appending after its first `size` bytes, truncating the rest; raises `InputError` if shorter."""
     with path.open("r+b" if path.exists() else "w+b") as file:
         there = file.seek(0, os.SEEK_END)
         if there < size:
             raise InputError(
-                f"{path}: has {there} bytes, {size} are expected by progress.json; remove {path.parent} to begin anew"
+                f"{path}: expected {size} bytes (progress.json), got {there}; remove {path.parent} to start over"
             )
         file.truncate(size)
         file.seek(size)

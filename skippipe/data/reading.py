@@ -1,4 +1,4 @@
-"""Inputs read a part at a time: files by ourselves, data sets of the hub as streams of `datasets`, with no cache."""
+"""Streaming readers of the inputs: files, and datasets of the hub through `datasets` without its cache."""
 
 import sys
 import tempfile
@@ -15,11 +15,11 @@ from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plai
 from skippipe.errors import InputError
 
 HUB_ROWS = 100
-"""Records of the hub that are read at a time."""
+"""Records of the hub read at a time."""
 
 
 class Reader:
-    """Reads the inputs of a text; a context manager, since `datasets` needs a folder for what it keeps of the hub."""
+    """Reads the inputs of a corpus; a context manager, since `datasets` needs a temporary folder."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
@@ -36,20 +36,20 @@ class Reader:
         self._stack.close()
 
     def inputs(self) -> Inputs:
-        """Find all inputs; raises `InputError` naming the key that stands for none."""
+        """Find all inputs; raises `InputError` naming the key without a match."""
         if self._config.hub is None:
             return find_files(self._config)
         return {"training": self._hub_inputs("training"), "validation": self._hub_inputs("validation")}
 
     def revision(self) -> str | None:
-        """What the hub calls the state of its data set; None for files."""
+        """Revision of the hub's dataset; None for files."""
         return None if self._config.hub is None else str(self._hub_builder.hash)
 
     def read(self, split: Split, inputs: Sequence[InputFile], first: int = 0) -> Iterator[tuple[int, Iterator[Chunk]]]:
-        """Number and documents of each source from number `first` on; documents come in chunks, a text file is one.
+        """Number and documents of each input from number `first` on; documents come in chunks, a text file is one.
 
         Raises:
-            InputError: what cannot be read; the message names the file.
+            InputError: unreadable input; the message names the file.
 
         """
         stream = None if self._config.hub is None else self._hub_stream(split)
@@ -58,7 +58,7 @@ class Reader:
             yield number, self._documents(f"data.{split}: {inputs[number].name}", inputs[number], shard)
 
     def _documents(self, title: str, file: InputFile, shard: Any) -> Iterator[Chunk]:
-        """Documents of one source, in chunks; those without text are left out, but for text files."""
+        """Documents of one input, in chunks; empty records are dropped."""
         try:
             if file.kind == "text":
                 yield from plain_text(file.name)
@@ -66,7 +66,7 @@ class Reader:
                 yield from (chunk for chunk in self._records(file, shard) if chunk.text)
         except InputError as error:
             raise InputError(f"{title}: {error}") from None
-        except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
+        except Exception as error:  # noqa: BLE001 - errors of broken files depend on format and version
             raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
 
     def _records(self, file: InputFile, shard: Any) -> Iterator[Chunk]:
@@ -83,18 +83,18 @@ class Reader:
         try:
             return _datasets().load_dataset_builder(config.hub, config.hub_configuration, cache_dir=self._folder)
         except Exception as error:  # noqa: BLE001 - no network, no such name, no permission: of many kinds
-            raise InputError(f"data.hub is {config.hub}: cannot be read: {first_line(error)}") from None
+            raise InputError(f"data.hub={config.hub}: cannot be read: {first_line(error)}") from None
 
     def _hub_stream(self, split: Split) -> Any:
         names = getattr(self._config, split)
         if not names or len(names) != 1:
-            raise InputError(f"data.{split} is {names}, the name of one split of data.hub is expected, e.g. [{split}]")
+            raise InputError(f"data.{split}: expected the name of one split of data.hub, e.g. [{split}], got {names}")
         try:
             return self._hub_builder.as_streaming_dataset(split=names[0])
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - see above
-            raise InputError(f"data.{split} is {names} of {self._config.hub}: {first_line(error)}") from None
+            raise InputError(f"data.{split}={names} of {self._config.hub}: {first_line(error)}") from None
 
     def _hub_inputs(self, split: Split) -> list[InputFile]:
         name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
@@ -102,7 +102,7 @@ class Reader:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in one line, by its cause where there is one."""
+    """First line of an error's message, or of its cause's."""
     cause = error.__cause__ or error
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
@@ -111,7 +111,7 @@ def first_line(error: BaseException) -> str:
 
 def _texts(table: Any, column: str) -> list[str]:
     if column not in table.column_names:
-        raise InputError(f"has no field {column!r} (data.field), it has {table.column_names}")
+        raise InputError(f"no field {column!r} (data.field); fields: {table.column_names}")
     kind = str(table.schema.field(column).type)
     if kind not in (*ARROW_TEXT, "null"):
         raise InputError(f"field {column!r} (data.field): expected strings, got {kind}")
@@ -120,7 +120,7 @@ def _texts(table: Any, column: str) -> list[str]:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Keep `datasets` from importing torch for each stream, which takes seconds and 600 MB, and is no use to us."""
+    """Keep `datasets` from importing torch for each stream, which takes seconds and 600 MB for nothing."""
     config = _datasets().config
     before = config.TORCH_AVAILABLE
     config.TORCH_AVAILABLE = before and "torch" in sys.modules
@@ -131,7 +131,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def _datasets() -> Any:
-    # Imported late: it takes a second, which --help and the workers of a local run need not wait for.
+    # Imported late: it takes a second, which --help and local workers do without.
     import datasets  # type: ignore[import-untyped]  # noqa: PLC0415
 
     datasets.disable_progress_bars()

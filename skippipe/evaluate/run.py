@@ -85,7 +85,7 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
         omission: draw(omission, partition, job.draws, job.seed) for omission in dict.fromkeys([NONE, *job.omit])
     }
     check_folder(output)
-    with corpus_folder(with_tokenizer_of(job.data, model.tokenizer, model.title), say=report.say) as folder:
+    with corpus_folder(with_tokenizer_of(job.data, model.tokenizer, model.title), warn=report.say) as folder:
         text = _open_text(job, model, folder)
         settings = _settings(job, model, text, device)
         make_folder(output)

@@ -1,4 +1,4 @@
-"""Documents in pieces: the same text and the same tokens as whole, in pieces that do not depend on how it was read."""
+"""Chunks give the text and tokens of the document, however it was read."""
 
 from importlib import resources
 
@@ -32,7 +32,7 @@ WORDS = [
 ]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).map("".join)
 LLAMA_3 = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""The rule by which Llama 3 splits words, which differs from GPT-2's at line ends."""
+"""Llama 3's pre-tokenizer, which differs from GPT-2's at line ends."""
 
 
 def gpt_2() -> Tokenizer:
@@ -57,7 +57,7 @@ TOKENIZERS = {"gpt_2": gpt_2(), "llama_3": llama_3()}
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(derandomize=True, database=None, deadline=None)
 @given(text=TEXTS, limit=st.integers(1, 20))
-def test_pieces_have_the_tokens_of_the_whole(name: str, text: str, limit: int) -> None:
+def test_chunks_have_the_tokens_of_the_document(name: str, text: str, limit: int) -> None:
     chunks = list(split_chunks([Chunk(text, last=True)], limit))
     assert "".join(chunk.text for chunk in chunks) == text
     assert [chunk.last for chunk in chunks] == ([False] * (len(chunks) - 1) + [True] if text else [])
@@ -67,7 +67,7 @@ def test_pieces_have_the_tokens_of_the_whole(name: str, text: str, limit: int) -
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(documents=st.lists(TEXTS, max_size=4), limit=st.integers(1, 20), size=st.integers(1, 9))
-def test_pieces_do_not_depend_on_chunks(documents: list[str], limit: int, size: int) -> None:
+def test_chunks_do_not_depend_on_the_input_chunks(documents: list[str], limit: int, size: int) -> None:
     chunked = [
         Chunk(text[i : i + size], last=i + size >= len(text))
         for text in documents
@@ -78,13 +78,13 @@ def test_pieces_do_not_depend_on_chunks(documents: list[str], limit: int, size: 
     )
 
 
-def test_pieces_are_short_where_lines_are() -> None:
+def test_chunks_are_short_if_lines_are() -> None:
     text = "\n".join(f"line {i} of a long text" for i in range(1000))
     assert max(len(chunk.text) for chunk in split_chunks([Chunk(text, last=True)], 100)) <= 100
     assert len(list(split_chunks([Chunk(text, last=True)], None))) == 1
 
 
-def test_a_long_line_is_one_piece() -> None:
+def test_a_long_line_is_one_chunk() -> None:
     long = "word " * 100
     chunks = list(split_chunks([Chunk(f"a\nb\n{long}x\nc\nd\ne", last=True)], 4))
     assert [chunk.text for chunk in chunks] == ["a\nb\n", f"{long}x\n", "c\nd\n", "e"]

@@ -1,4 +1,4 @@
-"""Which files a text is made of: patterns, formats, the share that is validated on, and what cannot be used."""
+"""Input files of a corpus: patterns, formats, validation split, refusals."""
 
 import glob
 import io
@@ -23,7 +23,7 @@ from skippipe.overrides import with_names_quoted
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with files of many kinds."""
+    """A working folder with files of many kinds."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     for name, content in {
@@ -48,21 +48,21 @@ def names(config: DataConfig, split: Split = "training") -> list[str]:
     return [file.name for file in find_files(config)[split]]
 
 
-def test_patterns_name_files_in_order_each_once(files: Path) -> None:
+def test_patterns_give_sorted_unique_files(files: Path) -> None:
     config = DataConfig(training=["b.txt", "[ab].txt", "**/*.txt"], validation=["good.jsonl"])
     assert names(config) == ["b.txt", "a.txt", "binary.txt", "empty.txt", "folder/deep/c.txt"]
 
 
-def test_what_is_validated_on_is_never_trained_on(files: Path) -> None:
+def test_validation_files_are_never_trained_on(files: Path) -> None:
     (files / "link.txt").symlink_to(files / "b.txt")
     config = DataConfig(training=["*.txt"], validation=[str(files / "b.txt")])
     assert names(config) == ["a.txt", "binary.txt", "empty.txt"]
     assert names(config, "validation") == [str(files / "b.txt")]
-    with pytest.raises(InputError, match=r"data.training names no file that is not one of data.validation"):
+    with pytest.raises(InputError, match=r"data.training: expected at least one file that is not in data.validation"):
         find_files(DataConfig(training=["b.txt", "link.txt"], validation=["b.txt"]))
 
 
-def test_a_path_that_exists_is_that_file(files: Path) -> None:
+def test_an_existing_path_is_that_file(files: Path) -> None:
     odd = ["[1].txt", "*.txt", "a?.txt", "a,b.txt", "{x}.txt", "a b$.txt", "**", "café.txt", "a\udcff.txt"]
     for name in odd:
         (files / name).write_text(name.encode(errors="backslashreplace").decode())
@@ -74,7 +74,7 @@ def test_a_path_that_exists_is_that_file(files: Path) -> None:
     assert names(DataConfig(training=["[a]?.txt"], validation=["b.txt"])) == ["a?.txt", "a\udcff.txt"]
 
 
-def test_links_that_make_circles(files: Path) -> None:
+def test_cyclic_links(files: Path) -> None:
     for folder in ("", "folder", "folder/deep"):
         for i in range(6):
             (files / folder / f"circle{i}").symlink_to(files / ("folder" if i % 2 else ""))
@@ -94,14 +94,14 @@ def test_links_that_make_circles(files: Path) -> None:
 @pytest.mark.parametrize(
     "pattern", ["**/*.txt", "**", "folder/**", "**/deep/*", "*/*/*.txt", "./**/[ab].txt", "**/**/c*"]
 )
-def test_patterns_stand_for_what_they_do_elsewhere(pattern: str, files: Path) -> None:
+def test_patterns_match_like_glob(pattern: str, files: Path) -> None:
     there = sorted(name for name in set(glob.glob(pattern, recursive=True)) if Path(name).is_file())  # noqa: PTH207
     assert matching(pattern) == there != []
 
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.sets(st.integers(0, 10_000), min_size=150, max_size=300), st.integers(1, 149))
-def test_more_files_move_none(numbers: set[int], kept: int) -> None:
+def test_adding_files_moves_none(numbers: set[int], kept: int) -> None:
     files = [InputFile(f"in/{number}.txt", "text") for number in sorted(numbers)]
     training, validation = share_by_name(files)
     assert sorted(training + validation, key=files.index) == files
@@ -113,29 +113,35 @@ def test_more_files_move_none(numbers: set[int], kept: int) -> None:
     assert expected <= {Path(file.name).name for file in again}
 
 
-def test_a_share_needs_files(files: Path) -> None:
+def test_default_split_needs_enough_files(files: Path) -> None:
     for training in (["a.txt"], ["a.txt", "b.txt"]):
         with pytest.raises(
-            InputError, match=rf"none of the {len(training)} is: data.validation=\[FILE,...\] is expected"
+            InputError, match=rf"data.validation: expected \[FILE,...\], got null: .* none of {len(training)}"
         ):
             find_files(DataConfig(training=training))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"training": ["missing.txt"]}, r"data.training\[0\] is missing.txt: there is no such file$"),
+    "missing": ({"training": ["missing.txt"]}, r"data.training\[0\]=missing.txt: no such file$"),
     "fetch": (
         {"training": ["c/*"], "fetch": "do it"},
-        r"data.training\[0\] is c/\*: there is no such file; `do it` brings",
+        r"data.training\[0\]=c/\*: no such file; fetch it with `do it`",
     ),
-    "folder": ({"training": ["folder"]}, r"data.training\[0\] is folder: folder is no file"),
-    "pattern": ({"training": ["a.txt", "none/*.txt"]}, r"data.training\[1\] is none/\*.txt: there is no such file"),
-    "validation": ({"validation": ["none"]}, r"data.validation\[0\] is none: there is no such file"),
-    "ending": ({"training": ["a.csv"]}, r"a.csv ends in none of .txt, .json, .jsonl, .parquet, .*data.format says"),
-    "packed parquet": ({"training": ["archive.parquet.gz"]}, r"archive.parquet.gz ends in none of"),
-    "none": ({"training": []}, "data.training is empty"),
-    "tokenizer": ({"tokenizer": "missing.json"}, "data.tokenizer is missing.json: there is no such file"),
-    "two tokenizers": ({"tokenizer": "a.json", "vocabulary": 300}, "data.tokenizer and data.vocabulary are both set"),
-    "prepared": ({"prepared": "folder"}, "folder: holds no corpus.json"),
+    "folder": ({"training": ["folder"]}, r"data.training\[0\]=folder: folder is not a file"),
+    "pattern": ({"training": ["a.txt", "none/*.txt"]}, r"data.training\[1\]=none/\*.txt: no such file"),
+    "validation": ({"validation": ["none"]}, r"data.validation\[0\]=none: no such file"),
+    "ending": (
+        {"training": ["a.csv"]},
+        r"a.csv: expected a suffix of .txt, .json, .jsonl, .parquet, .* or data.format",
+    ),
+    "packed parquet": ({"training": ["archive.parquet.gz"]}, r"archive.parquet.gz: expected a suffix of"),
+    "none": ({"training": []}, r"data.training: expected at least one file, got \[\]"),
+    "tokenizer": ({"tokenizer": "missing.json"}, "data.tokenizer=missing.json: no such file"),
+    "two tokenizers": (
+        {"tokenizer": "a.json", "vocabulary": 300},
+        "expected data.tokenizer or data.vocabulary, got both",
+    ),
+    "prepared": ({"prepared": "folder"}, "folder: expected a folder completed by .*, got one without corpus.json"),
 }
 
 
@@ -147,14 +153,14 @@ def test_refused_at_once(case: str, files: Path) -> None:
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt holds no text"),
+    "empty": ({"training": ["empty.txt"]}, "data.training: empty.txt contains no text"),
     "broken": (
         {"training": ["good.jsonl", "broken.jsonl"]},
         "data.training: broken.jsonl: cannot be read: line 2: Expecting value",
     ),
     "field": (
         {"training": ["good.jsonl"], "field": "body"},
-        r"data.training: good.jsonl: has no field 'body' \(data.field\), it has \['text'\]",
+        r"data.training: good.jsonl: no field 'body' \(data.field\); fields: \['text'\]",
     ),
     "numbers": (
         {"training": ["numbers.jsonl"]},
@@ -180,10 +186,10 @@ def test_unreadable(case: str, files: Path) -> None:
     assert not (files / "out" / "corpus.json").exists()
 
 
-def test_names_that_an_output_cannot_encode(
+def test_names_that_the_output_cannot_encode(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even UTF-8 on the disk, and letters that ASCII has not: prepared, recorded as they are, shown escaped."""
+    """Names that are not UTF-8, and non-ASCII letters: recorded unchanged, shown escaped."""
     odd = ["caf\xe9.txt", "a\udcff\udce9.txt"]
     for name in odd:
         (tmp_path / name).write_text("A text.\n" * 9)
@@ -202,12 +208,10 @@ def test_names_that_an_output_cannot_encode(
             for stream in streams:
                 stream.flush()
         shown = {name: stream.getvalue().decode(encoding) for name, stream in raw.items()}
-        assert "validated on: a\\udcff\\udce9.txt\n" in shown["stdout"]
-        assert "out\\udcfe holds this text already" in shown["stdout"]
+        assert "validation files: a\\udcff\\udce9.txt\n" in shown["stdout"]
+        assert "out\\udcfe is already complete" in shown["stdout"]
         letter = "\\xe9" if encoding == "ascii" else "\xe9"
-        assert shown["stderr"] == (
-            f"skippipe data prepare: data.training[0] is none\\udcff{letter}: there is no such file\n"
-        )
+        assert shown["stderr"] == (f"skippipe data prepare: data.training[0]=none\\udcff{letter}: no such file\n")
 
 
 @pytest.mark.parametrize(
@@ -220,11 +224,11 @@ def test_names_that_an_output_cannot_encode(
         ("--config-dir=\xe9", "--config-dir=\xe9"),
     ],
 )
-def test_letters_beyond_ascii_are_quoted(argument: str, expected: str) -> None:
+def test_non_ascii_letters_are_quoted(argument: str, expected: str) -> None:
     assert with_names_quoted(argument) == expected
 
 
-def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_unusual_validation_share_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
     names = [f"{i}.txt" for i in range(100)]
     held_out = next(name for name in names if falls_to_validation(name))
     trained_on = next(name for name in names if not falls_to_validation(name))
@@ -232,8 +236,8 @@ def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_pa
     for name in (held_out, trained_on):
         (tmp_path / name).write_text("A text of some words.\n" * 300)
     half = (
-        "warning: data.validation is null, so 1 of 2 files, chosen by a hash of the names, are validated on: 50.0% of "
-        "all tokens, where 5% is usual; data.validation=[FILE,...] chooses others\n"
+        "warning: data.validation is null: by a hash of their names, 1 of 2 files are the validation split, 50.0% of "
+        "all tokens (usually 5%); choose files with data.validation=[FILE,...]\n"
     )
     for _ in range(2):
         result = run("data", "prepare", *training, "output=out")
@@ -241,18 +245,21 @@ def test_an_unusual_share_to_validate_on_is_said(run: Callable[..., Any], tmp_pa
     (tmp_path / trained_on).write_text("A text of some words.\n" * 300 * 19)
     assert run("data", "prepare", *training, "output=usual").err == ""
     (tmp_path / held_out).write_text("A text.\n")
-    assert "are validated on: 0.0% of all tokens" in run("data", "prepare", *training, "output=little").err
+    assert "are the validation split, 0.0% of all tokens" in run("data", "prepare", *training, "output=little").err
     assert run("data", "prepare", *training, f"data.validation=[{held_out}]", "output=named").err == ""
     dry_run = ["train", "--dry-run", *training, "data.sequence=16", "planner.work_limit=50"]
     (tmp_path / held_out).write_text("A text of some words.\n" * 300 * 19)
     assert run(*dry_run).err == f"skippipe: {half}"
-    said: list[str] = []
-    with corpus_folder(DataConfig(training=[held_out, trained_on]), say=said.append):
+    warnings: list[str] = []
+    with corpus_folder(DataConfig(training=[held_out, trained_on]), warn=warnings.append):
         pass
-    assert len(said) == 1
-    with corpus_folder(DataConfig(prepared="little"), say=said.append), corpus_folder(DataConfig(), say=said.append):
+    assert len(warnings) == 1
+    with (
+        corpus_folder(DataConfig(prepared="little"), warn=warnings.append),
+        corpus_folder(DataConfig(), warn=warnings.append),
+    ):
         pass
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
 def test_names_with_control_characters_are_shown_escaped(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -261,4 +268,4 @@ def test_names_with_control_characters_are_shown_escaped(run: Callable[..., Any]
     result = run("data", "prepare", 'data.training=["a*.txt"]', 'data.validation=["b*.txt"]', "output=out")
     assert result.status == 0
     assert ", of a\\x1b[31m.txt\n" in result.out
-    assert "validated on: b\\nc.txt\n" in result.out
+    assert "validation files: b\\nc.txt\n" in result.out

@@ -1,4 +1,4 @@
-"""The tokenizer of a model: taken where none is named, and what tells another one from it."""
+"""The model's tokenizer is the default, and others are told apart."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def changed(change: Callable[[Content], Any]) -> str:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_another_one(case: str) -> None:
+def test_different_tokenizers(case: str) -> None:
     change, message = OTHERS[case]
     found = difference(changed(change), shipped_tokenizer().to_str())
     assert found is not None
@@ -79,13 +79,13 @@ def test_another_one(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_the_same(case: str) -> None:
+def test_equivalent_tokenizers(case: str) -> None:
     other = changed(ALIKE[case])
     assert other != shipped_tokenizer().to_str()
     assert difference(other, shipped_tokenizer().to_str()) is None
 
 
-def test_scores_and_special_tokens_of_two_numbers() -> None:
+def test_scores_and_special_tokens_with_different_numbers() -> None:
     def unigram(score: float) -> str:
         made = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", score)], unk_id=0))
         made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -98,7 +98,7 @@ def test_scores_and_special_tokens_of_two_numbers() -> None:
     assert found.startswith("'<|endoftext|>' is token ")
 
 
-def test_settings_of_a_text_for_a_model(tmp_path: Path) -> None:
+def test_corpus_settings_for_a_model(tmp_path: Path) -> None:
     own, alike, other = (str(tmp_path / name) for name in ("own.json", "alike.json", "other.json"))
     for name, change in ((own, dict), (alike, ALIKE["special token"]), (other, swap_merges)):
         Path(name).write_text(changed(change))
@@ -109,21 +109,21 @@ def test_settings_of_a_text_for_a_model(tmp_path: Path) -> None:
     for config in (DataConfig(tokenizer=other), DataConfig(vocabulary=300), DataConfig(prepared="x")):
         assert with_tokenizer_of(config, None, "M") == config
     refused = {
-        "data.tokenizer is .*other.json, which is not that of M: merges differ; the model's own": DataConfig(
+        "data.tokenizer=.*other.json is not that of M: merges differ; expected the model's own": DataConfig(
             tokenizer=other
         ),
-        "data.vocabulary: expected null, since M has a tokenizer of its own, got 300": DataConfig(vocabulary=300),
+        "data.vocabulary: expected null, since M has its own tokenizer, got 300": DataConfig(vocabulary=300),
     }
     for message, config in refused.items():
         with pytest.raises(InputError, match=message):
             with_tokenizer_of(config, own, "M")
     with pytest.raises(
-        InputError, match=r"data.tokenizer: expected the tokenizer of M, which holds none itself, got null"
+        InputError, match=r"data.tokenizer: expected the tokenizer of M, which comes without one, got null"
     ):
         with_tokenizer_of(plain, None, "M")
 
 
-def test_a_prepared_text(tmp_path: Path) -> None:
+def test_a_prepared_corpus(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(changed(swap_merges))
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("Peace.\n")
@@ -132,6 +132,6 @@ def test_a_prepared_text(tmp_path: Path) -> None:
     check_tokenizer(corpus, None, "M")
     check_tokenizer(corpus, corpus.tokenizer_json, "M")
     with pytest.raises(
-        InputError, match=r"out: its tokenizer is not that of M: merges differ; .*data.prepared of a text"
+        InputError, match=r"out: its tokenizer is not that of M: merges differ; .*data.prepared of a corpus"
     ):
         check_tokenizer(corpus, shipped_tokenizer().to_str(), "M")

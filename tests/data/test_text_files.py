@@ -1,4 +1,4 @@
-"""Records: the field that is asked for as it stands, whatever else is in a file; what cannot be read, in one line."""
+"""Records: the requested field, unmodified, whatever else is in a file; one-line errors."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def texts_of(path: Path, field: str = "text") -> list[str]:
 
 
 def trained_on(folder: Path) -> list[str]:
-    """Texts of a prepared folder, which all of its tokenizer's tokens spell."""
+    """Texts of a prepared folder, decoded from its tokens."""
     corpus = open_corpus(folder)
     stream = corpus.stream("training")
     assert stream[-1] == corpus.end_of_text
@@ -43,7 +43,7 @@ def trained_on(folder: Path) -> list[str]:
 
 @pytest.fixture
 def prepared(run: Run, tmp_path: Path) -> Callable[..., list[str]]:
-    """Prepare files by the command line, and give what is trained on."""
+    """Prepare files on the command line and return the training texts."""
 
     def call(*names: str) -> list[str]:
         (tmp_path / "v.txt").write_text("What is held out.\n")
@@ -77,8 +77,8 @@ def test_json_in_any_layout(
     made: list[Any], indent: int | None, array: bool, ascii_only: bool, part: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Lines, an array or records over several lines, read in parts of any size: the strings that are there."""
-    monkeypatch.setattr(text_files, "PART", part)
+    """JSON Lines, an array or multi-line records, read in parts of any size."""
+    monkeypatch.setattr(text_files, "READ_SIZE", part)
     if not any("text" in record for record in made if record):
         made = [*made, {"text": "late"}]
     if indent is not None:
@@ -92,8 +92,8 @@ def test_json_in_any_layout(
     assert texts_of(path) == [record["text"] for record in made if record and record.get("text") is not None]
 
 
-def test_only_the_field_is_looked_at(prepared: Callable[..., list[str]], write: Callable[..., Path]) -> None:
-    """Types of other fields, the order of files, dates, nulls, late fields: none of it makes a difference."""
+def test_only_the_field_is_read(prepared: Callable[..., list[str]], write: Callable[..., Path]) -> None:
+    """Types of other fields, the order of files, dates, nulls and late fields do not matter."""
     files: dict[str, list[Any]] = {
         "nulls.jsonl": [{"text": None, "id": None}, None, {"id": 1}, {"text": ""}, {"text": "after nulls"}],
         "dates.jsonl": [{"text": "2024-01-05T10:00:00Z"}, {"text": "1"}, {"text": "null"}, {"text": "1e5", "n": 1e999}],
@@ -133,8 +133,8 @@ def test_parquet_strings_of_every_kind(kind: Any, tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.parquet", "a.b") == [text for text in texts if text is not None]
 
 
-def test_marks_and_packing(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
-    """A byte order mark is no text, also behind gzip; what is packed is told by its content as well as by its name."""
+def test_byte_order_marks_and_compression(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Byte order marks are ignored, also inside gzip; compression is detected by content or by name."""
     (tmp_path / "a.txt").write_bytes(BOM + b"one")
     (tmp_path / "b.jsonl").write_bytes(BOM + b'{"text": "two"}')
     (tmp_path / "c.json").write_bytes(BOM + b'[{"text": "three"}]')
@@ -147,7 +147,7 @@ def test_marks_and_packing(prepared: Callable[..., list[str]], tmp_path: Path) -
 
 
 def test_line_ends_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "PART", 2)
+    monkeypatch.setattr(text_files, "READ_SIZE", 2)
     (tmp_path / "a.txt").write_bytes("a\r\né\r\rb\n".encode())
     assert "".join(chunk.text for chunk in plain_text(str(tmp_path / "a.txt"))) == "a\né\n\nb\n"
 
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "boolean": ("x.jsonl", b'\n{"text": true}', "line 2: field 'text' (data.field): expected a string, got a boolean"),
     "array": ("x.json", b'[{"text":"a"},\n{"text":[]}]', "line 2: field 'text' (data.field): expected a string, got"),
     "no record": ("x.jsonl", GOOD + b'"text"', "line 2: expected a record (an object), got a string"),
-    "no field": ("x.jsonl", b'{"body": "a", "n": 1}', "has no field 'text' (data.field), it has ['body', 'n']"),
+    "no field": ("x.jsonl", b'{"body": "a", "n": 1}', "no field 'text' (data.field); fields: ['body', 'n']"),
     "surrogate": ("x.jsonl", b'{"text": "\\ud800"}', "line 1: field 'text' (data.field): expected text, got half of a"),
     "cut line": ("x.jsonl", GOOD + b'{"text": "a', "cannot be read: line 2: Unterminated string"),
     "cut array": ("x.json", b'[{"text": "a"},\n', "cannot be read: line 2: Expecting value"),
@@ -173,21 +173,21 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "after array": ("x.json", b'[]\n{"text": "a"}', "cannot be read: line 2: expected the end of the file"),
     "deep": ("x.jsonl", GOOD + DEEP, "cannot be read: line 2: nested too deeply"),
     "deep array": ("x.json", b"[\n" + DEEP + b"]", "cannot be read: line 2: nested too deeply"),
-    "latin-1": ("x.jsonl", GOOD + b'{"text": "\xe9"}', "cannot be read: line 2: no utf-8 text (byte 10 of the line)"),
-    "latin-1 text": ("x.txt", b"\xe9", "cannot be read: byte 0: no utf-8 text"),
-    "far on": ("x.txt.gz", gzip.compress(b"a line\r\n" * 3000 + b"\xc3\xe9"), "byte 24000: no utf-8 text"),
-    "latin-1 in an array": ("x.json", b'[{"text": "a"},\n{"text":\n"\xe9"}]', "cannot be read: line 3: no utf-8 text"),
-    "utf-16": ("x.txt", "a".encode("utf-16"), "cannot be read: byte 0: no utf-8 text"),
+    "latin-1": ("x.jsonl", GOOD + b'{"text": "\xe9"}', "cannot be read: line 2: not utf-8 text (byte 10 of the line)"),
+    "latin-1 text": ("x.txt", b"\xe9", "cannot be read: byte 0: not utf-8 text"),
+    "far on": ("x.txt.gz", gzip.compress(b"a line\r\n" * 3000 + b"\xc3\xe9"), "byte 24000: not utf-8 text"),
+    "latin-1 in an array": ("x.json", b'[{"text": "a"},\n{"text":\n"\xe9"}]', "cannot be read: line 3: not utf-8 text"),
+    "utf-16": ("x.txt", "a".encode("utf-16"), "cannot be read: byte 0: not utf-8 text"),
     "NUL": ("x.jsonl", GOOD + b"\0", "cannot be read: line 2: Expecting value"),
     "cut gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:-9], "cannot be read: "),
-    "empty": ("x.jsonl", b"", "x.jsonl holds no text"),
-    "nulls": ("x.jsonl", b'{"text": null}\nnull\n', "x.jsonl holds no text"),
-    "no rows": ("x.parquet", parquet(text=pa.array([], pa.string())), "x.parquet holds no text"),
-    "null column": ("x.parquet", parquet(text=pa.array([None], pa.null())), "x.parquet holds no text"),
+    "empty": ("x.jsonl", b"", "x.jsonl contains no text"),
+    "nulls": ("x.jsonl", b'{"text": null}\nnull\n', "x.jsonl contains no text"),
+    "no rows": ("x.parquet", parquet(text=pa.array([], pa.string())), "x.parquet contains no text"),
+    "null column": ("x.parquet", parquet(text=pa.array([None], pa.null())), "x.parquet contains no text"),
     "integers": ("x.parquet", parquet(text=[1]), "field 'text' (data.field): expected strings, got int64"),
     "bytes": ("x.parquet", parquet(text=[b"a"]), "field 'text' (data.field): expected strings, got binary"),
     "lists": ("x.parquet", parquet(text=[["a"]]), "field 'text' (data.field): expected strings, got list<"),
-    "no column": ("x.parquet", parquet(body=["a"], n=[1]), "has no field 'text' (data.field), it has ['body', 'n']"),
+    "no column": ("x.parquet", parquet(body=["a"], n=[1]), "no field 'text' (data.field); fields: ['body', 'n']"),
     "cut parquet": ("x.parquet", parquet(text=["a"])[:-9], "cannot be read: "),
     "no parquet": ("x.parquet", b"PAR1", "cannot be read: "),
     "empty parquet": ("x.parquet", b"", "cannot be read: "),
@@ -195,12 +195,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read(case: str, run: Run, tmp_path: Path) -> None:
+def test_unreadable_files(case: str, run: Run, tmp_path: Path) -> None:
     name, content, message = REFUSED[case]
     (tmp_path / name).write_bytes(content)
     (tmp_path / "v.txt").write_text("What is held out.\n")
     (tmp_path / "good.jsonl").write_bytes(GOOD)
-    names = name if "holds no text" in message else f"good.jsonl,{name}"
+    names = name if "contains no text" in message else f"good.jsonl,{name}"
     result = run("data", "prepare", f"data.training=[{names}]", "data.validation=[v.txt]", "output=out")
     assert result.status == 2, result
     assert result.err.startswith(f"skippipe data prepare: data.training: {name}")
@@ -208,14 +208,14 @@ def test_what_cannot_be_read(case: str, run: Run, tmp_path: Path) -> None:
     assert result.err.count("\n") == 1
 
 
-def test_what_is_no_file(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_not_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "gone.txt").symlink_to("nowhere")
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     for name in ("pipe.jsonl", "folder.txt", "gone.txt", "loop.txt", "/dev/zero"):
         message = refused("data", "prepare", f"data.training=[{name}]", "data.format=text", "output=o")
-        assert f"data.training[0] is {name}: {name} is no file" in message
+        assert f"data.training[0]={name}: {name} is not a file" in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs somebody who may not read every file: not root")
@@ -228,7 +228,7 @@ def test_no_permission(run: Run, tmp_path: Path) -> None:
     hidden.chmod(0)
     for training, message in (
         ("a.txt", "data.training: a.txt: cannot be read: Permission denied\n"),
-        ("deep/**/*.txt", "data.training[0] is deep/**/*.txt: deep/er/: cannot be read: Permission denied\n"),
+        ("deep/**/*.txt", "data.training[0]=deep/**/*.txt: deep/er/: cannot be read: Permission denied\n"),
     ):
         result = run("data", "prepare", f"data.training=[{training}]", "data.validation=[v.txt]", "output=o")
         assert (result.status, result.err) == (2, f"skippipe data prepare: {message}")
@@ -269,4 +269,4 @@ def test_field_case_without_rows(refused: Callable[..., str]) -> None:
     if not path.is_file():
         pytest.skip("needs the folder ../shared/field beside the checkout, which is not there")
     training = [f"data.training=[{path}]", f"data.validation=[{path.parent / 'val.txt'}]"]
-    assert "norows.parquet holds no text" in refused("data", "prepare", *training, "output=o")
+    assert "norows.parquet contains no text" in refused("data", "prepare", *training, "output=o")

@@ -192,7 +192,7 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Other words in another order. " * 400)
     other = ["data.training=[a.txt]", "data.validation=[b.txt]", "data.vocabulary=300"]
-    assert "has a tokenizer of its own, got 300" in refused("evaluate", checkpoint, *other, *rest, "output=out")
+    assert "has its own tokenizer, got 300" in refused("evaluate", checkpoint, *other, *rest, "output=out")
     assert run("data", "prepare", *other, "output=text").status == 0
     assert "its tokenizer is not that of" in refused("evaluate", checkpoint, "data.prepared=text", *rest, "output=out")
 
@@ -200,7 +200,7 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     tokens = tmp_path / "spoiled/validation.tokens"
     tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
     spoiled = refused("evaluate", checkpoint, "data.prepared=spoiled", *rest, "output=out")
-    assert "validation.tokens: expected what corpus.json records, got a changed file (bytes 0 to" in spoiled
+    assert "validation.tokens: changed since it was prepared (bytes 0 to" in spoiled
 
 
 def test_comparing_unlike_things(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:

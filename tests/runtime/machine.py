@@ -124,7 +124,7 @@ def blocks(program: Program) -> tuple[list[list[Action]], list[Action]]:
 
 
 def reordered(rng: Random, programs: Sequence[Program], swaps: int) -> tuple[Program, ...]:
-    """The programs with some tasks moved, each with its RECV and SEND; tasks that pass a result locally stay in order."""
+    """The programs with some tasks moved, each with its RECV and SEND; local hand-overs stay in order."""
     cut = [blocks(program) for program in programs]
     for _ in range(swaps):
         rows, _ = cut[rng.randrange(len(cut))]

@@ -258,7 +258,7 @@ def test_invalid_ranks_are_refused(ranks: list[int], message: str) -> None:
 def test_tasks_off_the_routes_are_refused() -> None:
     content = small_plan()
     lost = content["tasks"].pop()
-    with pytest.raises(InputError, match=f"{lost['microbatch']}{lost['kind']}{lost['hop']} , which the routes require"):
+    with pytest.raises(InputError, match=f"{lost['microbatch']}{lost['kind']}{lost['hop']}, which the routes require"):
         lower(Plan.from_json(json.dumps(content)), [0, 1, 2])
     content["tasks"] += [content["tasks"][0]]
     with pytest.raises(InputError, match=r"tasks\[11\]: 0F0 on node 0"):
