@@ -1,4 +1,4 @@
-"""Losses and times of a model along a way through its layers, on one device."""
+"""Losses and times of a model along a layer path, on one device."""
 
 import statistics
 import time
@@ -15,25 +15,25 @@ from skippipe.model.build import StageModule
 from skippipe.model.layers import compiled_for_any_batch
 
 TIMED_PASSES, TIMED_S = 5, 0.25
-"""A time is the median of at least so many passes, which take at least so many seconds together."""
+"""A time is the median of at least this many passes, taking at least this many seconds in total."""
 
 
 class Evaluator:
-    """Runs a whole model, in one part, over a text that lies on its device.
+    """Runs a full model over a corpus on its device.
 
     Args:
-        part: of all layers.
+        module: the full model as one stage.
         blocks: tokens of the sequences, shape (sequences, sequence + 1).
-        batch: sequences at a time.
-        device: where the part is.
-        autocast: what torch's autocast computes in; None: no autocast.
-        compiled: whether layers and loss are compiled.
+        batch: sequences per batch.
+        device: the module's device.
+        autocast: autocast dtype; None: no autocast.
+        compiled: whether to compile layers and loss.
 
     """
 
     def __init__(  # noqa: PLR0913 - what an evaluation is made of
         self,
-        part: StageModule,
+        module: StageModule,
         blocks: Tokens,
         *,
         batch: int,
@@ -41,31 +41,31 @@ class Evaluator:
         autocast: torch.dtype | None = None,
         compiled: bool = False,
     ) -> None:
-        self._part, self._device, self._autocast = part.eval(), device, autocast
-        self._whole = tuple(part.layers)
+        self._module, self._device, self._autocast = module.eval(), device, autocast
+        self._all_layers = tuple(module.layers)
         self._losses: Callable[[Tensor, Tensor], Tensor] = self._block_losses
         if autocast is not None:
-            part.autocast_to(autocast)
+            module.autocast_to(autocast)
         if compiled:
-            part.compile_parts()
+            module.compile_parts()
             self._losses = compiled_for_any_batch(self._block_losses)
         tokens = torch.from_numpy(np.asarray(blocks).astype(np.int64)).to(device)
         self._batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in torch.split(tokens, batch)]
 
     def losses(self, path: Sequence[int]) -> Losses:
-        """Sum of the token losses of every sequence in nats, shape (sequences,), when only these layers are run."""
+        """Sum of the token losses of every sequence in nats, shape (sequences,), along a layer path."""
         with torch.no_grad():
             found = [self._run(path, *batch) for batch in self._batches]
-        return torch.cat(found).cpu().numpy()  # waits for the device, once
+        return torch.cat(found).cpu().numpy()  # synchronises once
 
     def time_ratio(self, path: Sequence[int]) -> float:
-        """Time of a forward pass, embedding, head and loss included, over that of the whole model; both in turn."""
+        """Time of a forward pass with embedding, head and loss, relative to the full model's; measured alternately."""
         ratios: list[float] = []
         passed = 0.0
         while len(ratios) < TIMED_PASSES or passed < TIMED_S:
-            own, whole = self._seconds(path), self._seconds(self._whole)
-            ratios.append(own / whole)
-            passed += own + whole
+            own, full = self._seconds(path), self._seconds(self._all_layers)
+            ratios.append(own / full)
+            passed += own + full
         return statistics.median(ratios)
 
     def _seconds(self, path: Sequence[int]) -> float:
@@ -82,13 +82,13 @@ class Evaluator:
             torch.cuda.synchronize(self._device)
 
     def _run(self, path: Sequence[int], tokens: Tensor, labels: Tensor) -> Tensor:
-        hidden = self._part.visit(self._part.embed(tokens), path)
+        hidden = self._module.visit(self._module.embed(tokens), path)
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
             return self._losses(hidden, labels)
 
     def _block_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Sum of the token losses of each sequence: (b, s, hidden) and (b, s) int64 to (b,) float64."""
-        logits = self._part.logits(hidden).flatten(0, 1)
+        logits = self._module.logits(hidden).flatten(0, 1)
         wide = torch.promote_types(logits.dtype, torch.float32)
         losses = functional.cross_entropy(logits.to(wide), labels.flatten(), reduction="none")
         return losses.view(labels.shape).double().sum(1)

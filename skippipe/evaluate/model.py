@@ -1,4 +1,4 @@
-"""The model that is evaluated: from a checkpoint, or from a folder of transformers."""
+"""The evaluated model: a checkpoint or a transformers folder."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,37 +26,36 @@ Load = Callable[[torch.dtype, torch.device], StageModule]
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model that is known and not yet read."""
+    """A model whose weights are not loaded yet."""
 
     title: str
-    """what it is called in tables"""
+    """name in tables"""
     sha256: str
-    """equal where the weights are"""
+    """identifies the weights"""
     config: "PretrainedConfig"
     sizes: tuple[int, ...]
     """layers of each stage"""
     load: Load
-    """builds all of it, in one part"""
+    """builds the full model as one module"""
     tokenizer: str | None
-    """its own tokenizer, as `data.tokenizer` names one; None: not known"""
+    """its own tokenizer, in the form of `data.tokenizer`; None: unknown"""
     stage_of_node: Mapping[str, int] = field(default_factory=dict)
-    """by names of nodes, where a plan has them"""
+    """by node name in the plan"""
     sequence: int | None = None
-    """tokens of the sequences that it was trained with; None: not known"""
+    """sequence length of its training; None: unknown"""
     skipped: tuple[str, ...] = ()
-    """what is wrong with newer checkpoints of the same run"""
+    """newer checkpoints of the run that were skipped, with reasons"""
 
 
 def open_model(job: EvaluateJob) -> EvaluatedModel:
-    """Open the model that a job names.
+    """Open the model of a job.
 
     Raises:
-        InputError: none or two are named, or it cannot be used.
+        InputError: none or two are given, or it is unusable.
 
     """
     if (job.checkpoint is None) == (job.model_folder is None):
-        what = "both" if job.checkpoint else "neither"
-        raise InputError(f"{what} of checkpoint and model is set, one of the two is expected")
+        raise InputError(f"expected checkpoint or model, got {'both' if job.checkpoint else 'neither'}")
     if job.checkpoint is not None:
         return _of_checkpoint(open_checkpoint(Path(job.checkpoint), job.key), job)
     assert job.model_folder is not None
@@ -64,19 +63,19 @@ def open_model(job: EvaluateJob) -> EvaluatedModel:
 
 
 def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
-    """Raise `InputError` where a model cannot read a text, or reads other words in it than are there."""
+    """Raise `InputError` if the corpus does not match the model's tokenizer, vocabulary or positions."""
     config = model.config
     if model.tokenizer is not None:
         check_tokenizer(corpus, own_encoder(model.tokenizer).json, model.title)
     if sequence > config.max_position_embeddings:
         raise InputError(
-            f"data.sequence is {sequence}, at most the {config.max_position_embeddings} positions of {model.title} "
-            "are expected"
+            f"data.sequence: expected at most {config.max_position_embeddings}, the positions of {model.title}, "
+            f"got {sequence}"
         )
     if corpus.vocabulary > config.vocab_size:
         raise InputError(
-            f"{corpus.folder}: its tokenizer has {corpus.vocabulary} entries, {model.title} knows {config.vocab_size}:"
-            " a text prepared with the model's tokenizer is expected"
+            f"{corpus.folder}: expected a corpus prepared with the model's tokenizer: {model.title} has a vocabulary "
+            f"of {config.vocab_size}, the corpus of {corpus.vocabulary}"
         )
 
 
@@ -84,9 +83,9 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
     config, plan = model_config(checkpoint.state.model), checkpoint.plan
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:
-        part = _drawn(config, dtype, device)
-        checkpoint.load(part.state_dict())
-        return part
+        module = _drawn(config, dtype, device)
+        checkpoint.load(module.state_dict())
+        return module
 
     has_tokenizer = checkpoint.tokenizer_json is not None
     return EvaluatedModel(
@@ -104,7 +103,7 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
 
 def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
     if not (folder / CONFIG).is_file():
-        raise InputError(f"model is {folder}: a folder with {CONFIG} and safetensors files is expected")
+        raise InputError(f"model: expected a folder with {CONFIG} and safetensors files, got {folder}")
     config = model_config({"folder": str(folder)})
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:

@@ -1,4 +1,4 @@
-"""The picture of an evaluation: perplexity over the share that is left out, draws as dots."""
+"""Plot of an evaluation: perplexity over the fraction of operations skipped, with draws as dots."""
 
 import io
 import math
@@ -9,18 +9,18 @@ from skippipe.evaluate.summary import NONE, Row
 MARKERS = {
     "random": "o", "every": "s", "last": "v", "stages": "D", "layers": "D", "lost": "X", "swap": "^", "swaps": "^",
 }  # fmt: skip
-"""by the kind of word"""
-LARGEST = 700.0
-"""logarithm of what is still a number"""
+"""by the kind of omission"""
+MAX_LOG = 700.0
+"""logarithm of the largest perplexity shown"""
 KINDS = {
-    "random": "at random", "every": "every k-th", "last": "the last ones", "stages": "named ones",
-    "layers": "named ones", "lost": "a lost node's", "swap": "neighbours swapped", "swaps": "neighbours swapped",
+    "random": "random", "every": "every k-th", "last": "last (early exit)", "stages": "selected",
+    "layers": "selected", "lost": "lost node", "swap": "swapped neighbours", "swaps": "swapped neighbours",
 }  # fmt: skip
 
 
 def draw_plot(rows: Mapping[str, Sequence[Row]]) -> bytes:
-    """Draw a PNG of the rows of each model."""
-    # Imported here: it takes a second, and tables do without.
+    """Plot the rows of each model as PNG."""
+    # Imported late: it takes a second, and tables do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
@@ -43,9 +43,9 @@ def draw_plot(rows: Mapping[str, Sequence[Row]]) -> bytes:
             axes.scatter([row.saved] * len(each), each, color=colour, s=7, alpha=0.3, linewidths=0)
             axes.errorbar(row.saved, y, yerr=_bars(row), color=colour, marker=marker, markersize=6, capsize=3)
             legend.setdefault(KINDS[kind], Line2D([], [], color="0.3", marker=marker, linestyle="none"))
-    axes.set_xlabel("share of the decoder layers' operations left out")
+    axes.set_xlabel("fraction of the decoder layers' operations skipped")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axes.set_ylabel("perplexity (bars: 95 %, of the rise on this text)")
+    axes.set_ylabel("perplexity (bars: 95% CI of the increase on this corpus)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.5g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,.5g}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
@@ -57,7 +57,7 @@ def draw_plot(rows: Mapping[str, Sequence[Row]]) -> bytes:
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Lowest and highest perplexity to be shown: never one and the same, at which matplotlib's own limits stumble."""
+    """Lowest and highest perplexity shown; never equal, which matplotlib's limits cannot handle."""
     known = [row for row in rows if math.isfinite(row.perplexity.value)]
     values = [value for row in known for value in (row.perplexity.value, *(one for _, one in row.each))]
     for row in known:
@@ -65,7 +65,7 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
         values += [row.perplexity.value - down, row.perplexity.value + up]
     shown = [math.log(value) for value in values if math.isfinite(value) and value > 0] or [0.0]
     margin = max(0.05 * (max(shown) - min(shown)), 0.01)
-    return math.exp(min(shown) - margin), math.exp(min(max(shown) + margin, LARGEST))
+    return math.exp(min(shown) - margin), math.exp(min(max(shown) + margin, MAX_LOG))
 
 
 def _kind(row: Row) -> str:
@@ -73,9 +73,9 @@ def _kind(row: Row) -> str:
 
 
 def _bars(row: Row) -> list[list[float]]:
-    """How far the interval of the rise goes down and up, as perplexity; nowhere where it is not known."""
+    """Lower and upper error of the increase, as perplexity; zero if unknown."""
     if row.increase is None or not (math.isfinite(row.increase.low) and math.isfinite(row.increase.high)):
         return [[0.0], [0.0]]
-    whole = row.perplexity.value / (1 + row.increase.value)
+    full = row.perplexity.value / (1 + row.increase.value)
     down, up = row.increase.value - row.increase.low, row.increase.high - row.increase.value
-    return [[max(down, 0.0) * whole], [max(up, 0.0) * whole]]
+    return [[max(down, 0.0) * full], [max(up, 0.0) * full]]

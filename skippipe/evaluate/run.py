@@ -1,4 +1,4 @@
-"""An evaluation from the settings to its table: what is measured, in which order, and what is written."""
+"""An evaluation from its settings to its table."""
 
 import hashlib
 import json
@@ -41,14 +41,14 @@ from skippipe.model.flops import layer_flops
 from skippipe.train.efficiency import device_name, find_device
 
 TIMED_DRAWS = 3
-"""of a word: times do not depend much on which layers are left out"""
+"""per omission: times hardly depend on which layers are skipped"""
 
 
 class Report(Protocol):
-    """Who is told how far it has come."""
+    """Receives progress and messages."""
 
     def __call__(self, omission: str, done: int, total: int) -> None:
-        """Take what is worked on, and how many draws are done of how many."""
+        """Take the current omission, and the draws done and in total."""
 
     def say(self, line: str) -> None:
         """Take a line for the user."""
@@ -56,31 +56,31 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Text:
-    """What is evaluated on."""
+    """The sequences to evaluate on."""
 
     corpus: Corpus
     blocks: Blocks
 
     @property
     def sha256(self) -> str:
-        """Equal where the tokens are."""
+        """Identifies the tokens."""
         facts = [self.corpus.tokenizer_sha256, self.corpus.splits["validation"].sha256]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
-    """Evaluate a model, or go on with an evaluation; writes everything to `output`.
+    """Run or resume an evaluation; writes everything to `output`.
 
     Raises:
-        InputError: model, text, words or folder cannot be used.
+        InputError: unusable model, corpus, omissions or folder.
 
     """
     model = open_model(job)
     for reason in model.skipped:
-        report.say(f"passed over: {reason}")
+        report.say(f"skipped: {reason}")
     device = find_device(job.device, "device")
     partition = Partition(model.sizes, job.unit, job.keep_first, model.stage_of_node)
-    # The whole model comes first: the others are held against it.
+    # The full model comes first: it is the baseline of the others.
     omissions = {
         omission: draw(omission, partition, job.draws, job.seed) for omission in dict.fromkeys([NONE, *job.omit])
     }
@@ -103,16 +103,14 @@ def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
 
 
 def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
-    """Put finished evaluations together; writes table and picture to `output`, and gives the rows by short names.
+    """Compare finished evaluations; writes table and plot to `output`, returns the rows by short names.
 
     Raises:
-        InputError: a model is named as well, or an evaluation or `output` cannot be used.
+        InputError: a model is given too, or an evaluation or `output` is unusable.
 
     """
     if job.checkpoint is not None or job.model_folder is not None:
-        raise InputError(
-            "compare is set beside checkpoint or model: folders of finished evaluations alone are expected"
-        )
+        raise InputError("expected compare or a model (checkpoint, model), got both")
     tables = read_tables(job.compare)
     check_comparison_folder(output)
     make_folder(output)
@@ -121,7 +119,7 @@ def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
 
 
 def write_report(output: Path, rows: Rows, about: Mapping[str, Any] | None, notes: Sequence[str]) -> None:
-    """Write table and picture; the one for programs, if it is asked for, last: where it is there, all is."""
+    """Write table and plot; the JSON table, if any, comes last: its presence means that all is complete."""
     write_text(output / MARKDOWN, markdown(rows, notes))
     write_bytes(output / PLOT, draw_plot(rows))
     if about is not None:
@@ -138,7 +136,7 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
     device: torch.device,
     report: Report,
 ) -> None:
-    """Measure every way that is not known yet; where all are, the model is not even read."""
+    """Measure every path without a result; loads the model only if there is one."""
     total = sum(len(draws.paths) for draws in omissions.values())
     evaluator: Evaluator | None = None
     done = 0
@@ -152,8 +150,8 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
                 seconds = time.perf_counter() - began
                 if not np.isfinite(losses).all():
                     raise SchedulerError(
-                        f"{omission}: the model gives a loss that is not finite on {int((~np.isfinite(losses)).sum())} of "
-                        f"{len(losses)} sequences, by the layers {list(path)}; dtype=float32 has the widest range"
+                        f"{omission}: non-finite loss on {np.count_nonzero(~np.isfinite(losses))} of {len(losses)} "
+                        f"sequences with layers {list(path)}; dtype=float32 has the widest range"
                     )
                 ratio = evaluator.time_ratio(path) if omission != NONE and number < TIMED_DRAWS else None
                 results.add(Result(path, losses, seconds, 1.0 if omission == NONE else ratio))
@@ -162,9 +160,11 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
 
 
 def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> Evaluator:
-    part = model.load(getattr(torch, job.dtype), device)
+    module = model.load(getattr(torch, job.dtype), device)
     autocast = None if job.autocast is None else getattr(torch, job.autocast)
-    return Evaluator(part, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile)
+    return Evaluator(
+        module, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile
+    )
 
 
 def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:
@@ -180,7 +180,7 @@ def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:
 
 
 def _settings(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> dict[str, Any]:
-    """All that decides about a loss, but for the way."""
+    """Everything that determines a loss, except the layer path."""
     return {
         "model_sha256": model.sha256,
         "text_sha256": text.sha256,
@@ -195,12 +195,12 @@ def _settings(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch
 def _notes(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> list[str]:
     files = [Path(str(file["name"])).name for file in text.corpus.splits["validation"].files]
     shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
-    first = "stage 0 left alone by random, every and swaps" if job.keep_first else "stage 0 like any other"
-    numbers = job.dtype if job.autocast is None else f"{job.dtype}, autocast to {job.autocast}"
+    first = "stage 0 exempt from random, every and swaps" if job.keep_first else "stage 0 not exempt"
+    dtypes = job.dtype if job.autocast is None else f"{job.dtype}, autocast to {job.autocast}"
     return [
-        f"Model: {model.title}; layers of its stages: {', '.join(map(str, model.sizes))}.",
-        f"Counted: {job.unit}; {first}.",
-        f"Text: {len(text.blocks):,} sequences of {text.blocks.sequence} tokens, of {shown}.",
-        f"Computed on {device_name(device)} in {numbers}.",
-        "Intervals are over texts and, where not all of them were taken, over draws; a rise is over the same text.",
+        f"Model: {model.title}; layers per stage: {', '.join(map(str, model.sizes))}.",
+        f"Unit: {job.unit}; {first}.",
+        f"Corpus: {len(text.blocks):,} sequences of {text.blocks.sequence} tokens, of {shown}.",
+        f"Computed on {device_name(device)} in {dtypes}.",
+        "Intervals: over sequences and, unless all draws were taken, over draws; increase: over the full model.",
     ]

@@ -1,4 +1,4 @@
-"""What results come to: for each word perplexity, its rise and what is saved, with intervals. Numbers only."""
+"""Summary of results: perplexity, its relative increase and savings of each omission, with intervals."""
 
 import json
 import math
@@ -18,26 +18,26 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Row:
-    """One word of `omit`."""
+    """Results of one omission."""
 
     omission: str
     omitted_layers: float
-    """layers that are not run, on average over the draws"""
+    """layers skipped, averaged over the draws"""
     layers: int
     """of the model"""
     saved: float
-    """share of the floating-point operations of the decoder layers that are not done"""
+    """fraction of the decoder layers' FLOPs saved"""
     draws: int
     complete: bool
-    """these are all the draws that there are"""
+    """whether these are all possible draws"""
     perplexity: Interval
-    """of the text: the exponential of the mean over draws and tokens"""
+    """exponential of the mean loss over draws and tokens"""
     increase: Interval | None
-    """against the whole model on the same text, as a share; None for the whole model itself"""
+    """relative to the full model on the same corpus; None for the full model itself"""
     time_ratio: float | None
-    """of a forward pass, over that of the whole model; the median over draws"""
+    """forward time relative to the full model's; median over draws"""
     each: tuple[tuple[LayerPath, float], ...]
-    """layers run in order, and perplexity, of every draw"""
+    """layer path and perplexity of every draw"""
 
 
 def summarise(
@@ -46,22 +46,22 @@ def summarise(
     """Summarise results.
 
     Args:
-        words: with the ways that each stands for; `none` among them.
-        known: results of all these ways.
+        omissions: with their draws; `none` among them.
+        known: results of all their paths.
         flops: operations of each layer.
-        tokens: of a sequence.
-        seed: of the resampling.
+        tokens: tokens per sequence.
+        seed: of the bootstrap.
 
     """
-    whole = known[omissions[NONE].paths[0]].losses
-    return [_row(omission, draws, known, whole, flops, tokens, seed) for omission, draws in omissions.items()]
+    full = known[omissions[NONE].paths[0]].losses
+    return [_row(omission, draws, known, full, flops, tokens, seed) for omission, draws in omissions.items()]
 
 
 def _row(  # noqa: PLR0913, PLR0917 - what a row is made of
     omission: str,
     draws: Draws,
     known: Mapping[LayerPath, Result],
-    whole: "np.ndarray[Any, np.dtype[np.float64]]",
+    full: "np.ndarray[Any, np.dtype[np.float64]]",
     flops: Sequence[float],
     tokens: int,
     seed: int,
@@ -70,7 +70,7 @@ def _row(  # noqa: PLR0913, PLR0917 - what a row is made of
     losses = np.stack([result.losses for result in results])
     ratios = [result.time_ratio for result in results if result.time_ratio is not None]
     perplexity = mean_interval(losses, tokens, complete=draws.complete, seed=seed).exp()
-    increase = mean_interval(losses - whole, tokens, complete=draws.complete, seed=seed).exp().minus_one()
+    increase = mean_interval(losses - full, tokens, complete=draws.complete, seed=seed).exp().minus_one()
     return Row(
         omission=omission,
         omitted_layers=len(flops) - statistics.fmean(len(path) for path in draws.paths),
@@ -86,7 +86,7 @@ def _row(  # noqa: PLR0913, PLR0917 - what a row is made of
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """A row as it is kept; a number that is not finite becomes null."""
+    """A row as JSON; non-finite numbers become null."""
     return {
         "word": row.omission,
         "layers_left_out": row.omitted_layers,
@@ -102,7 +102,7 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def row_from_json(content: Mapping[str, Any]) -> Row:
-    """The row that `row_json` has made; raises `KeyError`, `TypeError` or `ValueError` where it is none."""
+    """Parse the result of `row_json`; raises `KeyError`, `TypeError` or `ValueError`."""
     increase = content["rise"]
     return Row(
         omission=str(content["word"]),
@@ -140,5 +140,5 @@ def _number(value: Any, otherwise: float) -> float:
 
 
 def table_json(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Everything, for programs."""
+    """The complete table as JSON."""
     return json.dumps({**about, "rows": [row_json(row) for row in rows]}, indent=1, allow_nan=False) + "\n"

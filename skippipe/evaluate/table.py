@@ -1,4 +1,4 @@
-"""How the table of an evaluation reads: as Markdown, and on a console."""
+"""The table of an evaluation, as Markdown and for a terminal."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,17 @@ from skippipe.evaluate.summary import Row
 from skippipe.report.format import percent
 from skippipe.report.terminal import plain_table
 
-HEADINGS = ("left out", "layers", "draws", "perplexity", "95 %", "rise", "95 %", "FLOPs saved", "time saved")
+HEADINGS = (
+    "omission", "layers skipped", "draws", "perplexity", "95% CI", "increase", "95% CI", "FLOPs saved", "time saved",
+)  # fmt: skip
 MODEL = "model"
-"""heading of a column that says which model, where there are several"""
+"""heading of the column of model names, if there are several models"""
 Rows = Mapping[str, Sequence[Row]]
-"""rows of each model by its name; of a single one its name plays no part"""
+"""rows of each model by its name; the name of a single model is not shown"""
 
 
 def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Headings and lines of the table; rows of the same word stand together."""
+    """Headings and rows of the table, grouped by omission."""
     omissions = list(dict.fromkeys(row.omission for own in rows.values() for row in own))
     several = len(rows) > 1
     lines = [
@@ -32,7 +34,7 @@ def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Rows, notes: Sequence[str]) -> str:
-    """The table and what there is to know about it."""
+    """The table with notes, as Markdown."""
     headings, lines = cells(rows)
     texts = 2 if len(rows) > 1 else 1
     rule = [":--"] * texts + ["--:"] * (len(headings) - texts)
@@ -41,7 +43,7 @@ def markdown(rows: Rows, notes: Sequence[str]) -> str:
 
 
 def console_table(rows: Rows) -> Table:
-    """The same for a terminal."""
+    """The table for a terminal."""
     headings, lines = cells(rows)
     table = plain_table()
     table.padding = (0, 2, 0, 0)
@@ -71,12 +73,12 @@ def _figures(row: Row) -> list[str]:
 
 def _bounds(interval: Interval, show: Callable[[float], str]) -> str:
     if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
-        return "not known"
+        return "unknown"
     return f"{show(interval.low)} to {show(interval.high)}"
 
 
 def _number(value: float) -> str:
-    """Four figures, or all of a larger number."""
+    """Four significant digits, or all digits of a larger number."""
     return f"{value:,.0f}" if value >= 1e4 else f"{value:#.4g}"
 
 

@@ -1,4 +1,4 @@
-"""`skippipe evaluate` on the checkpoint of a run: figures, going on, comparing, and what is refused."""
+"""`skippipe evaluate` on the checkpoint of a run: results, resuming, comparison, refusals."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ def perplexities(folder: Path) -> dict[str, float]:
 def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, tmp_path: Path) -> None:
     result = run("evaluate", *given, WORDS, "output=out")
     assert (result.status, result.err) == (0, "")
-    assert result.out.splitlines()[-1] == "table and picture are in out"
+    assert result.out.splitlines()[-1] == "table and plot are in out"
     out = tmp_path / "out"
     rows = by_word(out)
     assert list(rows) == ["none", *WORDS.removeprefix("omit=[").removesuffix("]").split(",")]
@@ -81,9 +81,7 @@ def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, t
     assert (out / "perplexity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_losses_that_are_not_finite(
-    given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_losses(given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = Evaluator.losses
 
     def overflowing(self: Evaluator, path: Any) -> Any:
@@ -95,13 +93,13 @@ def test_losses_that_are_not_finite(
     monkeypatch.setattr(Evaluator, "losses", overflowing)
     result = run("evaluate", *given, "omit=[last:1]", "output=out")
     assert result.status == 1
-    message = "last:1: the model gives a loss that is not finite on 2 of 16 sequences, by the layers [0, 1, 2]; "
+    message = "last:1: non-finite loss on 2 of 16 sequences with layers [0, 1, 2]; "
     assert f"skippipe evaluate: {message}" in result.err
     assert "Traceback" not in result.err
     assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1, "what is finite is kept"
 
 
-def test_a_folder_that_leads_elsewhere(given: list[str], run: Run, tmp_path: Path) -> None:
+def test_output_behind_a_link(given: list[str], run: Run, tmp_path: Path) -> None:
     (tmp_path / "canary").write_text("nobody writes here")
     for name in ("results.jsonl", "table.json"):
         folder = tmp_path / name.partition(".")[0]
@@ -114,7 +112,7 @@ def test_a_folder_that_leads_elsewhere(given: list[str], run: Run, tmp_path: Pat
     assert (tmp_path / "canary").read_text() == "nobody writes here"
 
 
-def test_it_goes_on_and_measures_nothing_twice(
+def test_resumes_and_measures_nothing_twice(
     given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("evaluate", *given, WORDS, "output=whole").status == 0
@@ -145,10 +143,10 @@ def test_it_goes_on_and_measures_nothing_twice(
 
     refusal = run("evaluate", *given, "data.sequence=16", "output=cut")
     assert refusal.status == 2
-    assert "settings.json: sequence is 32, here it is 16" in refusal.err
+    assert "settings.json: sequence: expected 16, got 32" in refusal.err
 
 
-def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, tmp_path: Path) -> None:
+def test_transformers_folder_and_comparison(given: list[str], run: Run, tmp_path: Path) -> None:
     checkpoint = given[0]
     assert run("export", checkpoint, "output=model").status == 0
     omissions = ["omit=[random:0.5,stages:1]", "unit=stages"]
@@ -157,7 +155,7 @@ def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, t
     assert run("evaluate", *of_folder, *omissions, "output=ev/b").status == 0
     assert perplexities(tmp_path / "ev/a") == perplexities(tmp_path / "ev/b")
     rounded = run("evaluate", *of_folder, *omissions, "autocast=bfloat16", "output=ev/b")
-    assert "autocast is None, here it is 'bfloat16'" in rounded.err
+    assert "autocast: expected 'bfloat16', got None" in rounded.err
 
     together = run("evaluate", "compare=[ev/a,ev/b]", "output=both")
     assert (together.status, together.err) == (0, "")
@@ -168,25 +166,37 @@ def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, t
     assert "- a: ev/a\n- b: ev/b\n" in (tmp_path / "both/table.md").read_text()
 
 
-def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
+def test_refusals(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
     checkpoint, text, *rest = given
     assert "output is not set" in refused("evaluate", *given)
-    assert "neither of checkpoint and model is set" in refused("evaluate", text, "output=out")
-    assert "both of checkpoint and model is set" in refused("evaluate", *given, "model=x", "output=out")
-    assert "model is nowhere: a folder with config.json" in refused("evaluate", "model=nowhere", text, "output=out")
-    assert "omit: 'half' is not known" in refused("evaluate", *given, "omit=[half]", "output=out")
-    assert "omit: 'stages:3': 3 is too high" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
+    assert "expected checkpoint or model, got neither" in refused("evaluate", text, "output=out")
+    assert "expected checkpoint or model, got both" in refused("evaluate", *given, "model=x", "output=out")
+    assert "model: expected a folder with config.json and safetensors files, got nowhere" in refused(
+        "evaluate", "model=nowhere", text, "output=out"
+    )
+    assert "omit: 'half': expected none, random" in refused("evaluate", *given, "omit=[half]", "output=out")
+    assert "omit: 'stages:3': expected stages from 0 to" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
     assert "device is 'tpu', auto, cpu" in refused("evaluate", checkpoint, text, "device=tpu", "output=out")
     assert "layers per stage are [1, 1]" in refused("evaluate", *given, "layers=[1,1]", "output=out")
-    assert "at most the 64 positions" in refused("evaluate", *given, "data.sequence=65", "output=out")
-    assert "compare is ['x'], at least two" in refused("evaluate", "compare=[x]", "output=out")
-    assert "x: holds no table.json" in refused("evaluate", "compare=[x,y]", "output=out")
-    assert "compare is set beside" in refused("evaluate", *given, "compare=[x,y]", "output=out")
-    assert "'swap:0': there is one stage" in refused("evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out")
+    assert "data.sequence: expected at most 64, the positions" in refused(
+        "evaluate", *given, "data.sequence=65", "output=out"
+    )
+    assert "compare: expected at least two different folders, got ['x']" in refused(
+        "evaluate", "compare=[x]", "output=out"
+    )
+    assert "x: expected the output of a finished `skippipe evaluate`, got no table.json" in refused(
+        "evaluate", "compare=[x,y]", "output=out"
+    )
+    assert "expected compare or a model (checkpoint, model), got both" in refused(
+        "evaluate", *given, "compare=[x,y]", "output=out"
+    )
+    assert "'swap:0': expected at least two stages" in refused(
+        "evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out"
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("")
-    assert "mine holds file and no settings.json" in refused("evaluate", *given, "output=mine")
-    assert "mine/file is a file, a folder" in refused("evaluate", *given, "output=mine/file")
+    assert "mine with file and no settings.json" in refused("evaluate", *given, "output=mine")
+    assert "output: expected a folder, got the file" in refused("evaluate", *given, "output=mine/file")
     assert "mine/file/x cannot be written: Not a directory" in refused("evaluate", *given, "output=mine/file/x")
 
     for name in ("a.txt", "b.txt"):
@@ -203,20 +213,20 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     assert "validation.tokens: changed since it was prepared (bytes 0 to" in spoiled
 
 
-def test_comparing_unlike_things(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
+def test_incomparable_evaluations(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
     for name, sequence in (("a", 32), ("b", 16)):
         assert run("evaluate", *given, "omit=[]", f"data.sequence={sequence}", f"output={name}").status == 0
-    assert "b: sequence is 16, in a it is 32" in refused("evaluate", "compare=[a,b]", "output=both")
+    assert "b: sequence: expected 32 as in a, got 16" in refused("evaluate", "compare=[a,b]", "output=both")
     assert run("evaluate", *given, "omit=[last:1]", "output=c").status == 0
     before = {path: path.read_bytes() for name in "ac" for path in (tmp_path / name).iterdir()}
     (tmp_path / "a file").write_text("")
-    for output, said in (
-        ("a", "a holds results.jsonl: a new folder"),
-        ("c", "c holds results.jsonl: a new folder"),
-        ("'a file'", "a file is a file, a folder is expected"),
+    for output, message in (
+        ("a", "output: expected a new or empty folder, or that of a comparison, got"),
+        ("c", "output: expected a new or empty folder, or that of a comparison, got"),
+        ("'a file'", "output: expected a folder, got the file"),
         ("'a file/x'", "a file/x cannot be written: Not a directory"),
     ):
-        assert said in refused("evaluate", "compare=[a,c]", f"output={output}")
+        assert message in refused("evaluate", "compare=[a,c]", f"output={output}")
     assert {path: path.read_bytes() for path in before} == before, "no evaluation lost its own table"
     for _ in range(2):
         assert run("evaluate", "compare=[a,c]", "output=both").status == 0

@@ -1,4 +1,4 @@
-"""Losses along a way are those of a model of transformers that has these layers, in this order, and no others."""
+"""Losses along a layer path equal those of a transformers model with exactly these layers, in this order."""
 
 import copy
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ PATHS = [(0, 1, 2, 3), (0, 1, 3), (0, 2, 1, 3), (1, 0), (0,), (3, 2, 1, 0)]
 
 
 def rebuilt(config: Any, state: dict[str, torch.Tensor], path: Sequence[int]) -> Any:
-    """The model that has the layers of a way, as transformers builds it."""
+    """The transformers model with the layers of a path."""
     smaller = copy.deepcopy(config)
     smaller.num_hidden_layers = len(path)
     if getattr(config, "layer_types", None) is not None:
@@ -44,7 +44,7 @@ def reference(model: Any, blocks: torch.Tensor) -> NDArray[np.float64]:
 @pytest.mark.parametrize(
     "name", ["llama", "llama-tied", "qwen2", "qwen3-mixed", "gpt_neox", "gpt_neox-serial", "mixtral"]
 )
-def test_losses_are_those_of_a_model_of_these_layers(name: str) -> None:
+def test_losses_equal_those_of_a_model_with_these_layers(name: str) -> None:
     config = config_of(name)
     (part,) = parts_of(config, [LAYERS])
     state = copy.deepcopy(state_of([part]))
@@ -68,7 +68,7 @@ def test_dropout_is_off_and_batches_do_not_matter() -> None:
     assert once.dtype == np.float64
 
 
-def test_autocast_is_another_type_of_the_same() -> None:
+def test_autocast_changes_only_the_dtype() -> None:
     config, blocks = config_of("llama"), tokens(3, 40).numpy()
     exact = Evaluator(parts_of(config, [LAYERS])[0], blocks, batch=2, device=CPU).losses((0, 1, 2))
     rounded = Evaluator(parts_of(config, [LAYERS])[0], blocks, batch=2, device=CPU, autocast=torch.bfloat16)
@@ -78,7 +78,7 @@ def test_autocast_is_another_type_of_the_same() -> None:
 
 
 def test_compiled_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what torch traces, run as it is: its code takes longer to make than the test suite has."""
+    """Runs the traced graph eagerly: generating code would take too long for the test suite."""
     make = torch.compile
     monkeypatch.setattr(torch, "compile", lambda run: make(run, backend="eager"))
     config, blocks = config_of("llama"), tokens(3, 16).numpy()
@@ -89,7 +89,7 @@ def test_compiled_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(compiled.losses((0, 3)), plain.losses((0, 3)), rtol=1e-6)
 
 
-def test_a_time_is_a_share_of_the_whole() -> None:
+def test_time_is_relative_to_the_full_model() -> None:
     (part,) = parts_of(config_of("llama"), [LAYERS])
     evaluator = Evaluator(part, tokens(2, 8).numpy() % VOCABULARY, batch=2, device=CPU)
     seconds = {tuple(range(LAYERS)): [4.0] * 5, (0,): [1.0, 1.0, 9.0, 2.0, 0.1]}

@@ -1,4 +1,4 @@
-"""The words that say what is left out, and the ways through the layers that they stand for."""
+"""Omissions and their layer paths."""
 
 import math
 from itertools import combinations, pairwise
@@ -42,7 +42,7 @@ def test_omissions_with_one_path(omission: str, path: LayerPath) -> None:
     assert draw(omission, Partition(SIZES, stage_of_node=NODES), 20, 0).paths == (path,)
 
 
-def test_words_that_count_stages() -> None:
+def test_omissions_that_count_stages() -> None:
     assert paths("every:2", unit="stages") == ((0, 1, 3),)
     assert paths("last:2", unit="stages") == ((0, 1, 2),)
     assert set(paths("random:0.5", unit="stages")) == {(0, 1, 2), (0, 1, 3), (0, 1, 4, 5)}
@@ -59,7 +59,7 @@ cuts = some.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(cuts, some.floats(0.01, 0.99), some.integers(1, 30), some.integers(0, 2**63 - 1))
-def test_random_ones(partition: Partition, share: float, draws: int, seed: int) -> None:
+def test_random_omissions(partition: Partition, share: float, draws: int, seed: int) -> None:
     count = math.floor(share * len(partition.units) + 0.5)
     omittable = [unit for unit in partition.units if not partition.keep_first or unit.start >= partition.sizes[0]]
     omission = f"random:{share}"
@@ -82,7 +82,7 @@ def test_random_ones(partition: Partition, share: float, draws: int, seed: int) 
         )
 
 
-def test_every_layer_is_left_out_as_often() -> None:
+def test_every_layer_is_skipped_equally_often() -> None:
     partition = Partition((1,) * 24)
     drawn = draw("random:0.25", partition, 2000, 5).paths
     omitted_layers = [sum(layer not in path for path in drawn) for layer in range(24)]
@@ -111,37 +111,37 @@ def test_swaps_of_neighbours(count: int, keep_first: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("omission", "said"),
+    ("omission", "message"),
     [
-        ("", "is not known, none, random:SHARE"),
-        ("none:1", "is not known"),
-        ("all", "is not known"),
-        ("random", "is not known"),
-        ("lost:", "is not known"),
-        ("random:", "a share of more than 0 and less than 1 is expected"),
-        ("random:1", "a share of more than 0 and less than 1"),
-        ("random:nan", "a share of more than 0 and less than 1"),
-        ("random:0.01", "comes to none of 6 layers"),
-        ("random:0.9", "5 of 6 layers would be left out, at most 4 can be (keep_first=true"),
-        ("every:1", "an integer of at least 2 is expected, not '1'"),
-        ("every:9", "nothing would be left out of 6 layers"),
+        ("", "expected none, random:SHARE"),
+        ("none:1", "expected none, random"),
+        ("all", "expected none, random"),
+        ("random", "expected none, random"),
+        ("lost:", "expected none, random"),
+        ("random:", "expected a share between 0 and 1, exclusive"),
+        ("random:1", "expected a share between 0 and 1"),
+        ("random:nan", "expected a share between 0 and 1"),
+        ("random:0.01", "expected at least half of one of 6 layers"),
+        ("random:0.9", "expected at most 4 of 6 layers to skip, got 5 (keep_first=true"),
+        ("every:1", "expected an integer of at least 2, got '1'"),
+        ("every:9", "no unit to skip among 6 layers"),
         ("last:0", "an integer of at least 1"),
         ("last:6", "at most 5 of 6 layers"),
-        ("layers:6", "6 is too high, the layers that it may name go from 0 to 5"),
-        ("layers:1+", "an integer of at least 0 is expected, not ''"),
+        ("layers:6", "expected layers from 0 to 5, got 6"),
+        ("layers:1+", "expected an integer of at least 0, got ''"),
         ("layers:-1", "an integer of at least 0"),
-        ("layers:0+1+2+3+4+5", "at least one layer has to be run"),
-        ("stages:4", "4 is too high, the stages that it may name go from 0 to 3"),
+        ("layers:0+1+2+3+4+5", "at least one layer must run"),
+        ("stages:4", "expected stages from 0 to 3, got 4"),
         ("lost:0", "stage 0 holds embedding and head"),
         ("lost:a", "stage 0 holds embedding and head"),
-        ("lost:nobody", "the number of a stage or the name of a node is expected (a, b, 3)"),
-        ("swap:3", "3 is too high, the stages that it may name go from 0 to 2"),
-        ("swaps:2", "4 stages have room for 1 swaps at most (keep_first=true"),
+        ("lost:nobody", "expected a stage number or a node name (a, b, 3)"),
+        ("swap:3", "expected stages from 0 to 2, got 3"),
+        ("swaps:2", "expected at most 1 swaps of 4 stages (keep_first=true"),
         ("swaps:0", "an integer of at least 1"),
     ],
 )
-def test_words_that_are_refused(omission: str, said: str) -> None:
+def test_invalid_omissions(omission: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         draw(omission, Partition(SIZES, stage_of_node=NODES), 5, 0)
     assert str(refused.value).startswith(f"omit: {omission!r}")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
