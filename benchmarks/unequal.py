@@ -23,7 +23,7 @@ from output import Row, markdown, note, percent, save
 from skippipe import _scheduler
 from skippipe._scheduler import Cluster, Freedom, Plan, Problem, allocate
 from skippipe.allocation import even_sizes
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
 from skippipe.planning import saving
 
@@ -61,7 +61,7 @@ def equal_cut(cluster: Cluster) -> Problem:
 def measure(links: str, seed: int, seconds: float) -> list[Row]:
     """Plan one cluster with every freedom."""
     config = cluster_settings(links, seed)
-    problem = equal_cut(preset_parts(config).cluster(config, [GRADIENT_BYTES] * STAGES))
+    problem = equal_cut(preset_spec(config).cluster(config, [GRADIENT_BYTES] * STAGES))
     rows = []
     for name, freedom in FREEDOMS.items():
         plan = _scheduler.plan(problem, "skippipe", time_limit_s=seconds, freedom=freedom)

@@ -11,7 +11,7 @@ from typing import Any
 from skippipe import _scheduler
 from skippipe._scheduler import Allocated, Cluster, Constraints, Freedom, Plan, Problem
 from skippipe.allocation import Allocation, allocate, effort
-from skippipe.cluster import load_cluster, preset_parts
+from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, in_file
 from skippipe.workload import Throughput, throughput
@@ -76,7 +76,7 @@ def prepare(
         cluster = load_cluster(machines.file)
         allocation = allocate(allocating, cluster, schedule.stages, None, planner)
     else:
-        parts = preset_parts(machines)
+        parts = preset_spec(machines)
         cluster = parts.cluster(machines)
         allocation = allocate(allocating, cluster, schedule.stages, machines.stage_sizes, planner)
         if machines.gradient_bytes > 0:

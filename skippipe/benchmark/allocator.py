@@ -11,13 +11,13 @@ from skippipe import _scheduler
 from skippipe._scheduler import Cluster
 from skippipe.allocation import choose_sizes
 from skippipe.benchmark.cases import Cases
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import BenchAllocatorJob, ClusterConfig
 from skippipe.planning import Progress
 
 
 @dataclass(frozen=True)
-class Division:
+class AllocationCase:
     """A cluster to be cut into stages."""
 
     cluster: Cluster
@@ -47,25 +47,25 @@ class AllocatorRow:
     """in all"""
 
 
-def preset_divisions(presets: Mapping[str, ClusterConfig]) -> dict[str, Division]:
+def preset_allocation_cases(presets: Mapping[str, ClusterConfig]) -> dict[str, AllocationCase]:
     """The clusters of the presets, with the sizes that these bring, else as even as can be."""
-    divisions = {}
+    cases = {}
     for name, preset in presets.items():
-        cluster = preset_parts(preset).cluster(preset)
-        divisions[name] = Division(cluster, choose_sizes(None, len(cluster), None, preset.stage_sizes))
-    return divisions
+        cluster = preset_spec(preset).cluster(preset)
+        cases[name] = AllocationCase(cluster, choose_sizes(None, len(cluster), None, preset.stage_sizes))
+    return cases
 
 
-def case_divisions(cases: Cases) -> dict[str, Division]:
+def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
     """The clusters of instances that have an allocation, with the sizes of its stages."""
     return {
-        name: Division(case.instance.cluster, [len(stage) for stage in case.instance.allocation.stages])
+        name: AllocationCase(case.instance.cluster, [len(stage) for stage in case.instance.allocation.stages])
         for name, case in cases.items()
     }
 
 
 def measure_allocator(
-    name: str, division: Division, job: BenchAllocatorJob, progress: Progress | None = None
+    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: Progress | None = None
 ) -> AllocatorRow:
     """Allocate one cluster with the time, threads and seed of the job.
 
@@ -73,7 +73,7 @@ def measure_allocator(
         SchedulerError: the allocator fails.
 
     """
-    cluster, sizes = division.cluster, division.sizes
+    cluster, sizes = case.cluster, case.sizes
     least, best_s = math.inf, 0.0
 
     def follow(elapsed_s: float, score_s: float, lower_bound_s: float, work: int) -> None:
@@ -100,19 +100,19 @@ def measure_allocator(
         (score_s - found.lower_bound_s) / found.lower_bound_s if found.lower_bound_s > 0 else 0.0,
         found.optimal,
         _score_s(cluster, _scheduler.greedy_allocation(cluster, sizes)),
-        best_random(division, job.seconds, job.seed),
+        best_random_s(case, job.seconds, job.seed),
         best_s,
         wall_s,
     )
 
 
-def best_random(division: Division, seconds: float, seed: int) -> float:
+def best_random_s(case: AllocationCase, seconds: float, seed: int) -> float:
     """Least score of the random allocations that can be drawn in so many seconds; of one at least."""
     end = time.perf_counter() + seconds
-    drawn = random_stages(len(division.cluster), division.sizes, seed)
-    least = _score_s(division.cluster, next(drawn))
+    drawn = random_stages(len(case.cluster), case.sizes, seed)
+    least = _score_s(case.cluster, next(drawn))
     while time.perf_counter() < end:
-        least = min(least, _score_s(division.cluster, next(drawn)))
+        least = min(least, _score_s(case.cluster, next(drawn)))
     return least
 
 

@@ -20,7 +20,7 @@ ALLOCATING = PlannerConfig(work_limit=250_000)
 
 
 @dataclass(frozen=True)
-class Known:
+class BestKnown:
     """What somebody else knows of an instance under its own rules, for the strategy `skippipe`."""
 
     iteration_s: float | None
@@ -39,7 +39,7 @@ class Case:
     instance: Instance
     schedule: ScheduleConfig
     """rules, skip ratio and microbatches"""
-    known: Known | None = None
+    known: BestKnown | None = None
     files: tuple[Path, Path] | None = None
     """where it comes from: the cluster, and the question"""
 
@@ -114,13 +114,13 @@ def load_case(path: Path) -> Case:
         raise InputError(f"{question}: {error}") from None
 
 
-def _known(content: Mapping[str, Any]) -> Known | None:
+def _known(content: Mapping[str, Any]) -> BestKnown | None:
     """What a file says: `proved`, or else `best_known`, by itself or for the allocation and the rules as they stand."""
     if "proved" in content:
         proof = content["proved"]
-        return Known(proof["iteration_s"], proved=True, cpu_s=proof["cpu_s"])
+        return BestKnown(proof["iteration_s"], proved=True, cpu_s=proof["cpu_s"])
     best = content.get("best_known", {})
     best = best.get("fixed allocation, rules as here", best)
     if best.get("iteration_s") is None:
         return None
-    return Known(float(best["iteration_s"]), proved=bool(best.get("proved_optimal", False)))
+    return BestKnown(float(best["iteration_s"]), proved=bool(best.get("proved_optimal", False)))

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from skippipe._scheduler import Plan
-from skippipe.benchmark.cases import RULES, Case, Known
+from skippipe.benchmark.cases import RULES, BestKnown, Case
 from skippipe.config import PlannerConfig
 from skippipe.errors import ImpossibleError, LockupError, NoPlanError
 from skippipe.planning import Instance, Progress, evaluate, make_plan, on_allocation_of
-from skippipe.report.search import read_search
+from skippipe.report.search_history import read_search_history
 
 TOLERANCE = 1e-9
 """By so much, as a share, may seconds differ that are the same number of nanoseconds."""
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannerRow:
     """One line of the table; times in seconds, None where there is none."""
 
     instance: str
@@ -49,7 +49,7 @@ class Row:
     note: str = ""
 
 
-def on_one_allocation(case: Case, planner: PlannerConfig, progress: Progress | None = None) -> Case:
+def with_shared_allocation(case: Case, planner: PlannerConfig, progress: Progress | None = None) -> Case:
     """Keep the allocation that is found for skippipe; where the instance has one, that.
 
     Raises:
@@ -66,7 +66,7 @@ def on_one_allocation(case: Case, planner: PlannerConfig, progress: Progress | N
 
 def measure_planner(
     case: Case, strategy: str, planner: PlannerConfig, progress: Progress | None = None
-) -> tuple[Row, Plan | None]:
+) -> tuple[PlannerRow, Plan | None]:
     """Plan one instance with one strategy, and search for its allocation where the instance leaves that open.
 
     For random-skip the median of 20 seeds, which is nobody's plan.
@@ -87,17 +87,17 @@ def measure_planner(
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     known = case.known if strategy == "skippipe" else None
     if plan is None:
-        row = Row(case.name, strategy, iteration_s, proved=proved, wall_s=wall_s, cpu_s=cpu_s, note=note)
+        row = PlannerRow(case.name, strategy, iteration_s, proved=proved, wall_s=wall_s, cpu_s=cpu_s, note=note)
     else:
         row = _row(case.name, plan, wall_s, cpu_s, known)
     return _beside_proof(row, known), plan
 
 
-def _row(name: str, plan: Plan, wall_s: float, cpu_s: float, known: Known | None) -> Row:
+def _row(name: str, plan: Plan, wall_s: float, cpu_s: float, known: BestKnown | None) -> PlannerRow:
     predicted, solver = plan.predicted, json.loads(plan.solver)
-    search = read_search(solver)
+    search = read_search_history(solver)
     plans = [(event.upper_s, event.elapsed_s) for event in search.events if event.upper_s is not None]
-    return Row(
+    return PlannerRow(
         name,
         plan.strategy,
         predicted.iteration_s,
@@ -114,13 +114,13 @@ def _row(name: str, plan: Plan, wall_s: float, cpu_s: float, known: Known | None
     )
 
 
-def _beside_proof(row: Row, known: Known | None) -> Row:
+def _beside_proof(row: PlannerRow, known: BestKnown | None) -> PlannerRow:
     if not row.proved or known is None or not known.cpu_s:
         return row
-    return Row(**{**vars(row), "of_proof": row.cpu_s / known.cpu_s})
+    return PlannerRow(**{**vars(row), "of_proof": row.cpu_s / known.cpu_s})
 
 
-def contradictions(row: Row, known: Known | None) -> list[str]:
+def contradictions(row: PlannerRow, known: BestKnown | None) -> list[str]:
     """What cannot be true both of a row and of what is known: every one is an error of somebody's."""
     if known is None or row.strategy != "skippipe":
         return []
@@ -139,11 +139,11 @@ def contradictions(row: Row, known: Known | None) -> list[str]:
     return said
 
 
-def judged(plan: Plan, case: Case, checker: Path | None) -> list[str]:
+def violations(plan: Plan, case: Case, checker: Path | None) -> list[str]:
     """Every rule that a plan breaks, by the scheduler's own checker and by an independent script.
 
     Args:
-        plan: what to judge; its strategy is one that keeps the case's own rules, else only the plan itself is judged.
+        plan: what to judge; its strategy is one that keeps the case's own rules, else only the plan itself is violations.
         case: the question that it answers.
         checker: called with the plan's file and what was asked (--cluster FILE --stages FILE --rules JSON
             --skip-ratio K --microbatches N --best-known SECONDS); it ends with status 0 where all is well. None: none.

@@ -27,9 +27,9 @@ def data_prepare(job: PrepareJob, context: Context) -> float:
     if warning is not None:
         warn(warning, "data prepare")
     if context.label is not None:
-        tokens = corpus.parts["training"].tokens
+        tokens = corpus.splits["training"].tokens
         console.write_line(f"{context.label} {tokens:,} tokens to train on, in {name}")
     else:
         for line in summary_lines(corpus, display.bytes_per_s, name):
             console.write_line(line)
-    return corpus.parts["training"].bytes / corpus.parts["training"].tokens
+    return corpus.splits["training"].bytes / corpus.splits["training"].tokens

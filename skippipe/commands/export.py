@@ -17,7 +17,7 @@ def export(job: ExportJob, context: Context) -> float:
     output = context.folder / job.output
     check_new_folder(output)
     checkpoint = open_checkpoint(Path(job.checkpoint), job.key)
-    for reason in checkpoint.passed_over:
+    for reason in checkpoint.skipped:
         warn(f"skipped: {reason}", "export")
     exported = export_model(
         checkpoint.state.model, checkpoint.load, checkpoint.tokenizer_json, output, getattr(torch, job.dtype)

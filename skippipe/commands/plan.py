@@ -26,14 +26,13 @@ from skippipe.planning import (
     with_origin,
     with_surrogate,
 )
-from skippipe.report.console import show_plan
-from skippipe.report.stages import bounds_in_words
+from skippipe.report.format import percent, throughput_text
+from skippipe.report.stages import bounds_text
 from skippipe.report.terminal import (
-    percent,
     show_comparison,
     show_gains,
     show_outcomes,
-    throughput_in_words,
+    show_plan,
 )
 from skippipe.workload import skipped_executions, throughput
 
@@ -93,7 +92,7 @@ def _evaluate_others(job: PlanJob, instance: Instance, made: Plan, planner: Plan
 def _in_a_line(made: Plan, others: list[Outcome], kind: str | None) -> str:
     time_s = made.predicted.iteration_s
     savings = "".join(f", saved {percent(saving(time_s, other.iteration_s))} vs. {other.strategy}" for other in others)
-    rate = throughput_in_words(throughput(made))
+    rate = throughput_text(throughput(made))
     return f"iteration {time_s:.4f} s{rate}{savings}" + ("" if kind is None else f" ({kind})")
 
 
@@ -110,7 +109,7 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     if kind is not None:
         show_comparison(console, kind)
     show_gains(console, outcomes)
-    bounds = bounds_in_words(made)
+    bounds = bounds_text(made)
     if bounds is not None:
         console.write_line(bounds)
     console.write_line()

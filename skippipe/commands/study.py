@@ -14,8 +14,8 @@ from skippipe.study.arms import compose_arms
 from skippipe.study.config import StudyJob
 from skippipe.study.devices import find_devices
 from skippipe.study.display import console_table
-from skippipe.study.page import millions
-from skippipe.study.records import Entry
+from skippipe.study.markdown import millions
+from skippipe.study.records import ArmRecord
 from skippipe.study.study import Study
 from skippipe.train.stopping import StopRequest, outlasting_terminal
 
@@ -32,7 +32,7 @@ def study(job: StudyJob, context: Context) -> float:
         load_key(job.key)
     with StopRequest() as request:
         at_work = Study(job, arms, context.folder, context.config_folders, say)
-        left = sum(entry.left for entry in at_work.entries)
+        left = sum(entry.tokens_left for entry in at_work.entries)
         if job.dry_run:
             for device, step in at_work.plan(find_devices(job.devices)):
                 say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
@@ -48,12 +48,12 @@ def study(job: StudyJob, context: Context) -> float:
     if request.signal == signal.SIGINT:
         raise KeyboardInterrupt
     if request.signal is not None:
-        trained = sum(entry.left for entry in at_work.entries) < left
+        trained = sum(entry.tokens_left for entry in at_work.entries) < left
         raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
-    return sum(entry.left for entry in at_work.entries) / 1e6
+    return sum(entry.tokens_left for entry in at_work.entries) / 1e6
 
 
-def _show(progress: ProgressDisplay, entries: Sequence[Entry]) -> None:
-    total, left = sum(entry.tokens for entry in entries), sum(entry.left for entry in entries)
+def _show(progress: ProgressDisplay, entries: Sequence[ArmRecord]) -> None:
+    total, left = sum(entry.tokens for entry in entries), sum(entry.tokens_left for entry in entries)
     done = total - left
     progress.update(done, f"{millions(done)} of {millions(total)} million tokens trained", total=total)

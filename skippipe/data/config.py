@@ -1,4 +1,4 @@
-"""Settings of the text: files, tokenizer, sequences."""
+"""Settings of the corpus: files, tokenizer, sequence length."""
 
 from dataclasses import dataclass, field
 
@@ -9,62 +9,61 @@ from skippipe.config import AT_LEAST_1, Range, setting
 FORMATS = ("text", "json", "parquet")
 VERIFICATIONS = ("sample", "whole")
 CORPORA = ("sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code")
-LEAST_VOCABULARY = 257
-"""Every byte and the end of a text."""
+MIN_VOCABULARY = 257
+"""Every byte, and the end of text."""
 
 
 @dataclass
 class DataConfig:
-    """The text for training and validation."""
+    """Training and validation text."""
 
     prepared: str | None = None
-    """a folder written by `skippipe data prepare`, which provides text and tokenizer"""
+    """folder written by `skippipe data prepare`; provides corpus and tokenizer"""
     training: list[str] | None = None
-    """files or patterns such as [texts/*.txt]; with data.hub, names of splits; null: the text in the package"""
+    """training files or patterns, e.g. [texts/*.txt]; with data.hub names of splits; null: the bundled text"""
     validation: list[str] | None = None
-    """the same for the validation text, which is never trained on; null: some of the files of data.training"""
+    """the same for validation; never trained on; null: one file in 20 of data.training"""
     format: str | None = setting(None, choices=FORMATS)
-    """text, json or parquet; null: by file name: .txt, .json, .jsonl, .parquet, the first three also with .gz, .bz2
-    or .xz"""
+    """text, json or parquet; null: by suffix: .txt, .json, .jsonl, .parquet, also .gz, .bz2, .xz of the first three"""
     field: str = "text"
-    """field with the text, in json and parquet"""
+    """field with the text in json and parquet"""
     hub: str | None = None
-    """a data set of the Hugging Face hub, streamed; needs a network"""
+    """dataset of the Hugging Face hub, streamed; needs a network"""
     hub_configuration: str | None = None
-    """configuration of that data set"""
+    """configuration of the hub's dataset"""
     tokenizer: str | None = None
-    """a tokenizer.json, a transformers folder or a name on the hub; null: data.vocabulary, else that of the package"""
-    vocabulary: int | None = setting(None, within=Range(LEAST_VOCABULARY))
-    """train a byte-level BPE tokenizer of this vocabulary size on the training text; null: data.tokenizer"""
+    """tokenizer.json, transformers folder or hub name; null: data.vocabulary, else the bundled tokenizer"""
+    vocabulary: int | None = setting(None, within=Range(MIN_VOCABULARY))
+    """vocabulary size of a byte-level BPE tokenizer to train on the training text; null: data.tokenizer"""
     corpora: str = "corpora"
-    """folder of the corpora of `skippipe data fetch`, used by data=sotu and the like"""
+    """folder of `skippipe data fetch`, used by data=sotu etc."""
     fetch: str | None = None
-    """the command that fetches the files, shown if they are missing"""
+    """command that fetches the files, shown if they are missing"""
     verify: str = setting("sample", choices=VERIFICATIONS)
-    """how much of a prepared text is checked against its recorded hashes: whole, or a sample of files above 256 MiB"""
+    """verification of a prepared corpus against its hashes: whole, or sample: only parts of files above 256 MiB"""
     sequence: int = setting(128, within=AT_LEAST_1)
     """tokens per sequence"""
     validation_blocks: int = setting(128, within=AT_LEAST_1)
-    """maximum number of sequences to validate on: always the same ones, evenly spaced over the text"""
+    """maximum number of validation sequences, evenly spaced, always the same ones"""
 
 
 @dataclass
 class PrepareJob:
-    """Settings of `skippipe data prepare`."""
+    """`skippipe data prepare`: tokenise a corpus once, into a folder for `data.prepared`."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    """the text"""
+    """the corpus"""
     output: str = MISSING
-    """output folder; an unfinished preparation of the same text is resumed"""
+    """output folder; an unfinished preparation of the same corpus resumes"""
     workers: int | None = setting(None, within=Range(1, 1024))
-    """tokenizer threads; null: one per processor"""
+    """tokeniser threads; null: one per processor"""
 
 
 @dataclass
 class FetchJob:
-    """Settings of `skippipe data fetch`."""
+    """`skippipe data fetch`: fetch a corpus of free texts as plain text files, for `data=CORPUS`."""
 
     corpus: str = setting(choices=CORPORA)
-    """the corpus to fetch"""
+    """name of the corpus"""
     folder: str = "corpora"
-    """parent folder; the corpus goes to a subfolder of its name"""
+    """parent folder of the corpus folder"""

@@ -1,10 +1,10 @@
-"""What `skippipe data prepare` shows: how far it has come, and what came of it."""
+"""Progress and summary of `skippipe data prepare`."""
 
 import time
 
 from skippipe.console.progress import ProgressDisplay
 from skippipe.data.corpus import SPLITS, Corpus
-from skippipe.data.prepare import Progress
+from skippipe.data.prepare import PreparationProgress
 from skippipe.errors import printable
 
 STAGES = {"tokenizer": "train tokenizer", "training": "training text", "validation": "validation text"}
@@ -18,17 +18,17 @@ class PrepareDisplay:
         self._stage = ""
         self._began = self._latest = time.monotonic()
         self._first = self._done = 0
-        """bytes of the stage when this run began with it, and now"""
+        """bytes of the stage at the start of this run, and now"""
         self._bytes, self._seconds = 0, 0.0
-        """that this run has tokenised, and in which time"""
+        """bytes tokenised by this run, and the time taken"""
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes of text tokenised in a second by this run; None where none were."""
+        """Bytes of text tokenised per second by this run; None if none were."""
         return _rate(self._bytes, self._seconds)
 
-    def __call__(self, progress: Progress) -> None:
-        """Show how far it has come."""
+    def __call__(self, progress: PreparationProgress) -> None:
+        """Show the progress."""
         now = time.monotonic()
         if progress.stage != self._stage:
             self._begin(progress, now)
@@ -39,7 +39,7 @@ class PrepareDisplay:
         rate = _rate(self._done - self._first, now - self._began)
         self._display.update(progress.text_bytes, _state(progress, rate), total=progress.size)
 
-    def _begin(self, progress: Progress, now: float) -> None:
+    def _begin(self, progress: PreparationProgress, now: float) -> None:
         self._stage, self._began, self._first = progress.stage, now, progress.text_bytes
         if progress.text_bytes:
             self._display.write_line(f"{STAGES[progress.stage]}: resumes after {progress.text_bytes / 1e6:,.1f} MB")
@@ -50,7 +50,7 @@ def _rate(amount: int, seconds: float) -> float | None:
     return amount / seconds if amount and seconds else None
 
 
-def _state(progress: Progress, bytes_per_s: float | None) -> str:
+def _state(progress: PreparationProgress, bytes_per_s: float | None) -> str:
     of = "" if progress.size is None else f" of {progress.size / 1e6:,.1f}"
     rate = "" if bytes_per_s is None else f", {bytes_per_s / 1e6:,.1f} MB/s"
     tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
@@ -58,18 +58,18 @@ def _state(progress: Progress, bytes_per_s: float | None) -> str:
 
 
 def summary_lines(corpus: Corpus, bytes_per_s: float | None, name: str) -> list[str]:
-    """What is in a prepared text, how fast it was made (None: it was there), and how to train on it."""
-    lines = [] if bytes_per_s is not None else [f"{name} holds this text already; nothing was done"]
+    """Summary of a prepared corpus, its speed (None: it existed before), and how to train on it."""
+    lines = [] if bytes_per_s is not None else [f"{name} is already complete; nothing to do"]
     for split in SPLITS:
-        part = corpus.parts[split]
+        part = corpus.splits[split]
         files = f"{len(part.files):,} files" if len(part.files) > 1 else printable(str(part.files[0]["name"]))
         lines.append(
             f"{split}: {part.tokens:,} tokens, {part.documents:,} documents, {part.bytes / max(part.tokens, 1):.2f} "
-            f"bytes a token, of {files}"
+            f"bytes/token, of {files}"
         )
-    held_out = [printable(str(file["name"])) for file in corpus.parts["validation"].files]
+    held_out = [printable(str(file["name"])) for file in corpus.splits["validation"].files]
     more = f" and {len(held_out) - 5} more" if len(held_out) > 5 else ""
-    lines.append(f"validated on: {', '.join(held_out[:5])}{more}")
+    lines.append(f"validation files: {', '.join(held_out[:5])}{more}")
     if bytes_per_s is not None:
         lines.append(f"tokenised at {bytes_per_s / 1e6:.2f} MB/s")
     lines.append(f"next: skippipe train data.prepared={name} model.vocab_size={corpus.vocabulary}")

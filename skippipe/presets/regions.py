@@ -10,7 +10,7 @@ import numpy as np
 
 from skippipe.config import RegionsConfig
 from skippipe.errors import InputError
-from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
+from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def region_table() -> RegionTable:
     return RegionTable(names, latency_s, bandwidth)
 
 
-def regions_cluster(config: RegionsConfig) -> ClusterParts:
+def regions_cluster(config: RegionsConfig) -> ClusterSpec:
     """Build one node for every entry of `regions`, named after its region and numbered within it."""
     table = region_table()
     if not config.regions:

@@ -4,10 +4,10 @@ import numpy as np
 
 from skippipe.config import MOST_NODES, SitesConfig
 from skippipe.errors import InputError
-from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
+from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
-def sites_cluster(config: SitesConfig) -> ClusterParts:
+def sites_cluster(config: SitesConfig) -> ClusterSpec:
     """Build `sites` times `nodes_per_site` nodes; node numbers run through one site after the other."""
     if config.sites * config.nodes_per_site > MOST_NODES:
         raise InputError(

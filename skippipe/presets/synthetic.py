@@ -6,10 +6,10 @@ Only uniform numbers from PCG64 are drawn, and always in the same order: the sam
 import numpy as np
 
 from skippipe.config import SyntheticConfig
-from skippipe.presets.parts import ClusterParts, Floats
+from skippipe.presets.spec import ClusterSpec, Floats
 
 
-def synthetic_cluster(config: SyntheticConfig) -> ClusterParts:
+def synthetic_cluster(config: SyntheticConfig) -> ClusterSpec:
     """Draw nodes and links.
 
     Regions are points in the unit square. From `inside` to `farthest`, latency grows in proportion to the distance
@@ -25,7 +25,7 @@ def synthetic_cluster(config: SyntheticConfig) -> ClusterParts:
     latency_s = inside.latency_s + distance * (farthest.latency_s - inside.latency_s)
     bandwidth = inside.bandwidth * (farthest.bandwidth / inside.bandwidth) ** distance
     slowness = config.speed_spread ** (speed - 0.5)
-    return ClusterParts(
+    return ClusterSpec(
         names=[f"region{i % config.regions}-{i // config.regions}" for i in range(config.nodes)],
         forward_s=config.node.forward_s * slowness,
         backward_s=config.node.backward_s * slowness,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Plan
-from skippipe.report.explained import PARTS, Explained, composition
-from skippipe.report.figures import visits_per_stage
+from skippipe.report.analysis import PARTS, PlanAnalysis, composition
+from skippipe.report.format import percent, seconds, throughput_text
+from skippipe.report.plan_metrics import visits_per_stage
 from skippipe.report.stages import moved
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds, throughput_in_words
 from skippipe.workload import throughput
 
 COMPARED = 2
@@ -21,9 +21,9 @@ MOST_STAGES = 12
 """Stages whose visits are listed; of more, least and most."""
 
 
-def comparison(first: Explained, second: Explained) -> Table:
+def comparison(first: PlanAnalysis, second: PlanAnalysis) -> Table:
     """Say which of two plans takes longer, what differs, and whether that lies in the question or in the search."""
-    slow, fast = sorted((first, second), key=lambda explained: -explained.plan.predicted.iteration_s)
+    slow, fast = sorted((first, second), key=lambda analysis: -analysis.plan.predicted.iteration_s)
     longer_s = slow.plan.predicted.iteration_s - fast.plan.predicted.iteration_s
     if longer_s <= SAME * slow.plan.predicted.iteration_s:
         return Table("Comparison", [], [], (f"Both take {seconds(slow.plan.predicted.iteration_s)}.",))
@@ -39,12 +39,12 @@ def comparison(first: Explained, second: Explained) -> Table:
     return Table(f"Why {slow.name} takes longer than {fast.name}", [], [], tuple(notes))
 
 
-def _headline(slow: Explained, fast: Explained, longer_s: float) -> str:
+def _headline(slow: PlanAnalysis, fast: PlanAnalysis, longer_s: float) -> str:
     share = percent(longer_s / fast.plan.predicted.iteration_s)
     text = f"It takes {seconds(longer_s)} longer ({share})"
     batches, other_batches = len(slow.plan.microbatches), len(fast.plan.microbatches)
     if batches != other_batches:
-        rates = [throughput_in_words(throughput(explained.plan))[2:] for explained in (slow, fast)]
+        rates = [throughput_text(throughput(analysis.plan))[2:] for analysis in (slow, fast)]
         return f"{text}, for {batches} microbatches where the other runs {other_batches}: {' against '.join(rates)}."
     ours, theirs = executed_visits(slow.plan), executed_visits(fast.plan)
     if ours != theirs:
@@ -92,7 +92,7 @@ def stage_of(plan: Plan) -> list[int | None]:
     return found
 
 
-def _work(slow: Explained, fast: Explained) -> list[str]:
+def _work(slow: PlanAnalysis, fast: PlanAnalysis) -> list[str]:
     """What each has to run: visits of stages, lengths of routes, and its busiest node."""
     told = []
     ours, theirs = visits_per_stage(slow.plan), visits_per_stage(fast.plan)
@@ -106,22 +106,22 @@ def _work(slow: Explained, fast: Explained) -> list[str]:
             told.append(
                 f"Stage {', '.join(map(str, grown))} is visited more often, though fewer visits are made in all."
             )
-    (name, busy_s), (other, other_s) = (busiest(explained) for explained in (slow, fast))
+    (name, busy_s), (other, other_s) = (busiest(analysis) for analysis in (slow, fast))
     if abs(busy_s - other_s) >= WORTH_TELLING * slow.plan.predicted.iteration_s:
         told.append(f"Its busiest node, {name}, works for {seconds(busy_s)}; the other's, {other}, {seconds(other_s)}.")
     return told
 
 
-def busiest(explained: Explained) -> tuple[str, float]:
+def busiest(analysis: PlanAnalysis) -> tuple[str, float]:
     """Name the node with the longest tasks in all, and give their seconds."""
-    busy: dict[int, float] = dict.fromkeys(range(len(explained.plan.cluster)), 0.0)
-    for task in explained.tasks:
+    busy: dict[int, float] = dict.fromkeys(range(len(analysis.plan.cluster)), 0.0)
+    for task in analysis.tasks:
         busy[task.node] += task.end_s - task.start_s
     node = max(busy, key=lambda number: busy[number])
-    return explained.plan.cluster.names[node], busy[node]
+    return analysis.plan.cluster.names[node], busy[node]
 
 
-def _waits(slow: Explained, fast: Explained) -> list[str]:
+def _waits(slow: PlanAnalysis, fast: PlanAnalysis) -> list[str]:
     """How long messages take, and how much tasks wait for memory."""
     told = []
     (count, total_s), (other_count, other_s) = messages(slow), messages(fast)
@@ -138,25 +138,25 @@ def _waits(slow: Explained, fast: Explained) -> list[str]:
     return told
 
 
-def messages(explained: Explained) -> tuple[int, float]:
+def messages(analysis: PlanAnalysis) -> tuple[int, float]:
     """Count the messages of an iteration, and add up their seconds."""
-    arrival = explained.explanation.arrival_s.tolist()
-    index = {(t.microbatch, t.kind, t.hop): i for i, t in enumerate(explained.tasks)}
-    last_hop = {microbatch.id: len(microbatch.nodes) - 1 for microbatch in explained.plan.microbatches}
+    arrival = analysis.explanation.arrival_s.tolist()
+    index = {(t.microbatch, t.kind, t.hop): i for i, t in enumerate(analysis.tasks)}
+    last_hop = {microbatch.id: len(microbatch.nodes) - 1 for microbatch in analysis.plan.microbatches}
     count, total = 0, 0.0
-    for i, task in enumerate(explained.tasks):
+    for i, task in enumerate(analysis.tasks):
         last = last_hop[task.microbatch]
         turned = ("L", 0) if task.hop == last else ("B", task.hop + 1)
         kind, hop = {"F": ("F", task.hop - 1), "L": ("F", last), "B": turned}[task.kind]
         before = index.get((task.microbatch, kind, hop))
-        if before is not None and explained.tasks[before].node != task.node:
-            count, total = count + 1, total + arrival[i] - explained.tasks[before].end_s
+        if before is not None and analysis.tasks[before].node != task.node:
+            count, total = count + 1, total + arrival[i] - analysis.tasks[before].end_s
     return count, total
 
 
-def _critical_path(slow: Explained, fast: Explained) -> list[str]:
+def _critical_path(slow: PlanAnalysis, fast: PlanAnalysis) -> list[str]:
     """Which parts of the critical path are longer, and which shorter."""
-    ours, theirs = (composition(explained.tasks, explained.explanation.critical) for explained in (slow, fast))
+    ours, theirs = (composition(analysis.tasks, analysis.explanation.critical) for analysis in (slow, fast))
     changes = {part: ours.get(part, 0.0) - theirs.get(part, 0.0) for part in PARTS}
     least = WORTH_TELLING * slow.plan.predicted.iteration_s
     largest = sorted((part for part in PARTS if abs(changes[part]) >= least), key=lambda part: -abs(changes[part]))
@@ -166,7 +166,7 @@ def _critical_path(slow: Explained, fast: Explained) -> list[str]:
     return [f"On the critical path: {shown}."]
 
 
-def _bound(slow: Explained, fast: Explained) -> str:
+def _bound(slow: PlanAnalysis, fast: PlanAnalysis) -> str:
     """Whether the difference lies in the question, or may lie in the search."""
     bound_s, other_s = slow.plan.predicted.lower_bound_s, fast.plan.predicted.iteration_s
     whose = "with these routes" if slow.plan.strategy in OWN_ROUTES else "for its allocation and rules"

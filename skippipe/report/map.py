@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from skippipe._scheduler import Plan
-from skippipe.report.pictures import plain, png
-from skippipe.report.places import Places, lay_out, lines, names, stage_colours, stage_words
+from skippipe.report.map_layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_words
+from skippipe.report.plots import plain, png
 
 WIDEST = 5.0
 """Points: width of the link with the most messages."""
@@ -19,19 +19,19 @@ def draw_map(plan: Plan) -> bytes:
     # Imported here: it takes a second, and reports do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    places = lay_out(plan.cluster, plan.stages)
+    layout = lay_out(plan.cluster, plan.stages)
     figure = Figure(figsize=(11, 8), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.set_aspect("equal")
     axes.axis("off")
-    _draw_links(axes, plan, places)
-    _draw_nodes(axes, plan, places)
-    for name in names(plan, places):
+    _draw_links(axes, plan, layout)
+    _draw_nodes(axes, plan, layout)
+    for name in labels(plan, layout):
         axes.text(
-            name.x, name.y - 0.4 * places.radius, plain(name.text), ha="center", va="top", fontsize=7.5, zorder=4,
+            name.x, name.y - 0.4 * layout.radius, plain(name.text), ha="center", va="top", fontsize=7.5, zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6},
         )  # fmt: skip
-    low, high = places.nodes.min(axis=0), places.nodes.max(axis=0)
+    low, high = layout.nodes.min(axis=0), layout.nodes.max(axis=0)
     middle, reach = (low + high) / 2, np.maximum((high - low) / 2 + 0.06, LEAST_SIDE / 2)
     axes.set_xlim(middle[0] - reach[0], middle[0] + reach[0])
     axes.set_ylim(middle[1] - reach[1], middle[1] + reach[1])
@@ -40,13 +40,13 @@ def draw_map(plan: Plan) -> bytes:
     return png(figure)
 
 
-def _draw_nodes(axes: Any, plan: Plan, places: Places) -> None:
+def _draw_nodes(axes: Any, plan: Plan, layout: MapLayout) -> None:
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.patches import Circle, Patch, Rectangle  # noqa: PLC0415
 
-    radius, handles = places.radius, []
+    radius, handles = layout.radius, []
     for stage, (nodes, colour) in enumerate(zip(plan.stages, stage_colours(len(plan.stages)), strict=True)):
-        middles = [places.nodes[node] for node in nodes]
+        middles = [layout.nodes[node] for node in nodes]
         signs = [
             Circle(tuple(middle), radius)
             if stage
@@ -61,11 +61,11 @@ def _draw_nodes(axes: Any, plan: Plan, places: Places) -> None:
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False, ncols=columns)
 
 
-def _draw_links(axes: Any, plan: Plan, places: Places) -> None:
+def _draw_links(axes: Any, plan: Plan, layout: MapLayout) -> None:
     """Draw links as wide as they are used."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415
 
-    drawn = lines(plan, places)
+    drawn = link_lines(plan, layout)
     most = max((line.messages for line in drawn), default=1)
     axes.add_collection(
         LineCollection(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippipe._scheduler import Plan, Scored, score_allocation
-from skippipe.report.figures import assumed_layers, visits_per_stage
+from skippipe.report.format import percent, seconds
+from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds
 from skippipe.workload import partition_mismatch, source_mismatch
 
 WIDEST = 48
@@ -18,7 +18,7 @@ NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Other:
+class RunnerUp:
     """Another allocation that the search has seen."""
 
     seconds: float
@@ -28,7 +28,7 @@ class Other:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnusedNode:
     """What a node that serves no stage would cost where it costs least, with the same routes; times in seconds."""
 
     node: int
@@ -48,13 +48,13 @@ class AllocationSearch:
     """score of the best allocation by the surrogate, which the planner began with"""
     score_bound_s: float | None = None
     """no allocation of these sizes scores less"""
-    next_score: Other | None = None
+    next_score: RunnerUp | None = None
     start_s: float | None = None
     """iteration with that allocation"""
     lower_bound_s: float | None = None
     """no allocation that was allowed has a shorter iteration"""
-    next_iteration: Other | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    next_iteration: RunnerUp | None = None
+    left_out: tuple[UnusedNode, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:
@@ -76,14 +76,14 @@ def stage_table(plan: Plan) -> Table:
     search = read_allocation_search(plan)
     notes = (
         *left_out_in_words(plan, search.left_out),
-        cost_in_words(cost(plan)),
-        *search_in_words(search),
-        *cut_in_words(plan),
+        cost_text(cost(plan)),
+        *search_text(search),
+        *cut_text(plan),
     )
     return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
-def cut_in_words(plan: Plan) -> list[str]:
+def cut_text(plan: Plan) -> list[str]:
     """Warn where the node times hold for stages of other lengths than the plan's."""
     differing = partition_mismatch(plan, assumed_layers(plan))
     told = [] if differing is None else [f"Node times are for another cut, and real ones will differ: {differing}."]
@@ -125,7 +125,7 @@ def _counted(groups: Sequence[str], shown: int) -> str:
     return ", ".join(groups[:shown]) + (f" and {left} more places" if left else "")
 
 
-def cost_in_words(scored: Scored) -> str:
+def cost_text(scored: Scored) -> str:
     """The parts of the surrogate's score."""
     return (
         f"Cost by the surrogate: {seconds(scored.score_s)} = {seconds(scored.replica_s)} inside a stage + "
@@ -133,7 +133,7 @@ def cost_in_words(scored: Scored) -> str:
     )
 
 
-def left_out_in_words(plan: Plan, costs: Sequence[LeftOut]) -> list[str]:
+def left_out_in_words(plan: Plan, costs: Sequence[UnusedNode]) -> list[str]:
     """Which nodes serve no stage, and what each would cost; alike ones together."""
     names, known = plan.cluster.names, {cost.node: cost for cost in costs}
     reasons: dict[str, list[int]] = {}
@@ -142,7 +142,7 @@ def left_out_in_words(plan: Plan, costs: Sequence[LeftOut]) -> list[str]:
     return [f"Left out: {members([names[node] for node in nodes])}{reason}." for reason, nodes in reasons.items()]
 
 
-def _reason(plan: Plan, cost: LeftOut | None) -> str:
+def _reason(plan: Plan, cost: UnusedNode | None) -> str:
     if cost is None:
         return ""
     now_s = plan.predicted.iteration_s
@@ -157,7 +157,7 @@ def _reason(plan: Plan, cost: LeftOut | None) -> str:
     )
 
 
-def bounds_in_words(plan: Plan) -> str | None:
+def bounds_text(plan: Plan) -> str | None:
     """The bound of the plan's allocation beside that of all allocations; None where the allocation was not searched."""
     every_s = read_allocation_search(plan).lower_bound_s
     if every_s is None:
@@ -170,7 +170,7 @@ def bounds_in_words(plan: Plan) -> str | None:
     )
 
 
-def search_in_words(search: AllocationSearch) -> list[str]:
+def search_text(search: AllocationSearch) -> list[str]:
     """How the surrogate and the planner came to the allocation, as far as it is known."""
     told = []
     if search.score_s is not None:
@@ -184,7 +184,7 @@ def search_in_words(search: AllocationSearch) -> list[str]:
     return told
 
 
-def _beside(other: Other | None) -> str:
+def _beside(other: RunnerUp | None) -> str:
     if other is None:
         return ""
     nodes = f"{other.moved} node{'' if other.moved == 1 else 's'}"
@@ -206,21 +206,21 @@ def read_allocation_search(plan: Plan) -> AllocationSearch:
     )
 
 
-def _left_out(rows: Any, plan: Plan) -> tuple[LeftOut, ...]:
+def _left_out(rows: Any, plan: Plan) -> tuple[UnusedNode, ...]:
     found = []
     for row in map(_object, rows if isinstance(rows, list) else []):
         node, stage = row.get("node"), row.get("stage")
         times = [_number(row.get(key)) for key in ("allreduce_s", "allreduce_without_s", "iteration_s")]
         if node in plan.absent_nodes and type(stage) is int and None not in times:
-            found.append(LeftOut(node, stage, *(time for time in times if time is not None)))
+            found.append(UnusedNode(node, stage, *(time for time in times if time is not None)))
     return tuple(found)
 
 
-def _other(found: Mapping[str, Any], key: str, stages: Any) -> Other | None:
+def _other(found: Mapping[str, Any], key: str, stages: Any) -> RunnerUp | None:
     time, own, other = _number(found.get(key)), _partition(stages), _partition(found.get("stages"))
     if time is None or own is None or other is None:
         return None
-    return Other(time, moved(own, other))
+    return RunnerUp(time, moved(own, other))
 
 
 def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) -> int:

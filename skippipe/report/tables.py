@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from skippipe._scheduler import Constraints
+from skippipe.report.analysis import PARTS, PlanAnalysis, composition, endpoint_name, handovers, links, upgrade_name
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
-from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10
@@ -26,34 +26,34 @@ UNCHANGED = (
 )
 
 
-def overview(plans: Sequence[Explained]) -> list[Table]:
+def overview(plans: Sequence[PlanAnalysis]) -> list[Table]:
     """Tables of all plans side by side, and of two what makes them differ."""
     return [figures(plans), work(plans), *([comparison(*plans)] if len(plans) == COMPARED else [])]
 
 
-def figures(plans: Sequence[Explained]) -> Table:
+def figures(plans: Sequence[PlanAnalysis]) -> Table:
     """Iteration, throughput, bound and rules of each plan."""
     headings = ["plan", "strategy", "iteration", *WORK_PER_S, "lower bound", "gap", "pipeline"]
     rows = []
-    for explained in plans:
-        predicted, done = explained.plan.predicted, throughput(explained.plan)
+    for analysis in plans:
+        predicted, done = analysis.plan.predicted, throughput(analysis.plan)
         rates = [work_per_s(done, unit) for unit in WORK_PER_S]
         bounds = [seconds(predicted.lower_bound_s), percent(predicted.gap), seconds(predicted.pipeline_s)]
-        rows.append([explained.name, explained.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
-    rules = [_rules(explained.plan.constraints) for explained in plans]
-    notes = [f"Rules of {explained.name}: {own}." for explained, own in zip(plans, rules, strict=True)]
+        rows.append([analysis.name, analysis.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
+    rules = [_rules(analysis.plan.constraints) for analysis in plans]
+    notes = [f"Rules of {analysis.name}: {own}." for analysis, own in zip(plans, rules, strict=True)]
     shown = (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes)
     return Table("Figures", headings, rows, shown)
 
 
-def work(plans: Sequence[Explained]) -> Table:
+def work(plans: Sequence[PlanAnalysis]) -> Table:
     """What each plan's iteration does, and what it leaves out."""
     headings = ["plan", "nodes", "stages", "microbatches", "skip ratio", "layer executions skipped"]
     rows = []
-    for explained in plans:
-        plan = explained.plan
+    for analysis in plans:
+        plan = analysis.plan
         counts = [str(len(part)) for part in (plan.cluster, plan.stages, plan.microbatches)]
-        rows.append([explained.name, *counts, f"{plan.skip_ratio:.4g}", percent(skipped_executions(plan))])
+        rows.append([analysis.name, *counts, f"{plan.skip_ratio:.4g}", percent(skipped_executions(plan))])
     return Table("Work", headings, rows)
 
 
@@ -66,12 +66,12 @@ def _rules(rules: Constraints) -> str:
     return ", ".join(parts)
 
 
-def times(explained: Explained) -> Table:
+def times(analysis: PlanAnalysis) -> Table:
     """What the iteration is made of, on two ways through it."""
-    explanation, whole = explained.explanation, explained.plan.predicted.iteration_s
-    ways = [composition(explained.tasks, way) for way in (explanation.critical, explanation.last)]
+    explanation, whole = analysis.explanation, analysis.plan.predicted.iteration_s
+    ways = [composition(analysis.tasks, way) for way in (explanation.critical, explanation.last)]
     last = [segment.task for segment in explanation.last if segment.task is not None]
-    owner = f"microbatch {explained.tasks[last[-1]].microbatch}" if last else "no microbatch"
+    owner = f"microbatch {analysis.tasks[last[-1]].microbatch}" if last else "no microbatch"
     rows = [
         [words, *(cell for way in ways for cell in _cells(way.get(part), whole))]
         for part, words in PARTS.items()
@@ -83,7 +83,7 @@ def times(explained: Explained) -> Table:
         "shows what it waited for."
     )
     headings = ["", "critical path", "share", "its last microbatch", "share"]
-    return Table("What takes the time", headings, rows, (_path_in_words(explained), ends_with))
+    return Table("What takes the time", headings, rows, (_path_text(analysis), ends_with))
 
 
 def _cells(value: float | None, whole: float) -> list[str]:
@@ -91,61 +91,65 @@ def _cells(value: float | None, whole: float) -> list[str]:
     return [seconds(value), percent(share)]
 
 
-def _path_in_words(explained: Explained) -> str:
-    on_path = [explained.tasks[s.task] for s in explained.explanation.critical if s.task is not None]
+def _path_text(analysis: PlanAnalysis) -> str:
+    on_path = [analysis.tasks[s.task] for s in analysis.explanation.critical if s.task is not None]
     batches, nodes = {task.microbatch for task in on_path}, {task.node for task in on_path}
-    counts = handovers(explained)
+    counts = handovers(analysis)
     reasons = ", ".join(f"{counts[reason]} {words}" for reason, words in REASONS.items() if counts[reason])
     return f"{len(on_path)} tasks of {len(batches)} microbatches on {len(nodes)} nodes are on the critical path" + (
         f"; of these started {reasons}." if reasons else "."
     )
 
 
-def link_times(explained: Explained) -> Table:
+def link_times(analysis: PlanAnalysis) -> Table:
     """Links on the critical path."""
-    cluster, uses = explained.plan.cluster, links(explained.plan.cluster, explained.explanation.critical)
+    cluster, uses = analysis.plan.cluster, links(analysis.plan.cluster, analysis.explanation.critical)
     rows = [
-        [f"{place(cluster, use.sender)} -> {place(cluster, use.receiver)}", str(use.messages), seconds(use.seconds)]
+        [
+            f"{endpoint_name(cluster, use.sender)} -> {endpoint_name(cluster, use.receiver)}",
+            str(use.messages),
+            seconds(use.seconds),
+        ]
         for use in uses[:MAX_LINKS]
     ]
     more = (f"and {len(uses) - MAX_LINKS} more",) if len(uses) > MAX_LINKS else ()
     return Table("Links on the critical path", ["link", "messages", "seconds"], rows, more)
 
 
-def upgrades(explained: Explained, most: int) -> Table:
+def upgrades(analysis: PlanAnalysis, most: int) -> Table:
     """Which node or link to make faster first."""
-    cluster, whole = explained.plan.cluster, explained.plan.predicted.iteration_s
+    cluster, whole = analysis.plan.cluster, analysis.plan.predicted.iteration_s
     headings = ["twice as fast", "iteration", "saved", "share", "dispatch rule"]
-    headings += ["planned anew"] if explained.replanned else []
+    headings += ["planned anew"] if analysis.replanned else []
     rows = []
-    for number, upgrade in enumerate(explained.upgrades[:most]):
+    for number, upgrade in enumerate(analysis.upgrades[:most]):
         saved = whole - upgrade.iteration_s
         row = [upgrade_name(cluster, upgrade), seconds(upgrade.iteration_s), seconds(saved), percent(saved / whole)]
         row.append(seconds(upgrade.dispatched_s))
-        if explained.replanned:
-            row.append(seconds(explained.replanned[number]) if number < len(explained.replanned) else "")
+        if analysis.replanned:
+            row.append(seconds(analysis.replanned[number]) if number < len(analysis.replanned) else "")
         rows.append(row)
     notes = [UNCHANGED]
     if not rows:
         notes.insert(0, "No single node or link shortens the iteration as long as routes and order stay as they are.")
-    elif len(explained.upgrades) > most:
-        notes.append(f"{len(explained.upgrades) - most} more shorten it by less.")
+    elif len(analysis.upgrades) > most:
+        notes.append(f"{len(analysis.upgrades) - most} more shorten it by less.")
     return Table("What to upgrade first", headings, rows, tuple(notes))
 
 
-def statistics(explained: Explained) -> Table:
+def statistics(analysis: PlanAnalysis) -> Table:
     """What the search counted."""
     rows = [
         [name.replace("_", " "), f"{value:,.0f}" if value % 1 == 0 else f"{value:,.4g}"]
-        for name, value in explained.search.statistics.items()
+        for name, value in analysis.search.statistics.items()
     ]
     return Table("Statistics of the search", ["", "count"], rows)
 
 
-def tables(explained: Explained, most: int) -> list[Table]:
+def tables(analysis: PlanAnalysis, most: int) -> list[Table]:
     """All tables of one plan that have something to show."""
     found = [
-        times(explained), link_times(explained), upgrades(explained, most), stage_table(explained.plan),
-        statistics(explained),
+        times(analysis), link_times(analysis), upgrades(analysis, most), stage_table(analysis.plan),
+        statistics(analysis),
     ]  # fmt: skip
     return [table for table in found if table.rows or table.notes]

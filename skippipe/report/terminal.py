@@ -9,12 +9,15 @@ from rich.text import Text
 from skippipe._scheduler import Plan
 from skippipe.console.output import Console, plain_table
 from skippipe.planning import Outcome, saving
-from skippipe.report.figures import busy_shares, lanes, serving_nodes
-from skippipe.workload import Throughput
+from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
+from skippipe.report.plan_metrics import gantt_rows, node_utilization, serving_nodes
+from skippipe.report.stages import stage_table
+from skippipe.report.table import Table
+from skippipe.report.tables import overview, tables
 
 MAX_LANES = 40
 """More rows than this do not help anybody: the busiest nodes are shown then."""
-WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"}
 GLYPHS = {
     "F": (">", "green"),
     "L": ("L", "bold magenta"),
@@ -59,12 +62,12 @@ def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def show_lanes(console: Console, plan: Plan) -> None:
+def show_gantt(console: Console, plan: Plan) -> None:
     """Print what each node does over time; of many nodes, what the busiest do."""
-    names, shares, serving = plan.cluster.names, busy_shares(plan), serving_nodes(plan)
+    names, shares, serving = plan.cluster.names, node_utilization(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
-    rows = lanes(plan, max(console.width - prefix - 1, 10), MAX_LANES)
+    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_LANES)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.write_line(
         f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle"
@@ -84,25 +87,31 @@ def show_lanes(console: Console, plan: Plan) -> None:
     console.write_line(f"node utilization: min {low:.0%}, median {middle:.0%}, max {high:.0%}")
 
 
-def seconds(value: float | None) -> str:
-    """Write a time with its unit, or a dash where there is none."""
-    return "-" if value is None else f"{value:.3f} s"
+def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
+    """Print the figures of all plans side by side, then what explains each of them."""
+    for number, table in enumerate(overview(plans)):
+        if number:
+            console.write_line()
+        show_table(console, table)
+    for analysis in plans:
+        if len(plans) > 1:
+            console.write_line(f"\n{analysis.name}", style="bold")
+        for table in tables(analysis, most):
+            console.write_line()
+            show_table(console, table)
 
 
-def percent(value: float | None) -> str:
-    """Write a share in percent, or a dash where there is none."""
-    return "-" if value is None else f"{value:.1%}"
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print who serves which stage, and what each node does over time."""
+    show_table(console, stage_table(plan))
+    console.write_line()
+    show_gantt(console, plan)
 
 
-def work_per_s(throughput: Throughput, unit: str) -> str:
-    """Write the work per second in a unit of `WORK_PER_S`, or a dash where it is not known."""
-    value = getattr(throughput, WORK_PER_S[unit])
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def throughput_in_words(throughput: Throughput) -> str:
-    """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
-    shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
-    return "".join(f", {value} {unit}" for value, unit in shown if value != "-")
+def show_table(console: Console, table: Table) -> None:
+    """Print a table with its title above and its notes below."""
+    console.write_line(table.title, style="bold")
+    if table.rows:
+        console.print(plain_table(table.headings, table.rows, left=table.texts))
+    for note in table.notes:
+        console.write_line(note)

@@ -13,7 +13,7 @@ from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
-from skippipe.study.records import Entry, Key
+from skippipe.study.records import ArmKey, ArmRecord
 from skippipe.train.config import TrainConfig, TrainJob
 from skippipe.train.layout import layout_of
 
@@ -47,9 +47,9 @@ class Arm:
     """hash of everything that decides about what is learnt, but the text"""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ArmKey:
         """By which its record is found."""
-        return Key(self.experiment, self.seed)
+        return ArmKey(self.experiment, self.seed)
 
     @property
     def folder(self) -> Path:
@@ -120,10 +120,10 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
 
 def next_step(
     arms: Sequence[Arm],
-    records: Mapping[Key, Entry],
-    begun: Collection[tuple[Key, Kind]],
+    records: Mapping[ArmKey, ArmRecord],
+    begun: Collection[tuple[ArmKey, Kind]],
     *,
-    here: Collection[Key] = (),
+    here: Collection[ArmKey] = (),
     omit: Sequence[str] = (),
 ) -> Step | None:
     """Choose what is done next: the first thing that is open and was not begun before in this session.
@@ -143,7 +143,7 @@ def next_step(
     return None
 
 
-def _open(entry: Entry | None, omit: Sequence[str]) -> Kind | None:
+def _open(entry: ArmRecord | None, omit: Sequence[str]) -> Kind | None:
     if entry is None or not entry.finished:
         return "train"
-    return "evaluate" if set(omit) - {row.word for row in entry.evaluation} else None
+    return "evaluate" if set(omit) - {row.omission for row in entry.evaluation} else None

@@ -15,8 +15,8 @@ from skippipe.evaluate.compare import read_table
 from skippipe.evaluate.results import TABLE
 from skippipe.evaluate.summary import Row
 from skippipe.study.arms import Arm, plain_settings_sha256
-from skippipe.study.metrics import Point, Progress, parse_lines, read_progress
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
+from skippipe.study.run_history import Point, RunHistory, parse_lines, read_run_history
 from skippipe.train.record import METRICS, SETTINGS
 
 EVALUATION = "evaluation"
@@ -24,7 +24,7 @@ EVALUATION = "evaluation"
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 
 
-def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) -> Entry:
+def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) -> ArmRecord:
     """Read what is known here of an arm.
 
     Args:
@@ -38,15 +38,15 @@ def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) ->
 
     """
     folder = runs / arm.folder
-    progress = None
+    history = None
     if (folder / METRICS).is_file():
         check_settings(arm, folder)
         lines = (folder / METRICS).read_text("utf-8", errors="replace").splitlines()
-        progress = read_progress(parse_lines(lines))
-    if progress is None:
-        return dataclasses.replace(planned(arm), note=note)
+        history = read_run_history(parse_lines(lines))
+    if history is None:
+        return dataclasses.replace(planned_record(arm), note=note)
     day = dt.datetime.fromtimestamp((folder / METRICS).stat().st_mtime, dt.UTC).date().isoformat()
-    entry = entry_of(arm, progress, text=text, date=day, versions=versions())
+    entry = started_record(arm, history, text=text, date=day, versions=versions())
     return dataclasses.replace(entry, note=note, evaluation=_evaluation(folder / EVALUATION))
 
 
@@ -64,10 +64,10 @@ def check_settings(arm: Arm, folder: Path) -> None:
         )
 
 
-def planned(arm: Arm) -> Entry:
+def planned_record(arm: Arm) -> ArmRecord:
     """What is known of an arm that has not begun."""
     schedule = arm.job.schedule
-    return Entry(
+    return ArmRecord(
         experiment=arm.experiment,
         seed=arm.seed,
         settings=arm.settings,
@@ -79,27 +79,29 @@ def planned(arm: Arm) -> Entry:
     )
 
 
-def entry_of(arm: Arm, progress: Progress, *, text: str | None, date: str, versions: Mapping[str, str]) -> Entry:
+def started_record(
+    arm: Arm, history: RunHistory, *, text: str | None, date: str, versions: Mapping[str, str]
+) -> ArmRecord:
     """What is known of an arm that has begun."""
-    plan, summary = progress.plan, progress.summary or {}
+    plan, summary = history.plan, history.summary or {}
     breakdown = summary.get("breakdown") or {"shares": {}}
     return dataclasses.replace(
-        planned(arm),
+        planned_record(arm),
         skip_ratio=plan["skip_ratio"],
         text=text,
         text_tokens=plan["training_tokens"],
         model=plan["model"],
         parameters=plan["parameters"],
-        tokens_done=progress.tokens,
-        finished=progress.summary is not None and progress.tokens >= arm.tokens,
-        seconds=round(progress.seconds, 1),
-        tokens_per_s=_rounded(progress.median("tokens_per_s"), 0),
-        mfu=_rounded(progress.median("mfu"), 4),
+        tokens_done=history.tokens,
+        finished=history.summary is not None and history.tokens >= arm.tokens,
+        seconds=round(history.seconds, 1),
+        tokens_per_s=_rounded(history.median("tokens_per_s"), 0),
+        mfu=_rounded(history.median("mfu"), 4),
         device=plan.get("device"),
         breakdown={kind: round(share, 4) for kind, share in breakdown["shares"].items()},
         date=date,
         versions=dict(versions),
-        curve=[Point(p.tokens, round(p.loss, 5), _rounded(p.training_loss, 5)) for p in progress.curve],
+        curve=[Point(p.tokens, round(p.loss, 5), _rounded(p.training_loss, 5)) for p in history.curve],
     )
 
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from skippipe.evaluate.intervals import Interval, student
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
 
 
 @dataclass(frozen=True)
-class Distance:
+class LossDifference:
     """An arm and the baseline of the same seed, after as many tokens."""
 
     seed: int
     tokens: int
     """the most after which both were validated"""
-    whole: bool
+    complete: bool
     """these are all tokens of both"""
     loss: float
     """validation loss of the arm, in nats"""
@@ -24,12 +24,12 @@ class Distance:
     """the same of the baseline"""
 
     @property
-    def loss_difference(self) -> float:
+    def value(self) -> float:
         """By how much the arm's loss is higher, in nats."""
         return self.loss - self.baseline
 
 
-def distances(entries: Iterable[Entry], experiment: str, baseline: str) -> list[Distance]:
+def loss_differences(entries: Iterable[ArmRecord], experiment: str, baseline: str) -> list[LossDifference]:
     """Hold an experiment against the baseline, for every seed that both have begun with; on the same text alone."""
     of_seed = {entry.key: entry for entry in entries}
     found = []
@@ -41,8 +41,8 @@ def distances(entries: Iterable[Entry], experiment: str, baseline: str) -> list[
         theirs = {point.tokens: point.loss for point in other.curve}
         tokens = max(ours.keys() & theirs.keys() - {0}, default=None)
         if tokens is not None:
-            whole = tokens == entry.tokens == other.tokens
-            found.append(Distance(seed, tokens, whole, ours[tokens], theirs[tokens]))
+            complete = tokens == entry.tokens == other.tokens
+            found.append(LossDifference(seed, tokens, complete, ours[tokens], theirs[tokens]))
     return found
 
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from skippipe.errors import InputError
 from skippipe.evaluate.summary import Row, row_from_json, row_json
 from skippipe.files import read_json_object, write_text
-from skippipe.study.metrics import Point
+from skippipe.study.run_history import Point
 
 FORMAT = "skippipe.study/1"
 WIDTH = 140
 
 
-class Key(NamedTuple):
+class ArmKey(NamedTuple):
     """Which arm an entry is of."""
 
     experiment: str
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArmRecord:
     """What is known of one arm."""
 
     experiment: str
@@ -73,17 +73,17 @@ class Entry:
     """rows of `skippipe evaluate`"""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ArmKey:
         """Which arm this is of."""
-        return Key(self.experiment, self.seed)
+        return ArmKey(self.experiment, self.seed)
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens that are still to be trained on."""
         return max(self.tokens - self.tokens_done, 0)
 
     @property
-    def times_seen(self) -> float | None:
+    def epochs(self) -> float | None:
         """How often each token of the text was trained on so far."""
         return None if not self.text_tokens else self.tokens_done / self.text_tokens
 
@@ -93,10 +93,10 @@ class Entry:
         return self.curve[-1] if self.curve else None
 
 
-Records = dict[Key, Entry]
+Records = dict[ArmKey, ArmRecord]
 
 
-def merged(old: Entry | None, new: Entry) -> Entry:
+def merged(old: ArmRecord | None, new: ArmRecord) -> ArmRecord:
     """Put together what stands in the records and what is known here: more tokens done wins, then a run at its end.
 
     Of runs that are equally far, words that were evaluated are put together; day and versions stay those that stand
@@ -118,14 +118,14 @@ def merged(old: Entry | None, new: Entry) -> Entry:
         return dataclasses.replace(old, note=new.note or old.note)
     if (old.tokens_done, old.finished) < (new.tokens_done, new.finished):
         return dataclasses.replace(new, text=new.text or old.text)
-    words = {row.word for row in new.evaluation}
+    words = {row.omission for row in new.evaluation}
     return dataclasses.replace(
         new,
         text=new.text or old.text,
         date=old.date or new.date,
         versions=old.versions or new.versions,
-        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.word not in words)],
-        note=new.note or (None if words - {row.word for row in old.evaluation} else old.note),
+        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.omission not in words)],
+        note=new.note or (None if words - {row.omission for row in old.evaluation} else old.note),
     )
 
 
@@ -150,7 +150,7 @@ def load_records(path: Path) -> Records:
     return {entry.key: entry for entry in entries}
 
 
-def save_records(path: Path, entries: Iterable[Entry]) -> None:
+def save_records(path: Path, entries: Iterable[ArmRecord]) -> None:
     """Write the records, whole or not at all; the folder is made.
 
     Raises:
@@ -165,21 +165,23 @@ def save_records(path: Path, entries: Iterable[Entry]) -> None:
     write_text(path, records_json(entries))
 
 
-def records_json(entries: Iterable[Entry]) -> str:
+def records_json(entries: Iterable[ArmRecord]) -> str:
     """The records as they are kept."""
-    return tidy({"format": FORMAT, "entries": [_plain(entry) for entry in entries]}) + "\n"
+    return format_json({"format": FORMAT, "entries": [_plain(entry) for entry in entries]}) + "\n"
 
 
-def tidy(value: Any, indent: int = 0) -> str:
+def format_json(value: Any, indent: int = 0) -> str:
     """JSON with what is short on one line, and everything else on a line for each part."""
     flat = json.dumps(value, allow_nan=False, ensure_ascii=False)
     if not isinstance(value, dict | list) or not value or (len(flat) + indent <= WIDTH and not _deep(value)):
         return flat
     inner = " " * (indent + 1)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {tidy(part, indent + 1)}" for key, part in value.items()]
+        parts = [
+            f"{json.dumps(key, ensure_ascii=False)}: {format_json(part, indent + 1)}" for key, part in value.items()
+        ]
     else:
-        parts = [tidy(part, indent + 1) for part in value]
+        parts = [format_json(part, indent + 1) for part in value]
     begin, end = "{}" if isinstance(value, dict) else "[]"
     return begin + "\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + end
 
@@ -190,7 +192,7 @@ def _deep(value: Mapping[str, Any] | list[Any]) -> bool:
     return sum(isinstance(part, dict | list) and bool(part) for part in parts) > 1
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: ArmRecord) -> dict[str, Any]:
     fields = {item.name: getattr(entry, item.name) for item in dataclasses.fields(entry)}
     return fields | {
         "skip_changes": [list(change) for change in entry.skip_changes],
@@ -199,8 +201,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry(content: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _entry(content: Mapping[str, Any]) -> ArmRecord:
+    return ArmRecord(
         **{
             **content,
             "skip_changes": [(float(after), float(ratio)) for after, ratio in content["skip_changes"]],

@@ -19,7 +19,7 @@ MAX_MESSAGE = 400
 
 
 @dataclass(frozen=True)
-class Ended:
+class StepResult:
     """How a step's process came to its end."""
 
     step: Step
@@ -41,12 +41,12 @@ class _Child:
 
 
 @dataclass(frozen=True)
-class Watch:
+class RunnerCallbacks:
     """What is told of the processes."""
 
     began: Callable[[Step, str], None]
     """a step begins on a device"""
-    ended: Callable[[Ended], None]
+    ended: Callable[[StepResult], None]
     running: Callable[[], None]
     """called now and then"""
 
@@ -60,7 +60,7 @@ class Runner:
         choose: Callable[[], Step | None],
         line: Callable[[Step, str], list[str]],
         log: Callable[[Step], Path],
-        watch: Watch,
+        watch: RunnerCallbacks,
     ) -> None:
         """Prepare to run.
 
@@ -150,16 +150,16 @@ def _signal(child: _Child, number: signal.Signals, *, group: bool = False) -> No
             child.process.send_signal(number)
 
 
-def _ended(child: _Child) -> Ended:
+def _ended(child: _Child) -> StepResult:
     status = child.process.returncode
     if child.killed:
-        return Ended(child.step, child.device, "killed")
+        return StepResult(child.step, child.device, "killed")
     if child.asked and status in (SUCCESS, SIGNALLED + signal.SIGTERM, -signal.SIGTERM):
-        return Ended(child.step, child.device, "stopped")
+        return StepResult(child.step, child.device, "stopped")
     if status == 0:
-        return Ended(child.step, child.device, "done")
+        return StepResult(child.step, child.device, "done")
     said = last_line(child.log)
-    return Ended(child.step, child.device, "failed", said or f"ended with status {status} and said nothing")
+    return StepResult(child.step, child.device, "failed", said or f"ended with status {status} and said nothing")
 
 
 def last_line(log: Path) -> str:

@@ -8,21 +8,21 @@ from skippipe.errors import InputError
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.study.arms import Arm, Kind, Step, next_step
 from skippipe.study.collect import read_arm
+from skippipe.study.command_lines import CommandLines
 from skippipe.study.config import StudyJob
-from skippipe.study.page import millions, study_page
-from skippipe.study.pictures import draw_figures
-from skippipe.study.records import Entry, Key, Records, load_records, merged, save_records
-from skippipe.study.runner import Ended, Runner, Watch
-from skippipe.study.steps import Commands
+from skippipe.study.markdown import millions, study_page
+from skippipe.study.plots import draw_figures
+from skippipe.study.records import ArmKey, ArmRecord, Records, load_records, merged, save_records
+from skippipe.study.runner import Runner, RunnerCallbacks, StepResult
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class Study:
     """The arms of a study on this machine."""
 
     def __init__(
-        self, job: StudyJob, arms: Sequence[Arm], folder: Path, config_folders: Sequence[str], say: Say
+        self, job: StudyJob, arms: Sequence[Arm], folder: Path, config_folders: Sequence[str], print_line: PrintLine
     ) -> None:
         """Take up a study.
 
@@ -31,21 +31,23 @@ class Study:
             arms: composed of them.
             folder: where relative names of files begin.
             config_folders: where experiments are found beside those that ship.
-            say: is given a line for each event.
+            print_line: prints a line for each event.
 
         Raises:
             InputError: files that cannot be used, or records or runs of other settings.
 
         """
-        self._job, self._arms, self._say = job, arms, say
+        self._job, self._arms, self._print_line = job, arms, print_line
         self._runs, self._file = (folder / job.folder).absolute(), folder / job.records
         prepared = (folder / job.prepared).absolute()
         self._text = open_corpus(prepared).sha256 if prepared.exists() else None
         key = None if job.key is None else Path(job.key).absolute()
-        self._commands = Commands(self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders)
-        self._begun: set[tuple[Key, Kind]] = set()
-        self._failures: dict[Key, str] = {}
-        self._finished_here: set[Key] = set()
+        self._commands = CommandLines(
+            self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders
+        )
+        self._begun: set[tuple[ArmKey, Kind]] = set()
+        self._failures: dict[ArmKey, str] = {}
+        self._finished_here: set[ArmKey] = set()
         """arms whose runs on this machine have come to their end: these can be evaluated"""
         self._saved: Callable[[], None] = lambda: None
         self.records: Records = {}
@@ -53,7 +55,7 @@ class Study:
 
     def plan(self, devices: Sequence[str]) -> list[tuple[str, Step]]:
         """Say what would run where at once; what is open beyond that comes later, without a device."""
-        begun: set[tuple[Key, Kind]] = set()
+        begun: set[tuple[ArmKey, Kind]] = set()
         steps = []
         while (step := self._next(begun)) is not None:
             begun.add((step.arm.key, step.kind))
@@ -72,7 +74,7 @@ class Study:
         self._saved = saved
         if self._text is None:
             open_corpus(self._commands.prepared)
-        watch = Watch(began=self._tell_began, ended=self._take_end, running=self._tell_running)
+        watch = RunnerCallbacks(began=self._tell_began, ended=self._take_end, running=self._tell_running)
         runner = Runner(devices, self._choose, self._commands.line, self.log, watch)
         seconds = None if self._job.minutes is None else self._job.minutes * 60
         try:
@@ -100,7 +102,7 @@ class Study:
         folder = self._runs / step.arm.folder
         return folder.with_name(f"{folder.name}.{step.kind}.log")
 
-    def _next(self, begun: Collection[tuple[Key, Kind]]) -> Step | None:
+    def _next(self, begun: Collection[tuple[ArmKey, Kind]]) -> Step | None:
         return next_step(self._arms, self.records, begun, here=self._finished_here, omit=self._job.omit)
 
     def _choose(self) -> Step | None:
@@ -121,7 +123,7 @@ class Study:
             self.records[arm.key] = merged(self.records.get(arm.key), entry)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ArmRecord]:
         """What is known, in the order of the file; what is new there in that of the arms."""
         return list(self.records.values())
 
@@ -133,9 +135,9 @@ class Study:
     def _tell_began(self, step: Step, device: str) -> None:
         done = self.records[step.arm.key].tokens_done
         what = f"trains, {millions(done)} of {millions(step.arm.tokens)} million tokens done"
-        self._say(f"{device}: {step.arm.key.title} {what if step.kind == 'train' else 'is evaluated'}")
+        self._print_line(f"{device}: {step.arm.key.title} {what if step.kind == 'train' else 'is evaluated'}")
 
-    def _take_end(self, ended: Ended) -> None:
+    def _take_end(self, ended: StepResult) -> None:
         key = ended.step.arm.key
         if ended.how == "failed":
             self._failures[key] = f"{ended.step.kind}: {ended.message}"
@@ -146,7 +148,7 @@ class Study:
         latest = "" if entry.latest is None else f", validation loss {entry.latest.loss:.4f}"
         done = f"{millions(entry.tokens_done)} of {millions(entry.tokens)} million tokens done{latest}"
         why = f": {self._failures[key]} (all of it is in {self.log(ended.step)})" if key in self._failures else ""
-        self._say(f"{ended.device}: {key.title}: {ended.step.kind} {ended.how}, {done}{why}")
+        self._print_line(f"{ended.device}: {key.title}: {ended.step.kind} {ended.how}, {done}{why}")
 
     def _tell_running(self) -> None:
         self._save()
@@ -154,4 +156,6 @@ class Study:
             entry = self.records[arm.key]
             if (arm.key, "train") in self._begun and not entry.finished:
                 rate = "" if entry.tokens_per_s is None else f", {entry.tokens_per_s:,.0f} tokens/s"
-                self._say(f"{arm.key.title}: {millions(entry.tokens_done)} of {millions(entry.tokens)} million{rate}")
+                self._print_line(
+                    f"{arm.key.title}: {millions(entry.tokens_done)} of {millions(entry.tokens)} million{rate}"
+                )

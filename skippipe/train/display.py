@@ -11,7 +11,7 @@ from rich.text import Text
 from skippipe.console.output import Console, plain_table
 from skippipe.console.progress import ProgressDisplay
 from skippipe.ranks import shown_names
-from skippipe.report.terminal import percent, seconds
+from skippipe.report.format import percent, seconds
 from skippipe.train.events import Event
 
 SPARKS = "▁▂▃▄▅▆▇█"

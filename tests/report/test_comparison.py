@@ -12,8 +12,8 @@ from report.conftest import command
 
 from skippipe._scheduler import Plan
 from skippipe.plan import load_plan
+from skippipe.report.analysis import PlanAnalysis, analyse_plan
 from skippipe.report.comparison import comparison, messages
-from skippipe.report.explained import Explained, explain
 from skippipe.report.page import make_page
 
 FAR = (
@@ -23,7 +23,7 @@ FAR = (
 """One source with little memory, and stages far from it: with routes of two stages, each trip is for one of them."""
 
 
-Two = tuple[Explained, Explained]
+Two = tuple[PlanAnalysis, PlanAnalysis]
 NAMES = ("skip0.5.json", "skip0.4.json")
 
 
@@ -39,17 +39,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(made: Path) -> Two:
     """Both explained."""
-    half, less = (explain(load_plan(str(made / name)), name) for name in NAMES)
+    half, less = (analyse_plan(load_plan(str(made / name)), name) for name in NAMES)
     assert half.plan.predicted.iteration_s > 1.02 * less.plan.predicted.iteration_s
     assert half.plan.predicted.lower_bound_s > less.plan.predicted.iteration_s
     return half, less
 
 
-def edited(explained: Explained, name: str, **predicted: float) -> Explained:
-    content = json.loads(explained.plan.to_json())
+def edited(analysis: PlanAnalysis, name: str, **predicted: float) -> PlanAnalysis:
+    content = json.loads(analysis.plan.to_json())
     content["predicted"].update(predicted)
     plan = Plan.from_json(json.dumps(content))
-    return Explained(name, plan, explained.explanation, [], explained.search, tasks=explained.tasks)
+    return PlanAnalysis(name, plan, analysis.explanation, [], analysis.search, tasks=analysis.tasks)
 
 
 def test_more_skipped_and_yet_longer(two: Two) -> None:
@@ -72,15 +72,15 @@ def test_more_skipped_and_yet_longer(two: Two) -> None:
 
 
 def test_messages_are_those_of_the_cluster(two: Two) -> None:
-    for explained in two:
-        plan, transfer_s = explained.plan, explained.plan.cluster.transfer_matrix()
+    for analysis in two:
+        plan, transfer_s = analysis.plan, analysis.plan.cluster.transfer_matrix()
         total, count = 0.0, 0
         for microbatch in plan.microbatches:
             way = [*microbatch.nodes, microbatch.source]
             steps = [(a, b) for a, b in itertools.pairwise(way) if a != b]
             total += sum(transfer_s[a, b] + transfer_s[b, a] for a, b in steps)
             count += 2 * len(steps)
-        found, seconds = messages(explained)
+        found, seconds = messages(analysis)
         assert found == count
         assert seconds == pytest.approx(total, abs=1e-6)
 
@@ -108,7 +108,7 @@ def test_what_else_differs(run: Run, tmp_path: Path, two: Two) -> None:
     full = ("schedule.strategy=full", "schedule.skip_ratio=0", "output=full.json")
     result = run("plan", *plain, *arguments, *full)
     assert result.status == 0, result.err
-    told = " ".join(comparison(explain(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
+    told = " ".join(comparison(analyse_plan(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
     assert "for 5 microbatches where the other runs 3: " in told
     assert "They differ in more than the skip ratio: rules, strategies." in told
     count = sum(len(set(a) - set(b)) for a, b in zip([[1], [0], [2], [3]], less.plan.stages, strict=True))

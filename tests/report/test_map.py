@@ -16,15 +16,15 @@ from report.test_report_command import shape_of
 
 from skippipe._scheduler import Cluster
 from skippipe.plan import load_plan
-from skippipe.report.places import (
-    apart,
-    fan,
+from skippipe.report.map_layout import (
+    arranged,
     group_nodes,
+    labels,
     lay_out,
-    lines,
+    link_lines,
     messages,
-    names,
-    scaled,
+    multidimensional_scaling,
+    separated,
     stage_colours,
 )
 
@@ -39,7 +39,7 @@ def distances(points: np.ndarray) -> np.ndarray:
 def test_points_of_a_plane_come_back(points: list[tuple[float, float]]) -> None:
     """But for place, turn and size: what is laid out are the square roots of the distances given."""
     given_ = distances(np.array(points))
-    found = distances(scaled(given_**2))
+    found = distances(multidimensional_scaling(given_**2))
     if given_.max() < 1e-3:
         return
     assert found * given_.max() == pytest.approx(given_ * found.max(), abs=1e-4)
@@ -48,17 +48,17 @@ def test_points_of_a_plane_come_back(points: list[tuple[float, float]]) -> None:
 @given(POINTS, st.floats(0.01, 0.3))
 def test_places_that_overlapped_do_not(points: list[tuple[float, float]], radius: float) -> None:
     radii = radius * (1.0 + np.arange(len(points), dtype=np.float64) % 3)
-    gaps = distances(apart(np.array(points), radii)) - radii[:, None] - radii[None, :]
+    gaps = distances(separated(np.array(points), radii)) - radii[:, None] - radii[None, :]
     np.fill_diagonal(gaps, 0)
     assert gaps.min() > -0.5 * radius
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 50, 400])
 def test_nodes_of_a_place_keep_their_distance(count: int) -> None:
-    found = distances(fan(count, 1.0))
+    found = distances(arranged(count, 1.0))
     np.fill_diagonal(found, np.inf)
     assert found.min() >= 0.85
-    assert distances(fan(count, 1.0)).max() <= 1.3 * count**0.5 + 0.5
+    assert distances(arranged(count, 1.0)).max() <= 1.3 * count**0.5 + 0.5
 
 
 def matrix_cluster(transfer_s: np.ndarray) -> Cluster:
@@ -94,23 +94,23 @@ def test_one_region_and_one_node() -> None:
     alone = matrix_cluster(np.zeros((1, 1)))
     assert lay_out(alone, [[0]]).nodes.tolist() == lay_out(alone, [[0]]).centres.tolist()
     equal = matrix_cluster(1 - np.eye(5))
-    places = lay_out(equal, [[0, 1], [2, 3, 4]])
-    assert places.groups == [[0, 1, 2, 3, 4]]
-    assert np.isfinite(places.nodes).all()
-    assert len(set(map(tuple, places.nodes.tolist()))) == 5
+    layout = lay_out(equal, [[0, 1], [2, 3, 4]])
+    assert layout.groups == [[0, 1, 2, 3, 4]]
+    assert np.isfinite(layout.nodes).all()
+    assert len(set(map(tuple, layout.nodes.tolist()))) == 5
 
 
 @pytest.mark.parametrize("name", ["plan.json", "large.json"])
 def test_a_map_of_a_plan(name: str, plans: Path) -> None:
     plan = load_plan(str(plans / name))
-    places = lay_out(plan.cluster, plan.stages)
-    assert sorted(node for nodes in places.groups for node in nodes) == list(range(len(plan.cluster)))
-    assert np.array_equal(places.nodes, lay_out(plan.cluster, plan.stages).nodes)
-    gaps = distances(places.nodes)
+    layout = lay_out(plan.cluster, plan.stages)
+    assert sorted(node for nodes in layout.groups for node in nodes) == list(range(len(plan.cluster)))
+    assert np.array_equal(layout.nodes, lay_out(plan.cluster, plan.stages).nodes)
+    gaps = distances(layout.nodes)
     np.fill_diagonal(gaps, np.inf)
-    assert gaps.min() >= 2 * places.radius
-    assert len(names(plan, places)) == len(places.groups)
-    drawn = lines(plan, places)
+    assert gaps.min() >= 2 * layout.radius
+    assert len(labels(plan, layout)) == len(layout.groups)
+    drawn = link_lines(plan, layout)
     shown = [line.messages for line in drawn]
     assert shown == sorted(shown)
     assert 0 < len(drawn) <= 1000

@@ -19,7 +19,7 @@ CHART = "skippipe.charts[0]"
 VIEW = "({...skippipe.view})"
 
 
-def explained(pages: Path, name: str = "plan.json") -> Any:
+def analysis(pages: Path, name: str = "plan.json") -> Any:
     return explain(load_plan(str(pages / name)))
 
 
@@ -65,7 +65,7 @@ def test_it_needs_nothing_but_itself(browser: Browser, pages: Path) -> None:
 
 
 def test_every_task_is_a_bar_at_its_time(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     browser.open(pages / "plan.html")
     assert browser.run(f"{CHART}.drawn") == len(told.plan.tasks)
     width = browser.run(f"{CHART}.width - GUTTER")
@@ -97,7 +97,7 @@ def test_the_wheel_zooms_at_the_pointer(browser: Browser, pages: Path) -> None:
     after = browser.run(VIEW)
     assert after["to"] - after["from"] == pytest.approx((before["to"] - before["from"]) * np.exp(-1.0))
     assert browser.run(f"{CHART}.time({point[0]} - {left})") == pytest.approx(under)
-    assert browser.run(f"{CHART}.drawn") < len(explained(pages).plan.tasks)
+    assert browser.run(f"{CHART}.drawn") < len(analysis(pages).plan.tasks)
     browser.mouse("mouseWheel", *point, deltaX=0, deltaY=5000)
     assert browser.run(VIEW) == before
 
@@ -137,7 +137,7 @@ def test_dragging_moves_and_does_not_select(browser: Browser, pages: Path) -> No
 
 
 def test_hovering_tells_what_a_task_waited_for_and_why(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     tasks = told.plan.tasks
     browser.open(pages / "plan.html")
     words = {"busy": "was done with", "memory": "memory was full until", "input": "its input arrived"}
@@ -163,7 +163,7 @@ def test_hovering_tells_what_a_task_waited_for_and_why(browser: Browser, pages: 
 
 
 def test_a_click_shows_the_whole_way_of_a_microbatch(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     batch = told.plan.microbatches[3]
     browser.open(pages / "plan.html")
     browser.click(*place(browser, f"{batch.id}F0"))
@@ -186,7 +186,7 @@ def test_a_click_shows_the_whole_way_of_a_microbatch(browser: Browser, pages: Pa
 
 
 def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     on_path = {name_of(told.plan, told.plan.tasks[s.task]) for s in told.critical if s.task is not None}
     browser.open(pages / "plan.html")
     assert not (pixels(browser) == np.array(colour(browser, "accent"))).all(axis=2).any()
@@ -201,7 +201,7 @@ def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
 
 
 def test_rows_can_be_chosen(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     names, stages = told.plan.cluster.names, told.plan.stages
     browser.open(pages / "plan.html")
     on_path = {told.plan.tasks[s.task].node for s in told.critical if s.task is not None}
@@ -276,7 +276,7 @@ def test_light_and_dark(browser: Browser, pages: Path) -> None:
 
 
 def test_memory_held_over_time(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     browser.open(pages / "plan.html")
     held = browser.run(f"{CHART}.plan.held")
     for node, room in enumerate(told.plan.cluster.memory):

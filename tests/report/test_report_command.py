@@ -14,9 +14,9 @@ from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
 from skippipe._scheduler import explain, upgrades
 from skippipe.plan import load_plan
-from skippipe.report.explained import upgrade_name
+from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
-from skippipe.report.search import Event, read_search
+from skippipe.report.search_history import SearchEvent, read_search_history
 
 Refused = Callable[..., str]
 
@@ -173,10 +173,10 @@ def test_help(run: Run) -> None:
 
 
 def test_events_of_a_search() -> None:
-    found = read_search({"events": EVENTS, "statistics": STATISTICS})
-    assert found.events[0] == Event(0.01, 10, None, 20.0)
+    found = read_search_history({"events": EVENTS, "statistics": STATISTICS})
+    assert found.events[0] == SearchEvent(0.01, 10, None, 20.0)
     assert len(found.events) == 4
-    assert read_search({"events": [[0.01, 10, 50.0, 0.0]]}).events == [Event(0.01, 10, 50.0, None)]
+    assert read_search_history({"events": [[0.01, 10, 50.0, 0.0]]}).events == [SearchEvent(0.01, 10, 50.0, None)]
     assert found.statistics == STATISTICS
 
 
@@ -186,5 +186,5 @@ def test_events_of_a_search() -> None:
      [[True, 1, 2, 3]], [[0, 1, float("nan"), 1]]],
 )  # fmt: skip
 def test_events_of_another_form_count_as_absent(events: Any) -> None:
-    assert read_search({"events": events, "statistics": [1]}).events == []
-    assert read_search({"statistics": {"a": True, "b": "x", "c": 2}}).statistics == {"c": 2}
+    assert read_search_history({"events": events, "statistics": [1]}).events == []
+    assert read_search_history({"statistics": {"a": True, "b": "x", "c": 2}}).statistics == {"c": 2}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from study.entries import make_entry, make_row
 
 from skippipe.errors import InputError
-from skippipe.study.metrics import Point
-from skippipe.study.records import load_records, merged, records_json, save_records, tidy
+from skippipe.study.records import format_json, load_records, merged, records_json, save_records
+from skippipe.study.run_history import Point
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_tidy_is_json(value: Any) -> None:
-    assert json.loads(tidy(value)) == value
+    assert json.loads(format_json(value)) == value
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skippipe.study.arms import Step
-from skippipe.study.runner import Ended, Runner, Watch, last_line
+from skippipe.study.runner import Runner, RunnerCallbacks, StepResult, last_line
 
 LONG = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -23,10 +23,10 @@ class Bench:
         self.scripts: dict[int, str] = dict(enumerate(scripts))
         self.left = [step(number) for number in self.scripts]
         self.told: list[tuple[str, int, str]] = []
-        self.ended: list[Ended] = []
+        self.ended: list[StepResult] = []
 
     def run(self, *, stop: Callable[[], bool] = lambda: False, seconds: float | None = 60, grace_s: float = 60) -> None:
-        watch = Watch(self.began, self.end, lambda: None)
+        watch = RunnerCallbacks(self.began, self.end, lambda: None)
         Runner(self.devices, self.choose, self.line, self.log, watch).run(seconds, grace_s, stop)
 
     def choose(self) -> Step | None:
@@ -41,7 +41,7 @@ class Bench:
     def began(self, step: Step, device: str) -> None:
         self.told.append(("began", number_of(step), device))
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: StepResult) -> None:
         self.ended.append(ended)
         self.told.append((ended.how, number_of(ended.step), ended.device))
 

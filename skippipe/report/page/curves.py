@@ -4,13 +4,13 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from skippipe.report.search import Event
+from skippipe.report.search_history import SearchEvent
 
 WIDTH, HEIGHT = 460, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 38
 
 
-def curves(events: Sequence[Event]) -> str:
+def curves(events: Sequence[SearchEvent]) -> str:
     """Both bounds over time and over work; nothing where the plan does not tell them."""
     if not any(event.upper_s is not None for event in events):
         return ""
@@ -23,7 +23,7 @@ def curves(events: Sequence[Event]) -> str:
     return f'<h2>The search</h2><div class="columns">{over_time}{over_work}</div><p>{note}</p>'
 
 
-def _curve(label: str, places: Sequence[float], events: Sequence[Event]) -> str:
+def _curve(label: str, places: Sequence[float], events: Sequence[SearchEvent]) -> str:
     uppers = [event.upper_s for event in events if event.upper_s is not None]
     lowers = [event.lower_s for event in events if event.lower_s is not None]
     high = min(max(uppers), 3 * uppers[-1]) * 1.02 or 1.0

@@ -1,0 +1,159 @@
+"""A plan explained: what its time is made of, which upgrade would shorten it, how its search went. No output here."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skippipe import _scheduler
+from skippipe._scheduler import Cluster, Explanation, Plan, Problem, Segment, Task, Upgrade
+from skippipe.config import PlannerConfig
+from skippipe.errors import LockupError, NoPlanError
+from skippipe.planning import make_plan
+from skippipe.report.search_history import SearchHistory, read_search_history
+
+PARTS = {
+    "F": "forward",
+    "L": "head and loss",
+    "B": "backward",
+    "transfer": "transfer",
+    "busy": "waiting: node busy",
+    "memory": "waiting: memory full",
+    "order": "waiting: order of the plan",
+    "wave": "waiting: wave before",
+    "all-reduce": "all-reduce",
+    "norm": "gradient norm",
+    "step": "optimizer step",
+}
+"""What a stretch of an iteration can be spent on, and how that is called."""
+REPLANNED = 3
+"""Upgrades that `replan` plans anew."""
+
+
+@dataclass(frozen=True)
+class PlanAnalysis:
+    """All that is said about one plan."""
+
+    name: str
+    """where it comes from"""
+    plan: Plan
+    """with the simulator's times in its own order"""
+    explanation: Explanation
+    upgrades: list[Upgrade]
+    """best first"""
+    search: SearchHistory
+    replanned: list[float | None] = field(default_factory=list)
+    """seconds of the iteration planned anew with each of the first upgrades; None where no plan was found"""
+    tasks: list[Task] = field(default_factory=list)
+    """those of the plan, made once"""
+
+
+def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
+    """Explain a plan as its own order runs.
+
+    Raises:
+        LockupError: its tasks wait for each other.
+
+    """
+    explanation = _scheduler.explain(plan)
+    simulated = explanation.plan
+    upgrades = _scheduler.upgrades(explanation)
+    return PlanAnalysis(
+        name, simulated, explanation, upgrades, read_search_history(json.loads(plan.solver)), tasks=simulated.tasks
+    )
+
+
+def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:
+    """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
+    solver = json.loads(analysis.plan.solver)
+    planner = PlannerConfig(seed=_whole(solver.get("seed"), 0), work_limit=_whole(solver.get("work"), None))
+    times: list[float | None] = []
+    for upgrade in analysis.upgrades[:count]:
+        problem = _with_cluster(analysis.plan, upgrade.apply(analysis.plan.cluster))
+        try:
+            times.append(make_plan(problem, analysis.plan.strategy, planner).predicted.iteration_s)
+        except (NoPlanError, LockupError):
+            times.append(None)
+    return times
+
+
+def _whole(value: Any, fallback: Any) -> Any:
+    return value if type(value) is int and value > 0 else fallback
+
+
+def _with_cluster(plan: Plan, cluster: Cluster) -> Problem:
+    counts = plan.microbatches_per_source
+    return Problem(
+        cluster,
+        plan.stages,
+        [counts.get(node, 0) for node in plan.stages[0]],
+        skip_ratio=plan.skip_ratio,
+        constraints=plan.constraints,
+        absent_stages=plan.absent_stages,
+        layers=plan.layers,
+        absent_nodes=plan.absent_nodes,
+    )
+
+
+def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str, float]:
+    """Seconds of each part of `PARTS` on a way through the iteration; parts that take none are left out."""
+    sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for segment in segments:
+        part = segment.part
+        if part == "task":
+            assert segment.task is not None
+            part = tasks[segment.task].kind
+        sums[part] += segment.end_s - segment.start_s
+    return {part: value for part, value in sums.items() if value}
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """One direction of a link on a way through the iteration."""
+
+    sender: int
+    receiver: int
+    """nodes, or regions where the cluster has those"""
+    messages: int
+    seconds: float
+
+
+def links(cluster: Cluster, segments: Sequence[Segment]) -> list[LinkUse]:
+    """Links on a way through the iteration, those that take longest first."""
+    regions = cluster.region_of
+    messages: Counter[tuple[int, int]] = Counter()
+    seconds: dict[tuple[int, int], float] = {}
+    for segment in segments:
+        if segment.link is None:
+            continue
+        sender, receiver = segment.link
+        key = (sender, receiver) if regions is None else (int(regions[sender]), int(regions[receiver]))
+        messages[key] += 1
+        seconds[key] = seconds.get(key, 0.0) + segment.end_s - segment.start_s
+    uses = [LinkUse(*key, messages[key], seconds[key]) for key in messages]
+    return sorted(uses, key=lambda use: (-use.seconds, use.sender, use.receiver))
+
+
+def handovers(analysis: PlanAnalysis) -> Counter[str]:
+    """Why the tasks on the critical path did not start before, counted by reason."""
+    reasons = analysis.explanation.reasons
+    return Counter(reasons[segment.task] for segment in analysis.explanation.critical if segment.task is not None)
+
+
+def endpoint_name(cluster: Cluster, number: int) -> str:
+    """Name one end of a link: a node, or a region where the cluster has those."""
+    regions = cluster.region_of
+    if regions is None:
+        return cluster.names[number]
+    members = [name for name, region in zip(cluster.names, regions, strict=True) if region == number]
+    return f"region {number} ({members[0]}{', ...' if len(members) > 1 else ''})" if members else f"region {number}"
+
+
+def upgrade_name(cluster: Cluster, upgrade: Upgrade) -> str:
+    """Name what an upgrade makes faster."""
+    if upgrade.node is not None:
+        return f"node {cluster.names[upgrade.node]}"
+    assert upgrade.link is not None
+    one, other = (endpoint_name(cluster, end) for end in upgrade.link)
+    return f"link {one} {'<->' if upgrade.both_ways else '->'} {other}"
