@@ -174,7 +174,7 @@ def test_a_sweep_says_which_comparison_it_is(run: Run) -> None:
         assert result.status == 0, result.err
         lines = [line for line in result.out.splitlines() if "saved" in line]
         assert len(lines) == 2
-        assert all(kind in line and "of full-routed" in line for line in lines)
+        assert all(kind in line and "vs. full-routed" in line for line in lines)
 
 
 def test_unknown_comparison_is_refused(refused: Callable[..., str]) -> None:
