@@ -1,4 +1,4 @@
-"""Values for the command line of Hydra."""
+"""Quoting of values in Hydra overrides."""
 
 
 def quoted(value: object) -> str:
