@@ -32,9 +32,9 @@ from skippipe.report.terminal import (
     make_console,
     planning_progress,
     show_comparison,
-    show_gains,
     show_outcomes,
     show_plan,
+    show_savings,
 )
 from skippipe.workload import skipped_executions, throughput
 
@@ -114,7 +114,7 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     show_outcomes(console, outcomes)
     if kind is not None:
         show_comparison(console, kind)
-    show_gains(console, outcomes)
+    show_savings(console, outcomes)
     bounds = bounds_text(made)
     if bounds is not None:
         console.print(bounds, markup=False, soft_wrap=True)

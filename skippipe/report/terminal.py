@@ -1,4 +1,4 @@
-"""How plans, comparisons and progress look in a terminal. All figures come from elsewhere."""
+"""Terminal output of plans, comparisons, reports and progress."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables
 
 PLAIN_WIDTH = 110
-"""Characters in a line where standard output is no terminal and says nothing about its width."""
-MAX_LANES = 40
-"""More rows than this do not help anybody: the busiest nodes are shown then."""
+"""Line width if standard output is not a terminal and COLUMNS is not set."""
+MAX_GANTT_ROWS = 40
+"""With more nodes, only the busiest are shown."""
 GLYPHS = {
     "F": (">", "green"),
     "L": ("L", "bold magenta"),
@@ -35,7 +35,7 @@ GLYPHS = {
 
 
 def make_console() -> Console:
-    """Standard output: colours and its own width on a terminal, plain text elsewhere."""
+    """Console on standard output: colours and full width on a terminal, plain text elsewhere."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     width = os.environ.get("COLUMNS", "")
@@ -43,14 +43,14 @@ def make_console() -> Console:
 
 
 def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print one row per strategy; savings where there is something to compare with; notes below."""
+    """Print one row per strategy, with savings vs. the baselines, and notes below."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     baselines = [name for name in ("full", "full-routed") if name in times]
     table = plain_table()
     table.padding = (0, 2, 0, 0)
     table.add_column("strategy", no_wrap=True)
     works = [name for name in WORK_PER_S if any(work_per_s(outcome.throughput, name) != "-" for outcome in outcomes)]
-    for heading in ("iteration", "lower bound", "gap", *works, *(f"saved of {name}" for name in baselines)):
+    for heading in ("iteration", "lower bound", "gap", *works, *(f"saved vs. {name}" for name in baselines)):
         table.add_column(heading, justify="right", overflow="fold")
     for outcome in outcomes:
         savings = [None if name == outcome.strategy else saving(outcome.iteration_s, times[name]) for name in baselines]
@@ -64,33 +64,33 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def show_comparison(console: Console, kind: str) -> None:
-    """Say on whose allocations the strategies above were planned."""
+    """Print which allocations the strategies were compared on."""
     console.print(f"Comparison: {kind}.", markup=False, soft_wrap=True)
 
 
-def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Say what routing gains and what skipping gains on top of it, where both are known."""
+def show_savings(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print the savings of routing and, on top of it, of skipping, if both are known."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     routing = saving(times.get("full-routed"), times.get("full"))
     skipping = saving(times.get("skippipe"), times.get("full-routed"))
     if routing is not None and skipping is not None:
         console.print(
-            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping as well saves "
-            f"{percent(skipping)} of what is left.",
+            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping saves a further "
+            f"{percent(skipping)} of the rest.",
             markup=False,
             soft_wrap=True,
         )
 
 
 def show_gantt(console: Console, plan: Plan) -> None:
-    """Print what each node does over time; of many nodes, what the busiest do."""
+    """Print a Gantt chart of the nodes; of many, the busiest."""
     names, shares, serving = plan.cluster.names, node_utilization(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
-    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_LANES)
+    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_GANTT_ROWS)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.print(
-        f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
+        f"Gantt chart: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
         markup=False,
     )
     if len(rows) < len(serving):
@@ -105,12 +105,12 @@ def show_gantt(console: Console, plan: Plan) -> None:
             text.append(glyph * len(list(run)), style)
         console.print(text, no_wrap=True, overflow="crop")
     low, middle, high = np.quantile(shares[serving], [0.0, 0.5, 1.0])
-    console.print(f"busy share of the nodes: least {low:.0%}, median {middle:.0%}, most {high:.0%}", markup=False)
+    console.print(f"node utilization: min {low:.0%}, median {middle:.0%}, max {high:.0%}", markup=False)
 
 
 @contextlib.contextmanager
 def planning_progress(strategy: str) -> Iterator[Progress | None]:
-    """Show how far the search is while it runs, on standard error if that is a terminal; else yield None."""
+    """Show the search's progress on standard error if it is a terminal; else yield None."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -126,12 +126,12 @@ def planning_progress(strategy: str) -> Iterator[Progress | None]:
 
 
 def plain_table() -> RichTable:
-    """A table without frames, which reads as well in a file."""
+    """A table without borders, readable in files too."""
     return RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
 
 
 def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
-    """Print the figures of all plans side by side, then what explains each of them."""
+    """Print the overview of all plans, then the analysis of each."""
     for number, table in enumerate(overview(plans)):
         if number:
             console.print()
@@ -145,7 +145,7 @@ def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> N
 
 
 def show_plan(console: Console, plan: Plan) -> None:
-    """Print who serves which stage, and what each node does over time."""
+    """Print a plan's allocation and Gantt chart."""
     show_table(console, stage_table(plan))
     console.print()
     show_gantt(console, plan)

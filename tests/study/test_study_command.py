@@ -173,7 +173,7 @@ def test_refusals(refused: Callable[..., str], tmp_path: Path) -> None:
         "study", few, "devices=[cpu]", "records=a.json"
     )
     assert "devices[0] is 'tpu'" in refused("study", few, "devices=[tpu]", "records=a.json")
-    assert "devices is [], at least one" in refused("study", few, "devices=[]", "records=a.json")
+    assert "devices: expected at least one device, got []" in refused("study", few, "devices=[]", "records=a.json")
     assert "minutes is -1.0, a finite number of at least 0" in refused("study", "minutes=-1")
     (tmp_path / "a.json").write_text("[]")
     assert "a.json: holds a JSON array, an object" in refused("study", few, "minutes=0", "records=a.json")
