@@ -143,7 +143,7 @@ def violations(plan: Plan, case: Case, checker: Path | None) -> list[str]:
     """Every rule that a plan breaks, by the scheduler's own checker and by an independent script.
 
     Args:
-        plan: what to judge; its strategy is one that keeps the case's own rules, else only the plan itself is violations.
+        plan: what to judge; where its strategy keeps the rules of the case, else it is judged on its own.
         case: the question that it answers.
         checker: called with the plan's file and what was asked (--cluster FILE --stages FILE --rules JSON
             --skip-ratio K --microbatches N --best-known SECONDS); it ends with status 0 where all is well. None: none.

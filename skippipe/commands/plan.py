@@ -30,9 +30,9 @@ from skippipe.report.format import percent, throughput_text
 from skippipe.report.stages import bounds_text
 from skippipe.report.terminal import (
     show_comparison,
-    show_gains,
     show_outcomes,
     show_plan,
+    show_savings,
 )
 from skippipe.workload import skipped_executions, throughput
 
@@ -108,7 +108,7 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     show_outcomes(console, outcomes)
     if kind is not None:
         show_comparison(console, kind)
-    show_gains(console, outcomes)
+    show_savings(console, outcomes)
     bounds = bounds_text(made)
     if bounds is not None:
         console.write_line(bounds)

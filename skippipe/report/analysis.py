@@ -1,4 +1,4 @@
-"""A plan explained: what its time is made of, which upgrade would shorten it, how its search went. No output here."""
+"""Analysis of a plan: time breakdown, critical path, upgrades, search history. No output here."""
 
 import json
 from collections import Counter
@@ -20,40 +20,40 @@ PARTS = {
     "transfer": "transfer",
     "busy": "waiting: node busy",
     "memory": "waiting: memory full",
-    "order": "waiting: order of the plan",
-    "wave": "waiting: wave before",
+    "order": "waiting: plan order",
+    "wave": "waiting: previous wave",
     "all-reduce": "all-reduce",
     "norm": "gradient norm",
     "step": "optimizer step",
 }
-"""What a stretch of an iteration can be spent on, and how that is called."""
+"""Kinds of time in an iteration, and their names."""
 REPLANNED = 3
-"""Upgrades that `replan` plans anew."""
+"""Number of upgrades that `replan` replans with."""
 
 
 @dataclass(frozen=True)
 class PlanAnalysis:
-    """All that is said about one plan."""
+    """Analysis of one plan."""
 
     name: str
-    """where it comes from"""
+    """file it comes from"""
     plan: Plan
-    """with the simulator's times in its own order"""
+    """with the simulator's times for its own order"""
     explanation: Explanation
     upgrades: list[Upgrade]
     """best first"""
     search: SearchHistory
     replanned: list[float | None] = field(default_factory=list)
-    """seconds of the iteration planned anew with each of the first upgrades; None where no plan was found"""
+    """iteration time in seconds after replanning with each of the first upgrades; None if no plan was found"""
     tasks: list[Task] = field(default_factory=list)
-    """those of the plan, made once"""
+    """the plan's tasks, converted once"""
 
 
 def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
-    """Explain a plan as its own order runs.
+    """Analyse a plan with its own task order.
 
     Raises:
-        LockupError: its tasks wait for each other.
+        LockupError: its tasks deadlock.
 
     """
     explanation = _scheduler.explain(plan)
@@ -65,9 +65,9 @@ def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
 
 
 def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:
-    """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
+    """Replan with each of the first `count` upgrades, with the plan's own seed and work."""
     solver = json.loads(analysis.plan.solver)
-    planner = PlannerConfig(seed=_whole(solver.get("seed"), 0), work_limit=_whole(solver.get("work"), None))
+    planner = PlannerConfig(seed=_integer(solver.get("seed"), 0), work_limit=_integer(solver.get("work"), None))
     times: list[float | None] = []
     for upgrade in analysis.upgrades[:count]:
         problem = _with_cluster(analysis.plan, upgrade.apply(analysis.plan.cluster))
@@ -78,7 +78,7 @@ def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]
     return times
 
 
-def _whole(value: Any, fallback: Any) -> Any:
+def _integer(value: Any, fallback: Any) -> Any:
     return value if type(value) is int and value > 0 else fallback
 
 
@@ -97,7 +97,7 @@ def _with_cluster(plan: Plan, cluster: Cluster) -> Problem:
 
 
 def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str, float]:
-    """Seconds of each part of `PARTS` on a way through the iteration; parts that take none are left out."""
+    """Seconds of each part of `PARTS` on a path through the iteration; zero parts are omitted."""
     sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for segment in segments:
         part = segment.part
@@ -110,17 +110,17 @@ def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str,
 
 @dataclass(frozen=True)
 class LinkUse:
-    """One direction of a link on a way through the iteration."""
+    """One direction of a link on a path through the iteration."""
 
     sender: int
     receiver: int
-    """nodes, or regions where the cluster has those"""
+    """nodes, or regions if the cluster has them"""
     messages: int
     seconds: float
 
 
 def links(cluster: Cluster, segments: Sequence[Segment]) -> list[LinkUse]:
-    """Links on a way through the iteration, those that take longest first."""
+    """Links on a path through the iteration, longest total time first."""
     regions = cluster.region_of
     messages: Counter[tuple[int, int]] = Counter()
     seconds: dict[tuple[int, int], float] = {}
@@ -136,13 +136,13 @@ def links(cluster: Cluster, segments: Sequence[Segment]) -> list[LinkUse]:
 
 
 def handovers(analysis: PlanAnalysis) -> Counter[str]:
-    """Why the tasks on the critical path did not start before, counted by reason."""
+    """Reasons why tasks on the critical path did not start earlier, with counts."""
     reasons = analysis.explanation.reasons
     return Counter(reasons[segment.task] for segment in analysis.explanation.critical if segment.task is not None)
 
 
 def endpoint_name(cluster: Cluster, number: int) -> str:
-    """Name one end of a link: a node, or a region where the cluster has those."""
+    """Name of one end of a link: a node, or a region if the cluster has them."""
     regions = cluster.region_of
     if regions is None:
         return cluster.names[number]
@@ -151,7 +151,7 @@ def endpoint_name(cluster: Cluster, number: int) -> str:
 
 
 def upgrade_name(cluster: Cluster, upgrade: Upgrade) -> str:
-    """Name what an upgrade makes faster."""
+    """Name of the node or link that an upgrade speeds up."""
     if upgrade.node is not None:
         return f"node {cluster.names[upgrade.node]}"
     assert upgrade.link is not None

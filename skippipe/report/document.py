@@ -14,7 +14,7 @@ FORMAT = "skippipe.report/1"
 
 
 def document(plans: Sequence[PlanAnalysis]) -> dict[str, Any]:
-    """Plain values of the report on one plan or two; times in seconds, nodes and regions by number."""
+    """The report on one or two plans as plain values; times in seconds, nodes and regions by number."""
     compared = {"comparison": list(comparison(*plans).notes)} if len(plans) == COMPARED else {}
     return {"format": FORMAT, "plans": [_plan(analysis) for analysis in plans], **compared}
 
@@ -59,7 +59,7 @@ def _plan(analysis: PlanAnalysis) -> dict[str, Any]:
 
 
 def _allocation(plan: Plan) -> dict[str, Any]:
-    """Who serves each stage, and what that costs by the surrogate."""
+    """The allocation and its cost by the surrogate."""
     scored = cost(plan)
     return {
         "stages": plan.stages,

@@ -7,17 +7,17 @@ WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"
 
 
 def seconds(value: float | None) -> str:
-    """Write a time with its unit, or a dash where there is none."""
+    """Format a time with its unit; a dash for None."""
     return "-" if value is None else f"{value:.3f} s"
 
 
 def percent(value: float | None) -> str:
-    """Write a share in percent, or a dash where there is none."""
+    """Format a fraction in percent; a dash for None."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def work_per_s(throughput: Throughput, unit: str) -> str:
-    """Write the work per second in a unit of `WORK_PER_S`, or a dash where it is not known."""
+    """Format throughput in a unit of `WORK_PER_S`; a dash if unknown."""
     value = getattr(throughput, WORK_PER_S[unit])
     if value is None:
         return "-"
@@ -25,6 +25,6 @@ def work_per_s(throughput: Throughput, unit: str) -> str:
 
 
 def throughput_text(throughput: Throughput) -> str:
-    """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
+    """Known throughput as a suffix: `, 4.2 microbatches/s, 4,300 tokens/s`."""
     shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
     return "".join(f", {value} {unit}" for value, unit in shown if value != "-")

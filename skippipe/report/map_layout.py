@@ -1,4 +1,4 @@
-"""Where nodes lie on a map that knows no geography: near each other where messages between them are quick."""
+"""Layout of the map: no geography; nodes are close if transfers between them are fast."""
 
 import colorsys
 from collections import Counter
@@ -16,23 +16,23 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 GOLDEN_ANGLE = np.pi * (3 - 5**0.5)
 STEPS = 200
-"""The most steps in which places that overlap are moved apart."""
+"""Limit on the steps that separate overlapping sites."""
 RING = 6
-"""Nodes of a place that lie on one circle; with more, they fill it."""
+"""Up to this many nodes of a site are placed on a circle; more fill a disc."""
 NEAR = 0.05
-"""Of the mean transfer time: nodes nearer to each other are the first to be joined."""
+"""Initial merging distance, as a fraction of the mean transfer time."""
 FAR = 3.0
-"""Places are at most so many times as far apart as the middle pair of places."""
+"""Limit on distances between sites, as a multiple of the median."""
 LABEL_ROOM = 0.012
-"""Left around each place for its name."""
+"""Margin around each site for its label."""
 MOST_NODES = 60
-"""With more, links are shown from place to place instead of from node to node."""
+"""With more nodes, links are drawn between sites instead of nodes."""
 MOST_LINES = 1000
-"""Of more, those with most messages are shown."""
-MOST_PLACES = 32
-"""Of more, those near each other are joined."""
-NAME = 28
-"""Characters at a place."""
+"""With more links, those with the most messages are drawn."""
+MOST_SITES = 32
+"""With more sites, close ones are merged."""
+LABEL_WIDTH = 28
+"""Characters of a label."""
 COLOURS = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
     "#9ecae1", "#fdbe85", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#c7c7c7", "#dbdb8d", "#9edae5",
@@ -41,20 +41,20 @@ COLOURS = (
 
 @dataclass(frozen=True)
 class MapLayout:
-    """A map: about 1 wide, places do not overlap."""
+    """A map about 1 wide with non-overlapping sites."""
 
     groups: list[list[int]]
-    """nodes of each place: a region, or nodes with equal links"""
+    """nodes of each site: a region, or nodes with equal links"""
     centres: Floats
     """shape (G, 2)"""
     nodes: Floats
     """shape (N, 2)"""
     radius: float
-    """of the sign of a node"""
+    """radius of a node's symbol"""
 
 
 def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> MapLayout:
-    """Lay out a cluster: places by transfer times, the nodes of a place around its middle in the order of `stages`."""
+    """Lay out a cluster: sites by transfer times, the nodes of a site around its centre in the order of `stages`."""
     groups = group_nodes(cluster)
     first = [nodes[0] for nodes in groups]
     centres = multidimensional_scaling(_both_ways(cluster.transfer_times(first, first)))
@@ -69,16 +69,16 @@ def lay_out(cluster: Cluster, stages: Sequence[Sequence[int]]) -> MapLayout:
 
 
 def group_nodes(cluster: Cluster) -> list[list[int]]:
-    """Nodes of one region; where the cluster has no regions, nodes whose links to all others are equal.
+    """Sites: the nodes of a region, or, without regions, nodes with equal links to all others.
 
-    Where these are too many to be told apart, regions or nodes that are quick to reach from each other are one place.
+    If there are too many, regions or nodes with fast transfers between them are merged.
     """
     regions = cluster.region_of
     if regions is None:
         parts = [[node] for node in range(len(cluster))]
     else:
         parts = grouped(len(cluster), lambda node: np.asarray(regions == regions[node]))
-    # One node stands for its region: a matrix over all nodes can be large beyond measure.
+    # One node represents its region: a matrix over all nodes could be huge.
     first = [nodes[0] for nodes in parts]
     transfer_s = cluster.transfer_times(first, first)
     mean_s = (transfer_s + transfer_s.T) / 2
@@ -92,18 +92,18 @@ def group_nodes(cluster: Cluster) -> list[list[int]]:
     def near(within: float) -> Callable[[int], Bools]:
         return lambda part: np.asarray(mean_s[part] <= within)
 
-    groups = grouped(len(parts), equal, MOST_PLACES) if regions is None else [[part] for part in range(len(parts))]
+    groups = grouped(len(parts), equal, MOST_SITES) if regions is None else [[part] for part in range(len(parts))]
     within = NEAR * float(mean_s.mean())
-    while len(groups) > MOST_PLACES:
+    while len(groups) > MOST_SITES:
         groups = grouped(len(parts), near(within))
         within *= 2
     return [sorted(node for part in group for node in parts[part]) for group in groups]
 
 
 def grouped(count: int, joined: Callable[[int], Bools], most: int | None = None) -> list[list[int]]:
-    """Groups of nodes: the first that is left, and all that are left and `joined` with it; shape (count,).
+    """Group nodes: each group is the first remaining node and all remaining ones `joined` with it; shape (count,).
 
-    Where more than `most` groups come of it, the rest is left out: these are too many anyway.
+    Stops after more than `most` groups: these are too many anyway.
     """
     groups: list[list[int]] = []
     free = np.ones(count, dtype=bool)
@@ -118,7 +118,7 @@ def grouped(count: int, joined: Callable[[int], Bools], most: int | None = None)
 
 
 def _both_ways(transfer_s: Floats) -> Floats:
-    """Mean of both directions; links that are slow out of all proportion count as far, and no more than that."""
+    """Mean of both directions, limited for extremely slow links."""
     mean_s = (transfer_s + transfer_s.T) / 2
     between = mean_s[~np.eye(len(mean_s), dtype=bool)]
     most_s = FAR * float(np.median(between)) if between.size else 0.0
@@ -128,7 +128,7 @@ def _both_ways(transfer_s: Floats) -> Floats:
 def multidimensional_scaling(distances: Floats) -> Floats:
     """Classical multidimensional scaling of symmetric `distances`, shape (G, G), to two dimensions, about 1 wide.
 
-    The square roots are laid out: they come nearer to distances of a plane, and far places leave room for near ones.
+    Square roots are embedded: they are closer to planar distances, and distant sites leave room for close ones.
     """
     count = len(distances)
     squares = distances.copy()
@@ -138,7 +138,7 @@ def multidimensional_scaling(distances: Floats) -> Floats:
     largest: Floats = np.zeros((count, 2))
     for axis in range(min(2, count)):
         vector = vectors[:, -1 - axis]
-        # The sign of an eigenvector is free: the entry that counts most is made positive.
+        # The sign of an eigenvector is arbitrary: its largest entry is made positive.
         sign = np.sign(vector[np.argmax(np.abs(vector).round(9))]) or 1.0
         largest[:, axis] = sign * vector * max(values[-1 - axis], 0.0) ** 0.5
     width = float(np.ptp(largest, axis=0).max())
@@ -146,24 +146,24 @@ def multidimensional_scaling(distances: Floats) -> Floats:
 
 
 def separated(centres: Floats, radii: Floats) -> Floats:
-    """Move discs apart until they overlap no more, or hardly; deterministic. Shapes (G, 2) and (G,)."""
+    """Move discs apart until they (almost) do not overlap; deterministic. Shapes (G, 2) and (G,)."""
     centres, count = centres.copy(), len(centres)
     least = radii[:, None] + radii[None, :]
-    # Those in the very same place part in directions of their own.
+    # Coinciding discs are separated in different directions.
     centres += _on_circles(np.full(count, 1e-6), GOLDEN_ANGLE * np.arange(count, dtype=np.float64))
     for _ in range(STEPS):
-        ways = centres[:, None, :] - centres[None, :, :]
-        lengths = np.hypot(ways[..., 0], ways[..., 1])
+        offsets = centres[:, None, :] - centres[None, :, :]
+        lengths = np.hypot(offsets[..., 0], offsets[..., 1])
         np.fill_diagonal(lengths, np.inf)
         missing = np.maximum(least - lengths, 0.0)
         if missing.max(initial=0.0) < 1e-3 * least.max(initial=1.0):
             break
-        centres += (0.5 * (missing / lengths)[..., None] * ways).sum(axis=1)
+        centres += (0.5 * (missing / lengths)[..., None] * offsets).sum(axis=1)
     return centres
 
 
 def arranged(count: int, spacing: float) -> Floats:
-    """Lay points around 0: few on a ring, many evenly from the middle outwards (a sunflower); shape (count, 2)."""
+    """Arrange points around 0: few on a ring, many in a sunflower pattern; shape (count, 2)."""
     if count == 1:
         return np.zeros((1, 2))
     numbers = np.arange(count, dtype=np.float64)
@@ -179,16 +179,16 @@ def _on_circles(radii: Floats, angles: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LinkLine:
-    """What a map shows of the links in use between two nodes, or between two places."""
+    """The links in use between two nodes or two sites."""
 
     start: tuple[float, float]
     end: tuple[float, float]
     messages: int
-    """of an iteration, both directions together"""
+    """per iteration, both directions"""
 
 
 def link_lines(plan: Plan, layout: MapLayout) -> list[LinkLine]:
-    """Links in use, those with most messages last; from place to place where nodes are many."""
+    """Links in use, by number of messages; between sites if there are many nodes."""
     counts, ends = messages(plan), layout.nodes
     if len(plan.cluster) > MOST_NODES:
         group_of = {node: group for group, nodes in enumerate(layout.groups) for node in nodes}
@@ -203,14 +203,14 @@ def link_lines(plan: Plan, layout: MapLayout) -> list[LinkLine]:
 
 
 def messages(plan: Plan) -> Counter[tuple[int, int]]:
-    """Messages between two nodes, both directions together, by node numbers with the lower first.
+    """Messages between two nodes in both directions, by node numbers, the lower first.
 
-    A microbatch goes from node to node of its route, home for the loss, and all the way back.
+    A microbatch follows its route, returns to its source for the loss, and takes the same way back.
     """
     counts: Counter[tuple[int, int]] = Counter()
     for microbatch in plan.microbatches:
-        way = [microbatch.source, *microbatch.nodes, microbatch.source]
-        for one, other in pairwise(way):
+        cycle = [microbatch.source, *microbatch.nodes, microbatch.source]
+        for one, other in pairwise(cycle):
             if one != other:
                 counts[min(one, other), max(one, other)] += 2
     return counts
@@ -218,7 +218,7 @@ def messages(plan: Plan) -> Counter[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Label:
-    """Text below a place."""
+    """Text below a site."""
 
     text: str
     x: float
@@ -226,28 +226,30 @@ class Label:
 
 
 def labels(plan: Plan, layout: MapLayout) -> list[Label]:
-    """What the places are called."""
+    """Labels of the sites."""
     found, called = [], plan.cluster.names
     for nodes in layout.groups:
         points = layout.nodes[nodes]
-        text = members([called[node] for node in nodes], NAME)
-        found.append(Label(text[: 2 * NAME], float(points[:, 0].mean()), float(points[:, 1].min()) - layout.radius))
+        text = members([called[node] for node in nodes], LABEL_WIDTH)
+        found.append(
+            Label(text[: 2 * LABEL_WIDTH], float(points[:, 0].mean()), float(points[:, 1].min()) - layout.radius)
+        )
     return found
 
 
 def stage_colours(stages: int) -> list[str]:
-    """A colour for each stage, `#rrggbb`: well apart for few, around the circle of hues for many."""
+    """A colour per stage, `#rrggbb`: distinct ones for few stages, evenly spaced hues for many."""
     if stages <= len(COLOURS):
         return list(COLOURS[:stages])
     hues = (colorsys.hls_to_rgb(stage / stages, (0.42, 0.62)[stage % 2], 0.7) for stage in range(stages))
     return ["#" + "".join(f"{round(255 * part):02x}" for part in hue) for hue in hues]
 
 
-def stage_words(plan: Plan, stage: int) -> str:
-    """What the legend says of a stage."""
+def stage_legend(plan: Plan, stage: int) -> str:
+    """Legend entry of a stage."""
     count = len(plan.stages[stage])
     return f"stage {stage}, {count} node{'' if count == 1 else 's'}" + ("" if stage else " (squares)")
 
 
-def _point(place: Floats) -> tuple[float, float]:
-    return float(place[0]), float(place[1])
+def _point(position: Floats) -> tuple[float, float]:
+    return float(position[0]), float(position[1])

@@ -1,4 +1,4 @@
-"""Figures that a plan implies: visits per stage, node utilization, what each node does. No output."""
+"""Metrics of a plan: visits per stage, node utilization, Gantt rows. No output."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from skippipe.allocation import even_shares
 from skippipe.workload import workload_of
 
 KINDS = "FLBR"
-"""What fills a stretch of time: a forward, a loss, a backward, or the all-reduce of the node's stage."""
+"""Kinds of work: forward, loss, backward, all-reduce of the node's stage."""
 IDLE = " "
 
 
 def visits_per_stage(plan: Plan) -> list[int]:
-    """How many microbatches visit each stage."""
+    """Number of microbatches that visit each stage."""
     visits = Counter(stage for microbatch in plan.microbatches for stage in microbatch.stages)
     return [visits[stage] for stage in range(len(plan.stages))]
 
 
 def serving_nodes(plan: Plan) -> list[int]:
-    """The nodes that serve a stage, stage by stage."""
+    """Nodes that serve a stage, stage by stage."""
     return [node for nodes in plan.stages for node in nodes]
 
 
 def reductions(plan: Plan, tasks: Iterable[Task]) -> list[tuple[int, float, float]]:
-    """Stage, start and end in seconds of each all-reduce that takes time: it follows the stage's last backward."""
+    """Stage, start and end in seconds of each all-reduce; it follows the stage's last backward."""
     stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
     ends = [0.0] * len(plan.stages)
     for task in tasks:
@@ -39,7 +39,7 @@ def reductions(plan: Plan, tasks: Iterable[Task]) -> list[tuple[int, float, floa
 
 
 def node_utilization(plan: Plan) -> NDArray[np.float64]:
-    """Share of the iteration in which each node runs a task, shape (N,)."""
+    """Fraction of the iteration in which each node runs a task, shape (N,)."""
     busy = np.zeros(len(plan.cluster))
     for task in plan.tasks:
         busy[task.node] += task.end_s - task.start_s
@@ -47,7 +47,7 @@ def node_utilization(plan: Plan) -> NDArray[np.float64]:
 
 
 def assumed_layers(plan: Plan) -> list[int] | None:
-    """Decoder layers of each stage: the plan's, else an even share of the model that the cluster's times are for."""
+    """Decoder layers of each stage: the plan's, else an even partition of the model that the times are for."""
     if plan.layers:
         return plan.layers
     total = workload_of(plan.cluster).layers
@@ -67,20 +67,20 @@ class GanttRow:
     node: int
     stage: int
     cells: str
-    """for each of equally long stretches of time, what fills most of it: F, L, B, R (all-reduce), or a blank"""
+    """the dominant kind of work in each time slice: F, L, B, R (all-reduce), or a blank for idle"""
 
 
 def gantt_rows(plan: Plan, width: int, most: int) -> list[GanttRow]:
-    """Divide the iteration into `width` stretches; at most `most` nodes, the busiest ones, in the order of stages."""
+    """Divide the iteration into `width` time slices; the `most` busiest nodes, by stage."""
     shares = node_utilization(plan)
     serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
-    chosen = {node for _, node in sorted(serving, key=lambda place: (-shares[place[1]], place[1]))[:most]}
+    chosen = {node for _, node in sorted(serving, key=lambda row: (-shares[row[1]], row[1]))[:most]}
     filled = _filled(plan, width)
     return [GanttRow(node, stage, _cells(filled[node])) for stage, node in serving if node in chosen]
 
 
 def _filled(plan: Plan, width: int) -> NDArray[np.float64]:
-    """How much of each stretch a node spends on each kind of task: shape (N, kinds, width), in stretches."""
+    """Fraction of each time slice that a node spends on each kind of work, shape (N, kinds, width)."""
     filled = np.zeros((len(plan.cluster), len(KINDS), width))
     scale = width / plan.predicted.iteration_s if plan.predicted.iteration_s > 0 else 0.0
     tasks = plan.tasks
@@ -101,7 +101,7 @@ def _filled(plan: Plan, width: int) -> NDArray[np.float64]:
 
 
 def _cells(filled: NDArray[np.float64]) -> str:
-    """Letters for one node, from shape (kinds, width)."""
+    """Cells of one node, from shape (kinds, width)."""
     idle = 1.0 - filled.sum(axis=0)
     most = np.argmax(np.vstack([filled, idle]), axis=0)
     return "".join((KINDS + IDLE)[kind] for kind in most)

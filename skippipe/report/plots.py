@@ -1,4 +1,4 @@
-"""A report's pictures as PNG: the Gantt chart of its plans, and how their search went."""
+"""Plots of a report as PNG: Gantt chart and search history."""
 
 import io
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ HATCHES = {"F": "", "L": "....", "B": "////"}
 NAMES = {"F": "forward", "L": "head and loss", "B": "backward"}
 ACCENT = "#b3005e"
 MOST_HATCHED = 3000
-"""tasks; with more, bars are too narrow for a pattern"""
+"""tasks; with more, bars are too narrow for hatching"""
 MOST_NAMED = 120
-"""nodes; with more, rows are too low for names"""
+"""nodes; with more, rows are too low for labels"""
 
 
 def draw_gantt(plans: Sequence[PlanAnalysis]) -> bytes:
-    """Draw a PNG of what each node does over time, one chart below the other; the critical path is outlined."""
-    # Imported here: it takes a second, and reports do without.
+    """Gantt charts of plans, one below the other, with the critical path outlined."""
+    # Imported late: it takes a second, and reports do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
@@ -44,7 +44,7 @@ def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
 
     plan, tasks = analysis.plan, analysis.tasks
     serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
-    row = {node: place for place, (_, node) in enumerate(serving)}
+    row = {node: index for index, (_, node) in enumerate(serving)}
 
     def box(number: int) -> list[tuple[float, float]]:
         task, low = tasks[number], row[tasks[number].node] - 0.42
@@ -77,7 +77,7 @@ def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
     axes.set_yticklabels(
         labels if named else [f"stage {s}" for s, nodes in enumerate(plan.stages) if nodes], fontsize=7
     )
-    ends = [place for place in range(1, len(serving)) if serving[place][0] != serving[place - 1][0]]
+    ends = [index for index in range(1, len(serving)) if serving[index][0] != serving[index - 1][0]]
     axes.hlines([end - 0.5 for end in ends], 0, plan.predicted.iteration_s, color="0.75", linewidth=0.6)
     predicted = plan.predicted
     title = f"{plain(analysis.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
@@ -85,7 +85,7 @@ def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
 
 
 def _middles(stages: Sequence[Sequence[int]]) -> list[float]:
-    """Middle row of each stage that some node serves."""
+    """Middle row of each stage that has nodes."""
     middles, first = [], 0
     for nodes in stages:
         if nodes:
@@ -95,29 +95,29 @@ def _middles(stages: Sequence[Sequence[int]]) -> list[float]:
 
 
 def draw_curves(plans: Sequence[PlanAnalysis]) -> bytes | None:
-    """Draw a PNG of best iteration and best bound over time and over work; None where no plan tells them."""
+    """Best iteration and lower bound over time and over work; None if no plan has a search history."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    told = [analysis for analysis in plans if any(e.upper_s is not None for e in analysis.search.events)]
-    if not told:
+    searched = [analysis for analysis in plans if any(e.upper_s is not None for e in analysis.search.events)]
+    if not searched:
         return None
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     charts = figure.subplots(1, 2, sharey=True)
-    for number, analysis in enumerate(told):
+    for number, analysis in enumerate(searched):
         events = analysis.search.events
-        # On a logarithmic axis, since most happens in the first moments.
-        places_of = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1) for e in events])
-        for axes, places in zip(charts, places_of, strict=True):
+        # On a logarithmic axis, since most happens at the start.
+        abscissas = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1) for e in events])
+        for axes, xs in zip(charts, abscissas, strict=True):
             for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
-                known = [(p, v) for p, v in zip(places, values, strict=True) if v is not None]
-                known.append((places[-1], known[-1][1])) if known else None
+                known = [(p, v) for p, v in zip(xs, values, strict=True) if v is not None]
+                known.append((xs[-1], known[-1][1])) if known else None
                 label = plain(analysis.name) + (": best plan" if line == "-" else ": lower bound")
                 axes.step(
                     *zip(*known, strict=True), line, where="post", color=f"C{number}", label=label
                 ) if known else None
-    low, high = _limits(told)
+    low, high = _limits(searched)
     charts[0].set_ylim(low, high)
-    for axes, label in zip(charts, ("seconds of planning", "work"), strict=True):
+    for axes, label in zip(charts, ("planning time, seconds", "work"), strict=True):
         axes.set_xlabel(label)
         axes.set_xscale("log")
         axes.grid(alpha=0.25)
@@ -126,10 +126,10 @@ def draw_curves(plans: Sequence[PlanAnalysis]) -> bytes | None:
     return png(figure)
 
 
-def _limits(told: Sequence[PlanAnalysis]) -> tuple[float, float]:
-    """What the axis shows: all but the first plans and bounds of a search, where these are far from the last ones."""
-    uppers = [[e.upper_s for e in analysis.search.events if e.upper_s is not None] for analysis in told]
-    lowers = [e.lower_s for analysis in told for e in analysis.search.events if e.lower_s is not None]
+def _limits(searched: Sequence[PlanAnalysis]) -> tuple[float, float]:
+    """Limits of the axis: without early plans and bounds far from the final ones."""
+    uppers = [[e.upper_s for e in analysis.search.events if e.upper_s is not None] for analysis in searched]
+    lowers = [e.lower_s for analysis in searched for e in analysis.search.events if e.lower_s is not None]
     high = max(min(max(own), 1.5 * own[-1]) for own in uppers)
     last = min(own[-1] for own in uppers)
     low = min([*(lower for lower in lowers if lower > 0.5 * last), last])
@@ -138,7 +138,7 @@ def _limits(told: Sequence[PlanAnalysis]) -> tuple[float, float]:
 
 
 def plain(text: str) -> str:
-    """Names of others, with nothing that matplotlib takes for a formula."""
+    """Escape text that matplotlib would parse as a formula."""
     return text.replace("$", r"\$")
 
 

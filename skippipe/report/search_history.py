@@ -1,4 +1,4 @@
-"""How the search for a plan went, as far as its file says so."""
+"""History of the search for a plan, from the plan's file."""
 
 import math
 from collections.abc import Mapping
@@ -8,19 +8,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SearchEvent:
-    """Best plan and best bound from a moment of the search on."""
+    """Best plan and best bound at a point of the search."""
 
     elapsed_s: float
     work: float
     upper_s: float | None
-    """seconds of the best iteration; None as long as there is no plan"""
+    """best iteration in seconds; None before the first plan"""
     lower_s: float | None
-    """seconds of the best lower bound; None where it is not known (0 tells nothing)"""
+    """best lower bound in seconds; None if unknown (0 carries no information)"""
 
 
 @dataclass(frozen=True)
 class SearchHistory:
-    """What a plan's `solver` says about its search; empty where it says nothing."""
+    """Search data in a plan's `solver`; empty if there is none."""
 
     events: list[SearchEvent] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class SearchHistory:
 def read_search_history(solver: Mapping[str, Any]) -> SearchHistory:
     """Read `events` ([elapsed_s, work, upper_s or null, lower_s], in order) and `statistics` (numbers by name).
 
-    Plans may come from elsewhere: what is not of this form counts as absent.
+    Plans may come from other tools: malformed data counts as absent.
     """
     return SearchHistory(_events(solver.get("events")), _statistics(solver.get("statistics")))
 

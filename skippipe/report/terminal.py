@@ -1,4 +1,4 @@
-"""How plans and comparisons look in a terminal. All figures come from elsewhere."""
+"""Terminal output of plans, comparisons and reports."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,8 +16,8 @@ from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables
 
-MAX_LANES = 40
-"""More rows than this do not help anybody: the busiest nodes are shown then."""
+MAX_GANTT_ROWS = 40
+"""With more nodes, only the busiest are shown."""
 GLYPHS = {
     "F": (">", "green"),
     "L": ("L", "bold magenta"),
@@ -28,7 +28,7 @@ GLYPHS = {
 
 
 def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print one row per strategy; savings where there is something to compare with; notes below."""
+    """Print one row per strategy, with savings vs. the baselines, and notes below."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     baselines = [name for name in ("full", "full-routed") if name in times]
     works = [name for name in WORK_PER_S if any(work_per_s(outcome.throughput, name) != "-" for outcome in outcomes)]
@@ -46,31 +46,31 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def show_comparison(console: Console, kind: str) -> None:
-    """Say on whose allocations the strategies above were planned."""
+    """Print which allocations the strategies were compared on."""
     console.write_line(f"Comparison: {kind}.")
 
 
-def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Say what routing gains and what skipping gains on top of it, where both are known."""
+def show_savings(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print the savings of routing and, on top of it, of skipping, if both are known."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     routing = saving(times.get("full-routed"), times.get("full"))
     skipping = saving(times.get("skippipe"), times.get("full-routed"))
     if routing is not None and skipping is not None:
         console.write_line(
-            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping as well saves "
-            f"{percent(skipping)} of what is left."
+            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping saves a further "
+            f"{percent(skipping)} of the rest."
         )
 
 
 def show_gantt(console: Console, plan: Plan) -> None:
-    """Print what each node does over time; of many nodes, what the busiest do."""
+    """Print a Gantt chart of the nodes; of many, the busiest."""
     names, shares, serving = plan.cluster.names, node_utilization(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
-    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_LANES)
+    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_GANTT_ROWS)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.write_line(
-        f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle"
+        f"Gantt chart: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle"
     )
     if len(rows) < len(serving):
         console.write_line(f"(the {len(rows)} busiest of {len(serving)} nodes)")
@@ -88,7 +88,7 @@ def show_gantt(console: Console, plan: Plan) -> None:
 
 
 def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
-    """Print the figures of all plans side by side, then what explains each of them."""
+    """Print the overview of all plans, then the analysis of each."""
     for number, table in enumerate(overview(plans)):
         if number:
             console.write_line()
@@ -102,7 +102,7 @@ def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> N
 
 
 def show_plan(console: Console, plan: Plan) -> None:
-    """Print who serves which stage, and what each node does over time."""
+    """Print a plan's allocation and Gantt chart."""
     show_table(console, stage_table(plan))
     console.write_line()
     show_gantt(console, plan)

@@ -1,4 +1,4 @@
-"""What this machine knows of an arm: read from the folder of its run."""
+"""The record of an arm on this machine, from the folder of its run."""
 
 import dataclasses
 import datetime as dt
@@ -20,17 +20,17 @@ from skippipe.study.run_history import Point, RunHistory, parse_lines, read_run_
 from skippipe.train.record import METRICS, SETTINGS
 
 EVALUATION = "evaluation"
-"""folder of an arm's evaluation, within that of its run"""
+"""folder of an arm's evaluation within its run's folder"""
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 
 
 def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) -> ArmRecord:
-    """Read what is known here of an arm.
+    """Read an arm's record on this machine.
 
     Args:
-        arm: which one.
+        arm: the arm.
         runs: the folder of the study.
-        text: hash of the text that runs here are trained on.
+        text: hash of the corpus of runs here.
         note: why the latest attempt failed.
 
     Raises:
@@ -51,21 +51,21 @@ def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) ->
 
 
 def check_settings(arm: Arm, folder: Path) -> None:
-    """Raise `InputError` where the run in a folder is of other settings than the arm."""
+    """Raise `InputError` if the run in a folder has other settings than the arm."""
     path = folder / SETTINGS
     try:
         kept: Any = OmegaConf.to_container(OmegaConf.load(path))
         found = plain_settings_sha256(kept)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the settings of a run are expected: {error!r}") from None
+        raise InputError(f"{path}: expected the settings of a run: {error!r}") from None
     if found != arm.settings:
         raise InputError(
-            f"{folder} holds a run with other settings than {arm.key.title}; another folder= is expected, or remove it"
+            f"{folder} holds a run with other settings than {arm.key.title}; choose another folder=, or remove it"
         )
 
 
 def planned_record(arm: Arm) -> ArmRecord:
-    """What is known of an arm that has not begun."""
+    """Record of an arm that has not started."""
     schedule = arm.job.schedule
     return ArmRecord(
         experiment=arm.experiment,
@@ -82,7 +82,7 @@ def planned_record(arm: Arm) -> ArmRecord:
 def started_record(
     arm: Arm, history: RunHistory, *, text: str | None, date: str, versions: Mapping[str, str]
 ) -> ArmRecord:
-    """What is known of an arm that has begun."""
+    """Record of an arm that has started."""
     plan, summary = history.plan, history.summary or {}
     breakdown = summary.get("breakdown") or {"shares": {}}
     return dataclasses.replace(
@@ -106,7 +106,7 @@ def started_record(
 
 
 def versions() -> dict[str, str]:
-    """Which versions train here."""
+    """Versions of the packages that train here."""
     try:
         torch = {"torch": metadata.version("torch")}
     except metadata.PackageNotFoundError:

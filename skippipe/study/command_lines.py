@@ -1,4 +1,4 @@
-"""The command lines of a study's steps."""
+"""Command lines of a study's steps."""
 
 import sys
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from skippipe.study.collect import EVALUATION
 
 OWN_TRAIN = {"experiment", "train.seed", "folder", "data.prepared", "runtime.device", "checkpoint.key"}
 OWN_EVALUATE = {"checkpoint", "model", "model_folder", "compare", "omit", "output", "data.prepared", "device", "key"}
-"""settings that the study itself makes"""
+"""settings made by the study itself"""
 
 
 @dataclass(frozen=True)
 class CommandLines:
-    """Makes command lines; what is the same for all steps of a study."""
+    """Builds command lines from what all steps of a study share."""
 
     runs: Path
     """the folder of the study"""
     prepared: Path
-    """the text"""
+    """the corpus"""
     overrides: Sequence[str] = ()
     omit: Sequence[str] = ()
     evaluation: Sequence[str] = ()
-    """more settings of evaluations"""
+    """additional settings of evaluations"""
     key: Path | None = None
-    """the secret of checkpoints"""
+    """the key that signs checkpoints"""
     config_folders: Sequence[str] = ()
-    """where experiments are found beside those that ship"""
+    """additional folders of experiments"""
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for what would come to light only when an arm begins, or after its end."""
+        """Raise `InputError` early for settings that would fail only when an arm starts or ends."""
         for name, settings, own in (
             ("overrides", self.overrides, OWN_TRAIN),
             ("evaluation", self.evaluation, OWN_EVALUATE),
@@ -42,13 +42,13 @@ class CommandLines:
             for number, setting in enumerate(settings):
                 if setting.partition("=")[0].lstrip("+~") in own:
                     raise InputError(
-                        f"{name}[{number}] is {setting!r}, which the study sets itself: other settings are expected"
+                        f"{name}[{number}]: expected a setting that the study does not make itself, got {setting!r}"
                     )
         for omission in self.omit:
             parse_omission(omission)
 
     def line(self, step: Step, device: str) -> list[str]:
-        """Arguments that run a step on a device, as subprocess takes them."""
+        """Command line of a step on a device, for subprocess."""
         arguments = self._train(step.arm, device) if step.kind == "train" else self._evaluate(step.arm, device)
         folders = [part for folder in self.config_folders for part in ("--config-dir", folder)]
         return [sys.executable, "-m", "skippipe", step.kind, *arguments, *folders]

@@ -1,4 +1,4 @@
-"""A study's records as figures. Records in, PNG out."""
+"""Plots of a study's records: records in, PNG out."""
 
 import io
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from skippipe.study.markdown import CURVES, OMITTED
 from skippipe.study.records import ArmRecord
 
 STEEP = 0.1
-"""share of the tokens before which losses are left out of the picture where they are too high for it"""
+"""fraction of the tokens before which high losses are cut off"""
 
 
 def draw_figures(entries: Sequence[ArmRecord]) -> dict[str, bytes]:
-    """Draw what there is to draw, by name."""
+    """All plots with data, by name."""
     figures = {}
     if any(len(_drawn(entry)) > 1 for entry in entries):
         figures[CURVES] = draw_curves(entries)
@@ -24,7 +24,7 @@ def draw_figures(entries: Sequence[ArmRecord]) -> dict[str, bytes]:
 
 def draw_curves(entries: Sequence[ArmRecord]) -> bytes:
     """Validation loss over tokens: a colour for each experiment, the first seed thick; training loss dotted."""
-    # Imported here: it takes a second, and only the end of a study draws.
+    # Imported late: it takes a second, and only the end of a study plots.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(7.5, 4.8), dpi=100, layout="constrained")
@@ -47,8 +47,8 @@ def draw_curves(entries: Sequence[ArmRecord]) -> bytes:
     low, high = _range_of_losses(entries)
     axes.set_ylim(low, high)
     axes.set_xlim(left=0)
-    axes.set_xlabel("tokens trained on, millions")
-    axes.set_ylabel("validation loss of the whole model, nats a token")
+    axes.set_xlabel("training tokens, millions")
+    axes.set_ylabel("validation loss of the full model, nats per token")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False)
     buffer = io.BytesIO()
@@ -57,7 +57,7 @@ def draw_curves(entries: Sequence[ArmRecord]) -> bytes:
 
 
 def _range_of_losses(entries: Sequence[ArmRecord]) -> tuple[float, float]:
-    """What the axis shows: all but the steep beginning, in which arms cannot be told apart."""
+    """Limits of the axis: without the steep start, where arms are indistinguishable."""
     points = [point for entry in entries for point in _drawn(entry)]
     begin = max(tokens for tokens, _, _ in points) * STEEP
     later = [loss for tokens, *losses in points if tokens >= begin for loss in losses if loss is not None]
@@ -66,5 +66,5 @@ def _range_of_losses(entries: Sequence[ArmRecord]) -> tuple[float, float]:
 
 
 def _drawn(entry: ArmRecord) -> list[tuple[float, float, float | None]]:
-    """Points of a curve, tokens in millions, but for the one before training."""
+    """Points of a curve, tokens in millions, without the one before training."""
     return [(point.tokens / 1e6, point.loss, point.training_loss) for point in entry.curve if point.tokens]

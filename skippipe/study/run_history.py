@@ -1,4 +1,4 @@
-"""What the lines of a run's `metrics.jsonl` come to."""
+"""The history of a run, from its `metrics.jsonl`."""
 
 import json
 import statistics
@@ -10,19 +10,19 @@ from skippipe.train.events import Event
 
 
 class Point(NamedTuple):
-    """The whole model's losses at some point of a run, in nats."""
+    """The full model's losses at a point of a run, in nats per token."""
 
     tokens: int
-    """trained on before"""
+    """trained on so far"""
     loss: float
-    """on the validation text"""
+    """validation loss"""
     training_loss: float | None
-    """on training text, where that was taken"""
+    """loss on training text, if measured"""
 
 
 @dataclass
 class RunHistory:
-    """A run so far. Of what was done twice, after a process was killed, the later lines count."""
+    """A run so far; if iterations were repeated after a kill, later events count."""
 
     plan: Event
     iterations: dict[int, Event] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class RunHistory:
     validations: dict[int, Event] = field(default_factory=dict)
     """by the iterations before"""
     summary: Event | None = None
-    """told at the end"""
+    """reported at the end"""
 
     @property
     def tokens_per_iteration(self) -> int:
@@ -44,7 +44,7 @@ class RunHistory:
 
     @property
     def curve(self) -> list[Point]:
-        """Losses over tokens; those that are not finite, of a run that is about to fail, are left out."""
+        """Losses over tokens, without non-finite ones of a failing run."""
         return [
             Point(number * self.tokens_per_iteration, event["loss"], event.get("training_loss"))
             for number, event in sorted(self.validations.items())
@@ -57,13 +57,13 @@ class RunHistory:
         return float(sum(event["iteration_s"] for event in self.iterations.values()))
 
     def median(self, name: str) -> float | None:
-        """Of a figure of the iterations; None where they do not tell it."""
+        """Median of a metric over the iterations; None if not reported."""
         found = [event[name] for event in self.iterations.values() if event.get(name) is not None]
         return statistics.median(found) if found else None
 
 
 def parse_lines(lines: Iterable[str]) -> list[Event]:
-    """Parse lines; those that are torn are passed over."""
+    """Parse events, skipping incomplete lines."""
     events = []
     for line in lines:
         try:
@@ -76,9 +76,9 @@ def parse_lines(lines: Iterable[str]) -> list[Event]:
 
 
 def read_run_history(events: Iterable[Event]) -> RunHistory | None:
-    """Put together what the events of a run come to; None where it has not begun.
+    """Collect the events of a run; None if it has not started.
 
-    A line of an iteration takes the place of everything from there on that was told before.
+    An iteration supersedes everything reported earlier from that iteration on.
     """
     history: RunHistory | None = None
     for event in events:
@@ -89,7 +89,7 @@ def read_run_history(events: Iterable[Event]) -> RunHistory | None:
             history.plan, history.summary = event, None
         elif history is None:
             continue
-        elif kind == "attempt":  # goes on after this iteration: what an earlier one has told of later ones is void
+        elif kind == "attempt":  # resumes after this iteration: earlier events of later iterations are void
             _forget(history.iterations, event["iteration"] + 1)
             _forget(history.validations, event["iteration"] + 1)
             history.summary = None
@@ -106,7 +106,7 @@ def read_run_history(events: Iterable[Event]) -> RunHistory | None:
     return history
 
 
-def _forget(told: dict[int, Event], first: int) -> None:
-    """Drop what is told of `first` and later."""
-    for number in [number for number in told if number >= first]:
-        del told[number]
+def _forget(events: dict[int, Event], first: int) -> None:
+    """Drop the events of `first` and later."""
+    for number in [number for number in events if number >= first]:
+        del events[number]

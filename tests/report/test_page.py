@@ -309,7 +309,7 @@ def test_the_search_is_drawn_where_the_plan_tells_it(browser: Browser, pages: Pa
     browser.open(pages / "plan.html")
     assert browser.run("document.querySelectorAll('svg.curve').length") == 2
     text = browser.run("document.body.textContent")
-    assert "Statistics of the search" in text
+    assert "Search statistics" in text
     assert "1,234,567" in text
     browser.open(pages / "hostile.html")
-    assert "Statistics of the search" not in browser.run("document.body.textContent")
+    assert "Search statistics" not in browser.run("document.body.textContent")

@@ -25,7 +25,7 @@ def make_row(omission: str = "random:0.25", perplexity: float = 20.0) -> Row:
 
 
 def make_entry(experiment: str = "whole", seed: int = 0, **changes: Any) -> ArmRecord:
-    """An arm that is done; `changes` are other values of its fields."""
+    """The record of a finished arm, with changed fields."""
     return ArmRecord(
         **{
             "experiment": experiment,

@@ -1,4 +1,4 @@
-"""What a page says."""
+"""A study's page."""
 
 import math
 
@@ -82,10 +82,10 @@ def test_the_page() -> None:
     assert "mine_omitted.png" not in page
     one_seed = study_page("mine", entries[:2], "whole", [])
     assert "none (one seed)" in one_seed
-    assert "No arm can be held against it yet." in study_page("mine", entries[:1], "whole", [])
+    assert "No arm is comparable yet." in study_page("mine", entries[:1], "whole", [])
 
 
-def test_figures_are_small_and_the_same_every_time() -> None:
+def test_plots_are_small_and_reproducible() -> None:
     entries = [make_entry(name, seed) for name in ("whole", "part") for seed in (0, 1)]
     entries[0] = make_entry(evaluation=[make_row("none"), make_row()])
     figures = draw_figures(entries)

@@ -1,4 +1,4 @@
-"""From the lines of a run to what it has come to."""
+"""The history of a run from its events."""
 
 import json
 
@@ -20,7 +20,7 @@ def validation(number: int, process: int) -> Event:
 
 
 def told(first: int, last: int, process: int) -> list[Event]:
-    """What a process tells that goes on after `first`: its validation, and iterations with one after every third."""
+    """Events of a process that resumes after `first`: a validation first and after every third iteration."""
     events: list[Event] = [PLAN | {"process": process}, validation(first, process)]
     for number in range(first + 1, last + 1):
         events.append(iteration(number, process))
@@ -29,7 +29,7 @@ def told(first: int, last: int, process: int) -> list[Event]:
     return events
 
 
-def test_a_run_in_one_go() -> None:
+def test_an_uninterrupted_run() -> None:
     events = [*told(0, 7, 0), {"event": "validation", "iteration": 7, "loss": 8.0, "training_loss": 7.5}]
     history = read_run_history(events)
     assert history is not None
@@ -42,8 +42,8 @@ def test_a_run_in_one_go() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5))
-def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, int]]) -> None:
-    """Each process goes on from somewhere in what was done, and each iteration is known from the last that did it."""
+def test_later_events_supersede_earlier_ones(stretches: list[tuple[int, int]]) -> None:
+    """Each process resumes somewhere, and each iteration comes from the last process that ran it."""
     events: list[Event] = []
     expected: dict[int, int] = {}
     validated: dict[int, int] = {}
@@ -64,7 +64,7 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
     assert history.plan["process"] == len(stretches) - 1
 
 
-def test_losses_that_are_no_numbers_are_no_points() -> None:
+def test_non_finite_losses_are_no_points() -> None:
     """A run that diverges may be validated before it fails; its records are JSON."""
     events = told(0, 6, 0)
     for event in events:
@@ -79,13 +79,13 @@ def test_losses_that_are_no_numbers_are_no_points() -> None:
     assert history.tokens == 6 * 60
 
 
-def test_lines_that_are_torn() -> None:
+def test_incomplete_lines() -> None:
     lines = [json.dumps(event) for event in told(0, 4, 0)]
     torn = [*lines[:3], lines[3][:20], "", "[1, 2]", '"event"', *lines[4:], lines[-1][: len(lines[-1]) // 2]]
     assert parse_lines(torn) == [json.loads(line) for line in [*lines[:3], *lines[4:]]]
 
 
-def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
+def test_a_run_resumed_after_its_end_is_unfinished() -> None:
     events = [*told(0, 4, 0), {"event": "summary", "iterations": 4}, *told(4, 6, 1)]
     history = read_run_history(events)
     assert history is not None
@@ -93,8 +93,8 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
     assert history.tokens == 6 * 60
 
 
-def test_an_attempt_makes_void_what_came_later() -> None:
-    """Also before it has told of an iteration of its own."""
+def test_an_attempt_voids_later_events() -> None:
+    """Even before its first iteration."""
     first = [{"event": "attempt", "attempt": 1, "iteration": 0}, *told(0, 7, 0), {"event": "summary", "iterations": 7}]
     history = read_run_history([*first, {"event": "attempt", "attempt": 2, "iteration": 4}])
     assert history is not None

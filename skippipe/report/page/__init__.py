@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else, neither network nor other files."""
+"""The HTML page of a report: one self-contained file."""
 
 import html
 import json
@@ -17,7 +17,7 @@ SCRIPTS = ("plan.js", "paint.js", "chart.js", "main.js")
 
 
 def make_page(plans: Sequence[PlanAnalysis], most: int) -> str:
-    """Write the page of one plan, or of two side by side; `most` upgrades are listed for each."""
+    """The page of one plan, or of two for comparison; lists `most` upgrades of each."""
     parts = {
         "title": html.escape(" and ".join(analysis.name for analysis in plans)),
         "style": _asset("page.css"),
@@ -35,7 +35,7 @@ def make_page(plans: Sequence[PlanAnalysis], most: int) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand within a script element of HTML, whatever the texts in it."""
+    """JSON that is safe within an HTML script element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -45,7 +45,7 @@ def _asset(name: str) -> str:
 
 
 def _figures(plans: Sequence[PlanAnalysis]) -> str:
-    """Tables of all plans together; the first stands under the page's own heading."""
+    """Overview tables; the first follows the page's own heading."""
     first, *others = overview(plans)
     return _table(first) + "".join(_titled(table) for table in others)
 

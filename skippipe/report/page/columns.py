@@ -1,4 +1,4 @@
-"""What the page's script needs of a plan: its tasks as columns, each a list with one entry per task."""
+"""Data of a plan for the page's script: tasks as columns with one entry per task."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from skippipe.report.analysis import PlanAnalysis
 from skippipe.report.plan_metrics import reductions
 
 DIGITS = 9
-"""Times are whole nanoseconds."""
+"""Times are integer nanoseconds."""
 
 
 def plan_columns(analysis: PlanAnalysis) -> dict[str, Any]:
