@@ -1,4 +1,4 @@
-// State that all charts share, what changes it, and the address that keeps it.
+// State shared by all charts, its changes, and the address that stores it.
 "use strict";
 
 const TALL = 18, LOW = 9;
@@ -47,7 +47,7 @@ const TALL = 18, LOW = 9;
     redraw();
   }
 
-  // ---------------------------------------------------------------- what is shown
+  // ---------------------------------------------------------------- view
   function zoom(factor, at = (view.from + view.to) / 2) {
     const span = Math.min(Math.max((view.to - view.from) * factor, whole * 1e-6), whole);
     const share = (at - view.from) / (view.to - view.from);
@@ -83,7 +83,7 @@ const TALL = 18, LOW = 9;
   function select(plan, task) {
     view.task = task === null ? "" : plan.name(task);
     view.batchId = task === null ? null : plan.batches[plan.batch(task)].id;
-    if (view.filter.trim().toLowerCase() === "way") arrange();
+    if (view.filter.trim().toLowerCase() === "route") arrange();
     redraw();
   }
 
@@ -115,7 +115,7 @@ const TALL = 18, LOW = 9;
     byId("selected").textContent = lines.join("  ");
   }
 
-  // ---------------------------------------------------------------- the address
+  // ---------------------------------------------------------------- address
   function readAddress() {
     const said = new URLSearchParams(location.hash.slice(1));
     const number = (key, fallback) => {
@@ -238,7 +238,7 @@ const TALL = 18, LOW = 9;
     act();
   });
 
-  // ---------------------------------------------------------------- the look
+  // ---------------------------------------------------------------- appearance
   function drawLegend() {
     for (const key of ["F", "L", "B", "R", "M"]) {
       const canvas = byId(`legend-${key}`), pen = canvas.getContext("2d");
