@@ -281,3 +281,21 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+TAIL_BYTES = 2**16
+"""Bytes read at a time from the end of a file."""
+
+
+def cut_to_lines(descriptor: int) -> None:
+    """Truncate a file after its last newline: a killed process or a full disk may leave an incomplete line."""
+    end = size = os.lseek(descriptor, 0, os.SEEK_END)
+    while end:
+        begin = max(end - TAIL_BYTES, 0)
+        found = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            end = begin + found + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(descriptor, end)
