@@ -98,9 +98,9 @@ def load_case(path: Path) -> Case:
 
     """
     name = path.name.removesuffix(_CLUSTER)
-    question = path.with_name(f"{name}.json")
-    content = read_json_object(str(question))
-    cluster, allocation = load_cluster(str(path)), read_allocation(str(question))
+    problem_file = path.with_name(f"{name}.json")
+    content = read_json_object(str(problem_file))
+    cluster, allocation = load_cluster(str(path)), read_allocation(str(problem_file))
     rules = content.get("rules", {})
     try:
         schedule = ScheduleConfig(
@@ -109,9 +109,9 @@ def load_case(path: Path) -> Case:
             **{key: rules[key] for key in RULES if key in rules},
         )
         instance = Instance(cluster, allocation, state_problem(cluster, allocation, schedule))
-        return Case(name, instance, schedule, _known(content), (path, question))
+        return Case(name, instance, schedule, _known(content), (path, problem_file))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{question}: {error}") from None
+        raise InputError(f"{problem_file}: {error}") from None
 
 
 def _known(content: Mapping[str, Any]) -> BestKnown | None:

@@ -155,20 +155,20 @@ def violations(plan: Plan, case: Case, checker: Path | None) -> list[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(plan.to_json())
         file.flush()
-        asked = _question(case) if plan.strategy == "skippipe" else []
-        command = [sys.executable, str(checker), file.name, *asked]
+        options = _checker_options(case) if plan.strategy == "skippipe" else []
+        command = [sys.executable, str(checker), file.name, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's own script
     return broken if done.returncode == 0 else [*broken, *(done.stdout + done.stderr).strip().splitlines()]
 
 
-def _question(case: Case) -> list[str]:
+def _checker_options(case: Case) -> list[str]:
     """The problem, as options of the checker."""
     rules: dict[str, Any] = {key: getattr(case.schedule, key) for key in RULES}
-    asked = ["--rules", json.dumps(rules), "--skip-ratio", repr(case.schedule.skip_ratio)]
+    options = ["--rules", json.dumps(rules), "--skip-ratio", repr(case.schedule.skip_ratio)]
     if case.files is not None:
-        asked += ["--cluster", str(case.files[0]), "--stages", str(case.files[1])]
+        options += ["--cluster", str(case.files[0]), "--stages", str(case.files[1])]
     if len(set(case.counts)) == 1:
-        asked += ["--microbatches", str(case.counts[0])]
+        options += ["--microbatches", str(case.counts[0])]
     if case.known is not None and case.known.iteration_s is not None:
-        asked += ["--best-known", repr(case.known.iteration_s)]
-    return asked
+        options += ["--best-known", repr(case.known.iteration_s)]
+    return options

@@ -63,7 +63,7 @@ class PlanData {
 
   // Messages of a microbatch: sender, receiver, departure, arrival.
   transfers(batch) {
-    const { source, out_s: out, home_s: home } = this.batches[batch], chain = this.chains[batch], found = [];
+    const { source, out_s: out, return_s: back } = this.batches[batch], chain = this.chains[batch], found = [];
     const add = (from, to, leave, arrive) => { if (from !== to) found.push({ from, to, leave, arrive }); };
     let at = source, leave = null;
     for (const task of chain) {
@@ -72,7 +72,7 @@ class PlanData {
       at = this.node(task);
       leave = this.end[task];
     }
-    if (at !== source) add(at, source, leave, leave + home);
+    if (at !== source) add(at, source, leave, leave + back);
     return found;
   }
 
