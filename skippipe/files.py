@@ -283,12 +283,12 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
-TAIL_BYTES = 2**16
-"""Bytes read at a time from the end of a file."""
+TAIL_BYTES = 2**20
+"""Of the end of a file, in which its last line end is looked for at a time."""
 
 
 def cut_to_lines(descriptor: int) -> None:
-    """Truncate a file after its last newline: a killed process or a full disk may leave an incomplete line."""
+    """Cut off what follows a file's last line end: a line that a killed process, or a full disk, left torn."""
     end = size = os.lseek(descriptor, 0, os.SEEK_END)
     while end:
         begin = max(end - TAIL_BYTES, 0)
