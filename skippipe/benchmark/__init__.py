@@ -1,4 +1,4 @@
-"""What is measured and how: fixed sets of instances, what planner and allocator reach on them, the simulator."""
+"""Benchmarks of planner, allocator and simulator on fixed sets of instances."""
 
 from skippipe.benchmark.allocator import (
     AllocationCase,

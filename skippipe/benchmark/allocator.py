@@ -1,4 +1,4 @@
-"""What the node allocator reaches by its surrogate, and what simpler ways of cutting a cluster into stages do."""
+"""Benchmark of the node allocator by its surrogate, compared with simpler methods."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from skippipe.planning import Progress
 
 @dataclass(frozen=True)
 class AllocationCase:
-    """A cluster to be cut into stages."""
+    """A cluster to be divided into stages."""
 
     cluster: Cluster
     sizes: list[int]
@@ -33,22 +33,22 @@ class AllocatorRow:
     nodes: int
     stages: int
     score_s: float
-    """of the best allocation found, by the surrogate"""
+    """surrogate score of the best allocation found"""
     lower_bound_s: float
     gap: float
     proved: bool
     greedy_s: float
     """score of the greedy allocation"""
     random_s: float
-    """best score of random allocations, drawn for the same time"""
+    """best score of random allocations within the same time"""
     best_s: float
-    """until the best allocation was there; as exact as the search tells of itself"""
+    """time to the best allocation, as precise as the search's progress reports"""
     wall_s: float
-    """in all"""
+    """total wall time"""
 
 
 def preset_allocation_cases(presets: Mapping[str, ClusterConfig]) -> dict[str, AllocationCase]:
-    """The clusters of the presets, with the sizes that these bring, else as even as can be."""
+    """The presets' clusters, with their stage sizes, else even ones."""
     cases = {}
     for name, preset in presets.items():
         cluster = preset_spec(preset).cluster(preset)
@@ -57,7 +57,7 @@ def preset_allocation_cases(presets: Mapping[str, ClusterConfig]) -> dict[str, A
 
 
 def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
-    """The clusters of instances that have an allocation, with the sizes of its stages."""
+    """The clusters of instances, with the stage sizes of their allocations."""
     return {
         name: AllocationCase(case.instance.cluster, [len(stage) for stage in case.instance.allocation.stages])
         for name, case in cases.items()
@@ -67,7 +67,7 @@ def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
 def measure_allocator(
     name: str, case: AllocationCase, job: BenchAllocatorJob, progress: Progress | None = None
 ) -> AllocatorRow:
-    """Allocate one cluster with the time, threads and seed of the job.
+    """Allocate one cluster with the job's time limit, threads and seed.
 
     Raises:
         SchedulerError: the allocator fails.
@@ -107,7 +107,7 @@ def measure_allocator(
 
 
 def best_random_s(case: AllocationCase, seconds: float, seed: int) -> float:
-    """Least score of the random allocations that can be drawn in so many seconds; of one at least."""
+    """Best score of at least one random allocation drawn within `seconds`."""
     end = time.perf_counter() + seconds
     drawn = random_stages(len(case.cluster), case.sizes, seed)
     least = _score_s(case.cluster, next(drawn))
@@ -121,8 +121,8 @@ def _score_s(cluster: Cluster, stages: list[list[int]]) -> float:
 
 
 def random_stages(nodes: int, sizes: Sequence[int], seed: int) -> Iterator[list[list[int]]]:
-    """Random allocations with stages of these sizes, one after the other without end."""
-    rng = Random(seed)  # noqa: S311 - a benchmark keeps no secrets
+    """Endless random allocations with stages of these sizes."""
+    rng = Random(seed)  # noqa: S311 - not for cryptography
     ends = list(itertools.accumulate(sizes))
     while True:
         order = rng.sample(range(nodes), nodes)

@@ -150,8 +150,10 @@ def _run(command: list[str], folder: Path | None = None) -> None:
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        reason = next((line for line in reversed(said) if line.lower().startswith(("e:", "error"))), [*said, "-"][-1])
+        output = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = next(
+            (line for line in reversed(output) if line.lower().startswith(("e:", "error"))), [*output, "-"][-1]
+        )
         raise FetchError(f"`{command[0]} ... {command[-1]}` failed: {reason.strip()}")
 
 

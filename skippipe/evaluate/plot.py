@@ -1,10 +1,10 @@
 """Plot of an evaluation: perplexity over the fraction of operations skipped, with draws as dots."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 
 from skippipe.evaluate.summary import NONE, Row
+from skippipe.report.plots import png
 
 MARKERS = {
     "random": "o", "every": "s", "last": "v", "stages": "D", "layers": "D", "lost": "X", "swap": "^", "swaps": "^",
@@ -51,9 +51,7 @@ def draw_plot(rows: Mapping[str, Sequence[Row]]) -> bytes:
     axes.tick_params(axis="y", which="minor", labelsize=7)
     axes.grid(alpha=0.25)
     axes.legend(list(legend.values()), list(legend), fontsize=8, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:

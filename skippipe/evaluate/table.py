@@ -8,7 +8,7 @@ from rich.table import Table
 from skippipe.console.output import plain_table
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.report.format import percent
+from skippipe.report.format import markdown_table, percent
 
 HEADINGS = (
     "omission", "layers skipped", "draws", "perplexity", "95% CI", "increase", "95% CI", "FLOPs saved", "time saved",
@@ -36,9 +36,7 @@ def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 def markdown(rows: Rows, notes: Sequence[str]) -> str:
     """The table with notes, as Markdown."""
     headings, lines = cells(rows)
-    texts = 2 if len(rows) > 1 else 1
-    rule = [":--"] * texts + ["--:"] * (len(headings) - texts)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+    table = markdown_table(headings, lines, texts=2 if len(rows) > 1 else 1)
     return table + "\n\n" + "".join(f"- {note}\n" for note in notes)
 
 

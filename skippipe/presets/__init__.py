@@ -1,4 +1,4 @@
-"""Clusters to begin with: settings in, arrays out. Pure functions, no files of the user's."""
+"""Preset clusters: settings in, arrays out. Pure functions."""
 
 from skippipe.presets.regions import regions_cluster
 from skippipe.presets.sites import sites_cluster

@@ -1,4 +1,4 @@
-"""What a preset makes: the nodes and links of a cluster, before it is known how many stages they will serve."""
+"""The result of a preset: nodes and links of a cluster, before the number of stages is known."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Nodes (N of them) and the links between their regions (R of them); seconds, bytes, bytes per second."""
+    """N nodes and the links between their R regions; in seconds, bytes, bytes per second."""
 
     names: list[str]
     forward_s: Floats
@@ -36,7 +36,7 @@ class ClusterSpec:
     """shape (R, R)"""
 
     def cluster(self, config: ClusterConfig, gradient_bytes: Sequence[float] = ()) -> Cluster:
-        """Join the parts with what all presets have in common; `gradient_bytes` per stage, () = not modelled."""
+        """Build the cluster with the settings common to all presets; `gradient_bytes` per stage, () = not modelled."""
         return Cluster(
             self.names,
             self.forward_s,
@@ -54,7 +54,7 @@ class ClusterSpec:
         )
 
     def _workload(self, config: WorkloadConfig) -> str | None:
-        """Say what the times hold for; None where nothing is known of that."""
+        """The workload that the times are for; None if unknown."""
         stated = dataclasses.asdict(config)
         per_stage = stated.pop("layers_per_stage")
         node_layers = () if per_stage is None else (per_stage,) * len(self.names)
@@ -65,7 +65,7 @@ class ClusterSpec:
 def equal_nodes(
     profile: NodeProfile, names: list[str], region_of: list[int], latency_s: Floats, bandwidth: Floats
 ) -> ClusterSpec:
-    """Parts in which every node has the same profile."""
+    """Specification with the same profile for every node."""
     count = len(names)
     return ClusterSpec(
         names=names,

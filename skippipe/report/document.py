@@ -1,4 +1,4 @@
-"""A report as JSON: all that terminal and page show, and the upgrades that they leave out."""
+"""A report as JSON: everything in terminal and page, and all upgrades."""
 
 import dataclasses
 from collections.abc import Sequence

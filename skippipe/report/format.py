@@ -1,4 +1,6 @@
-"""Numbers as text: times, shares and rates, each with its unit."""
+"""Text of numbers with units, and Markdown tables."""
+
+from collections.abc import Sequence
 
 from skippipe.workload import Throughput
 
@@ -28,3 +30,9 @@ def throughput_text(throughput: Throughput) -> str:
     """Known throughput as a suffix: `, 4.2 microbatches/s, 4,300 tokens/s`."""
     shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
     return "".join(f", {value} {unit}" for value, unit in shown if value != "-")
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> str:
+    """A Markdown table; the first `texts` columns are text, the others numbers."""
+    rule = [":--"] * texts + ["--:"] * (len(headings) - texts)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *rows])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from skippipe.evaluate.table import markdown
-from skippipe.report.format import percent
+from skippipe.report.format import markdown_table, percent
 from skippipe.study.comparison import LossDifference, loss_differences, t_interval
 from skippipe.study.records import ArmRecord
 
@@ -30,7 +30,7 @@ def study_page(name: str, entries: Sequence[ArmRecord], baseline: str | None, fi
         f"# {name}",
         FROM.format(name=name),
         "## Arms",
-        table(ARM_HEADINGS, [arm_cells(entry) for entry in entries], words=4),
+        markdown_table(ARM_HEADINGS, [arm_cells(entry) for entry in entries], texts=4),
         LEGEND,
         *notes(entries),
     ]
@@ -52,7 +52,7 @@ def study_page(name: str, entries: Sequence[ArmRecord], baseline: str | None, fi
     if profiled:
         kinds = list(dict.fromkeys(kind for entry in profiled for kind in entry.breakdown))
         rows = [[entry.key.title, *(percent(entry.breakdown.get(kind, 0.0)) for kind in kinds)] for entry in profiled]
-        parts += ["## Time breakdown", table(["arm", *kinds], rows, words=1)]
+        parts += ["## Time breakdown", markdown_table(["arm", *kinds], rows, texts=1)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -117,7 +117,7 @@ def difference_text(entries: Sequence[ArmRecord], baseline: str) -> str:
         "Validation losses of the same seed after the same number of tokens. Intervals: Student's t over the seeds of "
         "complete runs; none for a single seed."
     )
-    return table(headings, rows, words=2) + "\n\n" + note
+    return markdown_table(headings, rows, texts=2) + "\n\n" + note
 
 
 def _difference_row(experiment: str, difference: LossDifference) -> list[str]:
@@ -149,9 +149,3 @@ def _mean_row(experiment: str, found: Sequence[LossDifference]) -> list[list[str
 
 def _ratio(difference: float) -> str:
     return f"{math.expm1(difference):+.2%}"
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """A Markdown table; the first `words` columns are text, the others numbers."""
-    rule = [":--"] * words + ["--:"] * (len(headings) - words)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *rows])

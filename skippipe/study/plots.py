@@ -1,9 +1,9 @@
 """Plots of a study's records: records in, PNG out."""
 
-import io
 from collections.abc import Sequence
 
 from skippipe.evaluate.plot import draw_plot
+from skippipe.report.plots import png
 from skippipe.study.markdown import CURVES, OMITTED
 from skippipe.study.records import ArmRecord
 
@@ -51,9 +51,7 @@ def draw_curves(entries: Sequence[ArmRecord]) -> bytes:
     axes.set_ylabel("validation loss of the full model, nats per token")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _range_of_losses(entries: Sequence[ArmRecord]) -> tuple[float, float]:

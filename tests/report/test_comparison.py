@@ -1,4 +1,4 @@
-"""Why one plan takes longer than another: what the report says where more is left out and yet more time is taken."""
+"""Comparison of plans: one that skips more and still takes longer."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ FAR = (
     "cluster=synthetic", "cluster.seed=225", "cluster.nodes=4", "cluster.speed_spread=4", "cluster.node.memory=1",
     "schedule.stages=4", "schedule.microbatches_per_source=3", "planner.work_limit=200000",
 )  # fmt: skip
-"""One source with little memory, and stages far from it: with routes of two stages, each trip is for one of them."""
+"""One source with little memory and distant stages: routes of two stages need a trip for each."""
 
 
 Two = tuple[PlanAnalysis, PlanAnalysis]
@@ -29,7 +29,7 @@ NAMES = ("skip0.5.json", "skip0.4.json")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the best plans that leave out half and two fifths; the first takes longer."""
+    """A folder with optimal plans that skip half and two fifths; the first takes longer."""
     folder = tmp_path_factory.mktemp("two")
     for name in NAMES:
         command(folder, "plan", *FAR, f"schedule.skip_ratio={name[4:7]}", f"output={name}")
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(made: Path) -> Two:
-    """Both explained."""
+    """Both, analysed."""
     half, less = (analyse_plan(load_plan(str(made / name)), name) for name in NAMES)
     assert half.plan.predicted.iteration_s > 1.02 * less.plan.predicted.iteration_s
     assert half.plan.predicted.lower_bound_s > less.plan.predicted.iteration_s
@@ -52,7 +52,7 @@ def edited(analysis: PlanAnalysis, name: str, **predicted: float) -> PlanAnalysi
     return PlanAnalysis(name, plan, analysis.explanation, [], analysis.search, tasks=analysis.tasks)
 
 
-def test_more_skipped_and_yet_longer(two: Two) -> None:
+def test_more_skipping_can_take_longer(two: Two) -> None:
     half, less = two
     table = comparison(half, less)
     assert table == comparison(less, half)
@@ -71,7 +71,7 @@ def test_more_skipped_and_yet_longer(two: Two) -> None:
     assert "search may be the cause" not in told
 
 
-def test_messages_are_those_of_the_cluster(two: Two) -> None:
+def test_message_times_match_the_cluster(two: Two) -> None:
     for analysis in two:
         plan, transfer_s = analysis.plan, analysis.plan.cluster.transfer_matrix()
         total, count = 0.0, 0
@@ -85,7 +85,7 @@ def test_messages_are_those_of_the_cluster(two: Two) -> None:
         assert seconds == pytest.approx(total, abs=1e-6)
 
 
-def test_what_a_longer_search_may_mend(two: Two) -> None:
+def test_search_may_be_the_cause(two: Two) -> None:
     half, less = two
     loose = edited(half, "loose.json", lower_bound_s=less.plan.predicted.iteration_s / 2)
     last = comparison(loose, less).notes[-1]
@@ -99,7 +99,7 @@ def test_equal_plans(two: Two) -> None:
     assert table.notes == (f"Both take {half.plan.predicted.iteration_s:.3f} s.",)
 
 
-def test_what_else_differs(run: Run, tmp_path: Path, two: Two) -> None:
+def test_other_differences(run: Run, tmp_path: Path, two: Two) -> None:
     """More microbatches, other rules, another allocation and strategy."""
     _, less = two
     (tmp_path / "other.json").write_text(json.dumps({"stages": [[1], [0], [2], [3]]}))
@@ -117,7 +117,7 @@ def test_what_else_differs(run: Run, tmp_path: Path, two: Two) -> None:
     assert "Visits per stage: 5, 5, 5, 5 vs. 3, " in told
 
 
-def test_terminal_page_and_document_say_the_same(run: Run, tmp_path: Path, made: Path, two: Two) -> None:
+def test_terminal_page_and_document_agree(run: Run, tmp_path: Path, made: Path, two: Two) -> None:
     for name in NAMES:
         shutil.copy(made / name, tmp_path)
     result = run("report", "plan=skip0.5.json", "compare=skip0.4.json", "json=all.json", "output=page.html")

@@ -35,7 +35,7 @@ def plan_columns(analysis: PlanAnalysis) -> dict[str, Any]:
                 "source": batch.source,
                 "nodes": batch.nodes,
                 "out_s": travel_s(batch.source, batch.nodes[0]),
-                "home_s": travel_s(batch.nodes[0], batch.source),
+                "return_s": travel_s(batch.nodes[0], batch.source),
             }
             for batch in batches
         ],
