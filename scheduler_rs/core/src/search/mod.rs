@@ -22,6 +22,7 @@ mod router;
 #[cfg(test)]
 mod router_tests;
 mod routes;
+mod sequence;
 mod shares;
 mod straight;
 mod strategy_allocation;

@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 use super::anneal::{self, FIRST_RUN, Island, first_run, plain_ranks};
 use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
-    reordered, replace, straight_routes, travelled,
+    reordered, replace, scheduled, straight_routes, travelled,
 };
 use super::cbs::{self, Ended};
 use super::journal::{Journal, counts_of};
@@ -18,6 +18,7 @@ use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
+use super::sequence::SequenceAnnealing;
 use super::{Context, FEW_TASKS, Method, Objective, Options, Solution, Start, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
@@ -208,6 +209,8 @@ enum Slot<'a> {
     Afresh,
     /// Small changes of routes and order.
     Anneal(Option<Box<Island>>),
+    /// Small changes of complete schedules.
+    Sequence(Option<Box<SequenceAnnealing>>),
     /// The order of the best plan, its routes as they are.
     Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
@@ -380,13 +383,14 @@ impl<'a> Search<'a> {
         // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
         let is_small = self.context.instance.node_count() <= FEW_NODES && later > FIRST_RUN * FEW_TASKS as u64;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
+        let annealing = || if is_small { Slot::Sequence(None) } else { Slot::Anneal(None) };
         vec![
-            lane(Slot::Anneal(None), 0),
+            lane(annealing(), 0),
             Lane { share: proving, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
             Lane { share: placing, ..lane(Slot::Travel, 2 * later) },
             Lane { share: placing, ..lane(Slot::Exchange, 2 * later) },
             lane(Slot::Order(None), 2 * later),
-            lane(Slot::Anneal(None), 4 * later),
+            lane(annealing(), 4 * later),
         ]
     }
 
@@ -400,6 +404,7 @@ impl<'a> Search<'a> {
         match (slot, &self.travel) {
             (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
             (Slot::Anneal(island), _) => self.anneal(island, best, number),
+            (Slot::Sequence(annealing), _) => self.anneal_sequence(annealing, best, number),
             (Slot::Order(search), _) => self.reorder(search, best, number),
             (Slot::Prove(prover), _) => self.advance_proof(prover, best),
             (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
@@ -474,6 +479,40 @@ impl<'a> Search<'a> {
         let mut work = island.work - before;
         let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
         let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
+    }
+
+    /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
+    /// the best plan.
+    fn anneal_sequence(
+        &self,
+        slot: &mut Option<Box<SequenceAnnealing>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        let context = &self.context;
+        let stays = !number.is_multiple_of(ATTEMPTS);
+        let before = slot.as_ref().map_or(0, |annealing| annealing.work());
+        if slot.as_ref().is_none_or(|annealing| annealing.is_finished()) {
+            let mut rng = context.rng(number);
+            let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
+            let from = best.map(|best| (paths_of(&best.board), Some(best.order.as_slice())));
+            let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
+            let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
+            if let Some(annealing) = slot {
+                annealing.restart(&paths, order);
+            } else {
+                let annealing = SequenceAnnealing::new(context.ground(), paths, order, context.rng(!number));
+                *slot = Some(Box::new(annealing));
+            }
+        }
+        let Some(annealing) = slot else { return Attempt::failed(ROUND_WORK) };
+        annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
+        let mut work = annealing.work() - before;
+        let is_better = best.is_none_or(|best| annealing.key() < best.cost);
+        let better = if is_better { annealing.best() } else { None };
+        let tried = better.map_or(Err(None), |schedule| scheduled(context, schedule, &mut work));
         context.budget.add_work(work);
         Attempt { tried, ..Attempt::failed(work) }
     }
