@@ -14,7 +14,7 @@ from skippipe.cluster import Cluster
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.plan import Plan, load_plan
-from skippipe.planning import make_plan
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.figures import assumed_layers
 from skippipe.workload import (
     Throughput,
@@ -45,7 +45,8 @@ def plan_of(small_cluster: dict[str, Any]) -> Callable[..., Plan]:
 
     def call(**workload: Any) -> Plan:
         cluster = Cluster.from_json(json.dumps(with_workload(small_cluster, **workload)))
-        return make_plan(Problem(cluster, STAGES, [3, 3], skip_ratio=1 / 3), "skippipe", PlannerConfig(work_limit=300))
+        problem = Problem(cluster, STAGES, [3, 3], skip_ratio=1 / 3)
+        return make_plan(PlanningJob(problem), "skippipe", PlannerConfig(work_limit=300))
 
     return call
 

@@ -14,7 +14,7 @@ import skippipe.conf
 from skippipe._scheduler import Plan
 from skippipe.application import compose
 from skippipe.errors import InputError
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import PlanningJob, make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob
 from skippipe.study.quoting import quoted
@@ -31,8 +31,9 @@ def train_job(*overrides: str) -> TrainJob:
 
 
 def plan_of(job: TrainJob) -> Plan:
-    problem = prepare(job.cluster, job.allocate, job.schedule).problem
-    return make_plan(problem, job.schedule.strategy, job.planner)
+    return make_plan(
+        PlanningJob(prepare(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
+    )
 
 
 def routes_of(plan: Plan) -> list[list[int]]:

@@ -59,7 +59,13 @@ impl Budget {
     #[must_use]
     pub fn within(&self, work_limit: u64) -> Self {
         let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
-        Self { is_step: true, cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+        Self { is_step: true, ..self.apart(left, Some(work_limit)) }
+    }
+
+    /// A budget with limits and a clock of its own, which ends early where this one does.
+    #[must_use]
+    pub fn apart(&self, time_limit: Option<Duration>, work_limit: Option<u64>) -> Self {
+        Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(time_limit, work_limit) }
     }
 
     /// Work of a round that usually has `usual`: a step of another search has no more than its limit.
@@ -98,10 +104,10 @@ impl Budget {
         self.is_cancelled() || self.deadline.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Whether the time ends.
+    /// The time that it has, where that ends.
     #[must_use]
-    pub fn has_time_limit(&self) -> bool {
-        self.time_limit.is_some()
+    pub fn time_limit(&self) -> Option<Duration> {
+        self.time_limit
     }
 
     /// Begins another part of the search: what it has is the time that is left.

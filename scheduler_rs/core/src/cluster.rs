@@ -461,9 +461,8 @@ impl ClusterFile {
     pub(crate) fn check(self, prefix: &str) -> Result<Cluster> {
         check_format(&self.format, FORMAT, prefix)?;
         let missing = |key: &str| {
-            Error::Format(format!(
-                "{prefix}{key} is missing: a cluster needs transfer_s, or latency_s, bandwidth and activation_bytes"
-            ))
+            let reason = "missing: a cluster needs transfer_s, or latency_s, bandwidth and activation_bytes".to_owned();
+            Error::Format { key: format!("{prefix}{key}"), reason, position: None, hint: None }
         };
         let links = match (self.transfer_s, self.latency_s, self.bandwidth) {
             (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {

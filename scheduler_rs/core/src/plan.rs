@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
-use crate::format::{check_format, check_number, counts, model, object, objects, parse, pretty, solver};
+use crate::format::{check_format, check_number, counts, model, object, objects, parse, pretty, report};
 use crate::problem::{Problem, check_absent_nodes};
+use crate::report::SearchReport;
 use crate::rules::{Constraints, Strategy};
 
 /// Version that this module reads and writes.
@@ -127,7 +128,7 @@ pub struct Plan {
     /// Predicted times.
     pub predicted: Predicted,
     /// How the search went.
-    pub solver: Map<String, Value>,
+    pub solver: SearchReport,
 }
 
 impl Plan {
@@ -143,6 +144,21 @@ impl Plan {
     #[must_use]
     pub fn to_json(&self) -> String {
         pretty(&serde_json::to_value(PlanFile::from(self)).unwrap_or_default())
+    }
+
+    /// The same plan for another cluster of as many nodes; its times stay, and [`crate::simulate::resimulate`] gives the
+    /// new ones.
+    ///
+    /// # Errors
+    /// Where the cluster has other nodes in number, or gradients of other stages.
+    pub fn with_cluster(&self, cluster: Cluster) -> Result<Self> {
+        let (found, expected) = (cluster.nodes().len(), self.cluster.nodes().len());
+        if found != expected {
+            return invalid("cluster.nodes", format!("a list of {found}"), format!("the {expected} nodes of the plan"));
+        }
+        let plan = Self { cluster, ..self.clone() };
+        plan.check_shapes()?;
+        Ok(plan)
     }
 
     /// The question that this plan answers.
@@ -192,8 +208,8 @@ struct PlanFile {
     tasks: Vec<Task>,
     #[serde(deserialize_with = "object")]
     predicted: Predicted,
-    #[serde(deserialize_with = "solver")]
-    solver: Map<String, Value>,
+    #[serde(deserialize_with = "report")]
+    solver: SearchReport,
 }
 
 impl PlanFile {
@@ -320,9 +336,6 @@ impl Plan {
         for (i, task) in self.tasks.iter().enumerate() {
             check_number(|| format!("tasks[{i}].start_s"), task.start_s, 0.0)?;
             check_number(|| format!("tasks[{i}].end_s"), task.end_s, 0.0)?;
-        }
-        if let Some(optimal) = self.solver.get("optimal").filter(|x| !x.is_boolean()) {
-            return invalid("solver.optimal", optimal, "true or false");
         }
         let said = &self.predicted;
         for (key, value) in [

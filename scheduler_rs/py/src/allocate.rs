@@ -8,6 +8,7 @@ use skippipe_core::error::Result;
 
 use crate::cluster::{Cluster, index};
 use crate::errors::OrRaise;
+use crate::problem::numbers;
 use crate::waiting::{Ended, Limits, wait_for};
 
 /// An allocation and what the surrogate says of it, in seconds. `stages` holds the nodes of each stage, stage 0 first,
@@ -60,7 +61,7 @@ impl Scored {
 /// The best allocation found, and what is known of all others.
 #[pyclass(frozen, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Allocated(core::Allocated);
+pub struct Allocated(pub core::Allocated);
 
 #[pymethods]
 impl Allocated {
@@ -90,7 +91,7 @@ impl Allocated {
 
     /// Counts of the search, by name.
     #[getter]
-    fn statistics(&self) -> BTreeMap<&'static str, u64> {
+    fn statistics(&self) -> BTreeMap<String, u64> {
         self.0.statistics.clone()
     }
 
@@ -139,8 +140,8 @@ pub fn allocate(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Allocated> {
     let limits = Limits::new(time_limit_s, work_limit, threads, seed).or_raise()?;
-    let sizes = indices("sizes", &sizes).or_raise()?;
-    let sources = sources.map(|sources| indices("sources", &sources)).transpose().or_raise()?;
+    let sizes = numbers("sizes", &sizes).or_raise()?;
+    let sources = sources.map(|sources| numbers("sources", &sources)).transpose().or_raise()?;
     let request = Request { sizes, sources, max_replica_transfer_s };
     let options = Options { seed: limits.seed, threads: limits.threads };
     let cluster = cluster.get().0.clone();
@@ -150,14 +151,10 @@ pub fn allocate(
     interrupted.map_or_else(|| result.or_raise().map(Allocated), Err)
 }
 
-fn indices(key: &str, numbers: &[i64]) -> Result<Vec<usize>> {
-    numbers.iter().enumerate().map(|(i, number)| index(&format!("{key}[{i}]"), *number)).collect()
-}
-
 /// A first allocation: compact stages, each near the one before it. `sizes` are the numbers of nodes, stage 0
 /// first, and add up to the nodes of the cluster. Gives the nodes of each stage.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
 pub fn greedy_allocation(cluster: &Bound<'_, Cluster>, sizes: Vec<i64>) -> PyResult<Vec<Vec<usize>>> {
-    indices("sizes", &sizes).and_then(|sizes| core::greedy(&cluster.get().0, &sizes)).or_raise()
+    numbers("sizes", &sizes).and_then(|sizes| core::greedy(&cluster.get().0, &sizes)).or_raise()
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
+use skippipe_core::report::SearchReport as CoreReport;
+use skippipe_core::workload::Workload;
 
 use crate::cluster::Cluster;
 use crate::errors::OrRaise;
 use crate::problem::{Constraints, Problem};
+use crate::report::SearchReport;
 
 /// One microbatch and its way through the pipeline.
 #[pyclass(frozen, module = "skippipe._scheduler", eq)]
@@ -277,18 +279,43 @@ impl Plan {
         Predicted(self.0.predicted.clone())
     }
 
-    /// How the search went: a JSON object as text.
+    /// How the search went.
     #[getter]
-    fn solver(&self) -> String {
-        serde_json::Value::Object(self.0.solver.clone()).to_string()
+    fn solver(&self) -> SearchReport {
+        SearchReport(self.0.solver.clone())
     }
 
-    /// The same plan; its `solver` has `told`, a JSON value as text, under `key`.
-    fn with_solver_entry(&self, key: String, told: &str) -> PyResult<Self> {
-        let value = serde_json::from_str(told).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut plan = self.0.clone();
-        plan.solver.insert(key, value);
-        Ok(Self(plan))
+    /// The same plan without how it was found.
+    fn without_report(&self) -> Self {
+        Self(Core { solver: CoreReport::default(), ..self.0.clone() })
+    }
+
+    /// The same plan for another cluster of as many nodes; its times stay, and `simulate` gives the new ones.
+    fn with_cluster(&self, cluster: &Bound<'_, Cluster>) -> PyResult<Self> {
+        self.0.with_cluster(cluster.get().0.clone()).or_raise().map(Self)
+    }
+
+    /// The same plan, said to be for this model.
+    #[pyo3(signature = (*, config_sha256, hidden, layers, microbatch_size, sequence, wire_dtype))]
+    fn with_model(
+        &self,
+        config_sha256: String,
+        hidden: u64,
+        layers: u64,
+        microbatch_size: u64,
+        sequence: u64,
+        wire_dtype: String,
+    ) -> Self {
+        let workload = Workload {
+            config_sha256: Some(config_sha256),
+            hidden: Some(hidden),
+            layers: Some(layers),
+            microbatch_size: Some(microbatch_size),
+            sequence: Some(sequence),
+            wire_dtype: Some(wire_dtype),
+            ..Workload::default()
+        };
+        Self(Core { model: workload.model(), ..self.0.clone() })
     }
 
     fn __repr__(&self) -> String {

@@ -63,7 +63,7 @@ impl Settled {
         let count = self.land.instance.node_count();
         let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
         let (left, right) = (self.land.instance.stage_of[a], self.land.instance.stage_of[b]);
-        let fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
+        let fixed = !self.seats.scope().sources && (left == 0 || right == 0);
         if left == right || fixed || left == NO_STAGE || right == NO_STAGE {
             return;
         }

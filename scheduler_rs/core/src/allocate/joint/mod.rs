@@ -4,4 +4,4 @@ mod bound;
 mod seats;
 
 pub use bound::lower_bound;
-pub use seats::{Freedom, Seats};
+pub use seats::{AllocationScope, Seats};

@@ -12,7 +12,7 @@ use crate::time::Rounding;
 
 /// What a search may change of a problem's allocation, beside which node serves in whose place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Freedom {
+pub struct AllocationScope {
     /// Stages may have other numbers of nodes.
     pub sizes: bool,
     /// So many decoder layers are shared out over the stages, and the microbatches over the sources; 0: both stay.
@@ -27,7 +27,7 @@ pub struct Freedom {
     pub max_replica_transfer_s: Option<f64>,
 }
 
-impl Default for Freedom {
+impl Default for AllocationScope {
     fn default() -> Self {
         Self { sizes: false, layers: 0, unused: false, sources: true, max_replica_transfer_s: None }
     }
@@ -37,7 +37,7 @@ impl Default for Freedom {
 #[derive(Clone, Debug)]
 pub struct Seats {
     problem: Arc<Problem>,
-    freedom: Freedom,
+    scope: AllocationScope,
     /// Node at each place.
     occupant: Vec<usize>,
     /// Decoder layers of each stage; empty: as the problem has them.
@@ -49,26 +49,26 @@ impl Seats {
     ///
     /// # Errors
     /// Where there are too few layers for the stages, or too many for the memory of a node.
-    pub fn new(problem: &Problem, freedom: Freedom) -> Result<Self> {
+    pub fn new(problem: &Problem, scope: AllocationScope) -> Result<Self> {
         let stages = problem.stages().len();
-        if freedom.layers > 0 && freedom.layers < stages {
-            return invalid("layers", freedom.layers, format!("at least one for each of the {stages} stages"));
+        if scope.layers > 0 && scope.layers < stages {
+            return invalid("layers", scope.layers, format!("at least one for each of the {stages} stages"));
         }
-        if let Some(limit) = freedom.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
+        if let Some(limit) = scope.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
             return invalid("max_replica_transfer_s", limit, "a number of seconds of at least 0");
         }
         let seats = Self {
             problem: Arc::new(problem.clone()),
             occupant: (0..problem.cluster().nodes().len()).collect(),
-            layers: if freedom.layers > 0 { shared_out(problem, freedom.layers) } else { Vec::new() },
-            freedom,
+            layers: if scope.layers > 0 { shared_out(problem, scope.layers) } else { Vec::new() },
+            scope,
         };
         for (stage, node) in problem.stages().iter().enumerate().flat_map(|(s, m)| m.iter().map(move |n| (s, *n))) {
             if seats.memory_of(node, stage) == 0 {
                 return invalid(
                     format!("cluster.nodes[{node}].memory"),
                     problem.cluster().nodes()[node].memory,
-                    format!("room for a microbatch of {} layers of {}", seats.layers[stage], freedom.layers),
+                    format!("room for a microbatch of {} layers of {}", seats.layers[stage], scope.layers),
                 );
             }
         }
@@ -79,7 +79,7 @@ impl Seats {
                 format!("{:?}", problem.stages()[stage]),
                 format!(
                     "nodes with no transfer above max_replica_transfer_s = {} s",
-                    freedom.max_replica_transfer_s.unwrap_or(f64::INFINITY)
+                    scope.max_replica_transfer_s.unwrap_or(f64::INFINITY)
                 ),
             ),
             None => Ok(seats),
@@ -88,8 +88,8 @@ impl Seats {
 
     /// What may be changed.
     #[must_use]
-    pub fn freedom(&self) -> &Freedom {
-        &self.freedom
+    pub fn scope(&self) -> &AllocationScope {
+        &self.scope
     }
 
     /// Decoder layers of each stage; empty: not to be chosen.
@@ -102,7 +102,7 @@ impl Seats {
     #[must_use]
     pub fn instance(&self) -> Instance {
         let mut instance = Instance::new(&self.problem, Rounding::Up);
-        if self.freedom.layers > 0 {
+        if self.scope.layers > 0 {
             for stage in 0..instance.stage_count() {
                 self.outfit(&mut instance, stage);
             }
@@ -159,13 +159,13 @@ impl Seats {
     /// Whether a stage may have one node more.
     #[must_use]
     pub fn has_place(&self, instance: &Instance, stage: usize) -> bool {
-        self.freedom.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
+        self.scope.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
     }
 
     /// Whether no message within a stage takes longer than is allowed; nodes of no stage send none.
     #[must_use]
     pub fn is_close(&self, instance: &Instance, stage: usize) -> bool {
-        let Some(limit) = self.freedom.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
+        let Some(limit) = self.scope.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
         let cluster = self.problem.cluster();
         let bytes = cluster.activation_bytes();
         let nodes = || instance.members[stage].iter().map(|place| self.occupant[*place]);
@@ -221,7 +221,7 @@ impl Seats {
 
     /// A stage's layers as a part of an equal share.
     fn part(&self, stage: usize) -> f64 {
-        let equal = self.freedom.layers as f64 / self.problem.stages().len() as f64;
+        let equal = self.scope.layers as f64 / self.problem.stages().len() as f64;
         self.layers.get(stage).map_or(1.0, |layers| *layers as f64 / equal)
     }
 

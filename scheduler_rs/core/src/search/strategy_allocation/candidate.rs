@@ -72,22 +72,22 @@ impl Candidate {
     /// Another allocation, by one random change; none where the draw led nowhere or to what is not allowed. Nodes join
     /// stages and leave them only where `joins` says so too.
     pub fn changed(&self, joins: bool, rng: &mut Pcg64) -> Option<Self> {
-        let freedom = *self.seats.freedom();
+        let scope = *self.seats.scope();
         let mut other = self.clone();
-        let often = if freedom.sizes || freedom.layers > 0 {
+        let often = if scope.sizes || scope.layers > 0 {
             OTHERS
-        } else if freedom.unused && joins {
+        } else if scope.unused && joins {
             JOINS
         } else {
             0.0
         };
         let done = if rng.random_bool(often) {
             match rng.random_range(0..8) {
-                0..4 if freedom.layers > 0 => other.shift_layer(rng),
-                4..6 if freedom.layers > 0 => other.hand_over_route(rng),
-                7 if freedom.sizes => other.switch_stage(rng),
-                _ if freedom.unused && joins => other.join_or_leave(rng),
-                4..7 if freedom.layers > 0 => other.hand_over_route(rng),
+                0..4 if scope.layers > 0 => other.shift_layer(rng),
+                4..6 if scope.layers > 0 => other.hand_over_route(rng),
+                7 if scope.sizes => other.switch_stage(rng),
+                _ if scope.unused && joins => other.join_or_leave(rng),
+                4..7 if scope.layers > 0 => other.hand_over_route(rng),
                 _ => false,
             }
         } else {
@@ -126,9 +126,9 @@ impl Candidate {
     fn swap(&mut self, a: usize, b: usize) -> bool {
         let (left, right) = (self.instance.stage_of[a], self.instance.stage_of[b]);
         // Sources that are given keep their microbatches too.
-        let is_fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
+        let is_fixed = !self.seats.scope().sources && (left == 0 || right == 0);
         // A node that serves no stage may come in another one's place, where nodes may be left out.
-        let is_open = |stage: usize| stage != NO_STAGE || (self.seats.freedom().unused && left != right);
+        let is_open = |stage: usize| stage != NO_STAGE || (self.seats.scope().unused && left != right);
         if a == b || is_fixed || !is_open(left) || !is_open(right) || self.instance.is_alike(a, b) {
             return false;
         }
@@ -183,7 +183,7 @@ impl Candidate {
         let place = rng.random_range(0..self.instance.node_count());
         let to = self.instance.present[rng.random_range(0..self.instance.present.len())];
         let from = self.instance.stage_of[place];
-        let is_fixed = !self.seats.freedom().sources && (from == 0 || to == 0);
+        let is_fixed = !self.seats.scope().sources && (from == 0 || to == 0);
         if from == NO_STAGE || from == to || is_fixed || self.instance.members[from].len() < 2 {
             return false;
         }
