@@ -140,7 +140,7 @@ def test_layers_that_no_memory_holds(planned: Callable[..., Plan], write: Write,
     path = write("small.json", cluster)
     message = refused("plan", f"cluster.file={path}", "allocate.layers=auto", "allocate.decoder_layers=7", WORK)
     assert message.startswith(f"skippipe plan: {path}: cluster.nodes[")
-    assert "memory is 1, room for a microbatch of" in message
+    assert "memory: expected room for a microbatch of" in message
 
 
 def test_layers_alone_where_the_sizes_are_given(planned: Callable[..., Plan]) -> None:

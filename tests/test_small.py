@@ -73,7 +73,7 @@ def test_the_set_is_large_and_of_both_rule_sets() -> None:
     for case in CASES.values():
         assert 3 <= len(case.problem.stages) <= 5
         assert 6 <= len(case.problem.cluster) <= 15
-        assert 4 <= sum(case.counts) <= 18
+        assert 4 <= sum(case.problem.microbatches) <= 18
 
 
 def reached(name: str) -> tuple[Case, float]:
