@@ -140,7 +140,11 @@ def test_what_decides_about_the_hash() -> None:
             ["train.iterations=0"],
             r"arms\[0\], llama30m_0: train.iterations is 0, an integer",
         ),
-        ([ArmConfig("llama30m_0")], ["allocate.sizes=[3,3]"], r"arms\[0\], llama30m_0: allocate.sizes is \[3, 3\]"),
+        (
+            [ArmConfig("llama30m_0")],
+            ["allocate.sizes=[3,3]"],
+            r"arms\[0\], llama30m_0: allocate.sizes: expected a list that adds up to",
+        ),
     ],
 )
 def test_arms_that_cannot_be(arms: list[ArmConfig], overrides: list[str], message: str) -> None:
