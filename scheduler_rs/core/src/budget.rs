@@ -1,4 +1,4 @@
-//! How long a search may go on, and how it tells what it has found so far.
+//! How long a search may go on, and how it reports what it has found so far.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -74,7 +74,7 @@ impl Budget {
         self.work_limit.filter(|_| self.is_step).map_or(usual, |limit| limit.min(usual))
     }
 
-    /// A budget for one part of the search that tells of it as this one does: a share of the time that is left, and of
+    /// A budget for one part of the search that reports as this one does: a share of the time that is left, and of
     /// the work where `spent` is done already.
     #[must_use]
     pub fn share(&self, share: f64, spent: u64) -> Self {
@@ -146,7 +146,7 @@ impl Budget {
         self.work.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Tells what has been found.
+    /// Reports what has been found, to whoever watches.
     pub fn report(&self, incumbent_s: f64, bound_s: f64) {
         if let Ok(mut progress) = self.progress.lock() {
             progress.incumbent_s = incumbent_s;

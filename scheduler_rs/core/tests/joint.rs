@@ -10,7 +10,7 @@ mod scope;
 use problems::problems;
 use proptest::prelude::*;
 use scope::{check_kept, plan, plan_if_any};
-use skippipe_core::allocate::joint::{AllocationScope, Seats, lower_bound};
+use skippipe_core::allocate::joint::{AllocationScope, Placement, lower_bound};
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::error::Error;
@@ -136,8 +136,8 @@ fn layers_are_shared_out_where_there_is_memory_for_them() {
         Problem::new(cluster, vec![vec![0], vec![1], vec![2]], vec![], vec![1], 0.0, Constraints::default()).unwrap()
     };
     let layers = |problem: &Problem, layers: usize| {
-        Seats::new(problem, AllocationScope { layers, ..AllocationScope::default() })
-            .map(|seats| seats.layers().to_vec())
+        Placement::new(problem, AllocationScope { layers, ..AllocationScope::default() })
+            .map(|placement| placement.layers().to_vec())
     };
     assert_eq!(layers(&of(parts.clone()), 8).unwrap(), [2, 3, 3]);
     assert_eq!(layers(&of(parts.clone()), 7).unwrap(), [2, 3, 2]);

@@ -91,12 +91,12 @@ pub(super) fn explained(plan: &Plan) -> Vec<LeftOut> {
         let tried = (1..plan.stages.len()).filter_map(|stage| joined(node, stage));
         tried.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)))
     };
-    let told = |node: &usize| {
+    let left_out = |node: &usize| {
         let (iteration_s, with_s, stage) = least(*node)?;
         let without_s = plan.predicted.allreduce_s[stage];
         Some(LeftOut { node: *node, stage, allreduce_s: with_s, allreduce_without_s: without_s, iteration_s })
     };
-    plan.absent_nodes.iter().filter_map(told).collect()
+    plan.absent_nodes.iter().filter_map(left_out).collect()
 }
 
 /// A stage with one node more, where in the ring it costs least.

@@ -9,7 +9,7 @@ use super::attempt::paths_of_batches;
 use super::routes::{Ground, Path};
 use super::trace::SearchTrace;
 use super::{Options, Start, plan_from, random_routes, stream_of};
-use crate::allocate::joint::{AllocationScope, Seats, lower_bound};
+use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -104,12 +104,12 @@ pub(super) fn search<'a>(
     budget: &'a Budget,
     (share, late_share): (f64, f64),
 ) -> Result<Option<Joint<'a>>> {
-    let seats = Seats::new(problem, scope)?;
-    let instance = seats.instance();
+    let placement = Placement::new(problem, scope)?;
+    let instance = placement.instance();
     let tasks = route_tasks(&instance);
-    let first = Settled::new(seats, instance, tasks);
+    let first = Settled::new(placement, instance, tasks);
     let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
-    Search { problem, scope, first, fallback, options, budget, share, late_share }.run(is_first)
+    Annealing { problem, scope, first, fallback, options, budget, share, late_share }.run(is_first)
 }
 
 /// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
@@ -139,7 +139,7 @@ fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
     Some(paths_of_batches(&batches, tasks.len()))
 }
 
-struct Search<'a> {
+struct Annealing<'a> {
     problem: &'a Problem,
     scope: AllocationScope,
     first: Settled,
@@ -151,7 +151,7 @@ struct Search<'a> {
     late_share: f64,
 }
 
-impl<'a> Search<'a> {
+impl<'a> Annealing<'a> {
     fn run(&self, is_first: bool) -> Result<Option<Joint<'a>>> {
         let budget = self.budget;
         let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
@@ -305,8 +305,8 @@ fn note(seen: &mut Vec<Seen>, found: &Found) {
 /// The problem of an allocation, and what was found by its nodes and in the order of its routes.
 fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
     let Ground { instance, tasks } = settled.on();
-    let seats = settled.seats();
-    let problem = seats.problem(instance, tasks)?;
+    let placement = settled.seats();
+    let problem = placement.problem(instance, tasks)?;
     let after = route_tasks(&Instance::new(&problem, Rounding::Up));
     let mut first = Vec::with_capacity(tasks.len());
     let mut batches = 0;
@@ -319,13 +319,13 @@ fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
     let mut ranks = Vec::with_capacity(found.ranks.len());
     for task in &after {
         let is_it = |(route, own): &(usize, &RouteTask)| {
-            !taken[*route] && seats.node_at(own.source) == task.source && own.waves == task.waves
+            !taken[*route] && placement.node_at(own.source) == task.source && own.waves == task.waves
         };
         let Some((route, own)) = tasks.iter().enumerate().find(is_it) else {
             return Err(Error::NotFound("the routes of an allocation do not fit its sources".to_owned()));
         };
         taken[route] = true;
-        paths.push(found.paths[route].iter().map(|place| seats.node_at(*place as usize) as u32).collect());
+        paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
         ranks.extend_from_slice(&found.ranks[2 * first[route]..2 * (first[route] + own.waves)]);
     }
     Ok((problem, Found { paths, ranks, key: found.key, settled: None }))

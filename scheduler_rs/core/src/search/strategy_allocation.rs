@@ -19,7 +19,7 @@ use self::objective::{Construction, Key};
 use super::allocation::plan_of_first;
 use super::trace::SearchTrace;
 use super::{Options, idle, plan_allocated, prove_possible, sweep};
-use crate::allocate::joint::{AllocationScope, Seats, lower_bound};
+use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -55,11 +55,11 @@ pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, bu
     // The first allocation may have no plan where others do: then nothing is known of stage sets.
     let sets = prove_possible(&instance, &route_tasks(&instance)).ok().flatten();
     let construction = Construction::new(options, sets.as_deref());
-    Search { asked, scope, options, budget, construction }.run()
+    LocalSearch { asked, scope, options, budget, construction }.run()
 }
 
 /// See [`plan`].
-struct Search<'a> {
+struct LocalSearch<'a> {
     asked: &'a Problem,
     scope: AllocationScope,
     options: Options,
@@ -88,12 +88,12 @@ struct Planned {
     iteration: Time,
 }
 
-impl<'a> Search<'a> {
+impl<'a> LocalSearch<'a> {
     fn run(&self) -> Result<Plan> {
         let bound = lower_bound(self.asked, self.scope);
         let is_small = sweep::is_listable(self.asked, self.scope);
         let most = if is_small { usize::MAX } else { ELITES };
-        let first = Candidate::new(Seats::new(self.asked, self.scope)?);
+        let first = Candidate::new(Placement::new(self.asked, self.scope)?);
         let elites = Elites::new(most);
         let trace = SearchTrace::new(self.budget);
         let mut state = State { elites, first, work: 0, rounds: 0, start: None, bound, trace, best: NEVER };
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
                 .par_iter()
                 .filter_map(|stages| {
                     let other = self.asked.reallocated(stages.clone()).ok()?;
-                    let candidate = Candidate::new(Seats::new(&other, self.scope).ok()?);
+                    let candidate = Candidate::new(Placement::new(&other, self.scope).ok()?);
                     let judged = self.construction.judge(&candidate, 0, self.budget);
                     Some((judged, candidate))
                 })

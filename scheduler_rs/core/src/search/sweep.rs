@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rayon::prelude::*;
 
 use super::{Options, plan_allocated};
-use crate::allocate::joint::{AllocationScope, Seats};
+use crate::allocate::joint::{AllocationScope, Placement};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
@@ -77,7 +77,7 @@ impl Sweep {
         let scope = AllocationScope { unused: scope.unused && is_complete, ..scope };
         for stages in all(problem, scope) {
             let Ok(other) = problem.reallocated(stages) else { continue };
-            if Seats::new(&other, scope).is_ok() {
+            if Placement::new(&other, scope).is_ok() {
                 let bound = lower_bound_of(&other, budget)?;
                 left.push(Open { problem: other, bound, reached: NEVER });
             }

@@ -23,7 +23,7 @@ impl<'a> SearchTrace<'a> {
         Self { budget, events: Vec::new(), last: None }
     }
 
-    /// Notes where the search stands, if it has changed, and tells whoever watches.
+    /// Notes where the search stands, if it has changed, and reports it to whoever watches.
     pub fn note(&mut self, work: u64, best: Option<Time>, bound: Time) {
         if self.last != Some((best, bound)) {
             self.record(work, best, bound);

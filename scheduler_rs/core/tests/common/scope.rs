@@ -1,7 +1,7 @@
 //! Plans whose search may change the allocation: how they are made, and what they have to keep.
 
 use proptest::prelude::*;
-use skippipe_core::allocate::joint::{AllocationScope, Seats};
+use skippipe_core::allocate::joint::{AllocationScope, Placement};
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::error::Error;
@@ -34,7 +34,7 @@ pub fn plan_if_any(
         Ok(plan) => Ok(Some(plan)),
         Err(Error::Invalid { .. }) => {
             // The first allocation is refused for what it is, or a node has no memory for its layers.
-            prop_assert!(Seats::new(problem, scope).is_err());
+            prop_assert!(Placement::new(problem, scope).is_err());
             Ok(None)
         }
         Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Deadlock(_)) => Ok(None),

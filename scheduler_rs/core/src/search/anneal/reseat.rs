@@ -4,7 +4,7 @@
 use rand::RngExt;
 
 use super::Island;
-use crate::allocate::joint::Seats;
+use crate::allocate::joint::Placement;
 use crate::problem::{NO_STAGE, Source};
 use crate::search::routes::Change;
 
@@ -328,7 +328,7 @@ impl Island {
             NO_STAGE => instance.present[self.rng.random_range(0..instance.present.len())],
             _ => NO_STAGE,
         };
-        let has_place = |seats: &Seats| to == NO_STAGE || seats.has_place(instance, to);
+        let has_place = |seats: &Placement| to == NO_STAGE || seats.has_place(instance, to);
         to != 0 && self.seats.as_ref().is_some_and(has_place) && self.move_node(place, to)
     }
 
@@ -399,4 +399,4 @@ impl Island {
     }
 }
 
-type Saved = (super::Land, Option<Seats>, super::Routes, super::Estimate);
+type Saved = (super::Land, Option<Placement>, super::Routes, super::Estimate);
