@@ -70,11 +70,9 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
 
     """
     check_scope(allocating, schedule)
-    if machines.file is not None:
-        cluster, preset = load_cluster(machines.file), None
-    else:
-        parts, preset = preset_parts(machines), machines.stage_sizes
-        cluster = parts.cluster(machines)
+    parts = None if machines.file is not None else preset_parts(machines)
+    cluster = load_cluster(str(machines.file)) if parts is None else parts.cluster(machines)
+    preset = None if parts is None else machines.stage_sizes
     # A cluster that says what each stage all-reduces has so many stages.
     wanted = schedule.stages or len(allocating.sizes or cluster.gradient_bytes) or None
     allocation = None if allocating.stages is None else given_allocation(allocating, cluster, schedule.stages)
@@ -82,7 +80,7 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
         sizes = choose_sizes(allocating.sizes, len(cluster), wanted, preset, allocating.sources)
     else:
         sizes = [len(stage) for stage in allocation.stages]
-    if machines.file is None and machines.gradient_bytes > 0:
+    if parts is not None and machines.gradient_bytes > 0:
         cluster = parts.cluster(machines, [machines.gradient_bytes] * len(sizes))
     try:
         if allocation is not None:

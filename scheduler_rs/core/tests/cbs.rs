@@ -10,7 +10,7 @@ use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
-use skippipe_core::plan::{Microbatch, Plan, Predicted};
+use skippipe_core::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
@@ -398,6 +398,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
         wave: b.wave,
     };
     Plan {
+        format: PlanFormat::One,
         cluster: problem.cluster().clone(),
         constraints: problem.constraints().clone(),
         skip_ratio: problem.skip_ratio(),

@@ -60,6 +60,12 @@ impl SearchReport {
         self.0.rounds
     }
 
+    /// Draws of random routes or straight pipelines.
+    #[getter]
+    fn attempts(&self) -> Option<u64> {
+        self.0.attempts
+    }
+
     /// Plans and bounds as they were found, in order.
     #[getter]
     fn events(&self) -> Vec<SearchEvent> {

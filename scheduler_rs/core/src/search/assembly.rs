@@ -8,7 +8,7 @@ use super::{Options, Solution};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::plan::{Microbatch, Plan, Predicted};
+use crate::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
 use crate::rules::Strategy;
 use crate::simulate::{Batch, Simulator};
@@ -45,6 +45,7 @@ pub(super) fn assemble(
         gap: Predicted::gap_of(iteration_s, lower_bound_s),
     };
     Ok(Plan {
+        format: PlanFormat::One,
         cluster: problem.cluster().clone(),
         constraints: problem.constraints().clone(),
         skip_ratio: problem.skip_ratio(),
