@@ -1,8 +1,10 @@
-//! The search over allocations: how effort is shared among allocations, routes and proofs, for each strategy.
+//! The search over allocations: which one there is for which strategy, and what the joint one does one after the other.
 
 use super::joint::{self, Joint};
 use super::sweep::{self, Sweep, iteration_of};
-use super::{Options, Start, asked_of, full_routed, idle, plan_allocated, plan_from, race, strategy_allocation};
+use super::{
+    Options, Start, asked_of, effort, full_routed, idle, plan_allocated, plan_from, race, strategy_allocation,
+};
 use crate::allocate::joint::AllocationScope;
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
@@ -14,15 +16,6 @@ use crate::route::{Lengths, route_tasks};
 use crate::rules::Strategy;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// How much of the time or the work goes into allocations; the rest is for the best of them.
-const SHARE: f64 = 0.6;
-/// How much of it where nothing is left to do for the best allocation.
-const LATE_SHARE: f64 = 0.95;
-/// How much of it before all allocations of a small cluster are looked at one by one; where they race, when the first
-/// runs end, and the race.
-const SHARE_OF_SMALL: f64 = 0.15;
-const FIRST_RUNS: f64 = 0.25;
-const SHARE_OF_RACE: f64 = 0.5;
 /// With no more tasks than these an allocation has its proof before a race would begin.
 pub(super) const FEW_TASKS: usize = 48;
 
@@ -104,21 +97,29 @@ impl<'a> JointSearch<'a> {
         let Self { asked, scope, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, scope);
         let is_race = is_small && task_count(asked) > FEW_TASKS;
-        let shares = if is_small { (SHARE_OF_SMALL, SHARE_OF_SMALL) } else { (SHARE, LATE_SHARE) };
+        let shares = if is_small {
+            (effort::JOINT_OF_SMALL, effort::JOINT_OF_SMALL)
+        } else {
+            (effort::JOINT, effort::JOINT_LATE)
+        };
         let mut joint = joint::search(asked, scope, options, budget, shares)?;
         let mut sweep = match is_small.then(|| Sweep::new(asked, scope, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
             sweep => sweep?,
         };
-        let most = |share: f64, spent: u64| {
-            budget.work_limit.map_or(u64::MAX, |limit| ((limit as f64 * share) as u64).saturating_sub(spent))
-        };
+        let most = |share: f64, spent: u64| effort::most_work(budget, share).saturating_sub(spent);
         if let Some(joint) = joint.as_mut().filter(|_| is_race) {
-            self.race(joint, sweep.as_ref(), most(SHARE_OF_RACE, joint.work));
+            self.race(joint, sweep.as_ref(), most(effort::RACE, joint.work));
         }
         let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
         if let Some(sweep) = sweep.as_mut().filter(|_| !is_race || joint.is_none()) {
-            sweep.advance(known, options, budget, SHARE, most(SHARE, joint.as_ref().map_or(0, |joint| joint.work)));
+            sweep.advance(
+                known,
+                options,
+                budget,
+                effort::JOINT,
+                most(effort::JOINT, joint.as_ref().map_or(0, |joint| joint.work)),
+            );
             if let Some(error) = sweep.impossible(known) {
                 return Err(error.clone());
             }
@@ -164,7 +165,7 @@ impl<'a> JointSearch<'a> {
             .collect();
         let seen = |problem: &Problem| joint.seen.iter().any(|stages| joint::is_same(stages, problem.stages()));
         entered.extend(sweep.into_iter().flat_map(Sweep::entries).filter(|(problem, _)| !seen(problem)));
-        let Some(raced) = race::race(entered, known, options, budget, (FIRST_RUNS, SHARE_OF_RACE), most) else {
+        let Some(raced) = race::race(entered, known, options, budget, (effort::FIRST_RUNS, effort::RACE), most) else {
             return;
         };
         joint.work += raced.work;

@@ -7,7 +7,7 @@
 use super::allocation::JointSearch;
 use super::anneal::Found;
 use super::sweep::{self, iteration_of};
-use super::{Options, Start, asked_of, idle, plan_from, strategy_allocation};
+use super::{Options, Start, asked_of, effort, idle, plan_from, strategy_allocation};
 use crate::allocate::joint::AllocationScope;
 use crate::bound::is_tight;
 use crate::budget::Budget;
@@ -17,10 +17,6 @@ use crate::problem::Problem;
 use crate::report::{AllocationReport, RunnerUp, SearchEvent};
 use crate::rules::Strategy;
 use crate::time::{Rounding, Time, seconds};
-
-/// How much of the time or the work goes into straight pipelines, and how much of the rest into the joint search.
-const STRAIGHT_SHARE: f64 = 0.25;
-const JOINT_SHARE: f64 = 0.4;
 
 /// Whether straight pipelines answer the question as well, and not every allocation is planned by itself anyway.
 pub(super) fn has_straight(asked: &Problem, scope: AllocationScope, options: Options) -> bool {
@@ -34,7 +30,7 @@ pub(super) fn has_straight(asked: &Problem, scope: AllocationScope, options: Opt
 /// As [`super::plan`].
 pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &Budget) -> Result<Plan> {
     let straight = Options { strategy: Strategy::Full, ..options };
-    let Ok(straight) = strategy_allocation::plan(asked, scope, straight, &budget.share(STRAIGHT_SHARE, 0)) else {
+    let Ok(straight) = strategy_allocation::plan(asked, scope, straight, &budget.share(effort::STRAIGHT, 0)) else {
         return JointSearch { problem: asked, asked, scope, options, budget }.plan();
     };
     let straight = Plan { strategy: Strategy::FullRouted, ..straight };
@@ -46,7 +42,7 @@ pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, bu
     let first = if is_first { &on_its_allocation } else { asked };
     let mut work = straight.solver.work();
     let joint = {
-        let budget = &budget.share(JOINT_SHARE, work);
+        let budget = &budget.share(effort::JOINT_AFTER_STRAIGHT, work);
         JointSearch { problem: first, asked: first, scope, options, budget }.plan()
     };
     work += joint.as_ref().map_or(0, |plan| plan.solver.work());

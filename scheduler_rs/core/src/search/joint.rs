@@ -8,7 +8,7 @@ use super::anneal::{Found, Island, Settled, plain_ranks};
 use super::attempt::paths_of_batches;
 use super::routes::{Ground, Path};
 use super::trace::SearchTrace;
-use super::{Options, Start, plan_from, random_routes, stream_of};
+use super::{Options, Start, effort, plan_from, random_routes, stream_of};
 use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
@@ -19,12 +19,6 @@ use crate::report::RunnerUp;
 use crate::route::{RouteTask, route_tasks};
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// Work of an island in one round.
-const ROUND_WORK: u64 = 100_000;
-/// Rounds that a limit of work is good for, at least.
-const LEAST_ROUNDS: u64 = 50;
-/// How much of it goes into the first allocation alone.
-const START_SHARE: f64 = 0.05;
 /// Draws for routes of an allocation, and allocations that are tried until one has some.
 const DRAWS: u64 = 100;
 const OTHER_STARTS: u64 = 50;
@@ -156,7 +150,7 @@ impl<'a> Annealing<'a> {
         let budget = self.budget;
         let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
         let bound = lower_bound(self.problem, self.scope);
-        let most = |share: f64| budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64);
+        let most = |share: f64| effort::most_work(budget, share);
         let mut seen: Vec<Seen> = Vec::new();
         let mut trace = SearchTrace::new(budget);
         let (mut best, before) = self.start(most(self.share));
@@ -230,12 +224,12 @@ impl<'a> Annealing<'a> {
         let paths = self.routes(u64::MAX);
         let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
         let is_over = |island: &Island| {
-            let worked = island.work as f64 >= most as f64 * START_SHARE / self.share;
-            island.is_cold() || worked || self.budget.is_past(START_SHARE) || self.budget.is_over()
+            let worked = island.work as f64 >= most as f64 * effort::JOINT_START / self.share;
+            island.is_cold() || worked || self.budget.is_past(effort::JOINT_START) || self.budget.is_over()
         };
         while island.best().is_none() || !is_over(&island) {
             let before = island.work;
-            island.run(self.round_work(), self.budget);
+            island.run(effort::round_work(self.budget), self.budget);
             if island.work == before {
                 break;
             }
@@ -249,11 +243,6 @@ impl<'a> Annealing<'a> {
     fn begin(&self, number: u64) -> Island {
         let paths = self.routes(!number);
         Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
-    }
-
-    /// Work of a round: where there is little of it, rounds are short.
-    fn round_work(&self) -> u64 {
-        self.budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
     }
 
     /// About how long an iteration takes; what estimates are compared with.
@@ -286,7 +275,7 @@ impl<'a> Annealing<'a> {
                 None => island.restart(best, true),
             }
         }
-        island.run(self.round_work(), self.budget);
+        island.run(effort::round_work(self.budget), self.budget);
     }
 }
 

@@ -10,6 +10,7 @@ mod board;
 pub mod cbs;
 mod constructed;
 mod draw;
+mod effort;
 mod estimate;
 mod feasibility;
 mod full_routed;
@@ -33,8 +34,6 @@ mod sweep;
 mod timeline;
 mod trace;
 
-use std::time::Duration;
-
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
@@ -56,11 +55,6 @@ use constructed::{random_routes, solve_full, solve_random};
 use feasibility::{nothing_exists, prove_possible};
 use outlook::Outlook;
 use routes::Ground;
-
-/// The surrogate gets one part in so many of the time or the work of the planner.
-const SURROGATE_PART: u32 = 5;
-/// It gets no more time than this: 20 nodes are settled by then, and the search goes on from there.
-const MOST_FOR_SURROGATE: Duration = Duration::from_millis(200);
 
 /// The best plan found for `request` within `budget`, whatever the strategy.
 ///
@@ -85,8 +79,7 @@ pub fn plan(request: &PlanRequest, budget: &Budget) -> Result<Plan> {
 }
 
 /// The problem on its first allocation, and what the surrogate says of that where it was asked: [`plan`] begins with it.
-/// The surrogate gets a part of the budget's time, and has its work beside the planner's; a clock only where the planner
-/// has one, or neither has a limit.
+/// The surrogate gets a part of the budget.
 ///
 /// # Errors
 /// As [`allocate::allocate`].
@@ -95,22 +88,11 @@ pub fn first_allocation(request: &PlanRequest, budget: &Budget) -> Result<(Probl
         FirstAllocation::Given(problem) => Ok((problem.clone(), None)),
         FirstAllocation::Surrogate(open) => {
             let options = allocate::Options { seed: request.options.seed, threads: request.options.threads };
-            let (time, work) = surrogate_limits(budget);
+            let (time, work) = effort::surrogate_limits(budget);
             let (problem, found) = open.allocate(options, &budget.apart(time, work))?;
             Ok((problem, Some(found)))
         }
     }
-}
-
-/// Time and work of the surrogate.
-fn surrogate_limits(budget: &Budget) -> (Option<Duration>, Option<u64>) {
-    let work = budget.work_limit.map(|work| (work / u64::from(SURROGATE_PART)).max(1));
-    let time = match budget.time_limit() {
-        Some(time) => Some((time / SURROGATE_PART).min(MOST_FOR_SURROGATE)),
-        None if work.is_none() => Some(MOST_FOR_SURROGATE),
-        None => None,
-    };
-    (time, work)
 }
 
 /// The best plan found for the allocation of `problem`.
@@ -210,24 +192,4 @@ struct Solution {
     bound: Time,
     /// Work, events and counts.
     report: SearchReport,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_surrogate_gets_a_part_and_a_clock_only_where_there_is_one() {
-        let ms = |ms: u64| Some(Duration::from_millis(ms));
-        for (time, work, expected) in [
-            (None, None, (ms(200), None)),
-            (ms(500), None, (ms(100), None)),
-            (ms(10_000), None, (ms(200), None)),
-            (None, Some(2_000), (None, Some(400))),
-            (None, Some(2), (None, Some(1))),
-            (ms(500), Some(2_000), (ms(100), Some(400))),
-        ] {
-            assert_eq!(surrogate_limits(&Budget::new(time, work)), expected);
-        }
-    }
 }

@@ -18,7 +18,7 @@ use self::chain::Chain;
 use self::objective::{Construction, Key};
 use super::allocation::plan_of_first;
 use super::trace::SearchTrace;
-use super::{Options, idle, plan_allocated, prove_possible, sweep};
+use super::{Options, effort, idle, plan_allocated, prove_possible, sweep};
 use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
@@ -30,13 +30,8 @@ use crate::route::route_tasks;
 use crate::rules::Strategy;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// How much of the time or the work the local search gets; the rest goes into plans for what it found.
-const SHARE: f64 = 0.7;
 /// Chains side by side: always as many, so that threads change nothing but the time.
 const CHAINS: u64 = 2;
-/// Work of a chain in one round, and rounds that a limit of work is good for, at least.
-const ROUND_WORK: u64 = 100_000;
-const LEAST_ROUNDS: u64 = 50;
 /// Without a limit of work or time the local search ends after so many rounds.
 const MOST_ROUNDS: u64 = 500;
 /// Allocations that are planned after the local search, and how many side by side.
@@ -126,7 +121,10 @@ impl<'a> LocalSearch<'a> {
     fn look_at_all(&self, state: &mut State<'a>) {
         let all = sweep::all(self.asked, self.scope);
         for some in all.chunks(SIDE_BY_SIDE) {
-            if self.budget.is_over() || self.budget.is_past(SHARE) || state.work >= self.most(SHARE) {
+            if self.budget.is_over()
+                || self.budget.is_past(effort::LOCAL)
+                || state.work >= effort::most_work(self.budget, effort::LOCAL)
+            {
                 break;
             }
             let judged: Vec<_> = some
@@ -153,13 +151,13 @@ impl<'a> LocalSearch<'a> {
         let chain = |number| Chain::new(self.construction, &state.first, number, self.options.seed);
         let mut chains: Vec<Chain<'_>> = (0..CHAINS).map(chain).collect();
         let before = state.work;
-        while state.rounds < MOST_ROUNDS && state.work < self.most(SHARE) {
+        while state.rounds < MOST_ROUNDS && state.work < effort::most_work(self.budget, effort::LOCAL) {
             let is_best = state.elites.best().is_some_and(|(key, _)| is_tight(key.0, state.bound));
-            if is_best || self.budget.is_over() || self.budget.is_past(SHARE) {
+            if is_best || self.budget.is_over() || self.budget.is_past(effort::LOCAL) {
                 break;
             }
             let best = state.elites.best().map(|(_, candidate)| candidate);
-            let round_work = self.round_work();
+            let round_work = effort::round_work(self.budget);
             chains.par_iter_mut().for_each(|chain| chain.advance(best, round_work, self.budget));
             state.rounds += 1;
             let total = before + chains.iter().map(Chain::work).sum::<u64>();
@@ -190,7 +188,9 @@ impl<'a> LocalSearch<'a> {
         let mut planned: Vec<Planned> = Vec::new();
         for some in elites.chunks(SIDE_BY_SIDE) {
             let best = planned.first().map_or(NEVER, |best| best.iteration);
-            let is_enough = self.budget.is_over() || state.work >= self.most(1.0) || is_tight(best, state.bound);
+            let is_enough = self.budget.is_over()
+                || state.work >= effort::most_work(self.budget, 1.0)
+                || is_tight(best, state.bound);
             if !planned.is_empty() && is_enough {
                 break;
             }
@@ -294,20 +294,10 @@ impl<'a> LocalSearch<'a> {
         }
     }
 
-    /// Work after which the search goes on to what comes next.
-    fn most(&self, share: f64) -> u64 {
-        self.budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64)
-    }
-
     /// Work for one plan: the first ones together take no more than the local search leaves.
     fn plan_work(&self) -> u64 {
-        let left = |limit: u64| ((limit as f64 * (1.0 - SHARE)) as u64 / SIDE_BY_SIDE as u64).max(1_000);
+        let left = |limit: u64| ((limit as f64 * (1.0 - effort::LOCAL)) as u64 / SIDE_BY_SIDE as u64).max(1_000);
         self.budget.work_limit.map_or(PLAN_WORK, |limit| left(limit).min(PLAN_WORK))
-    }
-
-    /// Work of a chain in one round: where there is little of it, rounds are short.
-    fn round_work(&self) -> u64 {
-        self.budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
     }
 }
 
