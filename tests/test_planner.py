@@ -161,12 +161,12 @@ def test_a_plan_is_found_where_legal_routes_are_drawn(strategy: str) -> None:
         except DeadlockError as error:
             named = CYCLE.search(str(error)) is not None
             dispatched = strategy in DISPATCHED or not question["constraints"]["tc2"]
-            results["locked up" if named and dispatched else f"wrong lock-up {seed}: {error}"] += 1
+            results["deadlock" if named and dispatched else f"wrong deadlock {seed}: {error}"] += 1
         else:
             results["plan"] += 1
     assert results["plan"] > 200, results
-    assert set(results) <= {"plan", "locked up"}, results
-    assert results["locked up"] < 20, results
+    assert set(results) <= {"plan", "deadlock"}, results
+    assert results["deadlock"] < 20, results
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

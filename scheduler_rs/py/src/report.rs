@@ -4,260 +4,147 @@ use pyo3::inspect::PyStaticExpr;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{type_hint_identifier, type_hint_subscript};
-use skippipe_core::report::{
-    AllocationReport as CoreAllocation, LeftOut as CoreLeftOut, RunnerUp as CoreRunnerUp, SearchEvent as CoreEvent,
-    SearchReport as Core, Statistics,
-};
+use skippipe_core::report as core;
 
 use crate::allocate::Allocated;
 
 /// What a search reports of itself: the part `solver` of a plan. What a plan of others does not say is None or empty.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct SearchReport(pub Core);
-
-#[pymethods]
-impl SearchReport {
+pub struct SearchReport {
     /// Seconds that the search took.
-    #[getter]
-    fn wall_s(&self) -> Option<f64> {
-        self.0.wall_s
-    }
-
+    wall_s: Option<f64>,
     /// Seed of every random choice.
-    #[getter]
-    fn seed(&self) -> Option<u64> {
-        self.0.seed
-    }
-
+    seed: Option<u64>,
     /// Threads that it had.
-    #[getter]
-    fn threads(&self) -> Option<usize> {
-        self.0.threads
-    }
-
+    threads: Option<usize>,
     /// Whether the plan is proved to be the best for its allocation and rules.
-    #[getter]
-    fn optimal(&self) -> bool {
-        self.0.optimal == Some(true)
-    }
-
+    optimal: bool,
     /// Whether somebody ended the search early.
-    #[getter]
-    fn interrupted(&self) -> bool {
-        self.0.interrupted
-    }
-
+    interrupted: bool,
     /// Search steps.
-    #[getter]
-    fn work(&self) -> Option<u64> {
-        self.0.work
-    }
-
+    work: Option<u64>,
     /// Rounds of the search for routes and order.
-    #[getter]
-    fn rounds(&self) -> Option<u64> {
-        self.0.rounds
-    }
-
+    rounds: Option<u64>,
     /// Draws of random routes or straight pipelines.
-    #[getter]
-    fn attempts(&self) -> Option<u64> {
-        self.0.attempts
-    }
-
+    attempts: Option<u64>,
     /// Plans and bounds as they were found, in order.
-    #[getter]
-    fn events(&self) -> Vec<SearchEvent> {
-        self.0.events.iter().copied().map(SearchEvent).collect()
-    }
-
+    events: Vec<SearchEvent>,
     /// Counts of the search for routes and order, by name.
-    #[getter]
-    fn statistics(&self) -> Figures {
-        Figures(self.0.statistics.clone())
-    }
-
+    statistics: Figures,
     /// How the allocation was found, where it was searched by the iteration.
-    #[getter]
-    fn allocation(&self) -> Option<AllocationReport> {
-        self.0.allocation.clone().map(AllocationReport)
-    }
-
+    allocation: Option<AllocationReport>,
     /// The allocation that the surrogate found before, where it was asked.
-    #[getter]
-    fn surrogate(&self) -> Option<Allocated> {
-        self.0.surrogate.clone().map(Allocated)
-    }
+    surrogate: Option<Allocated>,
+}
 
-    fn __repr__(&self) -> String {
-        let Core { wall_s, work, optimal, .. } = &self.0;
-        format!("SearchReport(wall_s={wall_s:?}, work={work:?}, optimal={optimal:?})")
+impl From<core::SearchReport> for SearchReport {
+    fn from(report: core::SearchReport) -> Self {
+        Self {
+            wall_s: report.wall_s,
+            seed: report.seed,
+            threads: report.threads,
+            optimal: report.optimal == Some(true),
+            interrupted: report.interrupted,
+            work: report.work,
+            rounds: report.rounds,
+            attempts: report.attempts,
+            events: report.events.into_iter().map(SearchEvent::from).collect(),
+            statistics: Figures(report.statistics),
+            allocation: report.allocation.map(AllocationReport::from),
+            surrogate: report.surrogate.map(Allocated::from),
+        }
     }
 }
 
 /// Best plan and best bound from a moment of a search on.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct SearchEvent(CoreEvent);
-
-#[pymethods]
-impl SearchEvent {
+pub struct SearchEvent {
     /// Seconds since the search began.
-    #[getter]
-    fn elapsed_s(&self) -> f64 {
-        self.0.elapsed_s
-    }
-
+    elapsed_s: f64,
     /// Search steps done.
-    #[getter]
-    fn work(&self) -> u64 {
-        self.0.work
-    }
-
+    work: u64,
     /// Seconds of the best iteration; None as long as there is no plan.
-    #[getter]
-    fn upper_s(&self) -> Option<f64> {
-        self.0.upper_s
-    }
+    upper_s: Option<f64>,
+    /// Seconds of the best lower bound; None where it says nothing.
+    lower_s: Option<f64>,
+}
 
-    /// Seconds of the best lower bound; None where it tells nothing.
-    #[getter]
-    fn lower_s(&self) -> Option<f64> {
-        Some(self.0.lower_s).filter(|lower_s| *lower_s > 0.0)
-    }
-
-    fn __repr__(&self) -> String {
-        let CoreEvent { elapsed_s, work, upper_s, lower_s } = self.0;
-        format!("SearchEvent(elapsed_s={elapsed_s}, work={work}, upper_s={upper_s:?}, lower_s={lower_s})")
+impl From<core::SearchEvent> for SearchEvent {
+    fn from(core::SearchEvent { elapsed_s, work, upper_s, lower_s }: core::SearchEvent) -> Self {
+        Self { elapsed_s, work, upper_s, lower_s: Some(lower_s).filter(|lower_s| *lower_s > 0.0) }
     }
 }
 
 /// How the search for an allocation by the iteration went.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct AllocationReport(CoreAllocation);
-
-#[pymethods]
-impl AllocationReport {
+pub struct AllocationReport {
     /// Seconds of the iteration on the first allocation.
-    #[getter]
-    fn start_s(&self) -> Option<f64> {
-        self.0.start_s
-    }
-
+    start_s: Option<f64>,
     /// The best plan of another allocation.
-    #[getter]
-    fn runner_up(&self) -> Option<RunnerUp> {
-        self.0.runner_up.clone().map(RunnerUp)
-    }
-
+    runner_up: Option<RunnerUp>,
     /// Rounds of the search.
-    #[getter]
-    fn rounds(&self) -> u64 {
-        self.0.rounds
-    }
-
+    rounds: u64,
     /// Search steps.
-    #[getter]
-    fn work(&self) -> u64 {
-        self.0.work
-    }
-
+    work: u64,
     /// No allocation that was allowed takes less, in seconds.
-    #[getter]
-    fn lower_bound_s(&self) -> f64 {
-        self.0.lower_bound_s
-    }
-
+    lower_bound_s: f64,
     /// Whether every allocation was looked at by itself.
-    #[getter]
-    fn planned_one_by_one(&self) -> bool {
-        self.0.planned_one_by_one
-    }
-
+    planned_one_by_one: bool,
     /// What each absent node would cost.
-    #[getter]
-    fn left_out(&self) -> Vec<LeftOut> {
-        self.0.left_out.iter().cloned().map(LeftOut).collect()
-    }
+    left_out: Vec<LeftOut>,
+}
 
-    fn __repr__(&self) -> String {
-        let CoreAllocation { start_s, lower_bound_s, work, .. } = &self.0;
-        format!("AllocationReport(start_s={start_s:?}, lower_bound_s={lower_bound_s}, work={work})")
+impl From<core::AllocationReport> for AllocationReport {
+    fn from(report: core::AllocationReport) -> Self {
+        let core::AllocationReport { start_s, runner_up, rounds, work, lower_bound_s, planned_one_by_one, left_out } =
+            report;
+        let runner_up = runner_up.map(|core::RunnerUp { stages, iteration_s }| RunnerUp { stages, iteration_s });
+        let left_out = left_out.into_iter().map(LeftOut::from).collect();
+        Self { start_s, runner_up, rounds, work, lower_bound_s, planned_one_by_one, left_out }
     }
 }
 
 /// An allocation, and the iteration of its best plan.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct RunnerUp(CoreRunnerUp);
-
-#[pymethods]
-impl RunnerUp {
+pub struct RunnerUp {
     /// Nodes of each stage.
-    #[getter]
-    fn stages(&self) -> Vec<Vec<usize>> {
-        self.0.stages.clone()
-    }
-
+    stages: Vec<Vec<usize>>,
     /// Seconds of the iteration.
-    #[getter]
-    fn iteration_s(&self) -> f64 {
-        self.0.iteration_s
-    }
-
-    fn __repr__(&self) -> String {
-        format!("RunnerUp(iteration_s={}, stages={:?})", self.0.iteration_s, self.0.stages)
-    }
+    iteration_s: f64,
 }
 
 /// What an absent node would cost in the stage where it costs least, routes and order being the same.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct LeftOut(CoreLeftOut);
-
-#[pymethods]
-impl LeftOut {
+pub struct LeftOut {
     /// The node.
-    #[getter]
-    fn node(&self) -> usize {
-        self.0.node
-    }
-
+    node: usize,
     /// The stage.
-    #[getter]
-    fn stage(&self) -> usize {
-        self.0.stage
-    }
-
+    stage: usize,
     /// Seconds of the stage's all-reduce with the node.
-    #[getter]
-    fn allreduce_s(&self) -> f64 {
-        self.0.allreduce_s
-    }
-
+    allreduce_s: f64,
     /// Seconds of the stage's all-reduce without it.
-    #[getter]
-    fn allreduce_without_s(&self) -> f64 {
-        self.0.allreduce_without_s
-    }
-
+    allreduce_without_s: f64,
     /// Seconds of the iteration with the node.
-    #[getter]
-    fn iteration_s(&self) -> f64 {
-        self.0.iteration_s
-    }
+    iteration_s: f64,
+}
 
-    fn __repr__(&self) -> String {
-        format!("LeftOut(node={}, stage={}, iteration_s={})", self.0.node, self.0.stage, self.0.iteration_s)
+impl From<core::LeftOut> for LeftOut {
+    fn from(left_out: core::LeftOut) -> Self {
+        let core::LeftOut { node, stage, allreduce_s, allreduce_without_s, iteration_s } = left_out;
+        Self { node, stage, allreduce_s, allreduce_without_s, iteration_s }
     }
 }
 
 /// Out: `dict[str, float]`, whole numbers as `int`.
-pub struct Figures(Statistics);
+#[derive(Clone, PartialEq)]
+pub struct Figures(core::Statistics);
 
-impl<'py> IntoPyObject<'py> for Figures {
+impl<'py> IntoPyObject<'py> for &Figures {
     type Target = PyDict;
     type Output = Bound<'py, PyDict>;
     type Error = PyErr;
@@ -269,7 +156,7 @@ impl<'py> IntoPyObject<'py> for Figures {
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
         let figures = PyDict::new(py);
-        for (name, number) in self.0.0 {
+        for (name, number) in &self.0.0 {
             match number.as_u64() {
                 Some(count) => figures.set_item(name, count)?,
                 None => figures.set_item(name, number.as_f64())?,

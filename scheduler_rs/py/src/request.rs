@@ -65,9 +65,20 @@ impl UnallocatedProblem {
 /// stages, and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of
 /// the layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
 /// two nodes of one stage takes longer, in seconds (None: any).
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct AllocationScope(pub CoreScope);
+pub struct AllocationScope {
+    /// Stages may have other numbers of nodes.
+    sizes: bool,
+    /// Decoder layers to be shared out; 0: they stay.
+    layers: usize,
+    /// Other nodes may be sources.
+    sources: bool,
+    /// Seconds that a message within a stage takes at most; None: any.
+    max_replica_transfer_s: Option<f64>,
+    /// Nodes may serve no stage.
+    unused: bool,
+}
 
 #[pymethods]
 impl AllocationScope {
@@ -80,53 +91,27 @@ impl AllocationScope {
         max_replica_transfer_s: Option<f64>,
         unused: bool,
     ) -> PyResult<Self> {
-        let build = || {
-            let layers = index("layers", layers)?;
-            Ok(CoreScope { sizes, layers, unused, sources, max_replica_transfer_s })
-        };
-        build().or_raise().map(Self)
-    }
-
-    /// Stages may have other numbers of nodes.
-    #[getter]
-    fn sizes(&self) -> bool {
-        self.0.sizes
-    }
-
-    /// Nodes may serve no stage.
-    #[getter]
-    fn unused(&self) -> bool {
-        self.0.unused
-    }
-
-    /// Decoder layers to be shared out; 0: they stay.
-    #[getter]
-    fn layers(&self) -> usize {
-        self.0.layers
-    }
-
-    /// Other nodes may be sources.
-    #[getter]
-    fn sources(&self) -> bool {
-        self.0.sources
-    }
-
-    /// Seconds that a message within a stage takes at most; None: any.
-    #[getter]
-    fn max_replica_transfer_s(&self) -> Option<f64> {
-        self.0.max_replica_transfer_s
+        let layers = index("layers", layers).or_raise()?;
+        Ok(Self { sizes, layers, sources, max_replica_transfer_s, unused })
     }
 
     fn __repr__(&self) -> String {
         let flag = |on: bool| if on { "True" } else { "False" };
+        let Self { sizes, layers, sources, max_replica_transfer_s, unused } = self;
         format!(
-            "AllocationScope(sizes={}, layers={}, sources={}, max_replica_transfer_s={}, unused={})",
-            flag(self.0.sizes),
-            self.0.layers,
-            flag(self.0.sources),
-            self.0.max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
-            flag(self.0.unused),
+            "AllocationScope(sizes={}, layers={layers}, sources={}, max_replica_transfer_s={}, unused={})",
+            flag(*sizes),
+            flag(*sources),
+            max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
+            flag(*unused),
         )
+    }
+}
+
+impl AllocationScope {
+    fn core(&self) -> CoreScope {
+        let Self { sizes, layers, sources, max_replica_transfer_s, unused } = *self;
+        CoreScope { sizes, layers, unused, sources, max_replica_transfer_s }
     }
 }
 
@@ -168,7 +153,7 @@ impl PlanRequest {
         let build = || {
             let limits = Limits::new(time_limit_s, work_limit, threads, seed)?;
             let options = options(strategy, method, suboptimality, &limits)?;
-            Ok(Self { request: Core { first, scope: scope.map(|scope| scope.get().0), options }, limits })
+            Ok(Self { request: Core { first, scope: scope.map(|scope| scope.get().core()), options }, limits })
         };
         build().or_raise()
     }

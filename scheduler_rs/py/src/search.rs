@@ -46,7 +46,7 @@ pub fn first_allocation(py: Python<'_>, request: &Bound<'_, PlanRequest>) -> PyR
     let search = move |budget: &Budget| core_first_allocation(&request, budget);
     let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, None, search)?;
     let (problem, found) = interrupted.map_or_else(|| result.or_raise(), Err)?;
-    Ok((Problem(problem), found.map(Allocated)))
+    Ok((Problem(problem), found.map(Allocated::from)))
 }
 
 fn dispatch(order: &str) -> Result<Dispatch> {

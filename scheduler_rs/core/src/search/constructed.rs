@@ -74,7 +74,7 @@ fn keeps_order(instance: &Instance, nodes: &[u32]) -> bool {
         .is_some()
 }
 
-/// Runs the dispatch rule, a lock-up by its names.
+/// Runs the dispatch rule, a deadlock by its names.
 fn dispatched(simulator: &mut Simulator<'_>) -> Result<Outcome> {
     simulator.run_dispatch().map_err(|deadlock| simulator.error_of(&deadlock))
 }

@@ -265,7 +265,7 @@ impl<'a> Simulator<'a> {
         TaskName { microbatch: self.spans[self.batch_of(task)].id, kind: kind.letter(), hop, node: self.node_of(task) }
     }
 
-    /// A lock-up with its tasks by name.
+    /// A deadlock with its tasks by name.
     #[must_use]
     pub fn error_of(&self, deadlock: &Deadlock) -> Error {
         Error::Deadlock(deadlock.0.iter().map(|task| self.name_of(*task)).collect())
