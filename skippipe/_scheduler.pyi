@@ -50,7 +50,6 @@ class AllocationReport:
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
     @property
     def left_out(self, /) -> list[LeftOut]:
         """
@@ -354,7 +353,6 @@ class LeftOut:
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
     @property
     def allreduce_s(self, /) -> float:
         """
@@ -635,7 +633,6 @@ class RunnerUp:
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
     @property
     def iteration_s(self, /) -> float:
         """
@@ -690,7 +687,6 @@ class SearchEvent:
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
     @property
     def elapsed_s(self, /) -> float:
         """
@@ -699,7 +695,7 @@ class SearchEvent:
     @property
     def lower_s(self, /) -> float | None:
         """
-        Seconds of the best lower bound; None where it tells nothing.
+        Seconds of the best lower bound; None where it says nothing.
         """
     @property
     def upper_s(self, /) -> float | None:
@@ -719,11 +715,15 @@ class SearchReport:
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
     @property
     def allocation(self, /) -> AllocationReport | None:
         """
         How the allocation was found, where it was searched by the iteration.
+        """
+    @property
+    def attempts(self, /) -> int | None:
+        """
+        Draws of random routes or straight pipelines.
         """
     @property
     def events(self, /) -> list[SearchEvent]:
