@@ -30,7 +30,7 @@ from skippipe.planning import with_origin
 from skippipe.presets import synthetic_cluster
 
 SIZES = [3, 3, 2]
-WORK = {"time_limit_s": None, "work_limit": 20_000}
+WORK: dict[str, Any] = {"time_limit_s": None, "work_limit": 20_000}
 MODEL: dict[str, Any] = {
     "config_sha256": "ab", "hidden": 8, "layers": 6, "microbatch_size": 2, "sequence": 16, "wire_dtype": "float32"
 }  # fmt: skip
@@ -94,7 +94,7 @@ def test_microbatches_are_those_of_the_sources_in_their_order(cluster: Cluster) 
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_any_search(changes: dict[str, Any], key: str, cluster: Cluster) -> None:
-    asked = {"sizes": SIZES, "microbatches": [2, 3, 2], "skip_ratio": 0.25} | changes
+    asked: dict[str, Any] = {"sizes": SIZES, "microbatches": [2, 3, 2], "skip_ratio": 0.25} | changes
     with pytest.raises(InputError) as caught:
         UnallocatedProblem(cluster, **asked)
     assert caught.value.key == key
