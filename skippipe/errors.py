@@ -4,11 +4,16 @@
 be used; its message names file, key, value and what was expected.
 """
 
+import copy
 import unicodedata
+from collections.abc import Sequence
 
 SHOWN = ("Zs", "Mn", "Cs", "Co", "Cn")
 """Categories of characters that Python does not call printable, and that disturb no terminal: blanks, surrogates (bytes
 of a file name that are no UTF-8, which standard error writes escaped), and what Unicode has not assigned."""
+
+MOST_SHOWN = 120
+"""Characters of a value in a message."""
 
 SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
 SIGNALLED = 128
@@ -20,23 +25,58 @@ class SchedulerError(Exception):
 
 
 class InputError(SchedulerError, ValueError):
-    """A value that cannot be used."""
+    """A value that cannot be used. Its text is `FILE: KEY: REASON`, as far as file and key are known.
+
+    Attributes:
+        reason: what is wrong, such as `expected E, got V`.
+        key: where the value stands, such as `cluster.nodes[3].memory`.
+        found: the value.
+        expected: what would have been right.
+        position: line and column in the file.
+        file: the file.
+
+    """
+
+    def __init__(  # noqa: PLR0913 - each of them may be unknown
+        self,
+        reason: str = "",
+        *,
+        key: str | None = None,
+        found: str | None = None,
+        expected: str | None = None,
+        position: tuple[int, int] | None = None,
+        file: str | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.key, self.found, self.expected = reason, key, found, expected
+        self.position, self.file = position, file
+
+    def __str__(self) -> str:
+        file = None if self.file is None else printable(self.file)
+        return ": ".join(part for part in (file, self.key, self.reason) if part)
 
 
 class ImpossibleError(InputError):
-    """Proved: no plan can satisfy the rules. The message names the rule."""
+    """Proved: no plan can satisfy the rules; `rule` is the one that cannot hold."""
+
+    def __init__(self, reason: str = "", *, rule: str | None = None, file: str | None = None) -> None:
+        super().__init__(reason, file=file)
+        self.rule = rule
 
 
 class NoPlanError(SchedulerError, RuntimeError):
     """No plan was found within the limit; one may exist."""
 
 
-class LockupError(SchedulerError, RuntimeError):
-    """Tasks wait for each other in a circle, which the message names."""
-
-
 class DeadlockError(SchedulerError, RuntimeError):
-    """Programs of several ranks would wait for each other in a circle, or for what never comes; the message says so."""
+    """Tasks of a plan, or programs of ranks, wait for each other in a circle, or for what never comes.
+
+    `cycle` are the tasks of such a circle by name, where the simulator has found it.
+    """
+
+    def __init__(self, reason: str = "", *, cycle: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.cycle = tuple(cycle)
 
 
 class ActionError(SchedulerError, RuntimeError):
@@ -52,9 +92,30 @@ def exit_status(error: BaseException) -> int:
     return FAILURE
 
 
+def unexpected(key: str, found: object, expected: str, file: str | None = None) -> InputError:
+    """Make the error for a value that is not what it should be."""
+    text = shown(found)
+    return InputError(f"expected {expected}, got {text}", key=key, found=text, expected=expected, file=file)
+
+
+def shown(value: object) -> str:
+    """Write a value for a message: as it stands where it is text, and not of any length."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
 def in_file(error: InputError, path: str) -> InputError:
-    """The same error, its message headed by the file that it speaks of."""
-    return type(error)(f"{printable(path)}: {error}")
+    """The same error, said to be about a file."""
+    located = copy.copy(error)
+    located.file = path
+    return located
+
+
+def in_group(error: InputError, group: str) -> InputError:
+    """The same error, its key one of a group of settings."""
+    located = copy.copy(error)
+    located.key = f"{group}.{error.key}"
+    return located
 
 
 def printable(text: str) -> str:

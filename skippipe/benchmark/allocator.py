@@ -59,7 +59,7 @@ def preset_divisions(presets: Mapping[str, ClusterConfig]) -> dict[str, Division
 def case_divisions(cases: Cases) -> dict[str, Division]:
     """The clusters of instances that have an allocation, with the sizes of its stages."""
     return {
-        name: Division(case.instance.cluster, [len(stage) for stage in case.instance.allocation.stages])
+        name: Division(case.problem.cluster, [len(stage) for stage in case.problem.stages])
         for name, case in cases.items()
     }
 

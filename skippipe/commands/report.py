@@ -7,7 +7,7 @@ from pathlib import Path
 from skippipe.application import Context
 from skippipe.commands.needed import check_installed
 from skippipe.config import ReportJob
-from skippipe.errors import InputError, LockupError
+from skippipe.errors import DeadlockError, InputError
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
 from skippipe.report.console import show_report
@@ -55,8 +55,8 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
 def _explained(path: str, job: ReportJob) -> Explained:
     try:
         explained = explain(load_plan(path), path)
-    except LockupError as error:
-        raise LockupError(f"{path}: {error}") from None
+    except DeadlockError as error:
+        raise DeadlockError(f"{path}: {error}") from None
     return dataclasses.replace(explained, replanned=replan(explained)) if job.replan else explained
 
 

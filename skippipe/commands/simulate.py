@@ -3,7 +3,7 @@
 from skippipe import _scheduler
 from skippipe.application import Context
 from skippipe.config import SimulateJob
-from skippipe.errors import LockupError
+from skippipe.errors import DeadlockError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
@@ -20,8 +20,8 @@ def simulate(job: SimulateJob, context: Context) -> float:
     planned = load_plan(job.plan)
     try:
         simulated = _scheduler.simulate(planned, order=job.order)
-    except LockupError as error:
-        raise LockupError(f"{job.plan}: {error}") from None
+    except DeadlockError as error:
+        raise DeadlockError(f"{job.plan}: {error}") from None
     if output is not None:
         save_plan(simulated, output)
     console = make_console()

@@ -1,16 +1,14 @@
 """A plan explained: what its time is made of, which upgrade would shorten it, how its search went. No output here."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Explanation, Plan, Problem, Segment, Task, Upgrade
+from skippipe._scheduler import Cluster, Explanation, Plan, Segment, Task, Upgrade
 from skippipe.config import PlannerConfig
-from skippipe.errors import LockupError, NoPlanError
-from skippipe.planning import make_plan
+from skippipe.errors import DeadlockError, NoPlanError
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.search import Search, read_search
 
 PARTS = {
@@ -53,47 +51,27 @@ def explain(plan: Plan, name: str) -> Explained:
     """Explain a plan as its own order runs.
 
     Raises:
-        LockupError: its tasks wait for each other.
+        DeadlockError: its tasks wait for each other.
 
     """
     explanation = _scheduler.explain(plan)
     simulated = explanation.plan
     upgrades = _scheduler.upgrades(explanation)
-    return Explained(
-        name, simulated, explanation, upgrades, read_search(json.loads(plan.solver)), tasks=simulated.tasks
-    )
+    return Explained(name, simulated, explanation, upgrades, read_search(plan.solver), tasks=simulated.tasks)
 
 
 def replan(explained: Explained, count: int = REPLANNED) -> list[float | None]:
     """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
-    solver = json.loads(explained.plan.solver)
-    planner = PlannerConfig(seed=_whole(solver.get("seed"), 0), work_limit=_whole(solver.get("work"), None))
+    report = explained.plan.solver
+    planner = PlannerConfig(seed=report.seed or 0, work_limit=report.work or None)
     times: list[float | None] = []
     for upgrade in explained.upgrades[:count]:
-        problem = _with_cluster(explained.plan, upgrade.apply(explained.plan.cluster))
+        problem = explained.plan.with_cluster(upgrade.apply(explained.plan.cluster)).problem()
         try:
-            times.append(make_plan(problem, explained.plan.strategy, planner).predicted.iteration_s)
-        except (NoPlanError, LockupError):
+            times.append(make_plan(PlanningJob(problem), explained.plan.strategy, planner).predicted.iteration_s)
+        except (NoPlanError, DeadlockError):
             times.append(None)
     return times
-
-
-def _whole(value: Any, fallback: Any) -> Any:
-    return value if type(value) is int and value > 0 else fallback
-
-
-def _with_cluster(plan: Plan, cluster: Cluster) -> Problem:
-    counts = plan.microbatches_per_source
-    return Problem(
-        cluster,
-        plan.stages,
-        [counts.get(node, 0) for node in plan.stages[0]],
-        skip_ratio=plan.skip_ratio,
-        constraints=plan.constraints,
-        absent_stages=plan.absent_stages,
-        layers=plan.layers,
-        absent_nodes=plan.absent_nodes,
-    )
 
 
 def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str, float]:

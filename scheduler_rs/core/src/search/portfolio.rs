@@ -5,7 +5,6 @@ use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
-use serde_json::{Map, json};
 
 use super::anneal::{self, FIRST_RUN, Island, first_run, plain_ranks};
 use super::attempt::{
@@ -13,17 +12,18 @@ use super::attempt::{
     reordered, replace, scheduled, straight_routes, travelled,
 };
 use super::cbs::{self, Ended};
-use super::journal::{Journal, counts_of};
 use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
 use super::sequence::SequenceAnnealing;
+use super::trace::{SearchTrace, statistics_of};
 use super::{Context, FEW_TASKS, Method, Objective, Options, Solution, Start, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
+use crate::report::SearchReport;
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
 use crate::time::{NEVER, Time};
@@ -65,7 +65,7 @@ pub(super) fn solve(
     // A first plan before anything that takes time at scale.
     let blank = Outlook::blank(instance, lengths.long());
     let unprepared = Context { instance, tasks, outlook: &blank, budget, objective, seed: options.seed, sets };
-    let mut journal = Journal::new(budget);
+    let mut trace = SearchTrace::new(budget);
     let (first, work) = match start {
         Some(start) => {
             let mut work = start.work;
@@ -74,7 +74,7 @@ pub(super) fn solve(
         None => first(&unprepared),
     };
     let known = start.map_or(0, |start| start.bound);
-    journal.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
+    trace.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
     let blank_again = || Outlook::blank(instance, lengths.long());
     let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
     let outlook = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
@@ -88,14 +88,14 @@ pub(super) fn solve(
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     let search = Search { context, travel, below, beneath: &beneath, options, bound };
-    let mut state = State::new(bound, journal);
+    let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
     let batches = found.best.board.batches();
     if options.strategy == Strategy::SkippipeNoTc2 {
         found.bound = route_bound(below, &batches);
     }
-    Ok(Solution { batches, order: found.best.order, bound: found.bound, statistics: found.statistics })
+    Ok(Solution { batches, order: found.best.order, bound: found.bound, report: found.report })
 }
 
 /// What was prepared; none where somebody stopped it and there is a plan already, which is then the answer.
@@ -138,7 +138,7 @@ struct Search<'a> {
 struct Found<'a> {
     best: Candidate<'a>,
     bound: Time,
-    statistics: Map<String, serde_json::Value>,
+    report: SearchReport,
 }
 
 /// What an attempt gives back.
@@ -169,12 +169,12 @@ struct State<'a> {
     rounds: u64,
     /// Why the dispatch rule ran no routes so far.
     locked: Option<Error>,
-    journal: Journal<'a>,
+    trace: SearchTrace<'a>,
     statistics: cbs::Statistics,
 }
 
 impl<'a> State<'a> {
-    fn new(bound: Time, journal: Journal<'a>) -> Self {
+    fn new(bound: Time, trace: SearchTrace<'a>) -> Self {
         Self {
             best: None,
             fastest: None,
@@ -182,13 +182,13 @@ impl<'a> State<'a> {
             work: 0,
             rounds: 0,
             locked: None,
-            journal,
+            trace,
             statistics: cbs::Statistics::default(),
         }
     }
 
     fn note(&mut self) {
-        self.journal.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
+        self.trace.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
     }
 }
 
@@ -229,19 +229,21 @@ impl<'a> Search<'a> {
         } else {
             self.rounds(&mut state, &mut router)?;
         }
-        let State { best, bound, work, rounds, locked, mut journal, statistics, .. } = state;
+        let State { best, bound, work, rounds, locked, mut trace, statistics, .. } = state;
         let Some(best) = best else {
             budget.check_cancelled()?;
             let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
             return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
         };
-        journal.end(work, Some(best.outcome.iteration), bound);
-        let mut told = Map::new();
-        told.insert("work".to_owned(), json!(work));
-        told.insert("rounds".to_owned(), json!(rounds));
-        told.insert("events".to_owned(), journal.into_json());
-        told.insert("statistics".to_owned(), counts_of(&statistics, rounds, work));
-        Ok(Found { best, bound, statistics: told })
+        trace.record(work, Some(best.outcome.iteration), bound);
+        let report = SearchReport {
+            work: Some(work),
+            rounds: Some(rounds),
+            events: trace.into_events(),
+            statistics: statistics_of(&statistics, rounds, work),
+            ..SearchReport::default()
+        };
+        Ok(Found { best, bound, report })
     }
 
     /// Conflict-based search over the whole instance and nothing else, below a first plan.
