@@ -1,5 +1,6 @@
 //! The search over allocations: which one there is for which strategy, and what the joint one does one after the other.
 
+use super::attempt::Known;
 use super::joint::{self, Joint};
 use super::sweep::{self, Sweep, iteration_of};
 use super::{
@@ -18,6 +19,8 @@ use crate::time::{NEVER, Rounding, Time, seconds};
 
 /// With no more tasks than these an allocation has its proof before a race would begin.
 pub(super) const FEW_TASKS: usize = 48;
+/// Up to so many nodes, the allocations that were seen race where there are too many to look at all of them.
+const FEW_NODES: usize = 12;
 
 /// The best plan found for `problem` or for another allocation that `scope` allows.
 ///
@@ -96,11 +99,12 @@ impl<'a> JointSearch<'a> {
     pub fn plan(self) -> Result<Plan> {
         let Self { asked, scope, options, budget, .. } = self;
         let is_small = sweep::is_small(asked, scope);
-        let is_race = is_small && task_count(asked) > FEW_TASKS;
-        let shares = if is_small {
-            (effort::JOINT_OF_SMALL, effort::JOINT_OF_SMALL)
-        } else {
-            (effort::JOINT, effort::JOINT_LATE)
+        let is_few = asked.cluster().nodes().len() <= FEW_NODES && sweep::has_equal_sources(asked, scope);
+        let is_race = (is_small || is_few) && task_count(asked) > FEW_TASKS;
+        let shares = match (is_small, is_race) {
+            (true, _) => (effort::JOINT_OF_SMALL, effort::JOINT_OF_SMALL),
+            (false, true) => (effort::JOINT_OF_FEW, effort::JOINT_OF_FEW),
+            (false, false) => (effort::JOINT, effort::JOINT_LATE),
         };
         let mut joint = joint::search(asked, scope, options, budget, shares)?;
         let mut sweep = match is_small.then(|| Sweep::new(asked, scope, budget)).transpose() {
@@ -109,9 +113,10 @@ impl<'a> JointSearch<'a> {
         };
         let most = |share: f64, spent: u64| effort::most_work(budget, share).saturating_sub(spent);
         if let Some(joint) = joint.as_mut().filter(|_| is_race) {
-            self.race(joint, sweep.as_ref(), most(effort::RACE, joint.work));
+            let ends = if is_small { effort::RACE_OF_SMALL } else { effort::RACE_OF_FEW };
+            self.race(joint, sweep.as_ref(), ends, most(ends.1, joint.work));
         }
-        let known = joint.as_ref().map_or(NEVER, |joint| joint.found.key.0);
+        let known = joint.as_ref().map_or(NEVER, |joint| joint.known.key().0);
         if let Some(sweep) = sweep.as_mut().filter(|_| !is_race || joint.is_none()) {
             sweep.advance(
                 known,
@@ -148,10 +153,10 @@ impl<'a> JointSearch<'a> {
         Ok(plan)
     }
 
-    /// Has the allocations that were seen race with all others, where these are few; the winner is the best one then.
-    fn race(self, joint: &mut Joint<'a>, sweep: Option<&Sweep>, most: u64) {
+    /// Has the allocations that were seen race, with all others where these are few; the winner is the best one then.
+    fn race(self, joint: &mut Joint<'a>, sweep: Option<&Sweep>, ends: (f64, f64), most: u64) {
         let Self { asked, options, budget, .. } = self;
-        let known = joint.found.key.0;
+        let known = joint.known.key().0;
         if is_tight(known, joint.bound) {
             return;
         }
@@ -165,23 +170,23 @@ impl<'a> JointSearch<'a> {
             .collect();
         let seen = |problem: &Problem| joint.seen.iter().any(|stages| joint::is_same(stages, problem.stages()));
         entered.extend(sweep.into_iter().flat_map(Sweep::entries).filter(|(problem, _)| !seen(problem)));
-        let Some(raced) = race::race(entered, known, options, budget, (effort::FIRST_RUNS, effort::RACE), most) else {
+        let Some(raced) = race::race(entered, known, options, budget, ends, most) else {
             return;
         };
         joint.work += raced.work;
-        if raced.found.key < joint.found.key {
-            if raced.found.key.0 < known {
-                joint.trace.record(joint.work, Some(raced.found.key.0), joint.bound);
+        if raced.schedule.key < joint.known.key() {
+            if raced.schedule.key.0 < known {
+                joint.trace.record(joint.work, Some(raced.schedule.key.0), joint.bound);
             }
-            (joint.problem, joint.found) = (raced.problem, raced.found);
+            (joint.problem, joint.known) = (raced.problem, Known::Scheduled(raced.schedule));
         }
     }
 
     /// Goes on with the best allocation as it stands.
     fn go_on(self, joint: &Joint<'_>, sweep: Option<&Sweep>) -> Result<Plan> {
         let work = joint.work + sweep.map_or(0, |sweep| sweep.work);
-        let bound = bound_of_all(Some(joint), sweep, joint.found.key.0);
-        let start = Start { found: joint.found.clone(), work, bound };
+        let bound = bound_of_all(Some(joint), sweep, joint.known.key().0);
+        let start = Start { known: joint.known.clone(), work, bound };
         plan_from(&joint.problem, self.options, self.budget, Some(&start))
     }
 

@@ -19,8 +19,10 @@ pub(super) const JOINT_START: f64 = 0.05;
 /// The same before all allocations of a small cluster are looked at one by one; where they race, when the first runs end,
 /// and the race.
 pub(super) const JOINT_OF_SMALL: f64 = 0.15;
-pub(super) const FIRST_RUNS: f64 = 0.25;
-pub(super) const RACE: f64 = 0.5;
+pub(super) const RACE_OF_SMALL: (f64, f64) = (0.25, 0.5);
+/// The same where no more than the allocations that were seen race.
+pub(super) const JOINT_OF_FEW: f64 = 0.3;
+pub(super) const RACE_OF_FEW: (f64, f64) = (0.45, 0.6);
 
 /// `full-routed`: straight pipelines, and of what is left the joint search.
 pub(super) const STRAIGHT: f64 = 0.25;

@@ -6,6 +6,7 @@
 
 use super::allocation::JointSearch;
 use super::anneal::Found;
+use super::attempt::Known;
 use super::sweep::{self, iteration_of};
 use super::{Options, Start, asked_of, effort, idle, plan_from, strategy_allocation};
 use crate::allocate::joint::AllocationScope;
@@ -48,7 +49,7 @@ pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, bu
     work += joint.as_ref().map_or(0, |plan| plan.solver.work());
     let all: Time = joint.as_ref().map_or(0, bound_of_all);
     let is_best = joint.as_ref().is_ok_and(|plan| is_tight(iteration_of(plan), all));
-    let start = Start { found: found_of(&straight), work: 0, bound: all };
+    let start = Start { known: Known::Ranked(found_of(&straight)), work: 0, bound: all };
     let routed = (!is_best)
         .then(|| plan_from(&on_its_allocation, options, &budget.share(1.0, work), Some(&start)).ok())
         .flatten();

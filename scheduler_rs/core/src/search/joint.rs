@@ -5,7 +5,7 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
 use super::anneal::{Found, Island, Settled, plain_ranks};
-use super::attempt::paths_of_batches;
+use super::attempt::{Known, paths_of_batches};
 use super::routes::{Ground, Path};
 use super::trace::SearchTrace;
 use super::{Options, Start, effort, plan_from, random_routes, stream_of};
@@ -41,8 +41,8 @@ const MOST_SEEN: usize = 24;
 pub(super) struct Joint<'a> {
     /// The question with this allocation.
     pub problem: Problem,
-    /// Routes and ranks, by the nodes of that problem.
-    pub found: Found,
+    /// The plan, by the nodes of that problem.
+    pub known: Known,
     /// Search steps, and those of them that changed allocation and routes together.
     pub work: u64,
     pub joint_work: u64,
@@ -64,9 +64,9 @@ impl Joint<'_> {
     /// The best other allocation than that of a plan: where another one than the best one here came out on top, this one
     /// is the next best.
     pub fn runner_up_of(&self, plan: &Plan, iteration: Time) -> Option<RunnerUp> {
-        if !is_same(self.problem.stages(), &plan.stages) && iteration <= self.found.key.0 {
+        if !is_same(self.problem.stages(), &plan.stages) && iteration <= self.known.key().0 {
             let stages = in_order(self.problem.stages().to_vec());
-            return Some(RunnerUp { stages, iteration_s: seconds(self.found.key.0) });
+            return Some(RunnerUp { stages, iteration_s: seconds(self.known.key().0) });
         }
         self.runner_up.clone()
     }
@@ -205,7 +205,8 @@ impl<'a> Annealing<'a> {
             .find(|s| s.stages != stages)
             .map(|s| RunnerUp { stages: s.stages.clone(), iteration_s: seconds(s.key.0) });
         let seen = seen.into_iter().map(|seen| seen.stages).collect();
-        Ok(Some(Joint { problem, found, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
+        let known = Known::Ranked(found);
+        Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.
@@ -213,7 +214,7 @@ impl<'a> Annealing<'a> {
         let settled = best.settled.as_deref().filter(|s| s.on().instance.node_count() <= FEW_NODES);
         let plan = settled.map(|settled| {
             let (problem, found) = translated(settled, best)?;
-            let start = Start { found, work: 0, bound };
+            let start = Start { known: Known::Ranked(found), work: 0, bound };
             plan_from(&problem, self.options, &self.budget.within(PROOF_WORK), Some(&start))
         });
         plan.is_some_and(|plan| plan.is_ok_and(|plan| plan.solver.optimal == Some(true)))

@@ -132,7 +132,7 @@ fn asked_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
 
 /// What a search begins with.
 struct Start {
-    found: anneal::Found,
+    known: attempt::Known,
     /// Search steps that it took.
     work: u64,
     /// No plan takes less.

@@ -39,6 +39,8 @@ const EXCHANGES: usize = 40;
 /// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
 const FEW_NODES: usize = 12;
 const SHARE_OF_FEW: f64 = 0.25;
+/// Steps of the first run in which schedules are annealed.
+const FIRST_STEPS: u64 = 10_000;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
 /// Steps that the search for one way may take before any good one will do.
@@ -69,7 +71,7 @@ pub(super) fn solve(
     let (first, work) = match start {
         Some(start) => {
             let mut work = start.work;
-            (ranked(&unprepared, &start.found, &mut work).ok(), work)
+            (start.known.timed(&unprepared, &mut work).ok(), work)
         }
         None => first(&unprepared),
     };
@@ -505,7 +507,8 @@ impl<'a> Search<'a> {
             if let Some(annealing) = slot {
                 annealing.restart(&paths, order);
             } else {
-                let annealing = SequenceAnnealing::new(context.ground(), paths, order, context.rng(!number));
+                let annealing =
+                    SequenceAnnealing::new(context.ground(), paths, order, FIRST_STEPS, context.rng(!number));
                 *slot = Some(Box::new(annealing));
             }
         }

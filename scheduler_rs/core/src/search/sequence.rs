@@ -41,8 +41,6 @@ const COLD: f64 = 1.5e-3;
 const WARM: f64 = 0.3;
 /// Weight of the mean homecoming beside the iteration: a change that helps all but the last one counts a little.
 const MEAN: f64 = 0.1;
-/// Steps of the first run; each further one has twice as many.
-const FIRST_STEPS: u64 = 10_000;
 const MOST_DOUBLINGS: u32 = 20;
 /// Operations that are placed in the time of one simulated task.
 const OPERATIONS_PER_STEP: u64 = 8;
@@ -71,14 +69,16 @@ pub(super) struct SequenceAnnealing {
     best: Option<(Vec<Path>, Vec<u32>, Key)>,
     step: u64,
     steps: u64,
+    first_steps: u64,
     restarts: u32,
     is_warm: bool,
     placed: u64,
 }
 
 impl SequenceAnnealing {
-    /// From complete routes, with an order where one is known; none where that has no schedule.
-    pub fn new(on: Ground<'_>, paths: Vec<Path>, order: Option<&[Vec<TaskId>]>, rng: Pcg64) -> Self {
+    /// From complete routes, with an order where one is known. The first run has so many steps, each further one twice as
+    /// many.
+    pub fn new(on: Ground<'_>, paths: Vec<Path>, order: Option<&[Vec<TaskId>]>, first_steps: u64, rng: Pcg64) -> Self {
         let longest = on.instance.present.len();
         let decoder = Decoder::new(on.instance, on.tasks, longest);
         let first = on.tasks.iter().scan(0, |sum, task| {
@@ -103,6 +103,7 @@ impl SequenceAnnealing {
             best: None,
             step: 0,
             steps: 0,
+            first_steps,
             restarts: 0,
             is_warm: order.is_some(),
             placed: 0,
@@ -181,7 +182,7 @@ impl SequenceAnnealing {
             .flatten()
             .any(|sequence| self.decodes(&sequence, f64::INFINITY));
         self.step = 0;
-        self.steps = if is_timed { FIRST_STEPS << self.restarts.min(MOST_DOUBLINGS) } else { 0 };
+        self.steps = if is_timed { self.first_steps << self.restarts.min(MOST_DOUBLINGS) } else { 0 };
         if is_timed {
             self.accept();
         }

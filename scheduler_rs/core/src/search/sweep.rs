@@ -56,9 +56,13 @@ struct Open {
 /// Whether so few allocations are allowed that each can be planned by itself.
 pub(super) fn is_small(problem: &Problem, scope: AllocationScope) -> bool {
     let nodes = problem.cluster().nodes().len();
-    let equal = problem.microbatches().windows(2).all(|pair| pair[0] == pair[1]);
     let full = AllocationScope { unused: false, ..scope };
-    !scope.sizes && scope.layers == 0 && equal && nodes <= MOST_NODES && count(problem, full) <= MOST
+    has_equal_sources(problem, scope) && nodes <= MOST_NODES && count(problem, full) <= MOST
+}
+
+/// Whether an allocation is no more than who serves which stage.
+pub(super) fn has_equal_sources(problem: &Problem, scope: AllocationScope) -> bool {
+    !scope.sizes && scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Whether all of them can be listed, those without some of the nodes too where nodes may be left out.
