@@ -1,5 +1,7 @@
 //! `PlanRequest` and its parts.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use skippipe_core::allocate::Request;
 use skippipe_core::allocate::joint::AllocationScope as CoreScope;
@@ -123,7 +125,7 @@ impl AllocationScope {
 #[pyclass(frozen, module = "skippipe._scheduler")]
 #[derive(Clone)]
 pub struct PlanRequest {
-    pub request: Core,
+    pub request: Arc<Core>,
     pub limits: Limits,
 }
 
@@ -153,7 +155,8 @@ impl PlanRequest {
         let build = || {
             let limits = Limits::new(time_limit_s, work_limit, threads, seed)?;
             let options = options(strategy, method, suboptimality, &limits)?;
-            Ok(Self { request: Core { first, scope: scope.map(|scope| scope.get().core()), options }, limits })
+            let scope = scope.map(|scope| scope.get().core());
+            Ok(Self { request: Arc::new(Core { first, scope, options }), limits })
         };
         build().or_raise()
     }

@@ -43,7 +43,9 @@ pub fn plan(py: Python<'_>, request: &Bound<'_, PlanRequest>, progress: Option<B
 #[pyfunction]
 pub fn first_allocation(py: Python<'_>, request: &Bound<'_, PlanRequest>) -> PyResult<(Problem, Option<Allocated>)> {
     let PlanRequest { request, limits } = request.get().clone();
-    let search = move |budget: &Budget| core_first_allocation(&request, budget);
+    let search = move |budget: &Budget| {
+        core_first_allocation(&request, budget).map(|(problem, found)| (problem.into_owned(), found))
+    };
     let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, None, search)?;
     let (problem, found) = interrupted.map_or_else(|| result.or_raise(), Err)?;
     Ok((Problem(problem), found.map(Allocated::from)))

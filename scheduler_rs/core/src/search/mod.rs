@@ -35,6 +35,8 @@ mod sweep;
 mod timeline;
 mod trace;
 
+use std::borrow::Cow;
+
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
@@ -84,14 +86,17 @@ pub fn plan(request: &PlanRequest, budget: &Budget) -> Result<Plan> {
 ///
 /// # Errors
 /// As [`allocate::allocate`].
-pub fn first_allocation(request: &PlanRequest, budget: &Budget) -> Result<(Problem, Option<allocate::Allocated>)> {
+pub fn first_allocation<'a>(
+    request: &'a PlanRequest,
+    budget: &Budget,
+) -> Result<(Cow<'a, Problem>, Option<allocate::Allocated>)> {
     match &request.first {
-        FirstAllocation::Given(problem) => Ok((problem.clone(), None)),
+        FirstAllocation::Given(problem) => Ok((Cow::Borrowed(problem), None)),
         FirstAllocation::Surrogate(open) => {
             let options = allocate::Options { seed: request.options.seed, threads: request.options.threads };
             let (time, work) = effort::surrogate_limits(budget);
             let (problem, found) = open.allocate(options, &budget.apart(time, work))?;
-            Ok((problem, Some(found)))
+            Ok((Cow::Owned(problem), Some(found)))
         }
     }
 }
