@@ -30,8 +30,8 @@ from synthetic import preset
 
 from skippipe._scheduler import allocate, greedy_allocation, score_allocation
 from skippipe.allocation import even_sizes, read_allocation
-from skippipe.benchmark import Division, random_stages
-from skippipe.cluster import load_cluster, preset_parts
+from skippipe.benchmark import AllocationCase, random_stages
+from skippipe.cluster import load_cluster, preset_spec
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = ("published20", "fresh20", "scale100", "scale1000")
@@ -46,7 +46,7 @@ Stages = list[list[int]]
 class Best:
     """The best that a method has reached, and when, by one clock for all."""
 
-    division: Division
+    case: AllocationCase
     started: float = dataclasses.field(default_factory=time.perf_counter)
     events: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     """seconds, and the score from then on"""
@@ -58,7 +58,7 @@ class Best:
 
     def offer(self, stages: Stages) -> None:
         """Score an allocation."""
-        score_s = score_allocation(self.division.cluster, stages).score_s
+        score_s = score_allocation(self.case.cluster, stages).score_s
         self.tried += 1
         if not self.events or score_s < self.events[-1][1]:
             self.events.append((self.elapsed_s(), score_s))
@@ -71,9 +71,9 @@ class Best:
 Rows = Iterator[Row]
 
 
-def anytime(method: str, division: Division, limits: Sequence[float], made: Iterator[Stages]) -> Rows:
+def anytime(method: str, case: AllocationCase, limits: Sequence[float], made: Iterator[Stages]) -> Rows:
     """Score one allocation after the other until the longest time is over."""
-    best = Best(division)
+    best = Best(case)
     for stages in made:
         best.offer(stages)
         if best.elapsed_s() >= max(limits):
@@ -82,11 +82,11 @@ def anytime(method: str, division: Division, limits: Sequence[float], made: Iter
         yield {"method": method, "seconds": seconds, "score_s": best.score_s(seconds), "tried": best.tried}
 
 
-def ours(division: Division, limits: Sequence[float]) -> Rows:
+def ours(case: AllocationCase, limits: Sequence[float]) -> Rows:
     """The allocator itself."""
     for seconds in limits:
-        best = Best(division)
-        found = allocate(division.cluster, division.sizes, time_limit_s=seconds)
+        best = Best(case)
+        found = allocate(case.cluster, case.sizes, time_limit_s=seconds)
         wall_s = best.elapsed_s()
         best.offer(found.best.stages)
         yield {
@@ -95,12 +95,12 @@ def ours(division: Division, limits: Sequence[float]) -> Rows:
         }  # fmt: skip
 
 
-def cp_sat(method: str, division: Division, limits: Sequence[float], workers: int) -> Rows:
+def cp_sat(method: str, case: AllocationCase, limits: Sequence[float], workers: int) -> Rows:
     """Solve the exact model; it ends a little later than asked at times, which is not held against it."""
     for seconds in limits:
-        best = Best(division)
+        best = Best(case)
         try:
-            bound_s, proved = allocate_cp_sat.solve(division.cluster, division.sizes, seconds, workers, best.offer)
+            bound_s, proved = allocate_cp_sat.solve(case.cluster, case.sizes, seconds, workers, best.offer)
         except ValueError as error:
             note(f"{method}: {error}")
             return
@@ -110,63 +110,57 @@ def cp_sat(method: str, division: Division, limits: Sequence[float], workers: in
         }  # fmt: skip
 
 
-def greedy(division: Division, limits: Sequence[float]) -> Rows:
+def greedy(case: AllocationCase, limits: Sequence[float]) -> Rows:
     """The baseline, which takes no time."""
-    best = Best(division)
-    best.offer(greedy_allocation(division.cluster, division.sizes))
+    best = Best(case)
+    best.offer(greedy_allocation(case.cluster, case.sizes))
     for seconds in limits:
         yield {"method": "greedy", "seconds": seconds, "score_s": best.score_s(math.inf)}
 
 
-def slower(division: Division) -> np.ndarray:
+def slower(case: AllocationCase) -> np.ndarray:
     """Of each pair of nodes the slower direction, in seconds, shape (N, N)."""
-    transfer = division.cluster.transfer_matrix()
+    transfer = case.cluster.transfer_matrix()
     return np.maximum(transfer, transfer.T)
 
 
-METHODS: dict[str, Callable[[Division, Sequence[float]], Rows]] = {
+METHODS: dict[str, Callable[[AllocationCase, Sequence[float]], Rows]] = {
     "ours": ours,
     "greedy": greedy,
-    "random": lambda division, limits: anytime(
-        "random", division, limits, random_stages(len(division.cluster), division.sizes, 0)
-    ),
-    "METIS": lambda division, limits: anytime(
-        "METIS", division, limits, metis_partitions(slower(division), division.sizes, 0)
-    ),
-    "KaHyPar": lambda division, limits: anytime(
-        "KaHyPar", division, limits, kahypar_partitions(slower(division), division.sizes, 0)
-    ),
-    "CP-SAT": lambda division, limits: cp_sat("CP-SAT", division, limits, 1),
-    "CP-SAT, 8 workers": lambda division, limits: cp_sat("CP-SAT, 8 workers", division, limits, WORKERS),
+    "random": lambda case, limits: anytime("random", case, limits, random_stages(len(case.cluster), case.sizes, 0)),
+    "METIS": lambda case, limits: anytime("METIS", case, limits, metis_partitions(slower(case), case.sizes, 0)),
+    "KaHyPar": lambda case, limits: anytime("KaHyPar", case, limits, kahypar_partitions(slower(case), case.sizes, 0)),
+    "CP-SAT": lambda case, limits: cp_sat("CP-SAT", case, limits, 1),
+    "CP-SAT, 8 workers": lambda case, limits: cp_sat("CP-SAT, 8 workers", case, limits, WORKERS),
 }
 NEEDS = {"METIS": "pymetis", "KaHyPar": "kahypar"}
 
 
-def divisions() -> dict[str, Division]:
+def allocation_cases() -> dict[str, AllocationCase]:
     """Every instance by name."""
     found = {}
     for name, (nodes, regions, stages) in DRAWN.items():
         config = dataclasses.replace(preset(), nodes=nodes, regions=regions)
-        found[name] = Division(preset_parts(config).cluster(config), even_sizes(nodes, stages))
+        found[name] = AllocationCase(preset_spec(config).cluster(config), even_sizes(nodes, stages))
     if not SHARED.is_dir():
         note(f"without {', '.join(FILES)}: there is no folder {SHARED}")
         return found
     for name in FILES:
         sizes = [len(stage) for stage in read_allocation(str(SHARED / f"{name}.json")).stages]
-        found[name] = Division(load_cluster(str(SHARED / f"{name}.cluster.json")), sizes)
+        found[name] = AllocationCase(load_cluster(str(SHARED / f"{name}.cluster.json")), sizes)
     return found
 
 
-def measure(name: str, division: Division, methods: Sequence[str], limits: Sequence[float]) -> list[Row]:
+def measure(name: str, case: AllocationCase, methods: Sequence[str], limits: Sequence[float]) -> list[Row]:
     """Run every method on one instance."""
     rows = []
     for method in methods:
         if method in NEEDS and importlib.util.find_spec(NEEDS[method]) is None:
             note(f"{method} is left out: {NEEDS[method]} is not installed")
             continue
-        for row in METHODS[method](division, limits):
+        for row in METHODS[method](case, limits):
             rows.append({
-                "instance": name, "nodes": len(division.cluster), "stages": len(division.sizes), "lower_bound_s": None,
+                "instance": name, "nodes": len(case.cluster), "stages": len(case.sizes), "lower_bound_s": None,
                 "proved": False, **row,
             })  # fmt: skip
             note(str(rows[-1]))
@@ -207,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = [
         row
-        for name, division in divisions().items()
+        for name, case in allocation_cases().items()
         if name in options.instances
-        for row in measure(name, division, options.methods, sorted(options.seconds))
+        for row in measure(name, case, options.methods, sorted(options.seconds))
     ]
     save("allocate", vars(options), rows, table(rows))
     return 0

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from skippipe._scheduler import Plan
-from skippipe.benchmark import environment, judged, load_case
+from skippipe.benchmark import environment, load_case, violations
 from skippipe.files import write_text
 
 Json = dict[str, Any]
@@ -227,7 +227,7 @@ def prove(name: str, seconds: float) -> str:
     case = load_case(FOLDER / f"{name}.cluster.json")
     answer = solve(case, seconds)
     if answer.plan is not None:
-        broken = judged(Plan.from_json(json.dumps(answer.plan)), case, CHECKER if CHECKER.exists() else None)
+        broken = violations(Plan.from_json(json.dumps(answer.plan)), case, CHECKER if CHECKER.exists() else None)
         assert not broken, f"{name}: {broken}"
     path = FOLDER / f"{name}.json"
     content = _found(path)

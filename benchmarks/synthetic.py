@@ -6,7 +6,7 @@ from random import Random
 from skippipe._scheduler import Problem
 from skippipe.allocation import Allocation, even_sizes
 from skippipe.application import compose
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
 from skippipe.planning import state_problem
 
@@ -20,7 +20,7 @@ def preset() -> SyntheticConfig:
 
 def draw(config: SyntheticConfig, stages: int, microbatches: int, schedule: ScheduleConfig) -> Problem:
     """State a problem: a random allocation (fixed by the seed), so that none is favoured, and so many microbatches."""
-    cluster = preset_parts(config).cluster(config)
+    cluster = preset_spec(config).cluster(config)
     order = Random(config.seed).sample(range(config.nodes), config.nodes)
     members, first = [], 0
     for size in even_sizes(config.nodes, stages):

@@ -22,7 +22,7 @@ from output import Row, markdown, note, percent, save
 from skippipe import _scheduler
 from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate
 from skippipe.allocation import even_sizes
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
 from skippipe.planning import saving
 
@@ -60,7 +60,7 @@ def equal_cut(cluster: Cluster) -> Problem:
 def measure(links: str, seed: int, seconds: float) -> list[Row]:
     """Plan one cluster within every scope."""
     config = cluster_settings(links, seed)
-    problem = equal_cut(preset_parts(config).cluster(config, [GRADIENT_BYTES] * STAGES))
+    problem = equal_cut(preset_spec(config).cluster(config, [GRADIENT_BYTES] * STAGES))
     rows = []
     for name, scope in SCOPES.items():
         plan = _scheduler.plan(PlanRequest(problem, "skippipe", time_limit_s=seconds, scope=scope))

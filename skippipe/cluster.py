@@ -4,9 +4,9 @@ from skippipe._scheduler import Cluster
 from skippipe.config import ClusterConfig, RegionsConfig, SitesConfig, SyntheticConfig
 from skippipe.errors import InputError, in_file, unexpected
 from skippipe.files import read_text
-from skippipe.presets import ClusterParts, regions_cluster, sites_cluster, synthetic_cluster
+from skippipe.presets import ClusterSpec, regions_cluster, sites_cluster, synthetic_cluster
 
-__all__ = ["Cluster", "load_cluster", "preset_parts"]
+__all__ = ["Cluster", "load_cluster", "preset_spec"]
 
 
 def load_cluster(path: str) -> Cluster:
@@ -24,7 +24,7 @@ def load_cluster(path: str) -> Cluster:
         raise in_file(error, path) from None
 
 
-def preset_parts(config: ClusterConfig) -> ClusterParts:
+def preset_spec(config: ClusterConfig) -> ClusterSpec:
     """Build the nodes and links of a preset: which kind it is shows in the type of its settings."""
     match config:
         case SitesConfig():

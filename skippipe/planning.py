@@ -11,7 +11,7 @@ from typing import Any
 from skippipe import _scheduler
 from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem, UnallocatedProblem
 from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
-from skippipe.cluster import load_cluster, preset_parts
+from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import (
     DeadlockError,
@@ -70,7 +70,7 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
 
     """
     check_scope(allocating, schedule)
-    parts = None if machines.file is not None else preset_parts(machines)
+    parts = None if machines.file is not None else preset_spec(machines)
     cluster = load_cluster(str(machines.file)) if parts is None else parts.cluster(machines)
     preset = None if parts is None else machines.stage_sizes
     # A cluster that says what each stage all-reduces has so many stages.

@@ -13,7 +13,7 @@ from scripts import load_script
 
 from skippipe._scheduler import Cluster
 from skippipe.benchmark import random_stages
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_unequal_nodes_are_planned_within_every_scope() -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
     study = load_script("unequal")
     config = study.cluster_settings("fast", 3)
-    cluster = preset_parts(config).cluster(config)
+    cluster = preset_spec(config).cluster(config)
     assert 2 < max(cluster.forward_s) / min(cluster.forward_s) <= 4
     assert {min(cluster.memory), max(cluster.memory)} == {2, 6}
     rows = study.measure("fast", 3, 0.2)

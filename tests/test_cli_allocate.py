@@ -154,12 +154,13 @@ def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
     result = run("plan", WORK, "allocate.decoder_layers=24", "output=plan.json")
     plan, told = load_plan(str(tmp_path / "plan.json")), json.loads((tmp_path / "plan.json").read_text())["solver"]
     scored = score_allocation(plan.cluster, plan.stages)
-    assert f"Cost by the surrogate: {scored.score_s:.3f} s = {scored.replica_s:.3f} s inside a stage + " in result.out
-    assert f"{scored.tour_s:.3f} s tour over the stages + {scored.compute_s:.3f} s computing." in result.out
+    assert f"Surrogate cost: {scored.score_s:.3f} s = {scored.replica_s:.3f} s within stages + " in result.out
+    assert f"{scored.tour_s:.3f} s tour over stages + {scored.compute_s:.3f} s compute." in result.out
     best, joint = told["surrogate"], told["allocation"]
-    assert f"The best by it: {best['score_s']:.3f} s, none below {best['lower_bound_s']:.3f} s" in result.out
+    assert f"Best surrogate cost: {best['score_s']:.3f} s, lower bound {best['lower_bound_s']:.3f} s" in result.out
     assert (
-        f"Iterations: {joint['start_s']:.3f} s with that one, none below {joint['lower_bound_s']:.3f} s" in result.out
+        f"Iteration: {joint['start_s']:.3f} s with that allocation, lower bound {joint['lower_bound_s']:.3f} s"
+        in result.out
     )
     rows = stage_table(plan).rows
     assert [row[-3] for row in rows] == ["4"] * 6
@@ -179,7 +180,7 @@ def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
         (["alpha", "beta"], "alpha beta"),
         ([f"region1-{i}" for i in range(40)], "region1 x40"),
         ([f"r{i}-0" for i in range(3)] + [f"x{i}" for i in range(50)], "x x50, r0, r1, r2"),
-        ([f"long name of site {i}a" for i in range(9)], "long name of site 0a and 8 more places"),
+        ([f"long name of site {i}a" for i in range(9)], "long name of site 0a and 8 more sites"),
         ([], ""),
     ],
 )
@@ -212,20 +213,20 @@ def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Pat
         plan = load_plan(str(tmp_path / "plan.json"))
         assert verdict(independent, plan.to_json()) == []
         assert bool(plan.absent_nodes) == (setting == "allow")
-        assert "Lower bound of this allocation" in result.out
-        assert "of all allocations" in result.out
+        assert "Lower bound for this allocation" in result.out
+        assert "for all allocations" in result.out
         assert re.search(r"^ \d  .*[.<]==", result.out, re.MULTILINE), "all-reduce in the Gantt chart"
         return plan, result
 
     whole, _ = planned_with("forbid")
     plan, result = planned_with("allow")
     assert plan.predicted.iteration_s < 0.8 * whole.predicted.iteration_s
-    assert re.search(r"^Left out: .*-\d \(in stage \d, with the same routes, the all-reduce", result.out, re.MULTILINE)
+    assert re.search(r"^Unused: .*-\d \(in stage \d, with unchanged routes, the all-reduce", result.out, re.MULTILINE)
     assert len([line for line in result.out.splitlines() if re.match(r" [012]  ", line)]) == 6 - len(plan.absent_nodes)
     for command in ("simulate", "report"):
         again = run(command, "plan=plan.json", *(["output=null"] if command == "report" else []))
         assert again.status == 0, again.err
-        assert "Left out: " in again.out
+        assert "Unused: " in again.out
 
 
 def test_a_search_that_ends_early_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,9 +121,9 @@ def test_bench_planner_asks_a_checker(run: Run, few: Path, tmp_path: Path) -> No
     ("words", "message"),
     [
         (["strategies=[]"], "strategies is []"),
-        (["set=nowhere"], "set=nowhere is no folder"),
-        (["set=."], "set=. holds no instance"),
-        (["data=nowhere"], "data=nowhere is no folder"),
+        (["set=nowhere"], "set: expected a folder with NAME.cluster.json and NAME.json, got nowhere"),
+        (["set=."], "set: expected NAME.cluster.json and NAME.json, got . without instances"),
+        (["data=nowhere"], "data: expected a folder with NAME.cluster.json and NAME.json, got nowhere"),
         (["checker=nowhere.py"], "checker=nowhere.py is no file"),
     ],
 )

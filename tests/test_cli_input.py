@@ -127,8 +127,8 @@ COMMAND_LINES = [
     (["cluster.node.memory=0"], ["cluster.node.memory is 0, an integer of at least 1"]),
     (["cluster.node.forward_s=-1"], ["cluster.node.forward_s is -1"]),
     (["cluster.overhead_s=nan"], ["cluster.overhead_s is nan"]),
-    (["cluster.regions=[Atlantis]"], ["cluster.regions[0] is 'Atlantis'", "Singapore"]),
-    (["cluster.regions=[]"], ["cluster.regions is empty"]),
+    (["cluster.regions=[Atlantis]"], ["cluster.regions[0]: expected one of ", "Singapore", "got 'Atlantis'"]),
+    (["cluster.regions=[]"], ["cluster.regions: expected one region per node, got []"]),
     (["cluster=synthetic", "cluster.nodes=0"], ["cluster.nodes is 0"]),
     (["cluster=synthetic", "cluster.nodes=100000000"], ["cluster.nodes is 100000000", "at most 100000"]),
     (["cluster=five_clusters", "cluster.nodes_per_site=50000"], ["cluster.sites times", "at most 100000, got 250000"]),
@@ -636,9 +636,9 @@ def test_settings_before_flags(given: list[str], ordered: list[str]) -> None:
 
 @pytest.mark.parametrize("what", ["simulator", "planner"])
 def test_bench_data(what: str, refused: Refused, tmp_path: Path) -> None:
-    assert "data=missing is no folder" in refused("bench", what, "data=missing")
+    assert "data: expected a folder with" in refused("bench", what, "data=missing")
     (tmp_path / "empty").mkdir()
-    assert "data=empty holds no instance" in refused("bench", what, "data=empty")
+    assert "data: expected NAME.cluster.json and NAME.json, got " in refused("bench", what, "data=empty")
     (tmp_path / "empty" / "a.cluster.json").write_text("{}")
     assert "empty/a.json: cannot be read" in refused("bench", what, "data=empty")
 

@@ -17,7 +17,7 @@ from skippipe.benchmark import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan import load_plan
 from skippipe.planning import PlanningJob, make_plan
-from skippipe.report.figures import busy_shares, lanes, visits_per_stage
+from skippipe.report.plan_metrics import gantt_rows, node_utilization, visits_per_stage
 
 Write = Callable[[str, Any], Path]
 PRESETS = ("geo20", "local4", "five_clusters", "single_cluster", "synthetic")
@@ -77,7 +77,7 @@ def test_what_plan_prints(run: Run, tmp_path: Path) -> None:
     assert shown == [[str(stage), str(len(plan.stages[stage])), str(visits[stage])] for stage in range(3)]
     chart = [line for line in lines if re.match(r" \d+  local-\d", line)]
     assert len(chart) == 4
-    shares = busy_shares(plan)
+    shares = node_utilization(plan)
     for line, node in zip(chart, (n for stage in plan.stages for n in stage), strict=True):
         assert f"local-{node} " in line
         assert f"{shares[node]:.0%}" in line
@@ -92,17 +92,17 @@ def test_gantt_cells_are_what_the_tasks_say(run: Run, tmp_path: Path) -> None:
     step = plan.predicted.iteration_s / width
     ends = [[t.end_s for t in plan.tasks if t.kind == "B" and t.node in nodes] for nodes in plan.stages]
     last = [max(own, default=0.0) for own in ends]
-    for lane in lanes(plan, width, most=99):
-        assert len(lane.cells) == width
-        tasks = [task for task in plan.tasks if task.node == lane.node]
-        for cell, kind in enumerate(lane.cells):
+    for row in gantt_rows(plan, width, most=99):
+        assert len(row.cells) == width
+        tasks = [task for task in plan.tasks if task.node == row.node]
+        for cell, kind in enumerate(row.cells):
             begin, end = cell * step, (cell + 1) * step
             spent = dict.fromkeys("FLBR", 0.0)
             for task in tasks:
                 spent[task.kind] += max(0.0, min(end, task.end_s) - max(begin, task.start_s))
-            if plan.predicted.allreduce_s[lane.stage]:
-                reduced = last[lane.stage] + plan.predicted.allreduce_s[lane.stage]
-                spent["R"] = max(0.0, min(end, reduced) - max(begin, last[lane.stage]))
+            if plan.predicted.allreduce_s[row.stage]:
+                reduced = last[row.stage] + plan.predicted.allreduce_s[row.stage]
+                spent["R"] = max(0.0, min(end, reduced) - max(begin, last[row.stage]))
             spent[" "] = step - sum(spent.values())
             assert spent[kind] == pytest.approx(max(spent.values()), abs=1e-9)
 
@@ -117,7 +117,7 @@ def test_many_nodes_show_the_busiest(run: Run, tmp_path: Path) -> None:
     result = run("plan", *arguments, "output=plan.json")
     assert result.status == 0, result.err
     assert "(the 40 busiest of 120 nodes)" in result.out
-    shares = busy_shares(load_plan(str(tmp_path / "plan.json")))
+    shares = node_utilization(load_plan(str(tmp_path / "plan.json")))
     shown = [int(x) for x in re.findall(r"^ ?\d+  region\d+-\d+ +(\d+)%", result.out, re.MULTILINE)]
     assert len(shown) == 40
     assert min(shown) >= int(100 * sorted(shares)[-40] + 0.5) - 1

@@ -172,7 +172,7 @@ def test_terminal_shows_progress_and_colours(tmp_path: Path) -> None:
     assert re.search(r"planning skippipe: 0\.\d s, best [\d.]+ s, lower bound [\d.]+ s, work [\d,]+", text)
     assert "\x1b[32m>" in text
     assert "\x1b[36m<" in text
-    assert text.rstrip().rpartition("\n")[2].startswith("busy share")
+    assert text.rstrip().rpartition("\n")[2].startswith("node utilization")
 
 
 def test_planning_imports_no_torch() -> None:

@@ -13,7 +13,7 @@ from scripts import load_script
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
-from skippipe.benchmark import Case, judged
+from skippipe.benchmark import Case, violations
 from skippipe.config import ScheduleConfig
 from skippipe.planning import state_problem
 
@@ -74,7 +74,7 @@ def test_model_finds_the_exact_optimum(cp_sat: ModuleType, block: int) -> None:
         assert answer.status == "OPTIMAL", seed
         assert round(answer.iteration_s * 1e9) == best[0], seed
         assert round(answer.lower_bound_s * 1e9) == best[0], seed
-        assert judged(Plan.from_json(json.dumps(answer.plan)), case, None) == [], seed
+        assert violations(Plan.from_json(json.dumps(answer.plan)), case, None) == [], seed
     assert results["OPTIMAL"] > 15
     assert set(results) <= {"OPTIMAL", "INFEASIBLE"}
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from scripts import load_script
 
-from skippipe.benchmark import Case, contradictions, judged, load_cases, measure_planner, small_folder
+from skippipe.benchmark import Case, contradictions, load_cases, measure_planner, small_folder, violations
 from skippipe.config import PlannerConfig
 
 CASES = load_cases("set", small_folder())
@@ -23,7 +23,7 @@ def test_a_plan_never_contradicts_a_proof(name: str) -> None:
         assert plan is None
         return
     assert plan is not None, row.note
-    assert judged(plan, case, None) == []
+    assert violations(plan, case, None) == []
     if row.proved:
         assert row.iteration_s == pytest.approx(case.known.iteration_s, abs=1e-8)
 
@@ -49,7 +49,7 @@ def test_a_factor_on_the_bound_is_kept(factor: float) -> None:
         assert plan is not None
         assert row.iteration_s is not None
         assert row.lower_bound_s is not None
-        assert judged(plan, case, None) == []
+        assert violations(plan, case, None) == []
         assert contradictions(row, case.known) == []
         assert row.iteration_s <= factor * row.lower_bound_s * (1 + 1e-9)
 

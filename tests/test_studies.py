@@ -9,7 +9,7 @@ from scripts import load_script
 
 from skippipe._scheduler import Cluster
 from skippipe.application import compose
-from skippipe.cluster import load_cluster, preset_parts
+from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.planning import PlanningJob, make_plan
 
@@ -22,7 +22,7 @@ def test_samples_scale_what_a_microbatch_takes(name: str) -> None:
     tc2 = load_script("tc2")
     config = compose("bench planner", []).instances[name]
     assert tc2.scaled_preset(config, tc2.PRESET_SAMPLES) == config
-    small, large = (preset_parts(scaled).cluster(scaled) for scaled in (config, tc2.scaled_preset(config, 8)))
+    small, large = (preset_spec(scaled).cluster(scaled) for scaled in (config, tc2.scaled_preset(config, 8)))
     assert large.forward_s == pytest.approx(4 * small.forward_s)
     assert large.backward_s == pytest.approx(4 * small.backward_s)
     assert large.loss_s == pytest.approx(4 * small.loss_s)
@@ -47,7 +47,7 @@ def test_published_instance_scales_by_the_table_of_its_links(shared_data: Path) 
 def test_what_a_planner_sees_of_unequal_nodes() -> None:
     study = load_script("heterogeneity")
     settings = study.cluster_settings("slow", 0)
-    cluster = json.loads(preset_parts(settings).cluster(settings).to_json())
+    cluster = json.loads(preset_spec(settings).cluster(settings).to_json())
     times = [node["forward_s"] for node in cluster["nodes"]]
     memories = [node["memory"] for node in cluster["nodes"]]
     assert 2 < max(times) / min(times) <= 4

@@ -15,7 +15,7 @@ from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.plan import Plan, load_plan
 from skippipe.planning import PlanningJob, make_plan
-from skippipe.report.figures import assumed_layers
+from skippipe.report.plan_metrics import assumed_layers
 from skippipe.workload import (
     Throughput,
     Workload,

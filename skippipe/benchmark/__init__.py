@@ -1,40 +1,49 @@
-"""What is measured and how: fixed sets of instances, what planner and allocator reach on them, the simulator."""
+"""Benchmarks of planner, allocator and simulator on fixed sets of instances."""
 
 from skippipe.benchmark.allocator import (
+    AllocationCase,
     AllocatorRow,
-    Division,
-    best_random,
-    case_divisions,
+    allocation_cases_of,
+    best_random_s,
     measure_allocator,
-    preset_divisions,
+    preset_allocation_cases,
     random_stages,
 )
-from skippipe.benchmark.cases import ALLOCATING, Case, Cases, Known, load_case, load_cases, preset_cases, small_folder
+from skippipe.benchmark.cases import (
+    ALLOCATING,
+    BestKnown,
+    Case,
+    Cases,
+    load_case,
+    load_cases,
+    preset_cases,
+    small_folder,
+)
 from skippipe.benchmark.machine import environment
-from skippipe.benchmark.planner import Row, contradictions, judged, measure_planner, on_one_allocation
+from skippipe.benchmark.planner import PlannerRow, contradictions, measure_planner, violations, with_shared_allocation
 from skippipe.benchmark.simulator import measure_simulator
 
 __all__ = [
     "ALLOCATING",
+    "AllocationCase",
     "AllocatorRow",
+    "BestKnown",
     "Case",
     "Cases",
-    "Division",
-    "Known",
-    "Row",
-    "best_random",
-    "case_divisions",
+    "PlannerRow",
+    "allocation_cases_of",
+    "best_random_s",
     "contradictions",
     "environment",
-    "judged",
     "load_case",
     "load_cases",
     "measure_allocator",
     "measure_planner",
     "measure_simulator",
-    "on_one_allocation",
+    "preset_allocation_cases",
     "preset_cases",
-    "preset_divisions",
     "random_stages",
     "small_folder",
+    "violations",
+    "with_shared_allocation",
 ]

@@ -1,4 +1,4 @@
-"""What the node allocator reaches by its surrogate, and what simpler ways of cutting a cluster into stages do."""
+"""Benchmark of the node allocator by its surrogate, compared with simpler methods."""
 
 import itertools
 import math
@@ -11,14 +11,14 @@ from skippipe import _scheduler
 from skippipe._scheduler import Cluster
 from skippipe.allocation import choose_sizes
 from skippipe.benchmark.cases import Cases
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import BenchAllocatorJob, ClusterConfig
 from skippipe.planning import Progress
 
 
 @dataclass(frozen=True)
-class Division:
-    """A cluster to be cut into stages."""
+class AllocationCase:
+    """A cluster to be divided into stages."""
 
     cluster: Cluster
     sizes: list[int]
@@ -33,47 +33,47 @@ class AllocatorRow:
     nodes: int
     stages: int
     score_s: float
-    """of the best allocation found, by the surrogate"""
+    """surrogate score of the best allocation found"""
     lower_bound_s: float
     gap: float
     proved: bool
     greedy_s: float
     """score of the greedy allocation"""
     random_s: float
-    """best score of random allocations, drawn for the same time"""
+    """best score of random allocations within the same time"""
     best_s: float
-    """until the best allocation was there; as exact as the search tells of itself"""
+    """time to the best allocation, as precise as the search's progress reports"""
     wall_s: float
-    """in all"""
+    """total wall time"""
 
 
-def preset_divisions(presets: Mapping[str, ClusterConfig]) -> dict[str, Division]:
-    """The clusters of the presets, with the sizes that these bring, else as even as can be."""
-    divisions = {}
+def preset_allocation_cases(presets: Mapping[str, ClusterConfig]) -> dict[str, AllocationCase]:
+    """The presets' clusters, with their stage sizes, else even ones."""
+    cases = {}
     for name, preset in presets.items():
-        cluster = preset_parts(preset).cluster(preset)
-        divisions[name] = Division(cluster, choose_sizes(None, len(cluster), None, preset.stage_sizes))
-    return divisions
+        cluster = preset_spec(preset).cluster(preset)
+        cases[name] = AllocationCase(cluster, choose_sizes(None, len(cluster), None, preset.stage_sizes))
+    return cases
 
 
-def case_divisions(cases: Cases) -> dict[str, Division]:
-    """The clusters of instances that have an allocation, with the sizes of its stages."""
+def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
+    """The clusters of instances, with the stage sizes of their allocations."""
     return {
-        name: Division(case.problem.cluster, [len(stage) for stage in case.problem.stages])
+        name: AllocationCase(case.problem.cluster, [len(stage) for stage in case.problem.stages])
         for name, case in cases.items()
     }
 
 
 def measure_allocator(
-    name: str, division: Division, job: BenchAllocatorJob, progress: Progress | None = None
+    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: Progress | None = None
 ) -> AllocatorRow:
-    """Allocate one cluster with the time, threads and seed of the job.
+    """Allocate one cluster with the job's time limit, threads and seed.
 
     Raises:
         SchedulerError: the allocator fails.
 
     """
-    cluster, sizes = division.cluster, division.sizes
+    cluster, sizes = case.cluster, case.sizes
     least, best_s = math.inf, 0.0
 
     def follow(elapsed_s: float, score_s: float, lower_bound_s: float, work: int) -> None:
@@ -100,19 +100,19 @@ def measure_allocator(
         (score_s - found.lower_bound_s) / found.lower_bound_s if found.lower_bound_s > 0 else 0.0,
         found.optimal,
         _score_s(cluster, _scheduler.greedy_allocation(cluster, sizes)),
-        best_random(division, job.seconds, job.seed),
+        best_random_s(case, job.seconds, job.seed),
         best_s,
         wall_s,
     )
 
 
-def best_random(division: Division, seconds: float, seed: int) -> float:
-    """Least score of the random allocations that can be drawn in so many seconds; of one at least."""
+def best_random_s(case: AllocationCase, seconds: float, seed: int) -> float:
+    """Best score of at least one random allocation drawn within `seconds`."""
     end = time.perf_counter() + seconds
-    drawn = random_stages(len(division.cluster), division.sizes, seed)
-    least = _score_s(division.cluster, next(drawn))
+    drawn = random_stages(len(case.cluster), case.sizes, seed)
+    least = _score_s(case.cluster, next(drawn))
     while time.perf_counter() < end:
-        least = min(least, _score_s(division.cluster, next(drawn)))
+        least = min(least, _score_s(case.cluster, next(drawn)))
     return least
 
 
@@ -121,8 +121,8 @@ def _score_s(cluster: Cluster, stages: list[list[int]]) -> float:
 
 
 def random_stages(nodes: int, sizes: Sequence[int], seed: int) -> Iterator[list[list[int]]]:
-    """Random allocations with stages of these sizes, one after the other without end."""
-    rng = Random(seed)  # noqa: S311 - a benchmark keeps no secrets
+    """Endless random allocations with stages of these sizes."""
+    rng = Random(seed)  # noqa: S311 - not for cryptography
     ends = list(itertools.accumulate(sizes))
     while True:
         order = rng.sample(range(nodes), nodes)

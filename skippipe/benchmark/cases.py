@@ -1,4 +1,4 @@
-"""Fixed sets of instances: the presets, and folders of files, with what is known of their optima."""
+"""Fixed sets of instances: presets and folders of files, with their known optima."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,31 +17,31 @@ from skippipe.planning import PlanningJob, allocated, prepare, state_problem
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 _CLUSTER = ".cluster.json"
 ALLOCATING = PlannerConfig(work_limit=250_000)
-"""How hard allocations of presets are searched: by work, so that every machine measures the same instance."""
+"""Effort of allocating presets: a work limit, so that every machine measures the same instance."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """What somebody else knows of an instance under its own rules, for the strategy `skippipe`."""
+class BestKnown:
+    """Best known result of an instance under its own rules, for the strategy `skippipe`."""
 
     iteration_s: float | None
-    """the shortest iteration found, in seconds; None: there is none"""
+    """the shortest iteration found, in seconds; None: infeasible"""
     proved: bool
-    """whether that is proved: nothing shorter, or nothing at all, can be"""
+    """whether optimality or infeasibility is proved"""
     cpu_s: float | None = None
-    """seconds of processor time that the proof took"""
+    """CPU seconds of the proof"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An instance of a fixed set, and how its question was put."""
+    """An instance of a fixed set, with its problem statement."""
 
     name: str
     problem: Problem
     """with its allocation"""
     schedule: ScheduleConfig
     """rules, skip ratio and microbatches"""
-    known: Known | None = None
+    known: BestKnown | None = None
     files: tuple[Path, Path] | None = None
     """where it comes from: the cluster, and the question"""
     scope: AllocationScope | None = None
@@ -57,7 +57,7 @@ Cases = dict[str, Case]
 
 
 def preset_cases(presets: Mapping[str, ClusterConfig]) -> Cases:
-    """Make the instances of the presets, with the rules of this project and skip ratio 1/3."""
+    """Instances of the presets, with default rules and skip ratio 1/3."""
     schedule = ScheduleConfig()
     cases = {}
     for name, preset in presets.items():
@@ -68,45 +68,45 @@ def preset_cases(presets: Mapping[str, ClusterConfig]) -> Cases:
 
 
 def small_folder() -> Path:
-    """The folder of small instances with proved optima, which a checkout of the repository has.
+    """Folder of the small instances with proved optima, in a checkout of the repository.
 
     Raises:
-        InputError: it is not there, as in an installed wheel.
+        InputError: it is missing, as in an installed wheel.
 
     """
     folder = Path(skippipe.__file__).parent.parent / "benchmarks" / "small"
     if not folder.is_dir():
-        raise InputError(f"set=small needs a checkout of the repository: there is no folder {folder}")
+        raise InputError(f"set=small needs a checkout of the repository: no folder {folder}")
     return folder
 
 
 def load_cases(key: str, folder: Path) -> Cases:
-    """Read NAME.cluster.json, and NAME.json for allocation, rules, skip ratio and microbatches.
+    """Read NAME.cluster.json, and NAME.json with allocation, rules, skip ratio and microbatches.
 
     Raises:
-        InputError: there are none, or a file is missing or cannot be used; `key` is the setting that named the folder.
+        InputError: there are none, or a file is missing or invalid; `key` is the setting that names the folder.
 
     """
     if not folder.is_dir():
-        raise InputError(f"{key}={folder} is no folder, one with NAME.cluster.json and NAME.json is expected")
+        raise InputError(f"{key}: expected a folder with NAME.cluster.json and NAME.json, got {folder}")
     paths = sorted(folder.glob(f"*{_CLUSTER}"))
     if not paths:
-        raise InputError(f"{key}={folder} holds no instance, NAME.cluster.json and NAME.json are expected")
+        raise InputError(f"{key}: expected NAME.cluster.json and NAME.json, got {folder} without instances")
     cases = [load_case(path) for path in paths]
     return {case.name: case for case in cases}
 
 
 def load_case(path: Path) -> Case:
-    """Read the instance whose cluster is the file NAME.cluster.json at `path`; NAME.json lies beside it.
+    """Read the instance of the cluster file NAME.cluster.json at `path`, with NAME.json beside it.
 
     Raises:
-        InputError: a file is missing or cannot be used.
+        InputError: a file is missing or invalid.
 
     """
     name = path.name.removesuffix(_CLUSTER)
-    question = path.with_name(f"{name}.json")
-    content = read_json_object(str(question))
-    cluster, allocation = load_cluster(str(path)), read_allocation(str(question))
+    problem_file = path.with_name(f"{name}.json")
+    content = read_json_object(str(problem_file))
+    cluster, allocation = load_cluster(str(path)), read_allocation(str(problem_file))
     rules = content.get("rules", {})
     try:
         schedule = ScheduleConfig(
@@ -115,18 +115,18 @@ def load_case(path: Path) -> Case:
             **{key: rules[key] for key in RULES if key in rules},
         )
         problem = state_problem(cluster, allocation, schedule)
-        return Case(name, problem, schedule, _known(content), (path, question))
+        return Case(name, problem, schedule, _known(content), (path, problem_file))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{question}: {error}") from None
+        raise InputError(f"{problem_file}: {error}") from None
 
 
-def _known(content: Mapping[str, Any]) -> Known | None:
-    """What a file says: `proved`, or else `best_known`, by itself or for the allocation and the rules as they stand."""
+def _known(content: Mapping[str, Any]) -> BestKnown | None:
+    """Read `proved`, or else `best_known`, possibly the one for the given allocation and rules."""
     if "proved" in content:
         proof = content["proved"]
-        return Known(proof["iteration_s"], proved=True, cpu_s=proof["cpu_s"])
+        return BestKnown(proof["iteration_s"], proved=True, cpu_s=proof["cpu_s"])
     best = content.get("best_known", {})
     best = best.get("fixed allocation, rules as here", best)
     if best.get("iteration_s") is None:
         return None
-    return Known(float(best["iteration_s"]), proved=bool(best.get("proved_optimal", False)))
+    return BestKnown(float(best["iteration_s"]), proved=bool(best.get("proved_optimal", False)))

@@ -1,4 +1,4 @@
-"""When, and on what, something was measured."""
+"""Date, machine and versions of a measurement."""
 
 import datetime as dt
 import os
@@ -13,7 +13,7 @@ import skippipe
 
 
 def environment() -> dict[str, Any]:
-    """When and on what this was measured."""
+    """Date, machine and versions of this measurement."""
     return {
         "date": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
@@ -22,7 +22,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Name of the processor, where the system tells it."""
+    """Name of the processor, if known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

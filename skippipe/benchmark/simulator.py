@@ -1,4 +1,4 @@
-"""The simulator's speed."""
+"""Benchmark of the simulator's speed."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from skippipe.planning import make_plan
 
 
 def measure_simulator(cases: Cases, seconds: float) -> list[dict[str, Any]]:
-    """Measure evaluations per second of one plan of each instance, in both modes, on one thread."""
+    """Evaluations per second of one plan per instance, in both modes, on one thread."""
     planner = PlannerConfig(time_limit_s=0.2)
     plans = {name: make_plan(case.job, "skippipe", planner) for name, case in cases.items()}
     return [
@@ -29,7 +29,7 @@ def measure_simulator(cases: Cases, seconds: float) -> list[dict[str, Any]]:
 
 
 def _rate(plan: Plan, order: str, seconds: float) -> float | None:
-    """Evaluations per second; None where the dispatch rule locks up on these routes."""
+    """Evaluations per second; None if the dispatch rule deadlocks on these routes."""
     try:
         return _scheduler.benchmark_simulator(plan, order=order, seconds=seconds)
     except DeadlockError:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: saved while training goes on, found again whole, read onto any cut of the model."""
+"""Checkpoints of a training run: saved in the background, verified on load, resharded onto any model partition."""
 
 from skippipe.checkpoint.reading import Checkpoint, open_checkpoint
 

@@ -1,6 +1,6 @@
-"""What ranks tell each other beside tensors, over a process group: JSON of limited size, never a pickle.
+"""Exchange of JSON messages of limited size over a process group.
 
-The object collectives of torch.distributed unpickle what other ranks send, and to unpickle is to run it.
+The object collectives of torch.distributed unpickle what other ranks send, and unpickling executes code.
 """
 
 import json
@@ -10,22 +10,22 @@ import torch
 import torch.distributed as dist
 
 LIMIT_BYTES = 2**20
-"""of what one rank may say at a time"""
+"""largest message of one rank"""
 
 
 class ExchangeError(RuntimeError):
-    """A rank said what cannot be used."""
+    """A rank sent an invalid message."""
 
 
 def gather_json(value: object, group: dist.ProcessGroup) -> list[Any]:
-    """Give every rank's value, by rank; all ranks of the group call it together.
+    """Gather every rank's value, ordered by rank; a collective call.
 
     Args:
-        value: what JSON can hold.
-        group: ranks that exchange tensors on the CPU.
+        value: JSON-serialisable.
+        group: process group with a CPU backend.
 
     Raises:
-        ExchangeError: a rank's value is larger than `LIMIT_BYTES`, or is no JSON; raised on all ranks.
+        ExchangeError: a rank's value exceeds `LIMIT_BYTES` or is not JSON; raised on all ranks.
 
     """
     text = json.dumps(value).encode()
@@ -41,8 +41,8 @@ def gather_json(value: object, group: dist.ProcessGroup) -> list[Any]:
     padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
     dist.all_gather(texts, padded, group=group)
     return [
-        _parsed(bytes(said[:length].numpy()), rank)
-        for rank, (said, length) in enumerate(zip(texts, lengths, strict=True))
+        _parsed(bytes(received[:length].numpy()), rank)
+        for rank, (received, length) in enumerate(zip(texts, lengths, strict=True))
     ]
 
 

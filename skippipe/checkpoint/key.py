@@ -1,4 +1,4 @@
-"""The secret that checkpoints are signed with: one for each user, made when first needed."""
+"""The secret key that signs checkpoints: one per user, generated on first use."""
 
 import contextlib
 import os
@@ -11,45 +11,45 @@ from pathlib import Path
 from skippipe.errors import InputError
 from skippipe.files import open_regular
 
-LEAST_BYTES, MOST_BYTES = 16, 4096
+MIN_BYTES, MAX_BYTES = 16, 4096
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""Permissions that nobody but the owner may have, as ssh has it for its keys."""
+"""Permission bits that must be clear, as for ssh keys."""
 
 
 def load_key(path: str | None) -> bytes:
-    """Read the secret in the file `path`; None: the user's own, which is made if there is none yet.
+    """Read the key in the file `path`; None: the user's default key, generated if missing.
 
     Raises:
-        InputError: the file cannot be read, holds too little, may be read by others, or cannot be made.
+        InputError: the file cannot be read or created, has the wrong size, or is accessible to other users.
 
     """
     if path is None:
         return _own_key(default_path())
-    return _read(Path(path), f"{path}, given as the secret of checkpoints")
+    return _read(Path(path), f"checkpoint.key={path}")
 
 
 def default_path() -> Path:
-    """Where a user's own secret lies."""
+    """Path of the user's default key."""
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     except RuntimeError:
-        raise InputError("checkpoint.key is not set, and there is no home folder for one: a file is expected") from None
+        raise InputError("checkpoint.key: expected a file, got null, and no home folder for a default key") from None
     return Path(base) / "skippipe" / "checkpoint.key"
 
 
 def _own_key(path: Path) -> bytes:
-    what = f"{path}, the secret of checkpoints where checkpoint.key names no other file"
+    what = f"{path} (default checkpoint.key)"
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make(path)
         except OSError as error:
-            raise InputError(f"{what}, cannot be made: {error.strerror}") from None
+            raise InputError(f"{what}: cannot be created: {error.strerror}") from None
     return _read(path, what)
 
 
 def _make(path: Path) -> None:
-    """Write a new secret, whole and for this user only; where another process was faster, its own stands."""
+    """Write a new key atomically, readable by its owner only; a key that another process has just written wins."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".checkpoint.key.")  # readable by its owner alone
     temporary = Path(name)
     try:
@@ -64,11 +64,11 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path, what: str) -> bytes:
-    """Read a secret from a regular file, which a link may lead to, that nobody but its owner may read."""
+    """Read a key from a regular file (symbolic links are followed) that only its owner may read."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
-            secret = file.read(MOST_BYTES + 1).strip()
+            secret = file.read(MAX_BYTES + 1).strip()
     except OSError as error:
         raise InputError(f"{what}: cannot be read: {error.strerror}") from None
     if found.st_uid not in (os.geteuid(), 0) and os.geteuid():  # root, as in a container, may use anybody's
@@ -76,12 +76,10 @@ def _read(path: Path, what: str) -> bytes:
     if found.st_mode & OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         raise InputError(
-            f"{what}: expected a file that only its owner may use (mode 600), got mode {mode:o}; "
-            f"chmod 600 {shlex.quote(str(path))}, and make another secret if somebody else may have read it"
+            f"{what}: expected a file private to its owner (mode 600), got mode {mode:o}; "
+            f"chmod 600 {shlex.quote(str(path))}, and generate a new key if someone else may have read it"
         )
-    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
-        held = f"more than {MOST_BYTES}" if len(secret) > MOST_BYTES else str(len(secret))
-        raise InputError(
-            f"{what}: holds {held} bytes, a secret of at least {LEAST_BYTES} is expected, and at most {MOST_BYTES}"
-        )
+    if not MIN_BYTES <= len(secret) <= MAX_BYTES:
+        size = f"more than {MAX_BYTES}" if len(secret) > MAX_BYTES else str(len(secret))
+        raise InputError(f"{what}: expected {MIN_BYTES} to {MAX_BYTES} bytes, got {size}")
     return secret

@@ -1,4 +1,4 @@
-"""Checkpoints found and read, by any process: whole ones only, checked before anything of them is used."""
+"""Finding and loading checkpoints: complete ones only, verified before use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,112 +6,113 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory, iteration_of
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.manifest import NAME, Manifest, check_files, checked_bytes, read_manifest
-from skippipe.checkpoint.shelf import FOLDER, Shelf, iteration_of
-from skippipe.checkpoint.state import NAME as STATE
-from skippipe.checkpoint.state import State, parse_state
+from skippipe.checkpoint.manifest import MANIFEST, Manifest, check_files, read_checked, read_manifest
+from skippipe.checkpoint.state import STATE, TrainingState, parse_state
 from skippipe.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PLAN, TOKENIZER = "plan.json", "tokenizer.json"
-"""What lies in the folder of a checkpoint, beside manifest, state and tensors."""
+"""Files of a checkpoint beside manifest, state and tensors."""
 WEIGHTS = "weights"
-"""What the names of weights begin with, before those that transformers has for them"""
+"""Prefix of weight names in tensor files; the rest is the name in transformers' state dict."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are those that were written."""
+    """A verified checkpoint."""
 
     path: Path
-    state: State
+    state: TrainingState
     manifest: Manifest
-    passed_over: tuple[str, ...] = ()
-    """what is wrong with newer ones of the same run"""
+    skipped: tuple[str, ...] = ()
+    """newer checkpoints of the run that were skipped, with reasons"""
 
     @property
     def plan(self) -> Plan:
-        """The plan that was trained by."""
-        return Plan.from_json(checked_bytes(self.path, PLAN, self.manifest).decode())
+        """The plan in use when it was saved."""
+        return Plan.from_json(read_checked(self.path, PLAN, self.manifest).decode())
 
     @property
     def tokenizer_json(self) -> str | None:
-        """The tokenizer of the text, where one is kept."""
+        """The tokenizer of the corpus, if stored."""
         if TOKENIZER not in self.manifest.files:
             return None
-        return checked_bytes(self.path, TOKENIZER, self.manifest).decode()
+        return read_checked(self.path, TOKENIZER, self.manifest).decode()
 
-    def load(self, tensors: Mapping[str, "Tensor"], part: str = WEIGHTS) -> None:
+    def load(self, tensors: Mapping[str, "Tensor"], prefix: str = WEIGHTS) -> None:
         """Fill tensors in place.
 
         Args:
-            tensors: by name; weights bear the names of transformers' state dict. One that shares its memory with
-                another, as a tied head does with the embedding, may have no entry of its own.
-            part: what is read, `weights` or what `skippipe.train` keeps of its optimizer.
+            tensors: by name; weights use the names of transformers' state dict. A tensor that shares memory with
+                another, such as a tied head, needs no entry of its own.
+            prefix: `weights`, or the prefix of `skippipe.train`'s optimizer state.
 
         Raises:
-            InputError: a tensor is missing or has another shape; the message names it.
+            InputError: a tensor is missing or has a different shape; the message names it.
 
         """
-        # Imported here, as torch is everywhere in this package: the supervisor looks for checkpoints without it.
+        # Imported late: the supervisor looks for checkpoints without torch.
         import torch  # noqa: PLC0415
 
-        from skippipe.checkpoint.tensors import opened  # noqa: PLC0415
+        from skippipe.checkpoint.tensors import open_tensors  # noqa: PLC0415
 
-        with opened(self.path, self.manifest) as saved, torch.no_grad():
-            met: set[int] = set()
-            for name in sorted(tensors, key=lambda name: f"{part}/{name}" not in saved):
-                tensor, key = tensors[name], f"{part}/{name}"
-                if key not in saved and tensor.data_ptr() in met:
+        with open_tensors(self.path, self.manifest) as saved, torch.no_grad():
+            loaded: set[int] = set()
+            for name in sorted(tensors, key=lambda name: f"{prefix}/{name}" not in saved):
+                tensor, key = tensors[name], f"{prefix}/{name}"
+                if key not in saved and tensor.data_ptr() in loaded:
                     continue
-                met.add(tensor.data_ptr())
+                loaded.add(tensor.data_ptr())
                 if key not in saved:
-                    raise InputError(f"{self.path}: has no tensor {key}: it is of another model")
+                    raise InputError(f"{self.path}: no tensor {key}: checkpoint of another model")
                 if saved.shape(key) != tuple(tensor.shape):
                     raise InputError(
-                        f"{self.path}: {key} has shape {saved.shape(key)}, {tuple(tensor.shape)} is expected"
+                        f"{self.path}: {key}: expected shape {tuple(tensor.shape)}, got {saved.shape(key)}"
                     )
                 tensor.copy_(saved.read(key))
 
 
 def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """Open a checkpoint, or the newest whole one of a run.
+    """Open a checkpoint, or the latest complete one of a run.
 
     Args:
-        path: folder of a checkpoint, or of a run.
-        key: file with the secret that it is signed with; None: the user's own.
+        path: folder of a checkpoint or of a run.
+        key: file with the signing key; None: the user's default key.
 
     Raises:
-        InputError: there is none that is whole; the message says what is wrong with it.
+        InputError: there is no complete checkpoint; the message gives the reasons.
 
     """
     secret = load_key(key)
-    if (path / NAME).exists():
+    if (path / MANIFEST).exists():
         return _open(path, secret)
     if not path.is_dir():
-        raise InputError(f"checkpoint={path}: there is no such folder")
-    newest, damaged = newest_whole(Shelf(path / FOLDER), secret)
+        raise InputError(f"checkpoint={path}: no such folder")
+    newest, damaged = latest_complete(CheckpointDirectory(path / CHECKPOINTS), secret)
     if newest is not None:
-        return replace(newest, passed_over=tuple(damaged))
+        return replace(newest, skipped=tuple(damaged))
     if damaged:
-        raise InputError(f"checkpoint={path}: none of its checkpoints is whole: {'; '.join(damaged)}")
-    raise InputError(f"checkpoint={path}: neither {NAME} nor checkpoints in {FOLDER} are there")
+        raise InputError(f"checkpoint={path}: no complete checkpoint: {'; '.join(damaged)}")
+    raise InputError(f"checkpoint={path}: expected {MANIFEST} or {CHECKPOINTS}/, found neither")
 
 
-def newest_whole(shelf: Shelf, secret: bytes, checked: str | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest whole checkpoint of a run, if it has one, and say what is wrong with those that are newer.
+def latest_complete(
+    directory: CheckpointDirectory, secret: bytes, checked: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """Find the latest complete checkpoint of a run, and the reasons why newer ones were skipped.
 
     Args:
-        shelf: where they stand.
-        secret: what they are signed with.
-        checked: hash of a manifest whose files need not be hashed, since they have been a moment ago.
+        directory: the run's checkpoints.
+        secret: the signing key.
+        checked: hash of a manifest whose files were verified a moment ago and need no second hashing.
 
     """
     damaged: list[str] = []
-    for path in shelf.all():
+    for path in directory.all():
         try:
             return _open(path, secret, checked), damaged
         except InputError as error:
@@ -120,42 +121,42 @@ def newest_whole(shelf: Shelf, secret: bytes, checked: str | None = None) -> tup
 
 
 def open_shared(path: Path, manifest_sha256: str, secret: bytes) -> Checkpoint:
-    """Open a checkpoint whose files another process has checked, who says what its manifest's hash is.
+    """Open a checkpoint whose files another process has verified, given its manifest's hash.
 
     Raises:
-        InputError: it is not to be seen here, it is another one, or it is not signed with the same secret.
+        InputError: not visible on this node, a different one, or signed with a different key.
 
     """
     if not path.is_dir():
-        raise InputError(f"{path}: is not to be seen here; all nodes have to see the same folder")
+        raise InputError(f"{path}: not visible on this node; all nodes must share one folder")
     manifest = read_manifest(path, secret)
     if manifest.sha256 != manifest_sha256:
-        raise InputError(f"{path}: is another checkpoint here than on rank 0; all nodes have to see the same folder")
+        raise InputError(f"{path}: differs from the checkpoint on rank 0; all nodes must share one folder")
     return _checkpoint(path, manifest)
 
 
 def _open(path: Path, secret: bytes, checked: str | None = None) -> Checkpoint:
-    manifest = read_named(path, secret)
+    manifest = read_named_manifest(path, secret)
     if manifest.sha256 != checked:
         check_files(path, manifest)
     _check_finite(path, manifest)
     return _checkpoint(path, manifest)
 
 
-def read_named(path: Path, secret: bytes) -> Manifest:
-    """Read a checkpoint's manifest; raises as `read_manifest` does, and where the folder has the name of another."""
+def read_named_manifest(path: Path, secret: bytes) -> Manifest:
+    """Read a manifest as `read_manifest` does; raises also if the folder's name is that of another iteration."""
     manifest = read_manifest(path, secret)
     if iteration_of(path) not in (-1, manifest.iteration):
-        raise InputError(f"{path}: is a checkpoint of iteration {manifest.iteration} under the name of another")
+        raise InputError(f"{path}: checkpoint of iteration {manifest.iteration} under another name")
     return manifest
 
 
 def _check_finite(path: Path, manifest: Manifest) -> None:
-    from skippipe.checkpoint.tensors import opened  # noqa: PLC0415 - takes torch
+    from skippipe.checkpoint.tensors import open_tensors  # noqa: PLC0415 - takes torch
 
-    with opened(path, manifest) as saved:
+    with open_tensors(path, manifest) as saved:
         saved.check_finite()
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
-    return Checkpoint(path, parse_state(checked_bytes(path, STATE, manifest), path / STATE), manifest)
+    return Checkpoint(path, parse_state(read_checked(path, STATE, manifest), path / STATE), manifest)

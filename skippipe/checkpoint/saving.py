@@ -1,8 +1,8 @@
-"""Saves checkpoints while training goes on.
+"""Saves checkpoints in the background.
 
-Even the copying of tensors runs beside the next iteration, which changes them only at its end. All ranks save
-together, each what it is given, in a thread of its own and over a process group of its own. What goes wrong on one of
-them is known to all, and leaves what stood before as it was.
+Even the copy of the tensors overlaps with the next iteration, which changes them only at its end. Saving is collective:
+each rank saves its own tensors, in a background thread and over a separate process group. A failure on one rank is
+reported on all of them and leaves earlier checkpoints intact.
 """
 
 import contextlib
@@ -19,14 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skippipe.checkpoint import manifest
+from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.exchange import gather_json
-from skippipe.checkpoint.manifest import FileNote, Manifest, describe, parse_note
+from skippipe.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_file, parse_file_record
 from skippipe.checkpoint.reading import PLAN, TOKENIZER
-from skippipe.checkpoint.shelf import Shelf
-from skippipe.checkpoint.state import NAME as STATE
-from skippipe.checkpoint.state import State
-from skippipe.checkpoint.tensors import FOLDER, tensor_file, write_tensors
+from skippipe.checkpoint.state import STATE, TrainingState
+from skippipe.checkpoint.tensors import TENSORS, tensor_file, write_tensors
 from skippipe.errors import SchedulerError
 from skippipe.files import write_synced
 from skippipe.model.finite import is_finite, odd_number
@@ -37,10 +35,10 @@ class SavingError(SchedulerError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a checkpoint is to hold; the tensors of each rank are its own, the rest is rank 0's to write."""
+class CheckpointContents:
+    """Contents of a checkpoint beside the tensors; rank 0 writes them."""
 
-    state: State
+    state: TrainingState
     plan: str
     """skippipe.plan/1"""
     tokenizer: str | None
@@ -48,49 +46,51 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What became of a save."""
+class SaveResult:
+    """Outcome of a save."""
 
     iteration: int
     path: Path
     blocked_s: float
-    """how long training stood still for it"""
+    """time for which training was blocked"""
     seconds: float
-    """how long it took, beside training"""
+    """duration of the save in the background"""
     bytes: int
     error: SavingError | None
 
 
-class Saver:
-    """One rank's part in saving the checkpoints of a run."""
+class CheckpointSaver:
+    """Saves a run's checkpoints in the background; one instance per rank."""
 
-    def __init__(self, shelf: Shelf, group: dist.ProcessGroup, *, key: bytes | None, keep: int) -> None:
-        """Prepare to save.
+    def __init__(
+        self, directory: CheckpointDirectory, group: dist.ProcessGroup, *, key: bytes | None, keep: int
+    ) -> None:
+        """Create a saver.
 
         Args:
-            shelf: where checkpoints stand, the same folder on all ranks.
-            group: all ranks, on the CPU; nobody else may use it.
-            key: what manifests are signed with; rank 0 needs it, nobody else.
-            keep: how many checkpoints stay.
+            directory: the run's checkpoints, the same folder on all ranks.
+            group: all ranks, with a CPU backend; reserved for this object.
+            key: the signing key; only rank 0 needs it.
+            keep: number of checkpoints to keep.
 
         """
-        self._shelf, self._group, self._key, self._keep = shelf, group, key, keep
+        self._directory, self._group, self._key, self._keep = directory, group, key, keep
         self._rank = dist.get_rank(group)
         self._thread: threading.Thread | None = None
-        self._finished: list[Saved] = []
+        self._finished: list[SaveResult] = []
         self._copied = threading.Event()
         self._copied.set()
         self._blocked_s = 0.0
         self._broken: SavingError | None = None
-        """why the ranks can no longer save together"""
+        """set once collective saving is no longer possible"""
 
     @property
-    def busy(self) -> bool:
+    def saving(self) -> bool:
         """Whether this rank is still saving."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tensors: Mapping[str, Tensor], contents: Contents) -> None:
-        """Begin to save. All ranks call it, none of them busy.
+    def save(self, tensors: Mapping[str, Tensor], contents: CheckpointContents) -> None:
+        """Start a save; a collective call, while no rank is saving.
 
         Args:
             tensors: by a name that no other rank has; they may change after `settle`.
@@ -101,66 +101,66 @@ class Saver:
         self.wait()
         if self._broken is not None:
             iteration = contents.state.iteration
-            self._finished.append(Saved(iteration, self._shelf.path(iteration), 0.0, 0.0, 0, self._broken))
+            self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, 0.0, 0, self._broken))
             return
         self._copied.clear()
-        # A daemon: where a run fails, nobody waits for a save that will never come to its end.
+        # A daemon: a failing run must not wait for a save that cannot finish.
         self._thread = threading.Thread(target=self._run, args=(dict(tensors), contents), daemon=True)
         self._thread.start()
         self._blocked_s = time.perf_counter() - begin
 
-    def settle(self) -> None:
-        """Wait until the tensors of the latest save are copied, and may change."""
+    def wait_copied(self) -> None:
+        """Wait until the tensors of the current save are copied and may change."""
         if not self._copied.is_set():
             begin = time.perf_counter()
             self._copied.wait()
             self._blocked_s += time.perf_counter() - begin
 
     def wait(self) -> None:
-        """Wait until nothing is being saved."""
+        """Wait for the current save to finish."""
         if self._thread is not None:
             self._thread.join()
 
-    def take_finished(self) -> list[Saved]:
-        """What has come to its end since the last call."""
-        if self.busy:
+    def take_results(self) -> list[SaveResult]:
+        """Results of the saves that finished since the last call."""
+        if self.saving:
             return []
         finished, self._finished = self._finished, []
         return [replace(saved, blocked_s=self._blocked_s) for saved in finished]
 
-    def _run(self, tensors: dict[str, Tensor], contents: Contents) -> None:
+    def _run(self, tensors: dict[str, Tensor], contents: CheckpointContents) -> None:
         begin, iteration = time.perf_counter(), contents.state.iteration
         size, error = 0, None
         try:
             size = self._save(tensors, contents)
         except SavingError as failed:
             error = failed
-        except Exception as failed:  # noqa: BLE001 - a lost connection, mostly; training meets it as well
+        except Exception as failed:  # noqa: BLE001 - mostly a lost connection, which training notices too
             traceback.print_exception(failed)
             error = self._broken = SavingError(str(failed) or type(failed).__name__)
         if error is not None and self._rank == 0:
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._shelf.draft(iteration))
+                shutil.rmtree(self._directory.staging(iteration))
         seconds = time.perf_counter() - begin
-        self._finished.append(Saved(iteration, self._shelf.path(iteration), 0.0, seconds, size, error))
+        self._finished.append(SaveResult(iteration, self._directory.path(iteration), 0.0, seconds, size, error))
 
-    def _save(self, tensors: dict[str, Tensor], contents: Contents) -> int:
-        """Write everything; gives the number of bytes."""
+    def _save(self, tensors: dict[str, Tensor], contents: CheckpointContents) -> int:
+        """Write everything; returns the number of bytes."""
         iteration = contents.state.iteration
-        draft = self._shelf.draft(iteration)
+        staging = self._directory.staging(iteration)
         copied: dict[str, Tensor] = {}
-        self._together(lambda: self._copy(tensors, copied))
-        self._together(lambda: self._begin(contents) if self._rank == 0 else None)
-        self._together(lambda: _check_visible(draft))
-        self._together(lambda: self._write(draft, copied))
-        notes: dict[str, FileNote] = {}
-        for rank, own in enumerate(self._together(lambda: self._describe(draft))):
-            notes |= _parse_notes(own, rank)
-        self._together(lambda: self._publish(Manifest(iteration, notes)) if self._rank == 0 else None)
-        return sum(note.bytes for note in notes.values())
+        self._on_all_ranks(lambda: self._copy(tensors, copied))
+        self._on_all_ranks(lambda: self._begin(contents) if self._rank == 0 else None)
+        self._on_all_ranks(lambda: _check_visible(staging))
+        self._on_all_ranks(lambda: self._write(staging, copied))
+        records: dict[str, FileRecord] = {}
+        for rank, own in enumerate(self._on_all_ranks(lambda: self._describe(staging))):
+            records |= _parse_file_records(own, rank)
+        self._on_all_ranks(lambda: self._publish(Manifest(iteration, records)) if self._rank == 0 else None)
+        return sum(record.bytes for record in records.values())
 
     def _copy(self, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
-        """Copy, and see that all is finite: a checkpoint that cannot be trained on would only push out good ones."""
+        """Copy and check for non-finite values: a useless checkpoint would only displace good ones."""
         try:
             for name, tensor in tensors.items():
                 copied[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -170,75 +170,77 @@ class Saver:
             if not is_finite(tensor):
                 raise ValueError(f"{name}: expected finite numbers, got {odd_number(tensor)}")
 
-    def _begin(self, contents: Contents) -> None:
-        draft = self._shelf.begin(contents.state.iteration)
-        (draft / FOLDER).mkdir()
-        contents.state.write(draft)
-        write_synced(draft / PLAN, contents.plan)
+    def _begin(self, contents: CheckpointContents) -> None:
+        staging = self._directory.create_staging(contents.state.iteration)
+        (staging / TENSORS).mkdir()
+        contents.state.write(staging)
+        write_synced(staging / PLAN, contents.plan)
         if contents.tokenizer is not None:
-            write_synced(draft / TOKENIZER, contents.tokenizer)
+            write_synced(staging / TOKENIZER, contents.tokenizer)
 
-    def _write(self, draft: Path, copied: Mapping[str, Tensor]) -> None:
+    def _write(self, staging: Path, copied: Mapping[str, Tensor]) -> None:
         if copied:
-            write_tensors(draft / tensor_file(self._rank), copied)
+            write_tensors(staging / tensor_file(self._rank), copied)
 
-    def _describe(self, draft: Path) -> dict[str, Any]:
-        """Size and hash of what this rank has written, as JSON has them."""
-        names = [name for name in _own_files(self._rank) if (draft / name).exists()]
-        return {name: asdict(describe(draft / name)) for name in names}
+    def _describe(self, staging: Path) -> dict[str, Any]:
+        """Size and hash of the files that this rank has written, JSON-serialisable."""
+        names = [name for name in _own_files(self._rank) if (staging / name).exists()]
+        return {name: asdict(hash_file(staging / name)) for name in names}
 
     def _publish(self, written: Manifest) -> None:
         assert self._key is not None, "rank 0 signs"
-        write_synced(self._shelf.draft(written.iteration) / manifest.NAME, written.signed(self._key))
-        self._shelf.publish(written.iteration)
-        self._shelf.keep(self._keep)
+        write_synced(self._directory.staging(written.iteration) / MANIFEST, written.signed(self._key))
+        self._directory.publish(written.iteration)
+        self._directory.prune(self._keep)
 
-    def _together(self, step: Callable[[], object]) -> list[Any]:
-        """Do something on all ranks, and give what came of it by rank; raises on all where it failed on one.
+    def _on_all_ranks(self, step: Callable[[], object]) -> list[Any]:
+        """Run a step on all ranks and gather its results by rank; raises on all ranks if it fails on any.
 
-        What comes of it is told as JSON; what other ranks say is to be checked before it is used.
+        Results are exchanged as JSON and come from other processes: validate them before use.
         """
         mine: dict[str, Any]
         try:
             mine = {"value": step(), "error": None}
-        except Exception as error:  # noqa: BLE001 - whatever it is: the others wait for an answer
-            mine = {"value": None, "error": _reason(error)[:LONGEST_REASON]}
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for an answer
+            mine = {"value": None, "error": _reason(error)[:MAX_REASON]}
         values, failures = [], {}
-        for rank, said in enumerate(gather_json(mine, self._group)):
-            if not isinstance(said, dict) or said.keys() != mine.keys():
-                raise SavingError(f"rank {rank}: expected a result, got {str(said)[:40]}")
-            values.append(said["value"])
-            if said["error"] is not None:
-                failures[rank] = str(said["error"])
+        for rank, result in enumerate(gather_json(mine, self._group)):
+            if not isinstance(result, dict) or result.keys() != mine.keys():
+                raise SavingError(f"rank {rank}: expected a result, got {str(result)[:40]}")
+            values.append(result["value"])
+            if result["error"] is not None:
+                failures[rank] = str(result["error"])
         if failures:
             rank, reason = min(failures.items())
             raise SavingError(f"rank {rank}: {reason}")
         return values
 
 
-LONGEST_REASON = 2000
-"""characters of why something failed"""
+MAX_REASON = 2000
+"""characters of an error message sent to other ranks"""
 
 
 def _own_files(rank: int) -> list[str]:
-    """Names of the files of a checkpoint that a rank may write."""
+    """Files of a checkpoint that a rank may write."""
     return [tensor_file(rank), *((STATE, PLAN, TOKENIZER) if rank == 0 else ())]
 
 
-def _parse_notes(said: object, rank: int) -> dict[str, FileNote]:
-    """Make sense of what a rank says of its files; what is signed is to be what was checked."""
-    notes = said if isinstance(said, dict) else {}
-    if not notes.keys() <= set(_own_files(rank)):
-        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, notes))[:200]}")
+def _parse_file_records(value: object, rank: int) -> dict[str, FileRecord]:
+    """Validate a rank's file records before they are signed."""
+    records = value if isinstance(value, dict) else {}
+    if not records.keys() <= set(_own_files(rank)):
+        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, records))[:200]}")
     try:
-        return {name: parse_note(note) for name, note in notes.items()}
+        return {name: parse_file_record(record) for name, record in records.items()}
     except ValueError as error:
         raise SavingError(f"rank {rank}: {error}") from None
 
 
-def _check_visible(draft: Path) -> None:
-    if not draft.is_dir():
-        raise RuntimeError(f"{draft}, which rank 0 has made, is not to be seen here: all nodes have to see one folder")
+def _check_visible(staging: Path) -> None:
+    if not staging.is_dir():
+        raise RuntimeError(
+            f"{staging}, created by rank 0, is not visible on this node; all nodes must share one folder"
+        )
 
 
 def _reason(error: BaseException) -> str:

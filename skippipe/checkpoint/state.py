@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its tensors: how far training was, and of what."""
+"""Training state of a checkpoint beside its tensors."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -8,40 +8,40 @@ from typing import Any
 from skippipe.errors import InputError
 from skippipe.files import write_synced
 
-NAME = "state.json"
+STATE = "state.json"
 
 
 @dataclass(frozen=True)
-class State:
-    """Where a training stands after whole iterations.
+class TrainingState:
+    """State of training between two iterations.
 
-    Random numbers need no more than the seed: each iteration begins with generators seeded by run, iteration and rank.
+    The seed suffices for random numbers: each iteration seeds its generators by run, iteration and rank.
     """
 
     iteration: int
-    """iterations done"""
+    """iterations completed"""
     tokens: int
-    """tokens trained on, over all of them; the learning rate depends on it"""
+    """tokens trained on so far; the learning rate depends on it"""
     position: int
-    """blocks of text used: places in the endless sequence of epochs"""
+    """blocks consumed, over all epochs"""
     seed: int
     """of the run"""
     text: str
-    """hash of the text"""
+    """hash of the corpus"""
     model: dict[str, Any]
-    """every setting of the model, by the names of transformers"""
+    """every model setting, named as in transformers"""
     planning: str
-    """hash of what the plan was asked for"""
+    """hash of the planning request"""
 
     def write(self, folder: Path) -> None:
-        """Write it into a checkpoint's folder."""
-        write_synced(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        """Write it to a checkpoint's folder."""
+        write_synced(folder / STATE, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def parse_state(text: bytes, path: Path) -> State:
-    """Make sense of what was written; `path` is for messages."""
+def parse_state(text: bytes, path: Path) -> TrainingState:
+    """Parse the file's text; `path` is for messages."""
     content = json.loads(text)
-    missing = [item.name for item in fields(State) if item.name not in content]
+    missing = [item.name for item in fields(TrainingState) if item.name not in content]
     if missing:
-        raise InputError(f"{path}: has no {missing[0]}: it was written by another version of skippipe")
-    return State(**{item.name: content[item.name] for item in fields(State)})
+        raise InputError(f"{path}: no key {missing[0]}: written by another version of skippipe")
+    return TrainingState(**{item.name: content[item.name] for item in fields(TrainingState)})

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint: one safetensors file for each rank that gave any, read by name whatever rank wrote it."""
+"""Tensors of a checkpoint: one safetensors file per writing rank, read by tensor name."""
 
 import contextlib
 import os
@@ -15,19 +15,19 @@ from skippipe.checkpoint.manifest import Manifest
 from skippipe.errors import InputError
 from skippipe.model.finite import is_finite, odd_number
 
-FOLDER = "tensors"
-"""within the folder of a checkpoint"""
-_NAME = re.compile(rf"{FOLDER}/rank-\d{{5,}}\.safetensors")
+TENSORS = "tensors"
+"""folder name within a checkpoint's folder"""
+_NAME = re.compile(rf"{TENSORS}/rank-\d{{5,}}\.safetensors")
 _SYSTEM = re.compile(r"\(os error (\d+)\)")
 
 
 def tensor_file(rank: int) -> str:
-    """Name of a rank's file within the folder of a checkpoint."""
-    return f"{FOLDER}/rank-{rank:05d}.safetensors"
+    """Path of a rank's file within a checkpoint's folder."""
+    return f"{TENSORS}/rank-{rank:05d}.safetensors"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, on the CPU and contiguous, and see that they have reached the disk; raises `OSError`."""
+    """Write contiguous CPU tensors and fsync; raises `OSError`."""
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
@@ -37,16 +37,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _system_error(error: SafetensorError, path: Path) -> OSError:
-    """What the system has said, which safetensors puts into a text of its own."""
+    """The OS error that safetensors wraps into its own message."""
     code = _SYSTEM.search(str(error))
     return OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else OSError(f"{path}: {error}")
 
 
 class TensorFiles:
-    """The open tensor files of a checkpoint whose manifest has been checked."""
+    """The open tensor files of a checkpoint with a verified manifest."""
 
     def __init__(self, files: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
-        """Take for each tensor, by name, the open file that holds it and that file's path."""
+        """Take the open file of each tensor, by name, and its path."""
         self._files, self._paths = files, paths
 
     def __contains__(self, name: str) -> bool:
@@ -62,23 +62,23 @@ class TensorFiles:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
-        """Give a tensor, which may lie in the mapped file: for reading, as long as the files are open."""
+        """Read a tensor; it may be mapped from the file: read-only, valid while the files are open."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor
 
     def check_finite(self) -> None:
-        """Raise `InputError` naming file and tensor where one holds NaN or infinity."""
+        """Raise `InputError` naming file and tensor if any value is NaN or infinite."""
         for name, path in self._paths.items():
             if not is_finite(self.read(name)):
                 raise InputError(f"{path}: {name}: expected finite numbers, got {odd_number(self.read(name))}")
 
 
 @contextlib.contextmanager
-def opened(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
-    """Open the tensor files that a checkpoint's manifest names; of each, only the header is read.
+def open_tensors(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
+    """Open the tensor files listed in a checkpoint's manifest, reading only their headers.
 
     Raises:
-        InputError: a file is no safetensors file, or two hold the same tensor.
+        InputError: not a safetensors file, or a tensor in two files.
 
     """
     files: dict[str, Any] = {}
@@ -92,6 +92,6 @@ def opened(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
                 raise InputError(f"{path}: cannot be read: {error}") from None
             for name in names:
                 if name in files:
-                    raise InputError(f"{path}: holds {name}, which {paths[name].name} holds already")
+                    raise InputError(f"{path}: tensor {name} is also in {paths[name].name}")
                 files[name], paths[name] = file, path
         yield TensorFiles(files, paths)

@@ -12,19 +12,19 @@ from skippipe.application import Context
 from skippipe.benchmark import (
     Case,
     Cases,
-    Row,
-    case_divisions,
+    PlannerRow,
+    allocation_cases_of,
     contradictions,
     environment,
-    judged,
     load_cases,
     measure_allocator,
     measure_planner,
     measure_simulator,
-    on_one_allocation,
+    preset_allocation_cases,
     preset_cases,
-    preset_divisions,
     small_folder,
+    violations,
+    with_shared_allocation,
 )
 from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob, PlannerConfig
 from skippipe.errors import InputError, SchedulerError
@@ -72,13 +72,13 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     cases = _some(_cases(job) | _folder(job.folder))
     if job.compare_allocation == "same":
         cases = {name: _on_one_allocation(case, job.planner) for name, case in cases.items()}
-    rows: list[Row] = []
+    rows: list[PlannerRow] = []
     wrong: list[str] = []
     for number, (case, strategy) in enumerate((case, name) for case in cases.values() for name in job.strategies):
         place = f"{number + 1} of {len(cases) * len(job.strategies)}: {case.name}, {strategy}"
         with planning_progress(place) as progress:
             row, plan = measure_planner(case, strategy, job.planner, progress)
-        broken = [] if plan is None else judged(plan, case, checker)
+        broken = [] if plan is None else violations(plan, case, checker)
         wrong += [f"{case.name}, {strategy}: {text}" for text in (*broken, *contradictions(row, case.known))]
         rows.append(row)
     _report("planner", [dataclasses.asdict(row) for row in rows], output, compare_allocation=job.compare_allocation)
@@ -93,17 +93,17 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
 
 def _on_one_allocation(case: Case, planner: PlannerConfig) -> Case:
     with planning_progress(f"{case.name}, the allocation for all") as progress:
-        return on_one_allocation(case, planner, progress)
+        return with_shared_allocation(case, planner, progress)
 
 
 def bench_allocator(job: BenchAllocatorJob, context: Context) -> float:
     """Measure the allocator; returns the sum of the scores, in seconds."""
     output = _checked(context, job.output)
-    divisions = _some(preset_divisions(job.instances) | case_divisions(_folder(job.folder)))
+    cases = _some(preset_allocation_cases(job.instances) | allocation_cases_of(_folder(job.folder)))
     rows = []
-    for number, (name, division) in enumerate(divisions.items()):
-        with planning_progress(f"{number + 1} of {len(divisions)}: {name}") as progress:
-            rows.append(measure_allocator(name, division, job, progress))
+    for number, (name, case) in enumerate(cases.items()):
+        with planning_progress(f"{number + 1} of {len(cases)}: {name}") as progress:
+            rows.append(measure_allocator(name, case, job, progress))
     _report("allocator", [dataclasses.asdict(row) for row in rows], output)
     return math.fsum(row.score_s for row in rows)
 
@@ -131,7 +131,7 @@ def _checked(context: Context, name: str | None) -> Path | None:
     return output
 
 
-def _summarise(cases: Cases, rows: Sequence[Row]) -> None:
+def _summarise(cases: Cases, rows: Sequence[PlannerRow]) -> None:
     """Print how many of the optima that are known were found and proved, and how fast."""
     known = {name: case.known for name, case in cases.items() if case.known is not None and case.known.proved}
     beside = [row for row in rows if row.strategy == "skippipe" and row.instance in known]

@@ -38,12 +38,12 @@ def data_prepare(job: PrepareJob, context: Context) -> float:
     if warning is not None:
         sys.stderr.write(f"skippipe data prepare: {warning}\n")
     if context.label is not None:
-        tokens = corpus.parts["training"].tokens
+        tokens = corpus.splits["training"].tokens
         console.print(f"{context.label} {tokens:,} tokens to train on, in {name}", markup=False, soft_wrap=True)
     else:
         for line in summary_lines(corpus, display.bytes_per_s, name):
             console.print(line, markup=False, soft_wrap=True)
-    return corpus.parts["training"].bytes / corpus.parts["training"].tokens
+    return corpus.splits["training"].bytes / corpus.splits["training"].tokens
 
 
 def data_fetch(job: FetchJob, context: Context) -> float:

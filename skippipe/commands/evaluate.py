@@ -9,12 +9,12 @@ NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "matplotlib")
 
 
 def evaluate(job: EvaluateJob, context: Context) -> float:
-    """Evaluate a model with layers left out, or compare evaluations; returns the perplexity of the last word."""
+    """Evaluate a model with layers skipped, or compare evaluations; returns the perplexity of the last omission."""
     check_installed("evaluating", NEEDED)
     # Imported here: --help does without torch.
     from skippipe.evaluate import run  # noqa: PLC0415
     from skippipe.evaluate.display import Display  # noqa: PLC0415
-    from skippipe.evaluate.page import console_table  # noqa: PLC0415
+    from skippipe.evaluate.table import console_table  # noqa: PLC0415
 
     output, console = context.folder / job.output, make_console()
     with Display(console) as display:
@@ -22,5 +22,5 @@ def evaluate(job: EvaluateJob, context: Context) -> float:
     if context.label is not None:
         console.print(context.label, markup=False, soft_wrap=True)
     console.print(console_table(rows))
-    console.print(f"table and picture are in {context.shown(output)}", markup=False, soft_wrap=True)
+    console.print(f"table and plot are in {context.shown(output)}", markup=False, soft_wrap=True)
     return next(reversed(rows.values()))[-1].perplexity.value

@@ -23,8 +23,8 @@ def export(job: ExportJob, context: Context) -> float:
     output = context.folder / job.output
     check_new_folder(output)
     checkpoint = open_checkpoint(Path(job.checkpoint), job.key)
-    for reason in checkpoint.passed_over:
-        sys.stderr.write(f"skippipe export: passed over: {reason}\n")
+    for reason in checkpoint.skipped:
+        sys.stderr.write(f"skippipe export: skipped: {reason}\n")
     exported = export_model(
         checkpoint.state.model, checkpoint.load, checkpoint.tokenizer_json, output, getattr(torch, job.dtype)
     )

@@ -24,16 +24,15 @@ from skippipe.planning import (
     time_limit,
     with_origin,
 )
-from skippipe.report.console import show_plan
-from skippipe.report.stages import bounds_in_words
+from skippipe.report.format import percent, throughput_text
+from skippipe.report.stages import bounds_text
 from skippipe.report.terminal import (
     make_console,
-    percent,
     planning_progress,
     show_comparison,
-    show_gains,
     show_outcomes,
-    throughput_in_words,
+    show_plan,
+    show_savings,
 )
 from skippipe.workload import skipped_executions, throughput
 
@@ -74,7 +73,7 @@ def plan(job: PlanJob, context: Context) -> float:
         )
         if kind is not None:
             gains += f" ({kind})"
-        rate = throughput_in_words(throughput(made))
+        rate = throughput_text(throughput(made))
         line = f"{context.label} iteration {made.predicted.iteration_s:.4f} s{rate}{gains}"
         console.print(line, markup=False, soft_wrap=True)
     if output is not None and context.label is None:
@@ -108,8 +107,8 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     show_outcomes(console, outcomes)
     if kind is not None:
         show_comparison(console, kind)
-    show_gains(console, outcomes)
-    bounds = bounds_in_words(made)
+    show_savings(console, outcomes)
+    bounds = bounds_text(made)
     if bounds is not None:
         console.print(bounds, markup=False, soft_wrap=True)
     console.print()

@@ -10,13 +10,13 @@ from skippipe.config import ReportJob
 from skippipe.errors import DeadlockError, InputError
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
-from skippipe.report.console import show_report
+from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
 from skippipe.report.document import document
-from skippipe.report.explained import Explained, explain, replan
+from skippipe.report.format import seconds
 from skippipe.report.map import draw_map
 from skippipe.report.page import make_page
-from skippipe.report.pictures import draw_curves, draw_gantt
-from skippipe.report.terminal import make_console, seconds
+from skippipe.report.plots import draw_curves, draw_gantt
+from skippipe.report.terminal import make_console, show_report
 
 
 def report(job: ReportJob, context: Context) -> float:
@@ -24,7 +24,7 @@ def report(job: ReportJob, context: Context) -> float:
     outputs = _outputs(job, context)
     if any(name is not None for name in (job.picture, job.curve, job.map)):
         check_installed("drawing pictures", ["matplotlib"])
-    plans = [_explained(path, job) for path in (job.plan, job.compare) if path is not None]
+    plans = [_analysis(path, job) for path in (job.plan, job.compare) if path is not None]
     written = _write(job, outputs, plans)
     console = make_console()
     iteration_s = plans[0].plan.predicted.iteration_s
@@ -52,15 +52,15 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
     return outputs
 
 
-def _explained(path: str, job: ReportJob) -> Explained:
+def _analysis(path: str, job: ReportJob) -> PlanAnalysis:
     try:
-        explained = explain(load_plan(path), path)
+        analysis = analyse_plan(load_plan(path), path)
     except DeadlockError as error:
         raise DeadlockError(f"{path}: {error}") from None
-    return dataclasses.replace(explained, replanned=replan(explained)) if job.replan else explained
+    return dataclasses.replace(analysis, replanned=replan(analysis)) if job.replan else analysis
 
 
-def _write(job: ReportJob, outputs: dict[str, Path], plans: list[Explained]) -> list[Path]:
+def _write(job: ReportJob, outputs: dict[str, Path], plans: list[PlanAnalysis]) -> list[Path]:
     """Write what is asked for; gives the files that there are now."""
     contents: dict[str, bytes | None] = {}
     if "output" in outputs:

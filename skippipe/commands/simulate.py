@@ -7,8 +7,8 @@ from skippipe.errors import DeadlockError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
-from skippipe.report.console import show_plan
-from skippipe.report.terminal import make_console, seconds, show_outcomes, throughput_in_words
+from skippipe.report.format import seconds, throughput_text
+from skippipe.report.terminal import make_console, show_outcomes, show_plan
 from skippipe.workload import throughput
 
 
@@ -26,7 +26,7 @@ def simulate(job: SimulateJob, context: Context) -> float:
         save_plan(simulated, output)
     console = make_console()
     if context.label is not None:
-        done = seconds(simulated.predicted.iteration_s) + throughput_in_words(throughput(simulated))
+        done = seconds(simulated.predicted.iteration_s) + throughput_text(throughput(simulated))
         console.print(f"{context.label} iteration {done}", markup=False, soft_wrap=True)
         return simulated.predicted.iteration_s
     show_outcomes(console, [outcome(simulated)])

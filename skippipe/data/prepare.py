@@ -1,6 +1,6 @@
-"""Tokenise a text once, into a folder that trainings map into memory; stopped at any moment, it goes on from there.
+"""Tokenise a corpus once, into a folder that trainings memory-map; resumable at any moment.
 
-The same input gives the same bytes, however often it was stopped. `corpus.json` is written last.
+The same input gives the same bytes, however often it was interrupted. `corpus.json` is written last.
 """
 
 import contextlib
@@ -19,52 +19,52 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skippipe.data.blocks import Tokens
+from skippipe.data.chunks import CHUNK_CHARACTERS, Chunk, split_chunks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import DTYPES, SPLITS, Corpus, Split, hashes_of, open_corpus
 from skippipe.data.corpus import FORMAT as CORPUS_FORMAT
-from skippipe.data.pieces import PIECE_CHARACTERS, Piece, cut_pieces
+from skippipe.data.corpus_spec import CorpusSpec
+from skippipe.data.inputs import ONE_IN, Inputs, find_files
+from skippipe.data.progress import FORMAT, PreparationState, SplitProgress, check_same, claimed, opened_at, storing
 from skippipe.data.reading import Reader
-from skippipe.data.recipe import Recipe
-from skippipe.data.sources import ONE_IN, Sources, find_files
 from skippipe.data.tokenizer import Encoder, check_tokenizer, load_encoder, read_encoder, train_encoder
-from skippipe.data.unfinished import FORMAT, State, Written, check_same, claimed, opened_at, storing
 from skippipe.errors import InputError
 from skippipe.files import read_json_object, write_text
 
 BATCH_CHARACTERS = 1 << 20
-"""Characters that are tokenised in one call."""
+"""Characters tokenised per call."""
 SAVE_S = 2.0
-"""The most seconds of work that are lost when it is stopped."""
+"""Seconds between two saves of the progress."""
 UNUSUAL = 3
-"""A share to validate on that is so many times what it should be, or so small a part of it, is worth a warning."""
+"""Warn if the validation share is off by more than this factor."""
 FROM_PREPARED = ("training", "validation", "format", "field", "hub", "hub_configuration", "tokenizer", "vocabulary")
-"""Settings that a prepared text has behind it."""
+"""Settings that a prepared corpus fixes."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a preparation has come."""
+class PreparationProgress:
+    """Progress of a preparation."""
 
     stage: str
-    """what is worked on: tokenizer, training or validation"""
+    """tokenizer, training or validation"""
     text_bytes: int
-    """of text that this stage has gone through, as UTF-8"""
+    """bytes of text processed in this stage, as UTF-8"""
     size: int | None
-    """bytes of text that it has to go through; None: not known"""
+    """bytes of text to process; None: unknown"""
     documents: int
     tokens: int
 
 
-Report = Callable[[Progress], None]
-Batch = list[tuple[int, Piece]]
-"""Pieces, each with the number of its source."""
+Report = Callable[[PreparationProgress], None]
+Batch = list[tuple[int, Chunk]]
+"""Chunks, each with the number of its input."""
 
 
 def check_input(config: DataConfig) -> None:
-    """Find at once what can be found at once: files that are missing, settings that exclude each other.
+    """Check early what can be checked early: missing files, conflicting settings.
 
     Raises:
-        InputError: naming the key, its value and what is expected.
+        InputError: names key, value and expectation.
 
     """
     if config.prepared is not None:
@@ -72,13 +72,13 @@ def check_input(config: DataConfig) -> None:
         given = [name for name in FROM_PREPARED if getattr(config, name) != getattr(plain, name)]
         if given:
             raise InputError(
-                f"data.{given[0]} is set beside data.prepared={config.prepared}, which has its own text and tokenizer: "
-                f"one of the two is expected"
+                f"expected data.{given[0]} or data.prepared, got both: data.prepared={config.prepared} comes with its "
+                f"own corpus and tokenizer"
             )
         open_corpus(Path(config.prepared))
         return
     if config.tokenizer is not None and config.vocabulary is not None:
-        raise InputError("data.tokenizer and data.vocabulary are both set, one of the two is expected")
+        raise InputError("expected data.tokenizer or data.vocabulary, got both")
     check_tokenizer(config)
     if config.hub is None:
         find_files(config)
@@ -86,106 +86,106 @@ def check_input(config: DataConfig) -> None:
 
 @contextlib.contextmanager
 def corpus_folder(
-    config: DataConfig, place: Path | None = None, say: Callable[[str], None] | None = None
+    config: DataConfig, parent: Path | None = None, warn: Callable[[str], None] | None = None
 ) -> Iterator[Path]:
-    """Give the folder of a prepared text: `data.prepared`, or one that is made here and lasts as long as the context.
+    """Yield the folder of a prepared corpus: `data.prepared`, or a temporary one that lasts as long as the context.
 
     Args:
-        config: the text.
-        place: the folder in which one is made, which nobody else uses: what a killed process has left there goes first;
-            None: where temporary files go.
-        say: is told what the user ought to know of the text that is made; None: standard error is.
+        config: the corpus.
+        parent: where to create the temporary folder, for exclusive use: leftovers of a killed process are removed;
+            None: the system's temporary folder.
+        warn: receives warnings about the corpus; None: standard error.
 
     Raises:
-        InputError: settings or files that cannot be used.
-        StorageError: the text cannot be written.
+        InputError: invalid settings or files.
+        StorageError: the corpus cannot be written.
 
     """
     check_input(config)
     if config.prepared is not None:
         yield Path(config.prepared)
         return
-    for left in [] if place is None else place.glob(".text-*"):
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=".text-" if place else "skippipe-text-", dir=place) as folder:
+    for leftover in [] if parent is None else parent.glob(".text-*"):
+        shutil.rmtree(leftover)
+    with tempfile.TemporaryDirectory(prefix=".text-" if parent else "skippipe-text-", dir=parent) as folder:
         warning = share_warning(config, prepare(config, Path(folder)))
         if warning is not None:
-            (say or _to_stderr)(warning)
+            (warn or _to_stderr)(warning)
         yield Path(folder)
 
 
 def share_warning(config: DataConfig, corpus: Corpus) -> str | None:
-    """Say it where names alone have chosen what is validated on, and that is far more or less than is usual."""
+    """Warning if the default validation split, chosen by file names, is unusually large or small."""
     if config.validation is not None or config.training is None or config.prepared is not None:
         return None
-    tokens = {split: corpus.parts[split].tokens for split in SPLITS}
-    share, files = tokens["validation"] / sum(tokens.values()), len(corpus.parts["validation"].files)
+    tokens = {split: corpus.splits[split].tokens for split in SPLITS}
+    share, files = tokens["validation"] / sum(tokens.values()), len(corpus.splits["validation"].files)
     if 1 / (UNUSUAL * ONE_IN) <= share <= UNUSUAL / ONE_IN:
         return None
     return (
-        f"warning: data.validation is null, so {files} of {files + len(corpus.parts['training'].files)} files, chosen "
-        f"by a hash of the names, are validated on: {share:.1%} of all tokens, where {1 / ONE_IN:.0%} is usual; "
-        "data.validation=[FILE,...] chooses others"
+        f"warning: data.validation is null: by a hash of their names, {files} of "
+        f"{files + len(corpus.splits['training'].files)} files are the validation split, {share:.1%} of all tokens "
+        f"(usually {1 / ONE_IN:.0%}); choose files with data.validation=[FILE,...]"
     )
 
 
 def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> Corpus:
-    """Tokenise a text into `folder`, or go on with it, or find that it is there already.
+    """Tokenise a corpus into `folder`, resume an unfinished preparation, or verify a complete one.
 
     Args:
-        config: the text and its tokenizer.
-        folder: is made if need be; it may hold nothing but the same text, whole or unfinished.
-        report: is told how far it has come; never, where the text is there already.
+        config: the corpus and its tokenizer.
+        folder: created if necessary; it may hold only the same corpus, complete or unfinished.
+        report: progress callback; not called if the corpus is already complete.
 
     Raises:
-        InputError: settings or files that cannot be used, or that are not those that the folder was begun with.
-        StorageError: the disk is full or the like; the same call goes on later.
+        InputError: invalid settings or files, or others than the folder was started with.
+        StorageError: e.g. disk full; the same call resumes later.
 
     """
     if config.prepared is not None:
-        raise InputError(f"data.prepared is {config.prepared}, which is prepared already; null is expected here")
+        raise InputError(f"data.prepared: expected null, got {config.prepared}, which is already prepared")
     check_input(config)
     with claimed(folder), Reader(config) as reader:
-        sources = reader.sources()
+        inputs = reader.inputs()
         encoder = None if config.vocabulary is not None else load_encoder(config)
-        recipe = Recipe.of(config, sources, encoder.json if encoder else None, reader.revision())
-        whole = folder / "corpus.json"
-        if whole.exists():
-            check_same(folder, read_json_object(str(whole)), recipe)
+        spec = CorpusSpec.of(config, inputs, encoder.json if encoder else None, reader.revision())
+        existing = folder / "corpus.json"
+        if existing.exists():
+            check_same(folder, read_json_object(str(existing)), spec)
             corpus = open_corpus(folder)
             corpus.verify(whole=config.verify == "whole")
             return corpus
         with storing(folder):
-            _Work(folder, reader, sources, recipe, report or _to_nobody).run(encoder, config.vocabulary)
+            _Preparation(folder, reader, inputs, spec, report or _discard).run(encoder, config.vocabulary)
         return open_corpus(folder)
 
 
-class _Work:
-    """A preparation under way."""
+class _Preparation:
+    """A preparation in progress."""
 
-    def __init__(self, folder: Path, reader: Reader, sources: Sources, recipe: Recipe, report: Report) -> None:
-        """Begin, or take up what lies in the folder."""
-        self._folder, self._reader, self._sources, self._recipe, self._report = folder, reader, sources, recipe, report
-        self._state = State.of(folder, recipe)
+    def __init__(self, folder: Path, reader: Reader, inputs: Inputs, spec: CorpusSpec, report: Report) -> None:
+        """Start, or resume what is in the folder."""
+        self._folder, self._reader, self._inputs, self._spec, self._report = folder, reader, inputs, spec, report
+        self._state = PreparationState.of(folder, spec)
         self._save()
 
     def run(self, encoder: Encoder | None, entries: int | None) -> None:
-        """Do all that is left; without an encoder one with `entries` entries is trained."""
+        """Complete the preparation; without an encoder, train one with `entries` entries."""
         encoder = self._tokenizer(encoder, entries)
         for split in SPLITS:
-            if not self._state.written[split].whole:
+            if not self._state.written[split].complete:
                 self._write(split, encoder)
-            if self._part(split).exists():
-                self._part(split).replace(self._target(split))
+            if self._partial(split).exists():
+                self._partial(split).replace(self._target(split))
         write_text(self._folder / "corpus.json", json.dumps(self._content(encoder), indent=1) + "\n")
         (self._folder / "progress.json").unlink()
 
     def _tokenizer(self, encoder: Encoder | None, entries: int | None) -> Encoder:
-        """Have the tokenizer in the folder: what is there already, what was given, or one trained on the text."""
+        """Put the tokenizer into the folder: the one already there, the given one, or one trained on the corpus."""
         path = self._folder / "tokenizer.json"
         if self._state.tokenizer is not None:
             if _sha256(path) != self._state.tokenizer:
-                raise InputError(f"{path} has changed; remove {self._folder} to begin anew")
+                raise InputError(f"{path} has changed; remove {self._folder} to start over")
             return encoder or read_encoder(path)
         if encoder is None:
             assert entries is not None
@@ -196,43 +196,43 @@ class _Work:
         return encoder
 
     def _training_texts(self) -> Iterator[list[str]]:
-        seen = Written()
-        self._tell("tokenizer", "training", seen)
-        for batch in _batches(self._pieces("training", Written(), PIECE_CHARACTERS)):
-            yield [piece.text for _, piece in batch]
-            for number, piece in batch:
-                seen.add(number, piece)
-            self._tell("tokenizer", "training", seen)
+        seen = SplitProgress()
+        self._report_progress("tokenizer", "training", seen)
+        for batch in _batches(self._chunks("training", SplitProgress(), CHUNK_CHARACTERS)):
+            yield [chunk.text for _, chunk in batch]
+            for number, chunk in batch:
+                seen.add(number, chunk)
+            self._report_progress("tokenizer", "training", seen)
 
     def _write(self, split: Split, encoder: Encoder) -> None:
-        """Append what is left of a split, saving every now and then how far it has come."""
+        """Append the rest of a split, saving the progress periodically."""
         written, dtype = self._state.written[split], DTYPES[encoder.dtype]
-        pieces = self._pieces(split, written, PIECE_CHARACTERS if encoder.cuts_at_lines() else None)
-        with opened_at(self._part(split), written.tokens * dtype.itemsize) as file:
-            self._tell(split, split, written)
+        chunks = self._chunks(split, written, CHUNK_CHARACTERS if encoder.splits_at_newlines() else None)
+        with opened_at(self._partial(split), written.tokens * dtype.itemsize) as file:
+            self._report_progress(split, split, written)
             saved = time.monotonic()
-            for batch, tokens in _encoded(encoder, _batches(pieces)):
+            for batch, tokens in _encoded(encoder, _batches(chunks)):
                 file.write(tokens.astype(dtype, copy=False).tobytes())
                 written.tokens += len(tokens)
-                for number, piece in batch:
-                    written.add(number, piece)
-                self._tell(split, split, written)
+                for number, chunk in batch:
+                    written.add(number, chunk)
+                self._report_progress(split, split, written)
                 if time.monotonic() - saved >= SAVE_S:
                     self._sync(file)
                     saved = time.monotonic()
             if not written.tokens:
-                first, *others = self._sources[split]
-                none = f"and {len(others)} more hold no text" if others else "holds no text"
-                raise InputError(f"data.{split}: {first.name} {none}")
-            written.whole = True
+                first, *others = self._inputs[split]
+                empty = f"and {len(others)} more contain no text" if others else "contains no text"
+                raise InputError(f"data.{split}: {first.name} {empty}")
+            written.complete = True
             self._sync(file)
 
-    def _pieces(self, split: Split, done: Written, limit: int | None) -> Iterator[tuple[int, Piece]]:
-        """What is left of a split, each piece with the number of its source."""
-        first, skip = max(len(done.documents) - 1, 0), done.pieces
-        for number, chunks in self._reader.read(split, self._sources[split], first):
-            for piece in itertools.islice(cut_pieces(chunks, limit), skip, None):
-                yield number, piece
+    def _chunks(self, split: Split, done: SplitProgress, limit: int | None) -> Iterator[tuple[int, Chunk]]:
+        """The rest of a split, each chunk with the number of its input."""
+        first, skip = max(len(done.documents) - 1, 0), done.chunks
+        for number, chunks in self._reader.read(split, self._inputs[split], first):
+            for chunk in itertools.islice(split_chunks(chunks, limit), skip, None):
+                yield number, chunk
             skip = 0
 
     def _sync(self, file: BinaryIO) -> None:
@@ -241,20 +241,20 @@ class _Work:
         self._save()
 
     def _save(self) -> None:
-        documents = {s: self._state.written[s].documents_of(len(self._sources[s])) for s in SPLITS}
-        recipe = self._recipe.to_json({s: {} for s in SPLITS}, documents)
-        content = {"format": FORMAT, **recipe, **self._state.to_json()}
+        documents = {s: self._state.written[s].documents_of(len(self._inputs[s])) for s in SPLITS}
+        spec = self._spec.to_json({s: {} for s in SPLITS}, documents)
+        content = {"format": FORMAT, **spec, **self._state.to_json()}
         write_text(self._folder / "progress.json", json.dumps(content) + "\n")
 
-    def _tell(self, stage: str, split: Split, written: Written) -> None:
-        sizes = [source.text_bytes for source in self._sources[split]]
+    def _report_progress(self, stage: str, split: Split, written: SplitProgress) -> None:
+        sizes = [file.text_bytes for file in self._inputs[split]]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
-        self._report(Progress(stage, written.bytes, size, sum(written.documents), written.tokens))
+        self._report(PreparationProgress(stage, written.bytes, size, sum(written.documents), written.tokens))
 
     def _content(self, encoder: Encoder) -> dict[str, Any]:
-        """What `corpus.json` says."""
-        documents = {s: self._state.written[s].documents_of(len(self._sources[s])) for s in SPLITS}
+        """Contents of `corpus.json`."""
+        documents = {s: self._state.written[s].documents_of(len(self._inputs[s])) for s in SPLITS}
         about: dict[Split, dict[str, Any]] = {}
         for split in SPLITS:
             written = self._state.written[split]
@@ -271,23 +271,23 @@ class _Work:
             "end_of_text": encoder.end_of_text,
             "sha256": self._state.tokenizer,
         }
-        recipe = self._recipe.to_json(about, documents)
-        return {"format": CORPUS_FORMAT, "tokenizer": tokenizer, "dtype": encoder.dtype, **recipe}
+        spec = self._spec.to_json(about, documents)
+        return {"format": CORPUS_FORMAT, "tokenizer": tokenizer, "dtype": encoder.dtype, **spec}
 
-    def _part(self, split: Split) -> Path:
+    def _partial(self, split: Split) -> Path:
         return self._folder / f"{split}.tokens.part"
 
     def _target(self, split: Split) -> Path:
         return self._folder / f"{split}.tokens"
 
 
-def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[Batch]:
-    """Gather pieces for calls of about `BATCH_CHARACTERS`."""
+def _batches(chunks: Iterable[tuple[int, Chunk]]) -> Iterator[Batch]:
+    """Batch chunks for calls of about `BATCH_CHARACTERS`."""
     batch: Batch = []
     characters = 0
-    for number, piece in pieces:
-        batch.append((number, piece))
-        characters += len(piece.text)
+    for number, chunk in chunks:
+        batch.append((number, chunk))
+        characters += len(chunk.text)
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -296,20 +296,20 @@ def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[Batch]:
 
 
 def _encoded(encoder: Encoder, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tokens]]:
-    """Tokens of each batch; the next one is read, and the last one written, while one is tokenised."""
+    """Tokens of each batch; reading the next and writing the previous batch overlap with tokenising."""
 
     def encode(batch: Batch) -> Tokens:
-        return encoder.encode([piece for _, piece in batch])
+        return encoder.encode([chunk for _, chunk in batch])
 
     with ThreadPoolExecutor(1) as pool:
-        under_way: tuple[Batch, Future[Tokens]] | None = None
+        pending: tuple[Batch, Future[Tokens]] | None = None
         for batch in batches:
             following = batch, pool.submit(encode, batch)
-            if under_way is not None:
-                yield under_way[0], under_way[1].result()
-            under_way = following
-        if under_way is not None:
-            yield under_way[0], under_way[1].result()
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            pending = following
+        if pending is not None:
+            yield pending[0], pending[1].result()
 
 
 def _sha256(path: Path) -> str:
@@ -321,6 +321,6 @@ def _to_stderr(line: str) -> None:
     sys.stderr.write(f"skippipe: {line}\n")
 
 
-def _to_nobody(progress: Progress) -> None:
-    """Take reports that nobody asked for."""
+def _discard(progress: PreparationProgress) -> None:
+    """Discard progress."""
     del progress

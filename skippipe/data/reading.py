@@ -1,4 +1,4 @@
-"""Inputs read a part at a time: files by ourselves, data sets of the hub as streams of `datasets`, with no cache."""
+"""Streaming readers of the inputs: files, and datasets of the hub through `datasets` without its cache."""
 
 import sys
 import tempfile
@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Self
 
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.pieces import Piece
-from skippipe.data.records import ARROW_TEXT, json_texts, parquet_texts, plain_text
-from skippipe.data.sources import Source, Sources, find_files
+from skippipe.data.inputs import InputFile, Inputs, find_files
+from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plain_text
 from skippipe.errors import InputError
 
 HUB_ROWS = 100
-"""Records of the hub that are read at a time."""
+"""Records of the hub read at a time."""
 
 
 class Reader:
-    """Reads the inputs of a text; a context manager, since `datasets` needs a folder for what it keeps of the hub."""
+    """Reads the inputs of a corpus; a context manager, since `datasets` needs a temporary folder."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
@@ -35,47 +35,47 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def sources(self) -> Sources:
-        """Find all inputs; raises `InputError` naming the key that stands for none."""
+    def inputs(self) -> Inputs:
+        """Find all inputs; raises `InputError` naming the key without a match."""
         if self._config.hub is None:
             return find_files(self._config)
-        return {"training": self._hub_sources("training"), "validation": self._hub_sources("validation")}
+        return {"training": self._hub_inputs("training"), "validation": self._hub_inputs("validation")}
 
     def revision(self) -> str | None:
-        """What the hub calls the state of its data set; None for files."""
+        """Revision of the hub's dataset; None for files."""
         return None if self._config.hub is None else str(self._hub_builder.hash)
 
-    def read(self, split: Split, sources: Sequence[Source], first: int = 0) -> Iterator[tuple[int, Iterator[Piece]]]:
-        """Number and documents of each source from number `first` on; documents come in chunks, a text file is one.
+    def read(self, split: Split, inputs: Sequence[InputFile], first: int = 0) -> Iterator[tuple[int, Iterator[Chunk]]]:
+        """Number and documents of each input from number `first` on; documents come in chunks, a text file is one.
 
         Raises:
-            InputError: what cannot be read; the message names the file.
+            InputError: unreadable input; the message names the file.
 
         """
         stream = None if self._config.hub is None else self._hub_stream(split)
-        for number in range(first, len(sources)):
-            shard = None if stream is None else stream.shard(len(sources), number)
-            yield number, self._documents(f"data.{split}: {sources[number].name}", sources[number], shard)
+        for number in range(first, len(inputs)):
+            shard = None if stream is None else stream.shard(len(inputs), number)
+            yield number, self._documents(f"data.{split}: {inputs[number].name}", inputs[number], shard)
 
-    def _documents(self, title: str, source: Source, shard: Any) -> Iterator[Piece]:
-        """Documents of one source, in chunks; those without text are left out, but for text files."""
+    def _documents(self, title: str, file: InputFile, shard: Any) -> Iterator[Chunk]:
+        """Documents of one input, in chunks; empty records are dropped."""
         try:
-            if source.kind == "text":
-                yield from plain_text(source.name)
+            if file.kind == "text":
+                yield from plain_text(file.name)
             else:
-                yield from (piece for piece in self._records(source, shard) if piece.text)
+                yield from (chunk for chunk in self._records(file, shard) if chunk.text)
         except InputError as error:
             raise InputError(f"{title}: {error}") from None
-        except Exception as error:  # noqa: BLE001 - what a broken file raises depends on the format and on the version
+        except Exception as error:  # noqa: BLE001 - errors of broken files depend on format and version
             raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
 
-    def _records(self, source: Source, shard: Any) -> Iterator[Piece]:
-        if source.kind == "json":
-            return json_texts(source.name, self._config.field)
-        if source.kind == "parquet":
-            return parquet_texts(source.name, self._config.field)
+    def _records(self, file: InputFile, shard: Any) -> Iterator[Chunk]:
+        if file.kind == "json":
+            return json_texts(file.name, self._config.field)
+        if file.kind == "parquet":
+            return parquet_texts(file.name, self._config.field)
         tables = shard.with_format("arrow").iter(batch_size=HUB_ROWS)
-        return (Piece(text, last=True) for table in tables for text in _texts(table, self._config.field))
+        return (Chunk(text, last=True) for table in tables for text in _texts(table, self._config.field))
 
     @cached_property
     def _hub_builder(self) -> Any:
@@ -83,26 +83,26 @@ class Reader:
         try:
             return _datasets().load_dataset_builder(config.hub, config.hub_configuration, cache_dir=self._folder)
         except Exception as error:  # noqa: BLE001 - no network, no such name, no permission: of many kinds
-            raise InputError(f"data.hub is {config.hub}: cannot be read: {first_line(error)}") from None
+            raise InputError(f"data.hub={config.hub}: cannot be read: {first_line(error)}") from None
 
     def _hub_stream(self, split: Split) -> Any:
         names = getattr(self._config, split)
         if not names or len(names) != 1:
-            raise InputError(f"data.{split} is {names}, the name of one split of data.hub is expected, e.g. [{split}]")
+            raise InputError(f"data.{split}: expected the name of one split of data.hub, e.g. [{split}], got {names}")
         try:
             return self._hub_builder.as_streaming_dataset(split=names[0])
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - see above
-            raise InputError(f"data.{split} is {names} of {self._config.hub}: {first_line(error)}") from None
+            raise InputError(f"data.{split}={names} of {self._config.hub}: {first_line(error)}") from None
 
-    def _hub_sources(self, split: Split) -> list[Source]:
+    def _hub_inputs(self, split: Split) -> list[InputFile]:
         name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
-        return [Source(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
+        return [InputFile(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in one line, by its cause where there is one."""
+    """First line of an error's message, or of its cause's."""
     cause = error.__cause__ or error
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
@@ -111,7 +111,7 @@ def first_line(error: BaseException) -> str:
 
 def _texts(table: Any, column: str) -> list[str]:
     if column not in table.column_names:
-        raise InputError(f"has no field {column!r} (data.field), it has {table.column_names}")
+        raise InputError(f"no field {column!r} (data.field); fields: {table.column_names}")
     kind = str(table.schema.field(column).type)
     if kind not in (*ARROW_TEXT, "null"):
         raise InputError(f"field {column!r} (data.field): expected strings, got {kind}")
@@ -120,7 +120,7 @@ def _texts(table: Any, column: str) -> list[str]:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Keep `datasets` from importing torch for each stream, which takes seconds and 600 MB, and is no use to us."""
+    """Keep `datasets` from importing torch for each stream, which takes seconds and 600 MB for nothing."""
     config = _datasets().config
     before = config.TORCH_AVAILABLE
     config.TORCH_AVAILABLE = before and "torch" in sys.modules
@@ -131,7 +131,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def _datasets() -> Any:
-    # Imported late: it takes a second, which --help and the workers of a local run need not wait for.
+    # Imported late: it takes a second, which --help and local workers do without.
     import datasets  # type: ignore[import-untyped]  # noqa: PLC0415
 
     datasets.disable_progress_bars()

@@ -16,50 +16,50 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from skippipe.data.blocks import Tokens
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
-from skippipe.data.pieces import Piece
 from skippipe.data.reading import first_line
 from skippipe.errors import InputError
 
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-"""What tokenizers call the token between two texts, where they do not say so; the first that one knows is used."""
+"""Common end-of-text tokens, for tokenizers that do not declare one; the first known one is used."""
 UINT16_ENTRIES = 2**16
 TRIALS = ("the end.\n", "of", "A1\n", "12 b", '"x"\n', "(y)", "é…\n", "'s", "-\n", "<z>")
-"""Ends of lines and beginnings of the next ones."""
+"""Line ends and line starts to test `splits_at_newlines`."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer that knows where a text ends."""
+    """A tokenizer with an end-of-text token."""
 
     tokenizer: Tokenizer
     end_of_text: int
     json: str
-    """the tokenizer, as it is written to a file"""
+    """the tokenizer in its file format"""
 
     @cached_property
     def vocabulary(self) -> int:
-        """Tokens are below it."""
+        """Vocabulary size; all tokens are below it."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def dtype(self) -> str:
-        """The smallest numbers that hold the tokens."""
+        """The smallest dtype that holds the tokens."""
         return "uint16" if self.vocabulary <= UINT16_ENTRIES else "uint32"
 
-    def encode(self, pieces: Sequence[Piece]) -> Tokens:
-        """Tokens of the pieces one after another, the end-of-text token after each that ends a document.
+    def encode(self, chunks: Sequence[Chunk]) -> Tokens:
+        """Tokens of the chunks, with the end-of-text token after each document.
 
-        Words of a text never become special tokens. Raises `InputError` where the tokenizer fails.
+        Text never becomes special tokens. Raises `InputError` if the tokenizer fails.
         """
         end = np.array([self.end_of_text], np.dtype(self.dtype))
         arrays: list[Tokens] = []
-        for piece, tokens in zip(pieces, self._tokens([piece.text for piece in pieces]), strict=True):
+        for chunk, tokens in zip(chunks, self._tokens([chunk.text for chunk in chunks]), strict=True):
             if self._is_special[tokens].any():
-                arrays += self._without_special(piece.text, tokens)
+                arrays += self._without_special(chunk.text, tokens)
             else:
                 arrays.append(tokens)
-            if piece.last:
+            if chunk.last:
                 arrays.append(end)
         return np.concatenate(arrays)
 
@@ -67,12 +67,12 @@ class Encoder:
         try:
             encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-            raise InputError(f"data.tokenizer: cannot tokenise the text: {first_line(error)}") from None
+            raise InputError(f"data.tokenizer: cannot tokenise the corpus: {first_line(error)}") from None
         return [np.array(encoding.ids, np.dtype(self.dtype)) for encoding in encoded]
 
     @cached_property
     def _special(self) -> dict[int, str]:
-        """Special tokens that could be cut in two, and how they are written."""
+        """Special tokens longer than a character, and their text."""
         known = self.tokenizer.get_added_tokens_decoder()
         written = {number: token.content for number, token in known.items() if token.special}
         written[self.end_of_text] = self.tokenizer.id_to_token(self.end_of_text) or ""
@@ -86,19 +86,19 @@ class Encoder:
         return table
 
     def _without_special(self, text: str, tokens: Tokens) -> list[Tokens]:
-        """Tokens of a text in which special ones are written out.
+        """Tokens of a text that contains the text of special tokens.
 
-        Some models (Unigram, whole words) have them among their words; a word that is cut in two is none of these.
+        Some models (Unigram, WordLevel) have them as ordinary entries; splitting the word avoids a match.
         """
-        met = [self._special[number] for number in set(tokens[self._is_special[tokens]].tolist())]
-        written = [re.escape(word) for word in sorted(met, key=len, reverse=True) if word in text]
-        if not written:  # one that stands for what is unknown
+        found = [self._special[number] for number in set(tokens[self._is_special[tokens]].tolist())]
+        written = [re.escape(word) for word in sorted(found, key=len, reverse=True) if word in text]
+        if not written:  # the unknown token
             return [tokens]
         cuts = [match.start() + 1 for match in re.finditer("|".join(written), text)]
         return self._tokens([text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])])
 
-    def cuts_at_lines(self) -> bool:
-        """Whether lines can be tokenised apart: so with byte-level ones, not where a text is given a beginning."""
+    def splits_at_newlines(self) -> bool:
+        """Whether lines can be tokenised separately, as with byte-level tokenizers but not with a prepended prefix."""
 
         def ids(text: str) -> list[int]:
             return [int(token) for token in self._tokens([text])[0]]
@@ -109,10 +109,10 @@ class Encoder:
 
 
 def load_encoder(config: DataConfig) -> Encoder:
-    """Load the tokenizer of the settings; nothing of it is ever unpickled, no code of it run.
+    """Load the tokenizer of the settings; never unpickles or runs code of it.
 
     Raises:
-        InputError: no such tokenizer, or one that cannot be used; the message names key and value.
+        InputError: no such tokenizer, or an unusable one; the message names key and value.
 
     """
     name = config.tokenizer
@@ -133,38 +133,38 @@ def read_encoder(path: Path) -> Encoder:
 
 
 def check_tokenizer(config: DataConfig) -> None:
-    """Raise `InputError` where `data.tokenizer` is the name of a file that is not there."""
+    """Raise `InputError` if `data.tokenizer` names a missing file."""
     name = config.tokenizer
     if name is not None and not Path(name).exists() and (name.endswith(".json") or name.startswith((".", "/", "~"))):
-        raise InputError(f"data.tokenizer is {name}: there is no such file")
+        raise InputError(f"data.tokenizer={name}: no such file")
 
 
 def _checked(tokenizer: Tokenizer, end_of_text: str | None, name: str) -> Encoder:
-    """Make an encoder of a tokenizer, which is told neither to cut nor to fill texts.
+    """Make an encoder of a tokenizer, without truncation and padding.
 
-    `end_of_text` is what it calls the end of a text, None: one of `END_OF_TEXT`.
+    `end_of_text` is its end-of-text token; None: one of `END_OF_TEXT`.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
         tokens = tokenizer.encode("a text", add_special_tokens=False).ids
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-        raise InputError(f"data.tokenizer is {name}: it cannot tokenise a text: {first_line(error)}") from None
+        raise InputError(f"data.tokenizer={name}: cannot tokenise text: {first_line(error)}") from None
     if not tokens:
-        raise InputError(f"data.tokenizer is {name}: it makes no tokens of a text")
+        raise InputError(f"data.tokenizer={name}: gives no tokens")
     candidates = END_OF_TEXT if end_of_text is None else (end_of_text,)
     number = next((x for x in map(tokenizer.token_to_id, candidates) if x is not None), None)
     if number is None:
-        raise InputError(f"data.tokenizer is {name}: it has no token that ends a text ({', '.join(candidates)})")
+        raise InputError(f"data.tokenizer={name}: no end-of-text token ({', '.join(candidates)})")
     added = tokenizer.get_added_tokens_decoder().get(number)
     if added is not None and not added.special:
         tokenizer.add_special_tokens([AddedToken(added.content, normalized=False)])
-    tokenizer.encode_special_tokens = True  # one that stands in a text is text
+    tokenizer.encode_special_tokens = True  # special tokens in text are text
     return Encoder(tokenizer, number, tokenizer.to_str())
 
 
 def train_encoder(texts: Iterable[Sequence[str]], entries: int) -> Encoder:
-    """Train byte-level BPE with at most `entries` entries, number 0 the end of a text."""
+    """Train byte-level BPE with at most `entries` entries; entry 0 is end-of-text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -180,13 +180,13 @@ def train_encoder(texts: Iterable[Sequence[str]], entries: int) -> Encoder:
 
 def _from_file(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))  # which some editors begin with a mark
+        return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))  # some editors add a byte order mark
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-        raise InputError(f"data.tokenizer is {path}, a tokenizer.json is expected: {first_line(error)}") from None
+        raise InputError(f"data.tokenizer: expected a tokenizer.json, got {path}: {first_line(error)}") from None
 
 
 def _stated_end(folder: Path) -> str | None:
-    """What `tokenizer_config.json` calls the end of a text, if it says so."""
+    """End-of-text token declared in `tokenizer_config.json`, if any."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stated: Any = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8-sig")).get("eos_token")
         stated = stated.get("content") if isinstance(stated, dict) else stated
@@ -195,7 +195,7 @@ def _stated_end(folder: Path) -> str | None:
 
 
 def _from_transformers(name: str) -> Encoder:
-    # Imported late: it takes seconds, and most tokenizers are read without it.
+    # Imported late: it takes seconds, and most tokenizers do without.
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     try:
@@ -203,7 +203,7 @@ def _from_transformers(name: str) -> Encoder:
         backend = loaded.backend_tokenizer
     except Exception as error:  # noqa: BLE001 - no file, no network, no such name, no fast tokenizer: of many kinds
         raise InputError(
-            f"data.tokenizer is {name}: a tokenizer.json, a folder of transformers or a name of the hub is expected: "
+            f"data.tokenizer: expected a tokenizer.json, a transformers folder or a hub name, got {name}: "
             f"{first_line(error)}"
         ) from None
     return _checked(backend, loaded.eos_token, name)

@@ -1,1 +1,1 @@
-"""Perplexity of a model with stages or layers left out or swapped: how well it does so, and what that saves."""
+"""Perplexity of a model with layers or stages skipped or swapped."""

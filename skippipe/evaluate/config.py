@@ -13,40 +13,40 @@ UNITS = ("layers", "stages")
 
 @dataclass
 class EvaluateJob:
-    """`skippipe evaluate`: perplexity of a model with stages or layers left out, in many draws, with intervals."""
+    """`skippipe evaluate`: perplexity of a model with layers or stages skipped, with confidence intervals."""
 
     checkpoint: str | None = None
-    """a checkpoint, or a run's folder: the newest whole one of it"""
+    """checkpoint, or folder of a run: its latest complete checkpoint"""
     model_folder: str | None = None
-    """a folder that transformers has written, in place of checkpoint; model= is the same"""
+    """transformers folder, instead of checkpoint; model= is an alias"""
     compare: list[str] = field(default_factory=list)
-    """folders of finished evaluations, in place of a model: one table and one picture of all of them"""
+    """folders of finished evaluations to compare in one table and plot, instead of a model"""
     omit: list[str] = field(default_factory=lambda: ["none", "random:0.25", "random:0.5"])
-    """what is left out, each word evaluated by itself: none, random:SHARE, every:K, last:N (early exit),
-    stages:2+5, layers:3+7, lost:STAGE or lost:NODE, swap:STAGE (it and the next one), swaps:N (random ones)"""
+    """omissions, evaluated one at a time: none, random:SHARE, every:K, last:N (early exit), stages:2+5, layers:3+7,
+    lost:STAGE or lost:NODE, swap:STAGE (with the next one), swaps:N (random ones)"""
     unit: str = setting("layers", choices=UNITS)
-    """layers or stages: what random, every and last count"""
+    """unit of random, every and last: layers or stages"""
     keep_first: bool = True
-    """random, every and swaps leave stage 0 alone (CC1), while the share is still one of all layers or stages"""
+    """exempt stage 0 from random, every and swaps (CC1); shares still refer to all layers or stages"""
     draws: int = setting(20, within=AT_LEAST_1)
-    """different draws of random and swaps; where there are no more than that, all"""
+    """number of different draws of random and swaps; all if there are no more"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
-    """seed of the draws, and of the intervals"""
+    """seed of draws and bootstrap"""
     layers: list[int] | None = setting(None, within=AT_LEAST_1)
-    """decoder layers of each stage, e.g. [2,2,2]; null: as the checkpoint was trained; of a folder, one for each"""
+    """decoder layers of each stage, e.g. [2,2,2]; null: as trained; for a transformers folder one per stage"""
     data: DataConfig = field(default_factory=DataConfig)
-    """the text: its validation part; data.sequence left as it is: as long as the checkpoint was trained with"""
+    """corpus; its validation split is used; default data.sequence: that of the checkpoint's training"""
     batch: int = setting(16, within=AT_LEAST_1)
-    """sequences at a time"""
+    """sequences per batch"""
     device: str = "auto"
-    """cpu, cuda, cuda:1 and so on; auto: a GPU if there is one"""
+    """cpu, cuda, cuda:1 etc.; auto: a GPU if available"""
     dtype: str = setting("float32", choices=tuple(DTYPES))
-    """numbers of the weights"""
+    """dtype of the weights"""
     autocast: str | None = setting(None, choices=AUTOCASTS)
-    """compute in this type where torch's autocast does; null: in dtype"""
+    """autocast dtype; null: no autocast"""
     compile: bool = False
     """compile layers and loss with torch.compile"""
     key: str | None = None
-    """the file with the secret that the checkpoint is signed with; null: the user's own (~/.config/skippipe)"""
+    """file with the key that signed the checkpoint; null: the user's default key (~/.config/skippipe)"""
     output: str = MISSING
-    """the folder of results, table and picture; one that holds some of them is gone on with"""
+    """output folder; an unfinished evaluation resumes"""

@@ -1,4 +1,4 @@
-"""What `skippipe evaluate` shows while it works: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of `skippipe evaluate`: a bar on a terminal, periodic lines elsewhere."""
 
 import time
 from types import TracebackType
@@ -12,7 +12,7 @@ LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows progress; a context manager, since a bar has to be ended."""
+    """Shows progress; a context manager that ends the bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,10 +35,10 @@ class Display:
         """Print a line."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def __call__(self, word: str, done: int, total: int) -> None:
-        """Show what is worked on, and how much of everything is done."""
-        self._bar.update(self._task, description=word, completed=done, total=total)
+    def __call__(self, omission: str, done: int, total: int) -> None:
+        """Show the current omission and the overall progress."""
+        self._bar.update(self._task, description=omission, completed=done, total=total)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._told >= LINE_EVERY_S:
             self._told = now
-            self.say(f"{word}: {done} of {total} draws")
+            self.say(f"{omission}: {done} of {total} draws")

@@ -1,4 +1,4 @@
-"""What is left out of a model: a small language, and the ways through the layers that it stands for. No torch."""
+"""Omissions: which layers of a model are skipped or swapped, and the resulting layer paths. No torch."""
 
 import hashlib
 import math
@@ -10,23 +10,23 @@ import numpy as np
 
 from skippipe.errors import InputError
 
-Way = tuple[int, ...]
-"""the numbers of the layers that are run, in the order in which they are"""
+LayerPath = tuple[int, ...]
+"""numbers of the layers that run, in order"""
 GRAMMAR = "none, random:SHARE, every:K, last:N, stages:S+S, layers:L+L, lost:STAGE, lost:NODE, swap:STAGE or swaps:N"
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a model's layers are dealt to stages, and what is asked of the words that count."""
+class Partition:
+    """The layers of each stage, and how omissions count."""
 
     sizes: tuple[int, ...]
     """layers of each stage"""
     unit: str = "layers"
-    """layers or stages: what `random`, `every` and `last` count"""
+    """unit of `random`, `every` and `last`: layers or stages"""
     keep_first: bool = True
-    """stage 0 is left alone by `random`, `every` and `swaps`"""
+    """exempt stage 0 from `random`, `every` and `swaps`"""
     stage_of_node: Mapping[str, int] = field(default_factory=dict)
-    """by the names that the plan has"""
+    """by node name in the plan"""
 
     @property
     def layers(self) -> int:
@@ -40,21 +40,21 @@ class Cut:
 
     @property
     def units(self) -> list[range]:
-        """What is counted, as the numbers of its layers."""
+        """The layers of each unit."""
         return self.stages if self.unit == "stages" else [range(layer, layer + 1) for layer in range(self.layers)]
 
     @property
-    def loose(self) -> list[range]:
-        """Those units that may be left out at random."""
+    def omittable(self) -> list[range]:
+        """Units that may be omitted at random."""
         return [unit for unit in self.units if not (self.keep_first and unit.start < self.sizes[0])]
 
-    def without(self, units: Sequence[range]) -> Way:
-        """The way through all layers but those of some units."""
-        left_out = {layer for unit in units for layer in unit}
-        return tuple(layer for layer in range(self.layers) if layer not in left_out)
+    def without(self, units: Sequence[range]) -> LayerPath:
+        """The path through all layers but those of some units."""
+        omitted = {layer for unit in units for layer in unit}
+        return tuple(layer for layer in range(self.layers) if layer not in omitted)
 
-    def swapped(self, stages: Sequence[int]) -> Way:
-        """The way on which each of these stages comes after the next one; no two of them are neighbours."""
+    def swapped(self, stages: Sequence[int]) -> LayerPath:
+        """The path on which each of these stages is swapped with the next one; no two of them are neighbours."""
         order = list(range(len(self.sizes)))
         for stage in stages:
             order[stage : stage + 2] = [stage + 1, stage]
@@ -63,176 +63,184 @@ class Cut:
 
 @dataclass(frozen=True)
 class Draws:
-    """The ways that a word stands for."""
+    """The layer paths of an omission."""
 
-    ways: tuple[Way, ...]
-    """no two alike"""
+    paths: tuple[LayerPath, ...]
+    """all different"""
     complete: bool
-    """whether these are all that there are: then another draw would give the same ones"""
+    """whether these are all possible paths"""
 
 
 @dataclass(frozen=True)
-class Whole:
-    """`none`: every layer in its place."""
+class FullModel:
+    """`none`: the full model."""
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        return _only(cut.without([]))
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        return _single(partition.without([]))
 
 
 @dataclass(frozen=True)
 class Random:
-    """`random:SHARE`: so many units, whichever they are."""
+    """`random:SHARE`: a random subset of the units."""
 
     share: float
 
-    def draw(self, cut: Cut, draws: int, random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, draws: int, random: np.random.Generator) -> Draws:
         """Draw sets of units."""
-        count, loose = math.floor(self.share * len(cut.units) + 0.5), cut.loose
-        if count > len(loose) or count == len(cut.units):
+        count, omittable = math.floor(self.share * len(partition.units) + 0.5), partition.omittable
+        if count > len(omittable) or count == len(partition.units):
             raise InputError(
-                f"{count} of {len(cut.units)} {cut.unit} would be left out, at most "
-                f"{min(len(loose), len(cut.units) - 1)} can be{_first_stays(cut)}"
+                f"expected at most {min(len(omittable), len(partition.units) - 1)} of {len(partition.units)} "
+                f"{partition.unit} to skip, got {count}{_first_kept(partition)}"
             )
         if count == 0:
-            raise InputError(f"comes to none of {len(cut.units)} {cut.unit}, at least half of one is expected")
+            raise InputError(
+                f"expected at least half of one of {len(partition.units)} {partition.unit}, which rounds to none"
+            )
 
-        def one() -> tuple[int, ...]:
-            return tuple(sorted(random.choice(len(loose), count, replace=False).tolist()))
+        def draw_one() -> tuple[int, ...]:
+            return tuple(sorted(random.choice(len(omittable), count, replace=False).tolist()))
 
-        sets, complete = _different(one, combinations(range(len(loose)), count), math.comb(len(loose), count), draws)
-        return Draws(tuple(cut.without([loose[place] for place in chosen]) for chosen in sets), complete)
+        sets, complete = _distinct_sets(
+            draw_one, combinations(range(len(omittable)), count), math.comb(len(omittable), count), draws
+        )
+        return Draws(tuple(partition.without([omittable[slot] for slot in chosen]) for chosen in sets), complete)
 
 
 @dataclass(frozen=True)
 class Every:
-    """`every:K`: the K-th unit, the 2 K-th and so on, counted from 1."""
+    """`every:K`: units K, 2 K, 3 K ..., counted from 1."""
 
     step: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        chosen = [unit for unit in cut.units[self.step - 1 :: self.step] if unit in cut.loose]
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        chosen = [unit for unit in partition.units[self.step - 1 :: self.step] if unit in partition.omittable]
         if not chosen:
-            raise InputError(f"nothing would be left out of {len(cut.units)} {cut.unit}{_first_stays(cut)}")
-        return _only(cut.without(chosen))
+            raise InputError(f"no unit to skip among {len(partition.units)} {partition.unit}{_first_kept(partition)}")
+        return _single(partition.without(chosen))
 
 
 @dataclass(frozen=True)
 class Last:
-    """`last:N`: early exit, the last N units are not run."""
+    """`last:N`: early exit, skips the last N units."""
 
     count: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        if self.count >= len(cut.units):
-            raise InputError(f"at most {len(cut.units) - 1} of {len(cut.units)} {cut.unit} can be left out")
-        return _only(cut.without(cut.units[-self.count :]))
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        if self.count >= len(partition.units):
+            raise InputError(
+                f"expected at most {len(partition.units) - 1} of {len(partition.units)} {partition.unit} to skip"
+            )
+        return _single(partition.without(partition.units[-self.count :]))
 
 
 @dataclass(frozen=True)
 class Named:
-    """`stages:2+5`, `layers:3+7`: these, by their numbers from 0."""
+    """`stages:2+5`, `layers:3+7`: the units with these numbers, from 0."""
 
     unit: str
     numbers: tuple[int, ...]
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        units = Cut(cut.sizes, self.unit).units
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        units = Partition(partition.sizes, self.unit).units
         _check_numbers(self.numbers, self.unit, len(units) - 1)
         if len(set(self.numbers)) == len(units):
-            raise InputError("at least one layer has to be run")
-        return _only(cut.without([units[number] for number in self.numbers]))
+            raise InputError("at least one layer must run")
+        return _single(partition.without([units[number] for number in self.numbers]))
 
 
 @dataclass(frozen=True)
 class Lost:
-    """`lost:3`, `lost:NAME`: the stage of a node that is gone, as if nobody else served it."""
+    """`lost:3`, `lost:NAME`: a stage, or the stage of a lost node, as if it had no other replica."""
 
     node: str
-    """a stage's number, or a node's name"""
+    """a stage number or node name"""
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        stage = cut.stage_of_node.get(self.node)
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        stage = partition.stage_of_node.get(self.node)
         if stage is None and _is_number(self.node):
             stage = int(self.node)
         if stage is None:
-            known = ", ".join(cut.stage_of_node) or "no names of nodes are known here"
-            raise InputError(f"the number of a stage or the name of a node is expected ({known})")
-        _check_numbers([stage], "stages", len(cut.sizes) - 1)
+            known = ", ".join(partition.stage_of_node) or "no node names known"
+            raise InputError(f"expected a stage number or a node name ({known})")
+        _check_numbers([stage], "stages", len(partition.sizes) - 1)
         if stage == 0:
-            raise InputError("stage 0 holds embedding and head: without it there is nothing to evaluate")
-        return _only(cut.without([cut.stages[stage]]))
+            raise InputError("stage 0 holds embedding and head and cannot be lost")
+        return _single(partition.without([partition.stages[stage]]))
 
 
 @dataclass(frozen=True)
 class Swap:
-    """`swap:S`: stage S comes after stage S + 1."""
+    """`swap:S`: stage S runs after stage S + 1."""
 
     stage: int
 
-    def draw(self, cut: Cut, _draws: int, _random: np.random.Generator) -> Draws:
-        """Give the one way."""
-        if len(cut.sizes) < 2:
-            raise InputError("there is one stage, and nothing that it could be swapped with")
-        _check_numbers([self.stage], "stages", len(cut.sizes) - 2)
-        return _only(cut.swapped([self.stage]))
+    def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
+        """Return the only path."""
+        if len(partition.sizes) < 2:
+            raise InputError("expected at least two stages, got one")
+        _check_numbers([self.stage], "stages", len(partition.sizes) - 2)
+        return _single(partition.swapped([self.stage]))
 
 
 @dataclass(frozen=True)
 class Swaps:
-    """`swaps:N`: N swaps of neighbouring stages, none of which takes part in two."""
+    """`swaps:N`: N disjoint swaps of neighbouring stages."""
 
     count: int
 
-    def draw(self, cut: Cut, draws: int, random: np.random.Generator) -> Draws:
+    def draw(self, partition: Partition, draws: int, random: np.random.Generator) -> Draws:
         """Draw sets of swaps."""
-        first, stages = int(cut.keep_first), len(cut.sizes)
-        places = stages - first - self.count
-        """where a swap, or a stage that stays, can stand: a swap takes one place in place of two"""
-        if self.count > places:
+        first, stages = int(partition.keep_first), len(partition.sizes)
+        slots = stages - first - self.count
+        """positions of swaps and unswapped stages: a swap occupies one slot for its two stages"""
+        if self.count > slots:
             raise InputError(
-                f"{stages} stages have room for {max(stages - first, 0) // 2} swaps at most{_first_stays(cut)}"
+                f"expected at most {max(stages - first, 0) // 2} swaps of {stages} stages{_first_kept(partition)}"
             )
 
-        def one() -> tuple[int, ...]:
-            return tuple(sorted(random.choice(places, self.count, replace=False).tolist()))
+        def draw_one() -> tuple[int, ...]:
+            return tuple(sorted(random.choice(slots, self.count, replace=False).tolist()))
 
-        sets, complete = _different(one, combinations(range(places), self.count), math.comb(places, self.count), draws)
-        # The swap at the n-th chosen place comes after n others, each of which took a place for two stages.
+        sets, complete = _distinct_sets(
+            draw_one, combinations(range(slots), self.count), math.comb(slots, self.count), draws
+        )
+        # The swap in the n-th chosen slot follows n others, each of which took one slot for two stages.
         return Draws(
-            tuple(cut.swapped([first + place + before for before, place in enumerate(chosen)]) for chosen in sets),
+            tuple(partition.swapped([first + slot + before for before, slot in enumerate(chosen)]) for chosen in sets),
             complete,
         )
 
 
-Omission = Whole | Random | Every | Last | Named | Lost | Swap | Swaps
+Omission = FullModel | Random | Every | Last | Named | Lost | Swap | Swaps
 
 
-def parse(word: str) -> Omission:
-    """Make sense of one word of `omit`.
+def parse_omission(text: str) -> Omission:
+    """Parse one entry of `omit`.
 
     Raises:
-        InputError: it is none; the message names key, word, and what is expected.
+        InputError: unknown or malformed; the message names key, entry and expectation.
 
     """
-    kind, sign, rest = word.partition(":")
+    kind, sign, rest = text.partition(":")
     try:
         omission = _parsed(kind, rest) if sign or kind == "none" else None
     except InputError as error:
-        raise InputError(f"omit: {word!r}: {error}") from None
+        raise InputError(f"omit: {text!r}: {error}") from None
     if omission is None:
-        raise InputError(f"omit: {word!r} is not known, {GRAMMAR} is expected")
+        raise InputError(f"omit: {text!r}: expected {GRAMMAR}")
     return omission
 
 
 def _parsed(kind: str, rest: str) -> Omission | None:
     match kind:
         case "none" if not rest:
-            return Whole()
+            return FullModel()
         case "random":
             return Random(_share(rest))
         case "every":
@@ -250,41 +258,41 @@ def _parsed(kind: str, rest: str) -> Omission | None:
     return None
 
 
-def draw(word: str, cut: Cut, draws: int, seed: int) -> Draws:
-    """Draw the ways that a word stands for.
+def draw(text: str, partition: Partition, draws: int, seed: int) -> Draws:
+    """Draw the layer paths of an omission.
 
     Args:
-        word: of `omit`.
-        cut: of the model.
-        draws: how many different ones, where it is a random one; more draws begin with the same ones, unless they
-            come to all that there are.
-        seed: of the draws; each word has a generator of its own.
+        text: an entry of `omit`.
+        partition: of the model.
+        draws: number of different paths of a random omission; more draws extend fewer ones, unless they exhaust all
+            paths.
+        seed: of the draws; each omission has a separate generator.
 
     Raises:
-        InputError: no such word, or one that cannot be followed with this model; the message names it.
+        InputError: unknown, or not applicable to this model; the message names it.
 
     """
-    omission = parse(word)
-    number = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+    omission = parse_omission(text)
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     try:
-        return omission.draw(cut, draws, np.random.Generator(np.random.PCG64([seed, number])))
+        return omission.draw(partition, draws, np.random.Generator(np.random.PCG64([seed, number])))
     except InputError as error:
-        raise InputError(f"omit: {word!r}: {error}") from None
+        raise InputError(f"omit: {text!r}: {error}") from None
 
 
-def _only(way: Way) -> Draws:
-    return Draws((way,), complete=True)
+def _single(path: LayerPath) -> Draws:
+    return Draws((path,), complete=True)
 
 
-def _different(
-    one: Callable[[], tuple[int, ...]], every: Iterator[tuple[int, ...]], number: int, wanted: int
+def _distinct_sets(
+    draw_one: Callable[[], tuple[int, ...]], every: Iterator[tuple[int, ...]], number: int, wanted: int
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Give as many different ones of `number` as are wanted, drawn one by one; all, where these are no more."""
+    """Draw `wanted` different sets of `number` possible ones; all of them if there are no more."""
     if number <= wanted:
         return list(every), True
     found: dict[tuple[int, ...], None] = {}  # in the order of the draws
     while len(found) < wanted:
-        found[one()] = None
+        found[draw_one()] = None
     return list(found), False
 
 
@@ -294,13 +302,13 @@ def _share(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share < 1:
-        raise InputError("a share of more than 0 and less than 1 is expected")
+        raise InputError("expected a share between 0 and 1, exclusive")
     return share
 
 
 def _count(text: str, least: int) -> int:
     if not _is_number(text) or int(text) < least:
-        raise InputError(f"an integer of at least {least} is expected, not {text!r}")
+        raise InputError(f"expected an integer of at least {least}, got {text!r}")
     return int(text)
 
 
@@ -311,8 +319,8 @@ def _is_number(text: str) -> bool:
 def _check_numbers(numbers: Sequence[int], unit: str, highest: int) -> None:
     for number in numbers:
         if number > highest:
-            raise InputError(f"{number} is too high, the {unit} that it may name go from 0 to {highest}")
+            raise InputError(f"expected {unit} from 0 to {highest}, got {number}")
 
 
-def _first_stays(cut: Cut) -> str:
-    return " (keep_first=true: stage 0 stays as it is)" if cut.keep_first else ""
+def _first_kept(partition: Partition) -> str:
+    return " (keep_first=true exempts stage 0)" if partition.keep_first else ""

@@ -1,8 +1,8 @@
-"""The folder of an evaluation: one line for every way that was measured, so that it goes on where it stopped.
+"""The folder of an evaluation: one line per measured layer path, so that an evaluation can resume.
 
-settings.json    what decides about a loss: model, text, numbers
-results.jsonl    a line for each way through the layers: losses of every sequence, times
-table.json, table.md, perplexity.png    made of these at the end
+settings.json    everything that determines a loss: model, corpus, dtypes
+results.jsonl    one line per layer path: losses of every sequence, times
+table.json, table.md, perplexity.png    made from these at the end
 """
 
 import base64
@@ -18,33 +18,32 @@ import numpy as np
 
 from skippipe.errors import InputError
 from skippipe.evaluate.intervals import Losses
-from skippipe.evaluate.omission import Way
-from skippipe.files import check_plain, open_own, read_json_object, remove_leftovers, write_text
-from skippipe.train.record import cut_to_lines
+from skippipe.evaluate.omission import LayerPath
+from skippipe.files import check_plain, cut_to_lines, open_own, read_json_object, remove_leftovers, write_text
 
 FORMAT = "skippipe.evaluation/1"
-SETTINGS, RESULTS, TABLE, PAGE, PICTURE = (
+SETTINGS, RESULTS, TABLE, MARKDOWN, PLOT = (
     "settings.json", "results.jsonl", "table.json", "table.md", "perplexity.png",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on one way through the layers."""
+    """Measurements of one layer path."""
 
-    way: Way
+    path: LayerPath
     losses: Losses
     """sum of the token losses of each sequence, shape (sequences,)"""
     seconds: float
-    """for the whole text"""
+    """for the full corpus"""
     time_ratio: float | None
-    """time of a forward pass over that of the whole model; None: not measured"""
+    """time of a forward pass relative to the full model's; None: not measured"""
 
     def line(self) -> str:
-        """As it is kept."""
+        """Serialise it to a line."""
         return json.dumps(
             {
-                "layers": list(self.way),
+                "layers": list(self.path),
                 "loss": float(self.losses.sum()),
                 "seconds": round(self.seconds, 6),
                 "time_ratio": self.time_ratio,
@@ -54,47 +53,47 @@ class Result:
 
 
 def parse_line(line: str, sequences: int) -> Result:
-    """Make sense of a line; raises `ValueError` where it is none, or of another number of sequences."""
+    """Parse a line; raises `ValueError`, also for another number of sequences."""
     try:
         content = json.loads(line)
         losses = np.frombuffer(base64.b64decode(content["losses"], validate=True), dtype="<f8").astype(np.float64)
-        way = tuple(int(layer) for layer in content["layers"])
+        path = tuple(int(layer) for layer in content["layers"])
         ratio = content["time_ratio"]
-        result = Result(way, losses, float(content["seconds"]), None if ratio is None else float(ratio))
+        result = Result(path, losses, float(content["seconds"]), None if ratio is None else float(ratio))
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
-    if list(way) != content["layers"]:
-        raise ValueError(f"layers are {content['layers']!r}")
+    if list(path) != content["layers"]:
+        raise ValueError(f"layers: expected integers, got {content['layers']!r}")
     if len(losses) != sequences:
-        raise ValueError(f"{len(losses)} sequences, {sequences} are expected")
+        raise ValueError(f"expected {sequences} sequences, got {len(losses)}")
     return result
 
 
 class Results:
-    """Results known so far; a context manager, since a file is open."""
+    """Results so far; a context manager that holds the open file."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], sequences: int) -> None:
-        """Begin a folder, or go on with one.
+        """Start or resume an evaluation.
 
         Args:
-            folder: a new one, an empty one, or one that was begun with the same settings; nobody else uses it.
-            settings: all that decides about a loss.
-            sequences: of the text.
+            folder: new, empty, or started with the same settings; for exclusive use.
+            settings: everything that determines a loss.
+            sequences: number of sequences of the corpus.
 
         Raises:
-            InputError: the folder holds other files, or was begun with other settings, or its results are damaged.
+            InputError: the folder holds other files or results of other settings, or results are damaged.
 
         """
         begin(folder, settings)
         path = folder / RESULTS
-        self.known: dict[Way, Result] = {}
+        self.known: dict[LayerPath, Result] = {}
         self._file = os.fdopen(open_own(path), "r+b")
         try:
             cut_to_lines(self._file.fileno())
             self._file.seek(0)
             for number, line in enumerate(self._file.read().splitlines(), 1):
                 result = _parsed(line, sequences, f"{path}: line {number}")
-                self.known[result.way] = result
+                self.known[result.path] = result
         except BaseException:
             self._file.close()
             raise
@@ -106,55 +105,55 @@ class Results:
         self._file.close()
 
     def add(self, result: Result) -> None:
-        """Keep a result, so that it is there after a power cut too."""
+        """Append a result and sync it to disk."""
         self._file.write((result.line() + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.known[result.way] = result
+        self.known[result.path] = result
 
 
-def _parsed(line: bytes, sequences: int, place: str) -> Result:
+def _parsed(line: bytes, sequences: int, position: str) -> Result:
     try:
         return parse_line(line.decode(), sequences)
     except ValueError as error:
-        raise InputError(f"{place} is no result: {error}; another output is expected") from None
+        raise InputError(f"{position}: invalid result: {error}; choose another output") from None
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `InputError` where a folder holds something, and nothing of ours."""
+    """Raise `InputError` if a folder holds files, but not those of an evaluation."""
     names = _names(folder)
     if names and SETTINGS not in names:
-        raise InputError(f"output={folder} holds {names[0]} and no {SETTINGS}: a new or an empty folder is expected")
+        raise InputError(f"output: expected a new or empty folder, got {folder} with {names[0]} and no {SETTINGS}")
 
 
 def check_comparison_folder(folder: Path) -> None:
-    """Raise `InputError` where a folder holds more than a comparison does: an evaluation, say, whose table would go."""
-    foreign = [name for name in _names(folder) if name not in {PAGE, PICTURE}]
+    """Raise `InputError` if a folder holds more than a comparison does, such as an evaluation."""
+    foreign = [name for name in _names(folder) if name not in {MARKDOWN, PLOT}]
     if foreign:
         raise InputError(
-            f"output={folder} holds {foreign[0]}: a new folder, an empty one, or that of a comparison is expected"
+            f"output: expected a new or empty folder, or that of a comparison, got {folder} with {foreign[0]}"
         )
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder that may not be there, but for what a process that was killed has left half-written."""
+    """Files in a folder, if it exists, without temporary files of a killed process."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"output={folder} is a file, a folder is expected")
+        raise InputError(f"output: expected a folder, got the file {folder}")
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [name for name in found if not (name.startswith(".") and name.endswith(".tmp"))]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder where there is none; raises `InputError` where that cannot be done."""
+    """Create a folder if necessary; raises `InputError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_plain(folder, [RESULTS, SETTINGS, PAGE, PICTURE, TABLE], [])
+        check_plain(folder, [RESULTS, SETTINGS, MARKDOWN, PLOT, TABLE], [])
     except OSError as error:
         raise InputError(f"output={folder} cannot be written: {error.strerror or error}") from None
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Make a folder and write its settings; where they stand there already, hold them against these."""
+    """Create a folder with its settings, or check them against those already there."""
     check_folder(folder)
     path, stated = folder / SETTINGS, {"format": FORMAT, **settings}
     if not path.is_file():
@@ -166,6 +165,6 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> None:
     for key in stated | found:
         if found.get(key) != stated.get(key):
             raise InputError(
-                f"{path}: {key} is {found.get(key)!r}, here it is {stated.get(key)!r}: these are results of other "
-                "settings, another output is expected"
+                f"{path}: {key}: expected {stated.get(key)!r}, got {found.get(key)!r}: results of other settings; "
+                "choose another output"
             )

@@ -1,4 +1,4 @@
-"""An evaluation from the settings to its table: what is measured, in which order, and what is written."""
+"""An evaluation from its settings to its table."""
 
 import hashlib
 import json
@@ -11,22 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from skippipe.data.belonging import with_tokenizer_of
 from skippipe.data.blocks import Blocks
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus, open_corpus
+from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError, SchedulerError
 from skippipe.evaluate.compare import read_tables
 from skippipe.evaluate.config import EvaluateJob
-from skippipe.evaluate.measure import Evaluator
-from skippipe.evaluate.omission import Cut, Draws, draw
-from skippipe.evaluate.page import Rows, markdown
-from skippipe.evaluate.picture import draw_picture
+from skippipe.evaluate.evaluator import Evaluator
+from skippipe.evaluate.model import EvaluatedModel, check_corpus, open_model
+from skippipe.evaluate.omission import Draws, Partition, draw
+from skippipe.evaluate.plot import draw_plot
 from skippipe.evaluate.results import (
     FORMAT,
-    PAGE,
-    PICTURE,
+    MARKDOWN,
+    PLOT,
     TABLE,
     Result,
     Results,
@@ -34,21 +34,21 @@ from skippipe.evaluate.results import (
     check_folder,
     make_folder,
 )
-from skippipe.evaluate.source import Source, check_text, open_source
 from skippipe.evaluate.summary import NONE, Row, summarise, table_json
+from skippipe.evaluate.table import Rows, markdown
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.model.flops import layer_flops
 from skippipe.train.efficiency import device_name, find_device
 
 TIMED_DRAWS = 3
-"""of a word: times do not depend much on which layers are left out"""
+"""per omission: times hardly depend on which layers are skipped"""
 
 
 class Report(Protocol):
-    """Who is told how far it has come."""
+    """Receives progress and messages."""
 
-    def __call__(self, word: str, done: int, total: int) -> None:
-        """Take what is worked on, and how many draws are done of how many."""
+    def __call__(self, omission: str, done: int, total: int) -> None:
+        """Take the current omission, and the draws done and in total."""
 
     def say(self, line: str) -> None:
         """Take a line for the user."""
@@ -56,61 +56,61 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Text:
-    """What is evaluated on."""
+    """The sequences to evaluate on."""
 
     corpus: Corpus
     blocks: Blocks
 
     @property
     def sha256(self) -> str:
-        """Equal where the tokens are."""
-        facts = [self.corpus.tokenizer_sha256, self.corpus.parts["validation"].sha256]
+        """Identifies the tokens."""
+        facts = [self.corpus.tokenizer_sha256, self.corpus.splits["validation"].sha256]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def evaluate(job: EvaluateJob, output: Path, report: Report) -> list[Row]:
-    """Evaluate a model, or go on with an evaluation; writes everything to `output`.
+    """Run or resume an evaluation; writes everything to `output`.
 
     Raises:
-        InputError: model, text, words or folder cannot be used.
+        InputError: unusable model, corpus, omissions or folder.
 
     """
-    source = open_source(job)
-    for reason in source.passed_over:
-        report.say(f"passed over: {reason}")
+    model = open_model(job)
+    for reason in model.skipped:
+        report.say(f"skipped: {reason}")
     device = find_device(job.device, "device")
-    cut = Cut(source.sizes, job.unit, job.keep_first, source.stage_of_node)
-    # The whole model comes first: the others are held against it.
-    words = {word: draw(word, cut, job.draws, job.seed) for word in dict.fromkeys([NONE, *job.omit])}
+    partition = Partition(model.sizes, job.unit, job.keep_first, model.stage_of_node)
+    # The full model comes first: it is the baseline of the others.
+    omissions = {
+        omission: draw(omission, partition, job.draws, job.seed) for omission in dict.fromkeys([NONE, *job.omit])
+    }
     check_folder(output)
-    with corpus_folder(with_tokenizer_of(job.data, source.tokenizer, source.title), say=report.say) as folder:
-        text = _open_text(job, source, folder)
-        settings = _settings(job, source, text, device)
+    with corpus_folder(with_tokenizer_of(job.data, model.tokenizer, model.title), warn=report.say) as folder:
+        text = _open_text(job, model, folder)
+        settings = _settings(job, model, text, device)
         make_folder(output)
         with locked(output, f"output={output}: another process writes to it"):
             with Results(output, settings, len(text.blocks)) as results:
-                _measure_all(job, source, text, words, results, device, report)
-                flops = [layer_flops(source.config, layer, text.blocks.sequence) for layer in range(cut.layers)]
-                rows = summarise(words, results.known, flops, text.blocks.sequence, job.seed)
+                _measure_all(job, model, text, omissions, results, device, report)
+                flops = [layer_flops(model.config, layer, text.blocks.sequence) for layer in range(partition.layers)]
+                rows = summarise(omissions, results.known, flops, text.blocks.sequence, job.seed)
             about = {
-                "format": FORMAT, "model": source.title, "settings": settings, "stages": list(source.sizes),
+                "format": FORMAT, "model": model.title, "settings": settings, "stages": list(model.sizes),
                 "unit": job.unit, "keep_first": job.keep_first, "seed": job.seed, "device": device_name(device),
             }  # fmt: skip
-            write_report(output, {source.title: rows}, about, _notes(job, source, text, device))
+            write_report(output, {model.title: rows}, about, _notes(job, model, text, device))
     return rows
 
 
 def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
-    """Put finished evaluations together; writes table and picture to `output`, and gives the rows by short names.
+    """Compare finished evaluations; writes table and plot to `output`, returns the rows by short names.
 
     Raises:
-        InputError: a model is named as well, or an evaluation or `output` cannot be used.
+        InputError: a model is given too, or an evaluation or `output` is unusable.
 
     """
     if job.checkpoint is not None or job.model_folder is not None:
-        raise InputError(
-            "compare is set beside checkpoint or model: folders of finished evaluations alone are expected"
-        )
+        raise InputError("expected compare or a model (checkpoint, model), got both")
     tables = read_tables(job.compare)
     check_comparison_folder(output)
     make_folder(output)
@@ -119,9 +119,9 @@ def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
 
 
 def write_report(output: Path, rows: Rows, about: Mapping[str, Any] | None, notes: Sequence[str]) -> None:
-    """Write table and picture; the one for programs, if it is asked for, last: where it is there, all is."""
-    write_text(output / PAGE, markdown(rows, notes))
-    write_bytes(output / PICTURE, draw_picture(rows))
+    """Write table and plot; the JSON table, if any, comes last: its presence means that all is complete."""
+    write_text(output / MARKDOWN, markdown(rows, notes))
+    write_bytes(output / PLOT, draw_plot(rows))
     if about is not None:
         (own,) = rows.values()
         write_text(output / TABLE, table_json(about, own))
@@ -129,58 +129,60 @@ def write_report(output: Path, rows: Rows, about: Mapping[str, Any] | None, note
 
 def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
     job: EvaluateJob,
-    source: Source,
+    model: EvaluatedModel,
     text: Text,
-    words: Mapping[str, Draws],
+    omissions: Mapping[str, Draws],
     results: Results,
     device: torch.device,
     report: Report,
 ) -> None:
-    """Measure every way that is not known yet; where all are, the model is not even read."""
-    total = sum(len(draws.ways) for draws in words.values())
+    """Measure every path without a result; loads the model only if there is one."""
+    total = sum(len(draws.paths) for draws in omissions.values())
     evaluator: Evaluator | None = None
     done = 0
-    for word, draws in words.items():
-        for number, way in enumerate(draws.ways):
-            report(word, done, total)
-            if way not in results.known:
-                evaluator = evaluator or _evaluator(job, source, text, device)
+    for omission, draws in omissions.items():
+        for number, path in enumerate(draws.paths):
+            report(omission, done, total)
+            if path not in results.known:
+                evaluator = evaluator or _evaluator(job, model, text, device)
                 began = time.perf_counter()
-                losses = evaluator.losses(way)
+                losses = evaluator.losses(path)
                 seconds = time.perf_counter() - began
                 if not np.isfinite(losses).all():
                     raise SchedulerError(
-                        f"{word}: the model gives a loss that is not finite on {int((~np.isfinite(losses)).sum())} of "
-                        f"{len(losses)} sequences, by the layers {list(way)}; dtype=float32 has the widest range"
+                        f"{omission}: non-finite loss on {np.count_nonzero(~np.isfinite(losses))} of {len(losses)} "
+                        f"sequences with layers {list(path)}; dtype=float32 has the widest range"
                     )
-                ratio = evaluator.time_ratio(way) if word != NONE and number < TIMED_DRAWS else None
-                results.add(Result(way, losses, seconds, 1.0 if word == NONE else ratio))
+                ratio = evaluator.time_ratio(path) if omission != NONE and number < TIMED_DRAWS else None
+                results.add(Result(path, losses, seconds, 1.0 if omission == NONE else ratio))
             done += 1
-    report(word, done, total)
+    report(omission, done, total)
 
 
-def _evaluator(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> Evaluator:
-    part = source.load(getattr(torch, job.dtype), device)
+def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> Evaluator:
+    module = model.load(getattr(torch, job.dtype), device)
     autocast = None if job.autocast is None else getattr(torch, job.autocast)
-    return Evaluator(part, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile)
+    return Evaluator(
+        module, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile
+    )
 
 
-def _open_text(job: EvaluateJob, source: Source, folder: Path) -> Text:
+def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:
     sequence = job.data.sequence
-    if source.sequence is not None and sequence == DataConfig().sequence:
-        sequence = source.sequence
+    if model.sequence is not None and sequence == DataConfig().sequence:
+        sequence = model.sequence
     corpus = open_corpus(folder)
-    check_text(source, corpus, sequence)
+    check_corpus(model, corpus, sequence)
     corpus.verify(whole=job.data.verify == "whole")
     blocks = corpus.validation(sequence, job.data.validation_blocks)
     corpus.check_tokens(blocks.tokens, folder / "validation.tokens")
     return Text(corpus, blocks)
 
 
-def _settings(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> dict[str, Any]:
-    """All that decides about a loss, but for the way."""
+def _settings(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> dict[str, Any]:
+    """Everything that determines a loss, except the layer path."""
     return {
-        "model_sha256": source.sha256,
+        "model_sha256": model.sha256,
         "text_sha256": text.sha256,
         "sequence": text.blocks.sequence,
         "sequences": len(text.blocks),
@@ -190,15 +192,15 @@ def _settings(job: EvaluateJob, source: Source, text: Text, device: torch.device
     }
 
 
-def _notes(job: EvaluateJob, source: Source, text: Text, device: torch.device) -> list[str]:
-    files = [Path(str(file["name"])).name for file in text.corpus.parts["validation"].files]
+def _notes(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> list[str]:
+    files = [Path(str(file["name"])).name for file in text.corpus.splits["validation"].files]
     shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
-    first = "stage 0 left alone by random, every and swaps" if job.keep_first else "stage 0 like any other"
-    numbers = job.dtype if job.autocast is None else f"{job.dtype}, autocast to {job.autocast}"
+    first = "stage 0 exempt from random, every and swaps" if job.keep_first else "stage 0 not exempt"
+    dtypes = job.dtype if job.autocast is None else f"{job.dtype}, autocast to {job.autocast}"
     return [
-        f"Model: {source.title}; layers of its stages: {', '.join(map(str, source.sizes))}.",
-        f"Counted: {job.unit}; {first}.",
-        f"Text: {len(text.blocks):,} sequences of {text.blocks.sequence} tokens, of {shown}.",
-        f"Computed on {device_name(device)} in {numbers}.",
-        "Intervals are over texts and, where not all of them were taken, over draws; a rise is over the same text.",
+        f"Model: {model.title}; layers per stage: {', '.join(map(str, model.sizes))}.",
+        f"Unit: {job.unit}; {first}.",
+        f"Corpus: {len(text.blocks):,} sequences of {text.blocks.sequence} tokens, of {shown}.",
+        f"Computed on {device_name(device)} in {dtypes}.",
+        "Intervals: over sequences and, unless all draws were taken, over draws; increase: over the full model.",
     ]

@@ -1,4 +1,4 @@
-"""What results come to: for each word perplexity, its rise and what is saved, with intervals. Numbers only."""
+"""Summary of results: perplexity, its relative increase and savings of each omission, with intervals."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skippipe.evaluate.intervals import Interval, mean_interval
-from skippipe.evaluate.omission import Draws, Way
+from skippipe.evaluate.omission import Draws, LayerPath
 from skippipe.evaluate.results import Result
 
 NONE = "none"
@@ -18,101 +18,101 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Row:
-    """One word of `omit`."""
+    """Results of one omission."""
 
-    word: str
-    left_out: float
-    """layers that are not run, on average over the draws"""
+    omission: str
+    omitted_layers: float
+    """layers skipped, averaged over the draws"""
     layers: int
     """of the model"""
     saved: float
-    """share of the floating-point operations of the decoder layers that are not done"""
+    """fraction of the decoder layers' FLOPs saved"""
     draws: int
     complete: bool
-    """these are all the draws that there are"""
+    """whether these are all possible draws"""
     perplexity: Interval
-    """of the text: the exponential of the mean over draws and tokens"""
-    rise: Interval | None
-    """against the whole model on the same text, as a share; None for the whole model itself"""
+    """exponential of the mean loss over draws and tokens"""
+    increase: Interval | None
+    """relative to the full model on the same corpus; None for the full model itself"""
     time_ratio: float | None
-    """of a forward pass, over that of the whole model; the median over draws"""
-    each: tuple[tuple[Way, float], ...]
-    """layers run in order, and perplexity, of every draw"""
+    """forward time relative to the full model's; median over draws"""
+    each: tuple[tuple[LayerPath, float], ...]
+    """layer path and perplexity of every draw"""
 
 
 def summarise(
-    words: Mapping[str, Draws], known: Mapping[Way, Result], flops: Sequence[float], tokens: int, seed: int
+    omissions: Mapping[str, Draws], known: Mapping[LayerPath, Result], flops: Sequence[float], tokens: int, seed: int
 ) -> list[Row]:
     """Summarise results.
 
     Args:
-        words: with the ways that each stands for; `none` among them.
-        known: results of all these ways.
+        omissions: with their draws; `none` among them.
+        known: results of all their paths.
         flops: operations of each layer.
-        tokens: of a sequence.
-        seed: of the resampling.
+        tokens: tokens per sequence.
+        seed: of the bootstrap.
 
     """
-    whole = known[words[NONE].ways[0]].losses
-    return [_row(word, draws, known, whole, flops, tokens, seed) for word, draws in words.items()]
+    full = known[omissions[NONE].paths[0]].losses
+    return [_row(omission, draws, known, full, flops, tokens, seed) for omission, draws in omissions.items()]
 
 
 def _row(  # noqa: PLR0913, PLR0917 - what a row is made of
-    word: str,
+    omission: str,
     draws: Draws,
-    known: Mapping[Way, Result],
-    whole: "np.ndarray[Any, np.dtype[np.float64]]",
+    known: Mapping[LayerPath, Result],
+    full: "np.ndarray[Any, np.dtype[np.float64]]",
     flops: Sequence[float],
     tokens: int,
     seed: int,
 ) -> Row:
-    results = [known[way] for way in draws.ways]
+    results = [known[path] for path in draws.paths]
     losses = np.stack([result.losses for result in results])
     ratios = [result.time_ratio for result in results if result.time_ratio is not None]
     perplexity = mean_interval(losses, tokens, complete=draws.complete, seed=seed).exp()
-    rise = mean_interval(losses - whole, tokens, complete=draws.complete, seed=seed).exp().minus_one()
+    increase = mean_interval(losses - full, tokens, complete=draws.complete, seed=seed).exp().minus_one()
     return Row(
-        word=word,
-        left_out=len(flops) - statistics.fmean(len(way) for way in draws.ways),
+        omission=omission,
+        omitted_layers=len(flops) - statistics.fmean(len(path) for path in draws.paths),
         layers=len(flops),
-        saved=1 - statistics.fmean(sum(flops[layer] for layer in way) for way in draws.ways) / sum(flops),
-        draws=len(draws.ways),
+        saved=1 - statistics.fmean(sum(flops[layer] for layer in path) for path in draws.paths) / sum(flops),
+        draws=len(draws.paths),
         complete=draws.complete,
         perplexity=perplexity,
-        rise=None if word == NONE else rise,
+        increase=None if omission == NONE else increase,
         time_ratio=statistics.median(ratios) if ratios else None,
-        each=tuple((r.way, Interval(float(r.losses.mean()) / tokens, 0.0, 0.0).exp().value) for r in results),
+        each=tuple((r.path, Interval(float(r.losses.mean()) / tokens, 0.0, 0.0).exp().value) for r in results),
     )
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """A row as it is kept; a number that is not finite becomes null."""
+    """A row as JSON; non-finite numbers become null."""
     return {
-        "word": row.word,
-        "layers_left_out": row.left_out,
+        "word": row.omission,
+        "layers_left_out": row.omitted_layers,
         "layers": row.layers,
         "flops_saved": row.saved,
         "draws": row.draws,
         "all_draws": row.complete,
         "perplexity": _interval_json(row.perplexity),
-        "rise": None if row.rise is None else _interval_json(row.rise),
+        "rise": None if row.increase is None else _interval_json(row.increase),
         "time_ratio": row.time_ratio,
-        "each_draw": [{"layers": list(way), "perplexity": _finite(value)} for way, value in row.each],
+        "each_draw": [{"layers": list(path), "perplexity": _finite(value)} for path, value in row.each],
     }
 
 
 def row_from_json(content: Mapping[str, Any]) -> Row:
-    """The row that `row_json` has made; raises `KeyError`, `TypeError` or `ValueError` where it is none."""
-    rise = content["rise"]
+    """Parse the result of `row_json`; raises `KeyError`, `TypeError` or `ValueError`."""
+    increase = content["rise"]
     return Row(
-        word=str(content["word"]),
-        left_out=float(content["layers_left_out"]),
+        omission=str(content["word"]),
+        omitted_layers=float(content["layers_left_out"]),
         layers=int(content["layers"]),
         saved=float(content["flops_saved"]),
         draws=int(content["draws"]),
         complete=bool(content["all_draws"]),
         perplexity=_interval(content["perplexity"]),
-        rise=None if rise is None else _interval(rise),
+        increase=None if increase is None else _interval(increase),
         time_ratio=None if content["time_ratio"] is None else float(content["time_ratio"]),
         each=tuple(
             (tuple(int(layer) for layer in one["layers"]), _number(one["perplexity"], math.inf))
@@ -140,5 +140,5 @@ def _number(value: Any, otherwise: float) -> float:
 
 
 def table_json(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Everything, for programs."""
+    """The complete table as JSON."""
     return json.dumps({**about, "rows": [row_json(row) for row in rows]}, indent=1, allow_nan=False) + "\n"

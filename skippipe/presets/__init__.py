@@ -1,8 +1,8 @@
-"""Clusters to begin with: settings in, arrays out. Pure functions, no files of the user's."""
+"""Preset clusters: settings in, arrays out. Pure functions."""
 
-from skippipe.presets.parts import ClusterParts
 from skippipe.presets.regions import regions_cluster
 from skippipe.presets.sites import sites_cluster
+from skippipe.presets.spec import ClusterSpec
 from skippipe.presets.synthetic import synthetic_cluster
 
-__all__ = ["ClusterParts", "regions_cluster", "sites_cluster", "synthetic_cluster"]
+__all__ = ["ClusterSpec", "regions_cluster", "sites_cluster", "synthetic_cluster"]

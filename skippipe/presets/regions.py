@@ -1,4 +1,4 @@
-"""Equal nodes in cloud regions whose links were measured: the figures are in `regions12.json`, with their source."""
+"""Identical nodes in cloud regions with measured links, from `regions12.json`."""
 
 import json
 from collections import defaultdict
@@ -10,12 +10,12 @@ import numpy as np
 
 from skippipe.config import RegionsConfig
 from skippipe.errors import InputError
-from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
+from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
 @dataclass(frozen=True)
 class RegionTable:
-    """Regions by name, and for every pair of them latency and bandwidth."""
+    """Regions, with latency and bandwidth of every pair."""
 
     names: list[str]
     latency_s: Floats
@@ -26,7 +26,7 @@ class RegionTable:
 
 @cache
 def region_table() -> RegionTable:
-    """Read the table that the package carries."""
+    """Read the bundled table."""
     text = resources.files("skippipe.presets").joinpath("regions12.json").read_text(encoding="utf-8")
     content = json.loads(text)
     names = sorted({pair[end] for pair in content["pairs"] for end in "ab"})
@@ -40,14 +40,14 @@ def region_table() -> RegionTable:
     return RegionTable(names, latency_s, bandwidth)
 
 
-def regions_cluster(config: RegionsConfig) -> ClusterParts:
-    """Build one node for every entry of `regions`, named after its region and numbered within it."""
+def regions_cluster(config: RegionsConfig) -> ClusterSpec:
+    """One node per entry of `regions`, named after its region and numbered within it."""
     table = region_table()
     if not config.regions:
-        raise InputError("cluster.regions is empty, one region for each node is expected")
+        raise InputError("cluster.regions: expected one region per node, got []")
     for i, region in enumerate(config.regions):
         if region not in table.names:
-            raise InputError(f"cluster.regions[{i}] is {region!r}, one of {', '.join(table.names)} is expected")
+            raise InputError(f"cluster.regions[{i}]: expected one of {', '.join(table.names)}, got {region!r}")
     used = list(dict.fromkeys(config.regions))
     rows = np.ix_([table.names.index(x) for x in used], [table.names.index(x) for x in used])
     region_of = [used.index(region) for region in config.regions]

@@ -1,14 +1,14 @@
-"""Equal nodes at equal sites: one machine, one data centre, or several of them."""
+"""Identical nodes at identical sites: one machine, one data centre, or several."""
 
 import numpy as np
 
 from skippipe.config import MOST_NODES, SitesConfig
 from skippipe.errors import InputError
-from skippipe.presets.parts import ClusterParts, Floats, equal_nodes
+from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
-def sites_cluster(config: SitesConfig) -> ClusterParts:
-    """Build `sites` times `nodes_per_site` nodes; node numbers run through one site after the other."""
+def sites_cluster(config: SitesConfig) -> ClusterSpec:
+    """`sites` times `nodes_per_site` nodes, numbered site by site."""
     if config.sites * config.nodes_per_site > MOST_NODES:
         raise InputError(
             f"cluster.sites times cluster.nodes_per_site: expected at most {MOST_NODES}, "

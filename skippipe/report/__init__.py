@@ -1,1 +1,1 @@
-"""What people see: figures taken from plans, and how they are drawn."""
+"""Reports on plans: analysis, tables, plots, HTML page."""

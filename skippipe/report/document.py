@@ -1,40 +1,40 @@
-"""A report as JSON: all that terminal and page show, and the upgrades that they leave out."""
+"""A report as JSON: everything in terminal and page, and all upgrades."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from skippipe._scheduler import Plan, Segment
+from skippipe.report.analysis import PlanAnalysis, composition
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.explained import Explained, composition
 from skippipe.report.stages import cost, read_allocation_search, slowest_inside
 from skippipe.workload import skipped_executions, throughput
 
 FORMAT = "skippipe.report/1"
 
 
-def document(plans: Sequence[Explained]) -> dict[str, Any]:
-    """Plain values of the report on one plan or two; times in seconds, nodes and regions by number."""
+def document(plans: Sequence[PlanAnalysis]) -> dict[str, Any]:
+    """The report on one or two plans as plain values; times in seconds, nodes and regions by number."""
     compared = {"comparison": list(comparison(*plans).notes)} if len(plans) == COMPARED else {}
-    return {"format": FORMAT, "plans": [_plan(explained) for explained in plans], **compared}
+    return {"format": FORMAT, "plans": [_plan(analysis) for analysis in plans], **compared}
 
 
-def _plan(explained: Explained) -> dict[str, Any]:
-    explanation, predicted = explained.explanation, explained.plan.predicted
+def _plan(analysis: PlanAnalysis) -> dict[str, Any]:
+    explanation, predicted = analysis.explanation, analysis.plan.predicted
     slack, arrival = explanation.slack_s.tolist(), explanation.arrival_s.tolist()
     waits = zip(*(w.tolist() for w in (explanation.busy_s, explanation.memory_s, explanation.order_s)), strict=True)
-    notes = zip(explained.tasks, arrival, slack, explanation.reasons, explanation.blockers.tolist(), waits, strict=True)
+    notes = zip(analysis.tasks, arrival, slack, explanation.reasons, explanation.blockers.tolist(), waits, strict=True)
     return {
-        "plan": explained.name,
-        "strategy": explained.plan.strategy,
+        "plan": analysis.name,
+        "strategy": analysis.plan.strategy,
         "iteration_s": predicted.iteration_s,
         "lower_bound_s": predicted.lower_bound_s,
-        "skip_ratio": explained.plan.skip_ratio,
-        "skipped_executions": skipped_executions(explained.plan),
-        **dataclasses.asdict(throughput(explained.plan)),
-        "allocation": _allocation(explained.plan),
-        "critical": _way(explained, explanation.critical),
-        "last_microbatch": _way(explained, explanation.last),
+        "skip_ratio": analysis.plan.skip_ratio,
+        "skipped_executions": skipped_executions(analysis.plan),
+        **dataclasses.asdict(throughput(analysis.plan)),
+        "allocation": _allocation(analysis.plan),
+        "critical": _path(analysis, explanation.critical),
+        "last_microbatch": _path(analysis, explanation.last),
         "tasks": [
             {
                 "node": task.node, "microbatch": task.microbatch, "kind": task.kind, "hop": task.hop,
@@ -51,15 +51,15 @@ def _plan(explained: Explained) -> dict[str, Any]:
                 "both_ways": upgrade.both_ways,
                 "iteration_s": upgrade.iteration_s,
                 "dispatched_s": upgrade.dispatched_s,
-                "replanned_s": explained.replanned[i] if i < len(explained.replanned) else None,
+                "replanned_s": analysis.replanned[i] if i < len(analysis.replanned) else None,
             }
-            for i, upgrade in enumerate(explained.upgrades)
+            for i, upgrade in enumerate(analysis.upgrades)
         ],
     }  # fmt: skip
 
 
 def _allocation(plan: Plan) -> dict[str, Any]:
-    """Who serves each stage, and what that costs by the surrogate."""
+    """The allocation and its cost by the surrogate."""
     scored = cost(plan)
     return {
         "stages": plan.stages,
@@ -74,9 +74,9 @@ def _allocation(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _way(explained: Explained, segments: Sequence[Segment]) -> dict[str, Any]:
+def _path(analysis: PlanAnalysis, segments: Sequence[Segment]) -> dict[str, Any]:
     return {
-        "seconds": composition(explained.tasks, segments),
+        "seconds": composition(analysis.tasks, segments),
         "segments": [
             {"part": s.part, "start_s": s.start_s, "end_s": s.end_s, "task": s.task, "link": s.link, "stage": s.stage}
             for s in segments

@@ -1,38 +1,38 @@
-"""The map of a plan as PNG: nodes by the transfer times between them, coloured by stage, with the links in use."""
+"""Map of a plan as PNG: nodes laid out by transfer times, coloured by stage, with the links in use."""
 
 from typing import Any
 
 import numpy as np
 
 from skippipe._scheduler import Plan
-from skippipe.report.pictures import plain, png
-from skippipe.report.places import Places, lay_out, lines, names, stage_colours, stage_words
+from skippipe.report.map_layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_legend
+from skippipe.report.plots import plain, png
 
 WIDEST = 5.0
-"""Points: width of the link with the most messages."""
-LEAST_SIDE = 0.5
-"""Of the part of the map that is shown."""
+"""Line width of the link with the most messages, in points."""
+MIN_SIDE = 0.5
+"""Smallest side of the visible map."""
 
 
 def draw_map(plan: Plan) -> bytes:
-    """Draw a PNG: a place for each region, near those that are quick to reach; nodes of stage 0 are squares."""
-    # Imported here: it takes a second, and reports do without.
+    """Draw a PNG: one site per region, close if transfers are fast; nodes of stage 0 are squares."""
+    # Imported late: it takes a second, and reports do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    places = lay_out(plan.cluster, plan.stages)
+    layout = lay_out(plan.cluster, plan.stages)
     figure = Figure(figsize=(11, 8), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.set_aspect("equal")
     axes.axis("off")
-    _draw_links(axes, plan, places)
-    _draw_nodes(axes, plan, places)
-    for name in names(plan, places):
+    _draw_links(axes, plan, layout)
+    _draw_nodes(axes, plan, layout)
+    for name in labels(plan, layout):
         axes.text(
-            name.x, name.y - 0.4 * places.radius, plain(name.text), ha="center", va="top", fontsize=7.5, zorder=4,
+            name.x, name.y - 0.4 * layout.radius, plain(name.text), ha="center", va="top", fontsize=7.5, zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6},
         )  # fmt: skip
-    low, high = places.nodes.min(axis=0), places.nodes.max(axis=0)
-    middle, reach = (low + high) / 2, np.maximum((high - low) / 2 + 0.06, LEAST_SIDE / 2)
+    low, high = layout.nodes.min(axis=0), layout.nodes.max(axis=0)
+    middle, reach = (low + high) / 2, np.maximum((high - low) / 2 + 0.06, MIN_SIDE / 2)
     axes.set_xlim(middle[0] - reach[0], middle[0] + reach[0])
     axes.set_ylim(middle[1] - reach[1], middle[1] + reach[1])
     title = f"{len(plan.cluster)} nodes in {len(plan.stages)} stages, {plan.strategy}"
@@ -40,13 +40,13 @@ def draw_map(plan: Plan) -> bytes:
     return png(figure)
 
 
-def _draw_nodes(axes: Any, plan: Plan, places: Places) -> None:
+def _draw_nodes(axes: Any, plan: Plan, layout: MapLayout) -> None:
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.patches import Circle, Patch, Rectangle  # noqa: PLC0415
 
-    radius, handles = places.radius, []
+    radius, handles = layout.radius, []
     for stage, (nodes, colour) in enumerate(zip(plan.stages, stage_colours(len(plan.stages)), strict=True)):
-        middles = [places.nodes[node] for node in nodes]
+        middles = [layout.nodes[node] for node in nodes]
         signs = [
             Circle(tuple(middle), radius)
             if stage
@@ -56,16 +56,16 @@ def _draw_nodes(axes: Any, plan: Plan, places: Places) -> None:
         axes.add_collection(
             PatchCollection(signs, facecolor=colour, edgecolor="0.15", linewidth=0.6 if stage else 1.2, zorder=3)
         )
-        handles.append(Patch(facecolor=colour, edgecolor="0.15", label=stage_words(plan, stage)))
+        handles.append(Patch(facecolor=colour, edgecolor="0.15", label=stage_legend(plan, stage)))
     columns = 1 + len(handles) // 40
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False, ncols=columns)
 
 
-def _draw_links(axes: Any, plan: Plan, places: Places) -> None:
-    """Draw links as wide as they are used."""
+def _draw_links(axes: Any, plan: Plan, layout: MapLayout) -> None:
+    """Draw links with widths by their number of messages."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415
 
-    drawn = lines(plan, places)
+    drawn = link_lines(plan, layout)
     most = max((line.messages for line in drawn), default=1)
     axes.add_collection(
         LineCollection(
@@ -76,5 +76,5 @@ def _draw_links(axes: Any, plan: Plan, places: Places) -> None:
             zorder=1,
         )
     )
-    words = f"widest line: {most} messages an iteration" if drawn else "no messages"
-    axes.annotate(words, (0, -0.01), xycoords="axes fraction", va="top", fontsize=8, color="0.35")
+    note = f"widest line: {most} messages per iteration" if drawn else "no messages"
+    axes.annotate(note, (0, -0.01), xycoords="axes fraction", va="top", fontsize=8, color="0.35")

@@ -1,38 +1,38 @@
-"""Which node serves which stage: what that costs by the surrogate, and how the search for it went. No output here."""
+"""The allocation: its cost by the surrogate, and the search for it. No output here."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skippipe._scheduler import AllocationReport, Plan, Scored, score_allocation
-from skippipe.report.figures import assumed_layers, visits_per_stage
+from skippipe.report.format import percent, seconds
+from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
-from skippipe.report.terminal import percent, seconds
 from skippipe.workload import other_cut, other_sources
 
 WIDEST = 48
-"""Characters for the nodes of a stage: with more, places are counted instead of nodes named."""
+"""Characters for the nodes of a stage; beyond, nodes are counted by site."""
 NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Other:
-    """Another allocation that the search has seen."""
+class RunnerUp:
+    """The next best allocation of the search."""
 
     seconds: float
-    """of its iteration, or its score by the surrogate"""
+    """its iteration time, or its score by the surrogate"""
     moved: int
-    """nodes that serve another stage in it"""
+    """nodes that serve another stage"""
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What a node that serves no stage would cost where it costs least, with the same routes; times in seconds."""
+class UnusedNode:
+    """The cheapest placement of a node that serves no stage, with unchanged routes; times in seconds."""
 
     node: int
     stage: int
     allreduce_s: float
-    """of that stage with the node"""
+    """of the stage with the node"""
     allreduce_without_s: float
     iteration_s: float
     """with the node"""
@@ -40,29 +40,29 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class AllocationSearch:
-    """What a plan's `solver` says of the search for its allocation; None where it does not say."""
+    """Allocation search in a plan's `solver`; None: unknown."""
 
     score_s: float | None = None
-    """score of the best allocation by the surrogate, which the planner began with"""
+    """best score by the surrogate; the planner started from this allocation"""
     score_bound_s: float | None = None
-    """no allocation of these sizes scores less"""
-    next_score: Other | None = None
+    """lower bound on the score of allocations with these sizes"""
+    next_score: RunnerUp | None = None
     start_s: float | None = None
-    """iteration with that allocation"""
+    """iteration time of the starting allocation"""
     lower_bound_s: float | None = None
-    """no allocation that was allowed has a shorter iteration"""
-    next_iteration: Other | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    """lower bound on the iteration over all allowed allocations"""
+    next_iteration: RunnerUp | None = None
+    left_out: tuple[UnusedNode, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:
-    """One row for every stage: who serves it, how often it is visited, how far apart its replicas are; cost below."""
+    """One row per stage: its nodes, visits and slowest internal transfer; cost below."""
     visits, total = visits_per_stage(plan), len(plan.microbatches)
     inside, names = slowest_inside(plan), plan.cluster.names
     reduces, layers = any(plan.predicted.allreduce_s), plan.layers
     headings = [
         "stage", "nodes", "visits", "share", *(["all-reduce"] if reduces else []), *(["layers"] if layers else []),
-        "slowest inside", "who serves it",
+        "slowest internal transfer", "node names",
     ]  # fmt: skip
     rows = []
     for stage, nodes in enumerate(plan.stages):
@@ -74,34 +74,34 @@ def stage_table(plan: Plan) -> Table:
     search = read_allocation_search(plan)
     notes = (
         *left_out_in_words(plan, search.left_out),
-        cost_in_words(cost(plan)),
-        *search_in_words(search),
-        *cut_in_words(plan),
+        cost_text(cost(plan)),
+        *search_text(search),
+        *partition_text(plan),
     )
-    return Table("Which node serves which stage", headings, rows, notes, texts=(0, len(headings) - 1))
+    return Table("Allocation", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
-def cut_in_words(plan: Plan) -> list[str]:
-    """Warn where the node times hold for stages of other lengths than the plan's."""
+def partition_text(plan: Plan) -> list[str]:
+    """Warn if the node times are for another model partition or other sources."""
     differing = other_cut(plan, assumed_layers(plan))
-    told = [] if differing is None else [f"Node times are for another cut, and real ones will differ: {differing}."]
+    notes = [] if differing is None else [f"Node times are for another partition, real ones will differ: {differing}."]
     sources = other_sources(plan)
-    return told if sources is None else [*told, f"Node times were taken with other sources: {sources}."]
+    return notes if sources is None else [*notes, f"Node times were measured with other sources: {sources}."]
 
 
 def slowest_inside(plan: Plan) -> list[float | None]:
-    """Longest transfer between two nodes of each stage, in seconds; None where it has but one."""
+    """Longest transfer between two nodes of each stage, in seconds; None for a single node."""
     cluster = plan.cluster
     return [cluster.slowest_transfer(nodes) for nodes in plan.stages]
 
 
 def cost(plan: Plan) -> Scored:
-    """What the surrogate says of a plan's allocation; its stages may stand in another order."""
+    """Surrogate score of a plan's allocation; stages may be reordered."""
     return score_allocation(plan.cluster, [nodes for nodes in plan.stages if nodes])
 
 
 def members(names: Sequence[str], widest: int = WIDEST) -> str:
-    """Names of nodes, briefly: `Iowa-0,1 Paris-0`; where that is too long `Iowa x2, Paris`, and the most of that."""
+    """Names of nodes, abbreviated: `Iowa-0,1 Paris-0`, or `Iowa x2, Paris` if that is too long."""
     groups: dict[str, list[str]] = {}
     for name in names:
         parts = NUMBERED.fullmatch(name)
@@ -120,73 +120,74 @@ def members(names: Sequence[str], widest: int = WIDEST) -> str:
 
 def _counted(groups: Sequence[str], shown: int) -> str:
     left = len(groups) - shown
-    return ", ".join(groups[:shown]) + (f" and {left} more places" if left else "")
+    return ", ".join(groups[:shown]) + (f" and {left} more sites" if left else "")
 
 
-def cost_in_words(scored: Scored) -> str:
-    """The parts of the surrogate's score."""
+def cost_text(scored: Scored) -> str:
+    """The components of the surrogate score."""
     return (
-        f"Cost by the surrogate: {seconds(scored.score_s)} = {seconds(scored.replica_s)} inside a stage + "
-        f"{seconds(scored.tour_s)} tour over the stages + {seconds(scored.compute_s)} computing."
+        f"Surrogate cost: {seconds(scored.score_s)} = {seconds(scored.replica_s)} within stages + "
+        f"{seconds(scored.tour_s)} tour over stages + {seconds(scored.compute_s)} compute."
     )
 
 
-def left_out_in_words(plan: Plan, costs: Sequence[LeftOut]) -> list[str]:
-    """Which nodes serve no stage, and what each would cost; alike ones together."""
+def left_out_in_words(plan: Plan, costs: Sequence[UnusedNode]) -> list[str]:
+    """Nodes that serve no stage, grouped by the cost of using them."""
     names, known = plan.cluster.names, {cost.node: cost for cost in costs}
     reasons: dict[str, list[int]] = {}
     for node in plan.absent_nodes:
         reasons.setdefault(_reason(plan, known.get(node)), []).append(node)
-    return [f"Left out: {members([names[node] for node in nodes])}{reason}." for reason, nodes in reasons.items()]
+    return [f"Unused: {members([names[node] for node in nodes])}{reason}." for reason, nodes in reasons.items()]
 
 
-def _reason(plan: Plan, cost: LeftOut | None) -> str:
+def _reason(plan: Plan, cost: UnusedNode | None) -> str:
     if cost is None:
         return ""
     now_s = plan.predicted.iteration_s
     effect = (
         f"the iteration {seconds(cost.iteration_s)} instead of {seconds(now_s)}"
         if cost.iteration_s > now_s
-        else "the iteration no less; no shorter plan with it was found"
+        else "the iteration would not be shorter, and no shorter plan was found"
     )
     return (
-        f" (in stage {cost.stage}, with the same routes, the all-reduce would take {seconds(cost.allreduce_s)} instead "
-        f"of {seconds(cost.allreduce_without_s)}, {effect})"
+        f" (in stage {cost.stage}, with unchanged routes, the all-reduce would take {seconds(cost.allreduce_s)}, not "
+        f"{seconds(cost.allreduce_without_s)}, {effect})"
     )
 
 
-def bounds_in_words(plan: Plan) -> str | None:
-    """The bound of the plan's allocation beside that of all allocations; None where the allocation was not searched."""
+def bounds_text(plan: Plan) -> str | None:
+    """Lower bounds for the plan's allocation and for all allocations; None if the allocation was given."""
     every_s = read_allocation_search(plan).lower_bound_s
     if every_s is None:
         return None
     predicted = plan.predicted
     gap = None if every_s <= 0 else predicted.iteration_s / every_s - 1
     return (
-        f"Lower bound of this allocation {seconds(predicted.lower_bound_s)} (gap {percent(predicted.gap)}), of all "
+        f"Lower bound for this allocation {seconds(predicted.lower_bound_s)} (gap {percent(predicted.gap)}), for all "
         f"allocations {seconds(every_s)} (gap {percent(gap)})."
     )
 
 
-def search_in_words(search: AllocationSearch) -> list[str]:
-    """How the surrogate and the planner came to the allocation, as far as it is known."""
-    told = []
+def search_text(search: AllocationSearch) -> list[str]:
+    """Results of the allocation search by surrogate and by iteration time, if known."""
+    notes = []
     if search.score_s is not None:
-        told.append(
-            f"The best by it: {seconds(search.score_s)}, none below {seconds(search.score_bound_s)}"
-            f"{_beside(search.next_score)}."
+        notes.append(
+            f"Best surrogate cost: {seconds(search.score_s)}, lower bound {seconds(search.score_bound_s)}"
+            f"{_runner_up_text(search.next_score)}."
         )
     if search.lower_bound_s is not None:
-        first = "" if search.start_s is None else f"{seconds(search.start_s)} with that one, "
-        told.append(f"Iterations: {first}none below {seconds(search.lower_bound_s)}{_beside(search.next_iteration)}.")
-    return told
+        first = "" if search.start_s is None else f"{seconds(search.start_s)} with that allocation, "
+        bound = f"lower bound {seconds(search.lower_bound_s)}"
+        notes.append(f"Iteration: {first}{bound}{_runner_up_text(search.next_iteration)}.")
+    return notes
 
 
-def _beside(other: Other | None) -> str:
+def _runner_up_text(other: RunnerUp | None) -> str:
     if other is None:
         return ""
     nodes = f"{other.moved} node{'' if other.moved == 1 else 's'}"
-    return f"; runner-up {seconds(other.seconds)} ({nodes} elsewhere)"
+    return f"; runner-up {seconds(other.seconds)} ({nodes} moved)"
 
 
 def read_allocation_search(plan: Plan) -> AllocationSearch:
@@ -207,22 +208,22 @@ def read_allocation_search(plan: Plan) -> AllocationSearch:
     )
 
 
-def _left_out(found: AllocationReport, plan: Plan) -> tuple[LeftOut, ...]:
+def _left_out(found: AllocationReport, plan: Plan) -> tuple[UnusedNode, ...]:
     return tuple(
-        LeftOut(row.node, row.stage, row.allreduce_s, row.allreduce_without_s, row.iteration_s)
+        UnusedNode(row.node, row.stage, row.allreduce_s, row.allreduce_without_s, row.iteration_s)
         for row in found.left_out
         if row.node in plan.absent_nodes
     )
 
 
-def _other(time_s: float, stages: list[list[int]], others: list[list[int]]) -> Other:
-    return Other(time_s, moved([frozenset(nodes) for nodes in stages], [frozenset(nodes) for nodes in others]))
+def _other(time_s: float, stages: list[list[int]], others: list[list[int]]) -> RunnerUp:
+    return RunnerUp(time_s, moved([frozenset(nodes) for nodes in stages], [frozenset(nodes) for nodes in others]))
 
 
 def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) -> int:
-    """Nodes that would have to move to make one partition of another, whatever the order of its stages.
+    """Number of nodes to move to turn one partition into another, whatever the stage order.
 
-    Stages that have most nodes in common are taken to be the same.
+    Stages are matched greedily by the number of common nodes.
     """
     common = [(-len(own & other), i, j) for i, own in enumerate(stages) for j, other in enumerate(others)]
     left, right, kept = set(range(len(stages))), set(range(len(others))), 0

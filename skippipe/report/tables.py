@@ -1,59 +1,59 @@
-"""What a report says in words and figures, as tables; terminal and page show the same ones."""
+"""The tables of a report, the same in terminal and HTML page."""
 
 from collections.abc import Sequence
 
 from skippipe._scheduler import Constraints
+from skippipe.report.analysis import PARTS, PlanAnalysis, composition, endpoint_name, handovers, links, upgrade_name
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.explained import PARTS, Explained, composition, handovers, links, place, upgrade_name
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
-from skippipe.report.terminal import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10
 REASONS = {
     "input": "when their input arrived",
-    "busy": "after their node had been busy",
-    "memory": "after memory had been full",
-    "order": "after the plan had let others go first",
-    "wave": "when the wave before was home",
+    "busy": "after their node was busy",
+    "memory": "after memory was full",
+    "order": "after others, by plan order",
+    "wave": "after the previous wave",
 }
-"""Why a task on the critical path did not start before."""
+"""When tasks on the critical path started, by reason."""
 
 UNCHANGED = (
-    "Routes and order stay as they are (dispatch rule: the order made anew, where that is shorter); a new plan may "
-    "gain more. A node's forward, loss and backward are halved; a link's latency is halved and its bandwidth doubled."
+    "With unchanged routes and order (dispatch rule: reordered, if that is shorter); replanning may save more. An "
+    "upgrade halves a node's forward, loss and backward, or halves a link's latency and doubles its bandwidth."
 )
 
 
-def overview(plans: Sequence[Explained]) -> list[Table]:
-    """Tables of all plans side by side, and of two what makes them differ."""
-    return [figures(plans), work(plans), *([comparison(*plans)] if len(plans) == COMPARED else [])]
+def overview(plans: Sequence[PlanAnalysis]) -> list[Table]:
+    """Summary of all plans, and for two plans their comparison."""
+    return [summary(plans), work(plans), *([comparison(*plans)] if len(plans) == COMPARED else [])]
 
 
-def figures(plans: Sequence[Explained]) -> Table:
+def summary(plans: Sequence[PlanAnalysis]) -> Table:
     """Iteration, throughput, bound and rules of each plan."""
     headings = ["plan", "strategy", "iteration", *WORK_PER_S, "lower bound", "gap", "pipeline"]
     rows = []
-    for explained in plans:
-        predicted, done = explained.plan.predicted, throughput(explained.plan)
+    for analysis in plans:
+        predicted, done = analysis.plan.predicted, throughput(analysis.plan)
         rates = [work_per_s(done, unit) for unit in WORK_PER_S]
         bounds = [seconds(predicted.lower_bound_s), percent(predicted.gap), seconds(predicted.pipeline_s)]
-        rows.append([explained.name, explained.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
-    rules = [_rules(explained.plan.constraints) for explained in plans]
-    notes = [f"Rules of {explained.name}: {own}." for explained, own in zip(plans, rules, strict=True)]
+        rows.append([analysis.name, analysis.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
+    rules = [_rules(analysis.plan.constraints) for analysis in plans]
+    notes = [f"Rules of {analysis.name}: {own}." for analysis, own in zip(plans, rules, strict=True)]
     shown = (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes)
-    return Table("Figures", headings, rows, shown)
+    return Table("Summary", headings, rows, shown)
 
 
-def work(plans: Sequence[Explained]) -> Table:
-    """What each plan's iteration does, and what it leaves out."""
+def work(plans: Sequence[PlanAnalysis]) -> Table:
+    """Work per iteration of each plan."""
     headings = ["plan", "nodes", "stages", "microbatches", "skip ratio", "layer executions skipped"]
     rows = []
-    for explained in plans:
-        plan = explained.plan
+    for analysis in plans:
+        plan = analysis.plan
         counts = [str(len(part)) for part in (plan.cluster, plan.stages, plan.microbatches)]
-        rows.append([explained.name, *counts, f"{plan.skip_ratio:.4g}", percent(skipped_executions(plan))])
+        rows.append([analysis.name, *counts, f"{plan.skip_ratio:.4g}", percent(skipped_executions(plan))])
     return Table("Work", headings, rows)
 
 
@@ -66,86 +66,91 @@ def _rules(rules: Constraints) -> str:
     return ", ".join(parts)
 
 
-def times(explained: Explained) -> Table:
-    """What the iteration is made of, on two ways through it."""
-    explanation, whole = explained.explanation, explained.plan.predicted.iteration_s
-    ways = [composition(explained.tasks, way) for way in (explanation.critical, explanation.last)]
+def times(analysis: PlanAnalysis) -> Table:
+    """Time breakdown of the critical path and of its last microbatch."""
+    explanation, iteration_s = analysis.explanation, analysis.plan.predicted.iteration_s
+    paths = [composition(analysis.tasks, path) for path in (explanation.critical, explanation.last)]
     last = [segment.task for segment in explanation.last if segment.task is not None]
-    owner = f"microbatch {explained.tasks[last[-1]].microbatch}" if last else "no microbatch"
+    owner = f"microbatch {analysis.tasks[last[-1]].microbatch}" if last else "no microbatch"
     rows = [
-        [words, *(cell for way in ways for cell in _cells(way.get(part), whole))]
-        for part, words in PARTS.items()
-        if any(part in way for way in ways)
+        [name, *(cell for path in paths for cell in _cells(path.get(part), iteration_s))]
+        for part, name in PARTS.items()
+        if any(part in path for path in paths)
     ]
-    rows.append(["iteration", *_cells(whole, whole), *_cells(whole, whole)])
+    rows.append(["iteration", *_cells(iteration_s, iteration_s) * 2])
     ends_with = (
-        f"The critical path is one chain of tasks and messages without a pause. It ends with {owner}, whose own way "
-        "shows what it waited for."
+        f"The critical path is a gapless chain of tasks and messages. It ends with {owner}, whose own path shows what "
+        "it waited for."
     )
     headings = ["", "critical path", "share", "its last microbatch", "share"]
-    return Table("What takes the time", headings, rows, (_path_in_words(explained), ends_with))
+    return Table("Time breakdown", headings, rows, (_path_text(analysis), ends_with))
 
 
-def _cells(value: float | None, whole: float) -> list[str]:
-    share = value / whole if value is not None and whole > 0 else None
+def _cells(value: float | None, total: float) -> list[str]:
+    share = value / total if value is not None and total > 0 else None
     return [seconds(value), percent(share)]
 
 
-def _path_in_words(explained: Explained) -> str:
-    on_path = [explained.tasks[s.task] for s in explained.explanation.critical if s.task is not None]
+def _path_text(analysis: PlanAnalysis) -> str:
+    on_path = [analysis.tasks[s.task] for s in analysis.explanation.critical if s.task is not None]
     batches, nodes = {task.microbatch for task in on_path}, {task.node for task in on_path}
-    counts = handovers(explained)
+    counts = handovers(analysis)
     reasons = ", ".join(f"{counts[reason]} {words}" for reason, words in REASONS.items() if counts[reason])
     return f"{len(on_path)} tasks of {len(batches)} microbatches on {len(nodes)} nodes are on the critical path" + (
         f"; of these started {reasons}." if reasons else "."
     )
 
 
-def link_times(explained: Explained) -> Table:
+def link_times(analysis: PlanAnalysis) -> Table:
     """Links on the critical path."""
-    cluster, uses = explained.plan.cluster, links(explained.plan.cluster, explained.explanation.critical)
+    cluster, uses = analysis.plan.cluster, links(analysis.plan.cluster, analysis.explanation.critical)
     rows = [
-        [f"{place(cluster, use.sender)} -> {place(cluster, use.receiver)}", str(use.messages), seconds(use.seconds)]
+        [
+            f"{endpoint_name(cluster, use.sender)} -> {endpoint_name(cluster, use.receiver)}",
+            str(use.messages),
+            seconds(use.seconds),
+        ]
         for use in uses[:MAX_LINKS]
     ]
     more = (f"and {len(uses) - MAX_LINKS} more",) if len(uses) > MAX_LINKS else ()
     return Table("Links on the critical path", ["link", "messages", "seconds"], rows, more)
 
 
-def upgrades(explained: Explained, most: int) -> Table:
-    """Which node or link to make faster first."""
-    cluster, whole = explained.plan.cluster, explained.plan.predicted.iteration_s
+def upgrades(analysis: PlanAnalysis, most: int) -> Table:
+    """Upgrade advice: which node or link to speed up first."""
+    cluster, iteration_s = analysis.plan.cluster, analysis.plan.predicted.iteration_s
     headings = ["twice as fast", "iteration", "saved", "share", "dispatch rule"]
-    headings += ["planned anew"] if explained.replanned else []
+    headings += ["replanned"] if analysis.replanned else []
     rows = []
-    for number, upgrade in enumerate(explained.upgrades[:most]):
-        saved = whole - upgrade.iteration_s
-        row = [upgrade_name(cluster, upgrade), seconds(upgrade.iteration_s), seconds(saved), percent(saved / whole)]
+    for number, upgrade in enumerate(analysis.upgrades[:most]):
+        saved = iteration_s - upgrade.iteration_s
+        share = percent(saved / iteration_s)
+        row = [upgrade_name(cluster, upgrade), seconds(upgrade.iteration_s), seconds(saved), share]
         row.append(seconds(upgrade.dispatched_s))
-        if explained.replanned:
-            row.append(seconds(explained.replanned[number]) if number < len(explained.replanned) else "")
+        if analysis.replanned:
+            row.append(seconds(analysis.replanned[number]) if number < len(analysis.replanned) else "")
         rows.append(row)
     notes = [UNCHANGED]
     if not rows:
-        notes.insert(0, "No single node or link shortens the iteration as long as routes and order stay as they are.")
-    elif len(explained.upgrades) > most:
-        notes.append(f"{len(explained.upgrades) - most} more shorten it by less.")
-    return Table("What to upgrade first", headings, rows, tuple(notes))
+        notes.insert(0, "No single upgrade shortens the iteration with unchanged routes and order.")
+    elif len(analysis.upgrades) > most:
+        notes.append(f"{len(analysis.upgrades) - most} more upgrades save less.")
+    return Table("Upgrades", headings, rows, tuple(notes))
 
 
-def statistics(explained: Explained) -> Table:
-    """What the search counted."""
+def statistics(analysis: PlanAnalysis) -> Table:
+    """Counters of the search."""
     rows = [
         [name.replace("_", " "), f"{value:,.0f}" if value % 1 == 0 else f"{value:,.4g}"]
-        for name, value in explained.search.statistics.items()
+        for name, value in analysis.search.statistics.items()
     ]
-    return Table("Statistics of the search", ["", "count"], rows)
+    return Table("Search statistics", ["", "count"], rows)
 
 
-def tables(explained: Explained, most: int) -> list[Table]:
-    """All tables of one plan that have something to show."""
+def tables(analysis: PlanAnalysis, most: int) -> list[Table]:
+    """All non-empty tables of one plan."""
     found = [
-        times(explained), link_times(explained), upgrades(explained, most), stage_table(explained.plan),
-        statistics(explained),
+        times(analysis), link_times(analysis), upgrades(analysis, most), stage_table(analysis.plan),
+        statistics(analysis),
     ]  # fmt: skip
     return [table for table in found if table.rows or table.notes]

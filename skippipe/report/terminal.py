@@ -1,4 +1,4 @@
-"""How plans, comparisons and progress look in a terminal. All figures come from elsewhere."""
+"""Terminal output of plans, comparisons, reports and progress."""
 
 import contextlib
 import os
@@ -8,19 +8,23 @@ from itertools import groupby
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from skippipe._scheduler import Plan
 from skippipe.planning import Outcome, Progress, saving
-from skippipe.report.figures import busy_shares, lanes, serving_nodes
-from skippipe.workload import Throughput
+from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
+from skippipe.report.plan_metrics import gantt_rows, node_utilization, serving_nodes
+from skippipe.report.stages import stage_table
+from skippipe.report.table import Table
+from skippipe.report.tables import overview, tables
 
 PLAIN_WIDTH = 110
-"""Characters in a line where standard output is no terminal and says nothing about its width."""
-MAX_LANES = 40
-"""More rows than this do not help anybody: the busiest nodes are shown then."""
-WORK_PER_S = {"microbatches/s": "microbatches_per_s", "tokens/s": "tokens_per_s"}
+"""Line width if standard output is not a terminal and COLUMNS is not set."""
+MAX_GANTT_ROWS = 40
+"""With more nodes, only the busiest are shown."""
 GLYPHS = {
     "F": (">", "green"),
     "L": ("L", "bold magenta"),
@@ -31,7 +35,7 @@ GLYPHS = {
 
 
 def make_console() -> Console:
-    """Standard output: colours and its own width on a terminal, plain text elsewhere."""
+    """Console on standard output: colours and full width on a terminal, plain text elsewhere."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     width = os.environ.get("COLUMNS", "")
@@ -39,14 +43,14 @@ def make_console() -> Console:
 
 
 def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print one row per strategy; savings where there is something to compare with; notes below."""
+    """Print one row per strategy, with savings vs. the baselines, and notes below."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     baselines = [name for name in ("full", "full-routed") if name in times]
     table = plain_table()
     table.padding = (0, 2, 0, 0)
     table.add_column("strategy", no_wrap=True)
     works = [name for name in WORK_PER_S if any(work_per_s(outcome.throughput, name) != "-" for outcome in outcomes)]
-    for heading in ("iteration", "lower bound", "gap", *works, *(f"saved of {name}" for name in baselines)):
+    for heading in ("iteration", "lower bound", "gap", *works, *(f"saved vs. {name}" for name in baselines)):
         table.add_column(heading, justify="right", overflow="fold")
     for outcome in outcomes:
         savings = [None if name == outcome.strategy else saving(outcome.iteration_s, times[name]) for name in baselines]
@@ -60,33 +64,33 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def show_comparison(console: Console, kind: str) -> None:
-    """Say on whose allocations the strategies above were planned."""
+    """Print which allocations the strategies were compared on."""
     console.print(f"Comparison: {kind}.", markup=False, soft_wrap=True)
 
 
-def show_gains(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Say what routing gains and what skipping gains on top of it, where both are known."""
+def show_savings(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print the savings of routing and, on top of it, of skipping, if both are known."""
     times = {outcome.strategy: outcome.iteration_s for outcome in outcomes}
     routing = saving(times.get("full-routed"), times.get("full"))
     skipping = saving(times.get("skippipe"), times.get("full-routed"))
     if routing is not None and skipping is not None:
         console.print(
-            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping as well saves "
-            f"{percent(skipping)} of what is left.",
+            f"Routing alone saves {percent(routing)} of the full pipeline's time; skipping saves a further "
+            f"{percent(skipping)} of the rest.",
             markup=False,
             soft_wrap=True,
         )
 
 
-def show_lanes(console: Console, plan: Plan) -> None:
-    """Print what each node does over time; of many nodes, what the busiest do."""
-    names, shares, serving = plan.cluster.names, busy_shares(plan), serving_nodes(plan)
+def show_gantt(console: Console, plan: Plan) -> None:
+    """Print a Gantt chart of the nodes; of many, the busiest."""
+    names, shares, serving = plan.cluster.names, node_utilization(plan), serving_nodes(plan)
     label_width = min(max(len(name) for name in names), 20)
     prefix = len("12  ") + label_width + len("  100 %  ")
-    rows = lanes(plan, max(console.width - prefix - 1, 10), MAX_LANES)
+    rows = gantt_rows(plan, max(console.width - prefix - 1, 10), MAX_GANTT_ROWS)
     forward, loss, backward, reduce, idle = (GLYPHS[kind][0] for kind in "FLBR ")
     console.print(
-        f"What each node does: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
+        f"Gantt chart: {forward} forward  {loss} loss  {backward} backward  {reduce} all-reduce  {idle} idle",
         markup=False,
     )
     if len(rows) < len(serving):
@@ -101,12 +105,12 @@ def show_lanes(console: Console, plan: Plan) -> None:
             text.append(glyph * len(list(run)), style)
         console.print(text, no_wrap=True, overflow="crop")
     low, middle, high = np.quantile(shares[serving], [0.0, 0.5, 1.0])
-    console.print(f"busy share of the nodes: least {low:.0%}, median {middle:.0%}, most {high:.0%}", markup=False)
+    console.print(f"node utilization: min {low:.0%}, median {middle:.0%}, max {high:.0%}", markup=False)
 
 
 @contextlib.contextmanager
 def planning_progress(strategy: str) -> Iterator[Progress | None]:
-    """Show how far the search is while it runs, on standard error if that is a terminal; else yield None."""
+    """Show the search's progress on standard error if it is a terminal; else yield None."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -121,30 +125,42 @@ def planning_progress(strategy: str) -> Iterator[Progress | None]:
         yield show
 
 
-def seconds(value: float | None) -> str:
-    """Write a time with its unit, or a dash where there is none."""
-    return "-" if value is None else f"{value:.3f} s"
+def plain_table() -> RichTable:
+    """A table without borders, readable in files too."""
+    return RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
 
 
-def percent(value: float | None) -> str:
-    """Write a share in percent, or a dash where there is none."""
-    return "-" if value is None else f"{value:.1%}"
+def show_report(console: Console, plans: Sequence[PlanAnalysis], most: int) -> None:
+    """Print the overview of all plans, then the analysis of each."""
+    for number, table in enumerate(overview(plans)):
+        if number:
+            console.print()
+        show_table(console, table)
+    for analysis in plans:
+        if len(plans) > 1:
+            console.print(f"\n{analysis.name}", markup=False, style="bold")
+        for table in tables(analysis, most):
+            console.print()
+            show_table(console, table)
 
 
-def work_per_s(throughput: Throughput, unit: str) -> str:
-    """Write the work per second in a unit of `WORK_PER_S`, or a dash where it is not known."""
-    value = getattr(throughput, WORK_PER_S[unit])
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print a plan's allocation and Gantt chart."""
+    show_table(console, stage_table(plan))
+    console.print()
+    show_gantt(console, plan)
 
 
-def throughput_in_words(throughput: Throughput) -> str:
-    """What is known of the work per second, as `, 4.2 microbatches/s, 4,300 tokens/s`."""
-    shown = [(work_per_s(throughput, unit), unit) for unit in WORK_PER_S]
-    return "".join(f", {value} {unit}" for value, unit in shown if value != "-")
-
-
-def plain_table() -> Table:
-    """A table without frames, which reads as well in a file."""
-    return Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+def show_table(console: Console, table: Table) -> None:
+    """Print a table with its title above and its notes below."""
+    console.print(table.title, markup=False, style="bold")
+    if table.rows:
+        drawn = plain_table()
+        drawn.padding = (0, 2, 0, 0)
+        for number, heading in enumerate(table.headings):
+            drawn.add_column(escape(heading), justify="left" if number in table.texts else "right", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+    for note in table.notes:
+        console.print(note, markup=False, soft_wrap=True)

@@ -1,9 +1,8 @@
-"""Runs one rank's program; knows no strategy, model or planner.
+"""Runs one rank's program; independent of strategy, model and planner.
 
-One thread issues everything. Receives are posted ahead, per sending rank in the order in which it sends, at most
-`recv_buffers` that are not consumed yet; a tensor counts as consumed when the task that needs it begins. At most
-`sends_in_flight` sends are under way; beyond that the oldest is waited for. `skippipe.runtime.check` proves for these
-rules that programs cannot hang.
+One thread issues all communication. Receives are posted ahead, per sender in sending order, at most `recv_buffers` of
+them unconsumed; a tensor is consumed when the task that needs it starts. At most `sends_in_flight` sends are in flight;
+beyond that the oldest is waited for. `skippipe.runtime.deadlock` proves that these rules exclude deadlock.
 """
 
 import math
@@ -24,17 +23,17 @@ from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 
 LOGGED_ACTIONS = 24
-"""So many of a rank's last actions stand in the message when one fails."""
+"""Number of a rank's last actions in the error message when one fails."""
 
 
-class StageWork(Protocol):
-    """What the executor needs of one stage; hidden states and their gradients have shape (b, s, hidden)."""
+class StageCompute(Protocol):
+    """A stage as the executor sees it; hidden states and their gradients have shape (b, s, hidden)."""
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         """Embed tokens (b, s) int64; stage 0 only."""
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
-        """Run the stage's layers and keep what backward needs."""
+        """Run the stage's layers and save what backward needs."""
 
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
         """Run head and loss, labels (b, s) int64, and return the gradient of `hidden`; stage 0 only."""
@@ -46,30 +45,30 @@ class StageWork(Protocol):
         """Take the gradient of `embed`'s result; stage 0 only."""
 
     def gradients(self) -> list[Tensor]:
-        """The gradient of every parameter in a fixed order, to be changed in place; zeros where there is none."""
+        """The gradient of every parameter in a fixed order, for in-place reduction; zeros if there is none."""
 
 
 class Batches(Protocol):
-    """Where an iteration's text comes from."""
+    """The token batches of an iteration."""
 
     def __call__(self, microbatch: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels, each (b, s) int64; called once per microbatch, on the rank of its source."""
+        """Return tokens and labels, each (b, s) int64; called once per microbatch, on its source's rank."""
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """What every message looks like."""
+class MessageSpec:
+    """Shape, dtype and device of every message."""
 
     microbatch_size: int
-    """sequences in a microbatch, b"""
+    """sequences per microbatch, b"""
     sequence: int
-    """tokens in each, s"""
+    """tokens per sequence, s"""
     hidden: int
     """width of the model"""
     dtype: torch.dtype = torch.float32
-    """type on the wire"""
+    """dtype on the wire"""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """where what arrives lies"""
+    """device of received tensors"""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -79,25 +78,25 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Timings:
-    """When each action of a program began and ended, in seconds from the start of the rank's iteration."""
+    """Start and end of each action of a program, in seconds from the start of the rank's iteration."""
 
     actions: tuple[Action, ...]
     starts: Sequence[float]
     ends: Sequence[float]
     began_at: float
-    """reading of the clock at the start of the iteration"""
+    """clock reading at the start of the iteration"""
 
 
 class Executor:
-    """One rank's part of an iteration, again and again."""
+    """Runs one rank's program, once per iteration."""
 
     def __init__(  # noqa: PLR0913 - by keyword
         self,
         program: Program,
-        stages: Mapping[int, StageWork],
+        stages: Mapping[int, StageCompute],
         link: Link,
         *,
-        boundary: Boundary,
+        message_spec: MessageSpec,
         recv_buffers: int = 2,
         sends_in_flight: int = 4,
         clock: Callable[[], float] = time.perf_counter,
@@ -107,19 +106,19 @@ class Executor:
 
         Args:
             program: this rank's.
-            stages: what this rank serves, by stage.
+            stages: the stages that this rank serves, by number.
             link: transfers to the other ranks.
-            boundary: what every message looks like.
-            recv_buffers: the most receives posted and not consumed, per sending rank.
-            sends_in_flight: the most sends under way.
+            message_spec: shape, dtype and device of every message.
+            recv_buffers: limit on posted, unconsumed receives, per sender.
+            sends_in_flight: limit on sends in flight.
             clock: seconds, from any origin.
-            title: how messages should call a rank; None: by its number.
+            title: name of a rank in error messages; None: its number.
 
         """
         self._program = program
         self._stages = stages
         self._link = link
-        self._boundary = boundary
+        self._message_spec = message_spec
         self._recv_buffers = recv_buffers
         self._sends_in_flight = sends_in_flight
         self._clock = clock
@@ -136,21 +135,21 @@ class Executor:
         self._waiting: dict[int, Tensor] = {}
         self._arrived_over: dict[int, int] = {}
         self._labels: dict[int, Tensor] = {}
-        self._under_way: deque[tuple[Send, Tensor, Work]] = deque()
+        self._in_flight: deque[tuple[Send, Tensor, Work]] = deque()
         self._norm = math.nan
         self._log.clear()
-        self._doing: Action | None = None
+        self._current: Action | None = None
 
     def run(self, batches: Batches, step: Callable[[float], None], timeout_s: float) -> Timings:
         """Run one iteration.
 
         Args:
             batches: tokens and labels of the iteration's microbatches.
-            step: the optimizer step; takes the norm of the whole model's gradient.
-            timeout_s: the most that any transfer may be waited for, in seconds.
+            step: the optimizer step; takes the norm of the full model's gradient.
+            timeout_s: timeout of each transfer, in seconds.
 
         Raises:
-            ActionError: an action failed or took too long; the executor is of no more use then.
+            ActionError: an action failed or timed out; the executor is unusable afterwards.
 
         """
         self._batches, self._step, self._timeout_s = batches, step, timeout_s
@@ -162,14 +161,14 @@ class Executor:
             for sender in self._next_receive:
                 for _ in range(self._recv_buffers):
                     self._post(sender)
-            for place, (action, run) in enumerate(zip(actions, self._steps, strict=True)):
+            for index, (action, run) in enumerate(zip(actions, self._steps, strict=True)):
                 start = clock()
-                starts[place] = start - began_at
+                starts[index] = start - began_at
                 self._log.append((start - began_at, action))
-                self._doing = action
+                self._current = action
                 run()
-                ends[place] = clock() - began_at
-            while self._under_way:
+                ends[index] = clock() - began_at
+            while self._in_flight:
                 self._await_oldest_send()
         except Exception as error:
             raise ActionError(self._failure(error, clock() - began_at)) from error
@@ -186,47 +185,47 @@ class Executor:
             case Reduce():
                 return partial(self._reduce, action)
             case Norm():
-                return partial(self._agree_on_norm, action)
+                return partial(self._reduce_norm, action)
             case Step():
                 return self._run_step
 
     # --- tasks
 
     def _input(self, microbatch: int) -> Tensor:
-        """Take what waits for this microbatch's next task, and post the next receive of the link that it came over."""
+        """Take the input of the microbatch's next task; if it was received, post the sender's next receive."""
         tensor = self._waiting.pop(microbatch)
         sender = self._arrived_over.pop(microbatch, None)
         if sender is not None:
             self._post(sender)
         return tensor
 
-    def _embed(self, task: Task, stage: StageWork) -> None:
+    def _embed(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         tokens, self._labels[b] = self._batches(b)
         self._waiting[b] = stage.embed(b, tokens)
 
-    def _forward(self, task: Task, stage: StageWork) -> None:
+    def _forward(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         if task.hop == 0 and b in self._embedded_here:
             self._embed(task, stage)
         self._waiting[b] = stage.forward(b, self._input(b))
 
-    def _loss(self, task: Task, stage: StageWork) -> None:
+    def _loss(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         self._waiting[b] = stage.loss(b, self._input(b), self._labels.pop(b))
         if task in self._unneeded:
             del self._waiting[b]
 
-    def _backward(self, task: Task, stage: StageWork) -> None:
+    def _backward(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
         self._waiting[b] = stage.backward(b, self._input(b))
         if task.hop == 0 and b in self._embedded_here:
             self._embed_backward(task, stage)
 
-    def _embed_backward(self, task: Task, stage: StageWork) -> None:
+    def _embed_backward(self, task: Task, stage: StageCompute) -> None:
         stage.embed_backward(task.microbatch, self._input(task.microbatch))
 
-    _TASKS: Mapping[str, Callable[["Executor", Task, StageWork], None]] = {
+    _TASKS: Mapping[str, Callable[["Executor", Task, StageCompute], None]] = {
         "E": _embed,
         "F": _forward,
         "L": _loss,
@@ -237,39 +236,39 @@ class Executor:
     # --- transfers
 
     def _post(self, sender: int) -> None:
-        place = self._next_receive[sender]
+        index = self._next_receive[sender]
         tasks = self._program.incoming[sender]
-        if place == len(tasks):
+        if index == len(tasks):
             return
-        self._next_receive[sender] = place + 1
-        task, doing = tasks[place], self._doing
-        self._doing = Recv(task, sender)
-        tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._boundary.device)
+        self._next_receive[sender] = index + 1
+        task, current = tasks[index], self._current
+        self._current = Recv(task, sender)
+        tensor = torch.empty(self._message_spec.shape, dtype=self._message_spec.dtype, device=self._message_spec.device)
         self._posted[task] = (tensor, self._link.irecv(tensor, sender, message_tag(task)))
-        self._doing = doing
+        self._current = current
 
     def _receive(self, task: Task) -> None:
         if task not in self._posted:
-            raise RuntimeError(f"{self._recv_buffers} buffers for messages of that rank are all taken")
+            raise RuntimeError(f"all {self._recv_buffers} receive buffers of that rank are in use")
         tensor, work = self._posted.pop(task)
         work.wait(self._timeout_s)
         self._waiting[task.microbatch] = tensor
         self._arrived_over[task.microbatch] = self._link_of[task]
 
     def _send(self, action: Send, tag: int) -> None:
-        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._boundary.dtype).contiguous()
-        if tensor.shape != self._boundary.shape:
-            raise ValueError(f"the result has shape {tuple(tensor.shape)}, {self._boundary.shape} is expected")
-        while len(self._under_way) >= self._sends_in_flight:
+        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._message_spec.dtype).contiguous()
+        if tensor.shape != self._message_spec.shape:
+            raise ValueError(f"result: expected shape {self._message_spec.shape}, got {tuple(tensor.shape)}")
+        while len(self._in_flight) >= self._sends_in_flight:
             self._await_oldest_send()
-        self._under_way.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
+        self._in_flight.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
 
     def _await_oldest_send(self) -> None:
-        (send, _, work), doing = self._under_way[0], self._doing
-        self._doing = send
+        (send, _, work), current = self._in_flight[0], self._current
+        self._current = send
         work.wait(self._timeout_s)
-        self._doing = doing
-        self._under_way.popleft()
+        self._current = current
+        self._in_flight.popleft()
 
     # --- the end of an iteration
 
@@ -277,7 +276,7 @@ class Executor:
         gradients = self._stages[action.stage].gradients()
         ring_sum(self._link, gradients, self._program.rank, action.ranks, self._timeout_s)
 
-    def _agree_on_norm(self, action: Norm) -> None:
+    def _reduce_norm(self, action: Norm) -> None:
         squares = torch.zeros(len(action.owners), dtype=torch.float64)
         for stage, owner in enumerate(action.owners):
             if owner == self._program.rank:
@@ -286,7 +285,7 @@ class Executor:
                         torch.linalg.vector_norm(g, dtype=torch.float64).square()
                         for g in self._stages[stage].gradients()
                     ),
-                    start=torch.zeros((), dtype=torch.float64, device=self._boundary.device),
+                    start=torch.zeros((), dtype=torch.float64, device=self._message_spec.device),
                 )
         tree_sum(self._link, squares, self._program.rank, action.ranks, self._timeout_s)
         self._norm = math.sqrt(sum(squares.tolist()))
@@ -294,33 +293,33 @@ class Executor:
     def _run_step(self) -> None:
         self._step(self._norm)
 
-    # --- when something goes wrong
+    # --- errors
 
     def _failure(self, error: Exception, now_s: float) -> str:
-        """Say what failed; whoever reports it adds which node this is."""
-        what = str(self._doing)
-        match self._doing:
+        """Describe a failure; the caller adds the node's name."""
+        what = str(self._current)
+        match self._current:
             case Send(_, peer) | Recv(_, peer):
                 what += f", peer {self._title(peer)}"
             case Reduce(_, ranks) | Norm(ranks, _):
                 what += ", with " + ", ".join(self._title(rank) for rank in ranks if rank != self._program.rank)
             case _:
                 pass
-        said = f"{error}" if isinstance(error, (OSError, RuntimeError)) else f"{type(error).__name__}: {error}"
+        reason = f"{error}" if isinstance(error, (OSError, RuntimeError)) else f"{type(error).__name__}: {error}"
         log = "".join(f"\n  {start:10.4f} s  {logged}" for start, logged in self._log)
-        return f"{what}: {said}, {now_s:.4f} s into the iteration; the last actions of this rank:{log or ' none'}"
+        return f"{what}: {reason}, {now_s:.4f} s into the iteration; last actions of this rank:{log or ' none'}"
 
 
 def _ends_of_routes(actions: Sequence[Action]) -> tuple[frozenset[int], frozenset[Task]]:
-    """Microbatches whose first forward embeds them, and losses that nothing follows (in evaluation)."""
-    met: set[int] = set()
+    """Microbatches whose first forward embeds them, and losses without a backward (in evaluation)."""
+    seen: set[int] = set()
     embedded: set[int] = set()
     last: dict[int, Action] = {}
     for action in actions:
         if isinstance(action, Task | Send | Recv):
             b = action.microbatch if isinstance(action, Task) else action.task.microbatch
-            if b not in met and isinstance(action, Task) and action.kind == "F":
+            if b not in seen and isinstance(action, Task) and action.kind == "F":
                 embedded.add(b)
-            met.add(b)
+            seen.add(b)
             last[b] = action
     return frozenset(embedded), frozenset(a for a in last.values() if isinstance(a, Task) and a.kind == "L")

@@ -1,8 +1,8 @@
-"""Runs an iteration of a plan in one process: routes as planned, several microbatches in one pass through a stage.
+"""Runs an iteration of a plan in one process: planned routes, several microbatches per pass through a stage.
 
-The order of a plan, and who serves which node, play no part: there are no messages. Sums over microbatches add up in
-another order than across processes, so results agree to rounding; `skippipe.runtime.executor` with one rank agrees to
-the last bit, one microbatch at a time.
+The plan's task order and allocation are not used; there are no messages. Sums over microbatches are taken in another
+order than across processes, so results agree up to rounding; `skippipe.runtime.executor` on one rank is bit-identical,
+one microbatch at a time.
 """
 
 import math
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Step
-from skippipe.runtime.executor import Batches, StageWork, Timings
+from skippipe.runtime.executor import Batches, StageCompute, Timings
 from skippipe.runtime.grouping import even_parts, group_passes
 
 
 class GroupedExecutor:
-    """All stages of one process, iteration after iteration."""
+    """Runs all stages in one process."""
 
     def __init__(
-        self, routes: Mapping[int, Sequence[int]], stages: Mapping[int, StageWork], most: int, *, train: bool = True
+        self, routes: Mapping[int, Sequence[int]], stages: Mapping[int, StageCompute], most: int, *, train: bool = True
     ) -> None:
-        """Prepare.
+        """Group the passes.
 
         Args:
-            routes: stages of each microbatch in the order of its route, by its number.
-            stages: all of them, by number; a stage's parameters are there once, whatever its replicas.
-            most: microbatches in one pass.
-            train: whether to run backward and step as well.
+            routes: the stages of each microbatch's route in order, by its number.
+            stages: all stages, by number; one copy of each, whatever its replicas.
+            most: limit on microbatches per pass.
+            train: whether to run backward and step too.
 
         """
         self._stages, self._train = stages, train
@@ -39,7 +39,7 @@ class GroupedExecutor:
         self._passes = group_passes(routes, most)
 
     def run(self, batches: Batches, step: Callable[[float], None], timeout_s: float) -> Timings:
-        """Run one iteration; arguments and result are those of `Executor.run`, but that nothing is waited for.
+        """Run one iteration; arguments and result as for `Executor.run`; there is nothing to time out.
 
         Raises:
             ActionError: something failed.
@@ -50,47 +50,55 @@ class GroupedExecutor:
         try:
             self._run(batches, step)
         except Exception as error:
-            said = f"{error}" if isinstance(error, OSError | RuntimeError) else f"{type(error).__name__}: {error}"
-            raise ActionError(said) from error
+            message = f"{error}" if isinstance(error, OSError | RuntimeError) else f"{type(error).__name__}: {error}"
+            raise ActionError(message) from error
         return Timings((Step(),), (0.0,), (time.perf_counter() - began_at,), began_at)
 
     def _run(self, batches: Batches, step: Callable[[float], None]) -> None:
-        waiting: dict[int, Tensor] = {}
+        pending: dict[int, Tensor] = {}
         labels: dict[int, Tensor] = {}
         for group in self._heads:
             texts = [batches(number) for number in group]
             labels[group[0]] = torch.cat([theirs for _, theirs in texts])
-            _deal(self._first.embed(group[0], torch.cat([tokens for tokens, _ in texts])), group, waiting)
-        for part in self._passes:
-            hidden = _collect(part.microbatches, waiting)
-            _deal(self._stages[part.stage].forward(part.microbatches[0], hidden), part.microbatches, waiting)
+            _scatter(self._first.embed(group[0], torch.cat([tokens for tokens, _ in texts])), group, pending)
+        for joint_pass in self._passes:
+            hidden = _gather(joint_pass.microbatches, pending)
+            _scatter(
+                self._stages[joint_pass.stage].forward(joint_pass.microbatches[0], hidden),
+                joint_pass.microbatches,
+                pending,
+            )
         for group in self._heads:
-            gradient = self._first.loss(group[0], _collect(group, waiting), labels.pop(group[0]))
+            gradient = self._first.loss(group[0], _gather(group, pending), labels.pop(group[0]))
             if self._train:
-                _deal(gradient, group, waiting)
+                _scatter(gradient, group, pending)
         if self._train:
-            self._backward(waiting)
+            self._backward(pending)
             step(self._norm())
 
-    def _backward(self, waiting: dict[int, Tensor]) -> None:
-        for part in reversed(self._passes):
-            gradient = _collect(part.microbatches, waiting)
-            _deal(self._stages[part.stage].backward(part.microbatches[0], gradient), part.microbatches, waiting)
+    def _backward(self, pending: dict[int, Tensor]) -> None:
+        for joint_pass in reversed(self._passes):
+            gradient = _gather(joint_pass.microbatches, pending)
+            _scatter(
+                self._stages[joint_pass.stage].backward(joint_pass.microbatches[0], gradient),
+                joint_pass.microbatches,
+                pending,
+            )
         for group in reversed(self._heads):
-            self._first.embed_backward(group[0], _collect(group, waiting))
+            self._first.embed_backward(group[0], _gather(group, pending))
 
     def _norm(self) -> float:
-        """Norm of the whole model's gradient; waits for the device."""
+        """Norm of the full model's gradient; synchronises the device."""
         gradients = [gradient for stage in self._stages.values() for gradient in stage.gradients()]
         norms = torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - as torch's own clipping has it
         return math.sqrt(norms.double().square().sum().item())
 
 
-def _collect(group: Sequence[int], waiting: dict[int, Tensor]) -> Tensor:
-    """Take what waits for the microbatches of a group, one after the other: (b * group, s, hidden)."""
-    return torch.cat([waiting.pop(number) for number in group])
+def _gather(group: Sequence[int], pending: dict[int, Tensor]) -> Tensor:
+    """Concatenate the pending tensors of a group's microbatches: (b * group, s, hidden)."""
+    return torch.cat([pending.pop(number) for number in group])
 
 
-def _deal(output: Tensor, group: Sequence[int], waiting: dict[int, Tensor]) -> None:
-    """Give each microbatch of a group its part."""
-    waiting.update(zip(group, output.chunk(len(group)), strict=True))
+def _scatter(output: Tensor, group: Sequence[int], pending: dict[int, Tensor]) -> None:
+    """Split a group's output over its microbatches."""
+    pending.update(zip(group, output.chunk(len(group)), strict=True))

@@ -1,8 +1,8 @@
-"""From a plan to what every rank does: one list of actions each. Pure, and without torch.
+"""Lowering of a plan to one program per rank. Pure, without torch.
 
-A rank runs the tasks of its nodes in order of their start; the order that the plan gives a node is never changed. A
-result goes out right after the task that made it, and is waited for right before the task that needs it. Gradients
-are summed after a rank's last transfer, stage by stage in the same order everywhere.
+A rank runs the tasks of its nodes by start time; the plan's order on each node is never changed. A result is sent right
+after the task that produces it, and received right before the task that consumes it. Gradients are all-reduced after
+a rank's last transfer, stage by stage in the same order on every rank.
 """
 
 import heapq
@@ -16,26 +16,26 @@ from skippipe.ranks import NOBODY
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 
 Chain = tuple[Task, ...]
-"""The tasks of one microbatch, each needing what the one before it produced."""
+"""The tasks of one microbatch; each consumes the result of the previous one."""
 Moment = tuple[float, int, int]
-"""Where a task stands in the order of all: seconds; at one time, first embeddings; then place in the plan."""
+"""Sort key of a task: seconds; at equal times embeddings first; then the index in the plan."""
 
 
 def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
-    """Turn a plan into the program of every rank.
+    """Lower a plan to the program of every rank.
 
     Args:
         plan: routes, and the order of every node's tasks.
-        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`); `NOBODY` where it serves
+        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`); `NOBODY` if it serves
             no stage.
 
     Returns:
-        The program of rank `r` at index `r`. Whether they can wait for each other in a circle is
-        `skippipe.runtime.check.prove`'s to say.
+        The program of rank `r` at index `r`; `skippipe.runtime.deadlock.prove_deadlock_free` proves that they cannot
+        deadlock.
 
     Raises:
-        InputError: tasks that do not belong to the routes, numbers too large for a tag, or a list of ranks that does
-            not fit the plan.
+        InputError: tasks that do not match the routes, numbers too large for a tag, or a `rank_of` that does not
+            match the plan.
 
     """
     world = _world_size(rank_of, plan)
@@ -46,12 +46,12 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
 
 
 def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> tuple[Program, ...]:
-    """Make programs that take microbatches through the whole model, forward and loss only.
+    """Lower an evaluation: microbatches run through all stages, forward and loss only.
 
     Args:
-        plan: says which node serves which stage; its routes play no part.
+        plan: its allocation; its routes are not used.
         rank_of: as in `lower`.
-        microbatches: how many; number `m` visits node `m` modulo the replicas at every stage, in order.
+        microbatches: their number; microbatch `m` visits replica `m` modulo the number of replicas at every stage.
 
     Returns:
         The program of rank `r` at index `r`; no gradients, no collectives.
@@ -69,8 +69,8 @@ def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> t
         chain.append(Task("L", m, 0, source, 0))
         _check_tags(chain)
         chains.append(tuple(chain))
-        # As if every task took one unit of time and every source started one microbatch per unit.
-        moments.update({task: (m // len(stages[0][1]) + place, m) for place, task in enumerate(chain)})
+        # As if every task took one time unit and every source injected one microbatch per unit.
+        moments.update({task: (m // len(stages[0][1]) + position, m) for position, task in enumerate(chain)})
     order = sorted(moments, key=lambda task: moments[task])
     return _programs(order, chains, rank_of, [()] * world)
 
@@ -78,16 +78,16 @@ def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> t
 def _world_size(rank_of: Sequence[int], plan: Plan) -> int:
     nodes, needed = len(plan.cluster), {node for stage in plan.stages for node in stage}
     if len(rank_of) != nodes:
-        raise InputError(f"rank_of has {len(rank_of)} entries, one for each of the plan's {nodes} nodes is expected")
+        raise InputError(f"rank_of: expected one entry for each of the plan's {nodes} nodes, got {len(rank_of)}")
     world = max(rank_of) + 1
     serving = {rank for node, rank in enumerate(rank_of) if rank != NOBODY or node in needed}
     if serving != set(range(world)):
-        raise InputError(f"rank_of is {list(rank_of)}, ranks from 0 that each serve a node are expected")
+        raise InputError(f"rank_of: expected ranks from 0 that each serve a node, got {list(rank_of)}")
     return world
 
 
 def _chain(microbatch: Microbatch) -> Chain:
-    """All tasks of a microbatch in the order in which they follow each other."""
+    """All tasks of a microbatch in order."""
     b, source = microbatch.id, microbatch.source
     visits = list(enumerate(zip(microbatch.nodes, microbatch.stages, strict=True)))
     away = microbatch.nodes[0] != source
@@ -109,28 +109,28 @@ def _check_tags(chain: Iterable[Task]) -> None:
 
 
 def _queues(plan: Plan, chains: Iterable[Chain]) -> list[list[tuple[Moment, Task]]]:
-    """Tasks with their moments in lists whose order is fixed: one per node, one for each task without a place."""
+    """Queues of tasks with their sort keys, in fixed order: one per node, one for each task the plan does not list."""
     known: dict[tuple[int, str, int], Task] = {(t.microbatch, t.kind, t.hop): t for chain in chains for t in chain}
     by_node: dict[int, list[tuple[Moment, Task]]] = defaultdict(list)
     planned = plan.tasks
-    for place, entry in enumerate(planned):
+    for index, entry in enumerate(planned):
         task = known.pop((entry.microbatch, entry.kind, entry.hop), None)
         if task is None or task.node != entry.node:
             raise InputError(
-                f"tasks[{place}]: {entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on that "
-                "microbatch's route, or there twice"
+                f"tasks[{index}]: {entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on the "
+                "microbatch's route, or listed twice"
             )
-        by_node[task.node].append(((entry.start_s, 1, place), task))
+        by_node[task.node].append(((entry.start_s, 1, index), task))
     missing = sorted(str(task) for task in known.values() if task.kind not in "Ee")
     if missing:
-        raise InputError(f"tasks: {', '.join(missing)} of the routes are missing")
+        raise InputError(f"tasks: missing {', '.join(missing)}, which the routes require")
     return [*by_node.values(), *_embeddings(plan, known.values(), by_node)]
 
 
 def _embeddings(
     plan: Plan, tasks: Iterable[Task], by_node: Mapping[int, list[tuple[Moment, Task]]]
 ) -> list[list[tuple[Moment, Task]]]:
-    """Moments of the embeddings that a plan does not list: in time for the first forward, after the last backward."""
+    """Queues of the embeddings, which a plan does not list: in time for the first forward, after the last backward."""
     wanted = {task.microbatch: task.node for task in tasks}
     if not wanted:
         return []
@@ -140,23 +140,22 @@ def _embeddings(
         source = wanted.get(entry.microbatch)
         if source is None or entry.hop or entry.kind == "L":
             continue
-        place = len(found)
+        index = len(found)
         if entry.kind == "B":
-            home = entry.end_s + float(travel[entry.node, source])
-            found.append([((home, 2, place), Task("e", entry.microbatch, 0, source, 0))])
+            returned = entry.end_s + float(travel[entry.node, source])
+            found.append([((returned, 2, index), Task("e", entry.microbatch, 0, source, 0))])
         else:
             due = entry.start_s - float(travel[source, entry.node])
-            # A source that is busy then embeds before that task, not after it.
+            # A source that is busy at that time embeds before its current task, not after it.
             due = max((start for (start, _, _), _ in by_node.get(source, []) if start <= due), default=due)
-            found.append([((due, 0, place), Task("E", entry.microbatch, 0, source, 0))])
+            found.append([((due, 0, index), Task("E", entry.microbatch, 0, source, 0))])
     return found
 
 
 def _merged(queues: list[list[tuple[Moment, Task]]], chains: Iterable[Chain]) -> list[Task]:
-    """One order of all tasks: by moment, but each after its predecessor, and every queue as it is.
+    """Merge all tasks into one order: by sort key, but after their predecessors and in queue order.
 
-    Where queues contradict the chains, the earliest of those that cannot be reached comes next: the proof, not this
-    order, says that the plan would hang.
+    If queues contradict the chains, the earliest blocked task comes next: the deadlock proof reports it.
     """
     waits_for = {task: before for chain in chains for before, task in itertools.pairwise(chain)}
     followers = {before: task for task, before in waits_for.items()}
@@ -194,7 +193,7 @@ def _merged(queues: list[list[tuple[Moment, Task]]], chains: Iterable[Chain]) ->
 def _programs(
     order: Iterable[Task], chains: Iterable[Chain], rank_of: Sequence[int], tails: Sequence[Sequence[Action]]
 ) -> tuple[Program, ...]:
-    """Deal the tasks to the ranks and put the transfers between them."""
+    """Distribute the tasks over the ranks and insert the transfers."""
     links = [
         (before, task)
         for chain in chains
@@ -220,7 +219,7 @@ def _programs(
 
 
 def _tail(rank: int, stages: Sequence[Sequence[int]], rank_of: Sequence[int], world: int) -> tuple[Action, ...]:
-    """What follows a rank's last transfer: sums over replicas in order of the stages, norm, step."""
+    """The actions after a rank's last transfer: all-reduces in stage order, norm, step."""
     serving = [tuple(dict.fromkeys(rank_of[node] for node in nodes)) for nodes in stages]
     reduces = [Reduce(s, ranks) for s, ranks in enumerate(serving) if rank in ranks and len(ranks) > 1]
     owners = tuple(min(ranks, default=None) for ranks in serving)

@@ -1,4 +1,4 @@
-"""One stage at work on one rank: forward, loss and backward of single microbatches, and what is held between them."""
+"""One stage on one rank: forward, loss and backward of microbatches, and the activations saved in between."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,37 +10,37 @@ from torch import Tensor
 from skippipe.model.part import StageModule
 
 StageGradient = Literal["exact", "per_visit"]
-"""exact: the derivative of the mean loss, whatever the stage saw; per_visit: that times microbatches / visits"""
+"""exact: derivative of the mean loss, whatever the stage saw; per_visit: that times microbatches / visits"""
 
 
-class Held(NamedTuple):
-    """What a microbatch keeps on a node from its forward to its backward."""
+class SavedActivation(NamedTuple):
+    """Autograd state of a microbatch on a node, from its forward to its backward."""
 
     leaf: Tensor
-    """the stage's input, where the gradient that goes back ends"""
+    """the stage's input; its gradient is sent back"""
     output: Tensor
-    """what the stage gave, with the graph that leads to it"""
+    """the stage's output with its graph"""
     local_loss: Tensor | None
-    """the stage's own loss for this microbatch, if its layers have one"""
+    """auxiliary loss of the stage's layers, if any"""
 
 
 class Stage:
     """The layers of one stage on one rank, shared by all nodes of that stage that the rank serves.
 
     An iteration runs from `begin` to `gradients`. Losses are divided by the iteration's valid tokens before their
-    backward, and gradients add up over microbatches and replicas: their sum is the exact derivative of the mean loss
-    over those tokens, whichever microbatches came by. Not for several threads.
+    backward, and gradients are summed over microbatches and replicas: the sum is the exact derivative of the mean loss
+    over those tokens, whichever microbatches visited. Not thread-safe.
 
     Args:
-        module: the stage's part of the model.
+        module: the stage's layers.
 
     """
 
     def __init__(self, module: StageModule) -> None:
         self.module = module
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        """in the order of the module, which is the same on every replica; tied weights once"""
-        self._held: dict[int, Held] = {}
+        """in module order, the same on every replica; tied weights once"""
+        self._saved: dict[int, SavedActivation] = {}
         self._embedded: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
         self._local_losses: dict[int, Tensor] = {}
@@ -50,11 +50,11 @@ class Stage:
         self._evaluating = False
 
     def begin(self, valid_tokens: int, *, scale: float = 1.0) -> None:
-        """Start an iteration: gradients, losses and whatever a failed iteration left are dropped.
+        """Start an iteration: drop gradients, losses and leftovers of a failed iteration.
 
         Args:
-            valid_tokens: labels that count, over all microbatches of all sources.
-            scale: what the gradients of this stage are multiplied with at the end, by `gradient_scale`.
+            valid_tokens: unmasked labels, over all microbatches of all sources.
+            scale: final factor on this stage's gradients, from `gradient_scale`.
 
         """
         if valid_tokens < 1:
@@ -72,28 +72,28 @@ class Stage:
         return embedded.detach()
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
-        """Run the layers on (b, s, hidden); the result is free of the graph, which is held until `backward`."""
+        """Run the layers on (b, s, hidden); the result is detached, its graph is saved for `backward`."""
         leaf = hidden.detach()
         if self._evaluating:
             with torch.no_grad():
                 output: Tensor = self.module(leaf)[0]
             return output
-        assert microbatch not in self._held, f"microbatch {microbatch} visits stage {self.module.stage} twice"
+        assert microbatch not in self._saved, f"microbatch {microbatch} visits stage {self.module.stage} twice"
         leaf.requires_grad_()
-        held = Held(leaf, *self.module(leaf))
-        self._held[microbatch] = held
-        return held.output.detach()
+        saved = SavedActivation(leaf, *self.module(leaf))
+        self._saved[microbatch] = saved
+        return saved.output.detach()
 
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Final norm, head and loss on stage 0, and back again.
+        """Run final norm, head and loss on stage 0, forward and backward.
 
         Args:
-            microbatch: its number; the sum of its token losses is kept under it, for `take_losses`.
+            microbatch: its number; `take_losses` returns the sum of its token losses.
             hidden: (b, s, hidden).
             labels: (b, s) int64.
 
         Returns:
-            The gradient of the mean loss by `hidden`, of its shape; nothing (no elements) while evaluating.
+            The gradient of the mean loss with respect to `hidden`, of its shape; an empty tensor while evaluating.
 
         """
         leaf = hidden.detach()
@@ -108,13 +108,13 @@ class Stage:
         return _gradient(leaf)
 
     def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
-        """Run the layers backward from (b, s, hidden) and free what the microbatch held.
+        """Run the layers backward from (b, s, hidden) and free the microbatch's saved activation.
 
         Returns:
             The gradient of the stage's input, of the same shape.
 
         """
-        leaf, output, local_loss = self._held.pop(microbatch)
+        leaf, output, local_loss = self._saved.pop(microbatch)
         if local_loss is None:
             torch.autograd.backward([output], [gradient])
         else:
@@ -128,17 +128,17 @@ class Stage:
         torch.autograd.backward([self._embedded.pop(microbatch)], [gradient])
 
     def gradients(self) -> list[Tensor]:
-        """Gradient of every parameter in the order of `parameters`: zeros where no microbatch came by.
+        """Gradient of every parameter in the order of `parameters`; zeros if no microbatch visited.
 
-        They are the parameters' own, so that replicas can add them up in place. The first call of an iteration is
-        after its last backward: it multiplies with the iteration's scale.
+        These are the parameters' own tensors, for in-place all-reduce. The first call of an iteration, after its last
+        backward, applies the iteration's scale.
         """
         if not self._finished:
             self._finish()
         return [_gradient(parameter) for parameter in self.parameters]
 
     def take_losses(self) -> dict[int, float]:
-        """Sums of token losses, in nats, by microbatch, of those whose loss was taken here; they are handed out once.
+        """Return and clear the sums of token losses, in nats, of the microbatches whose loss was computed here.
 
         The mean loss of an iteration is the sum over all sources, divided by its valid tokens.
         """
@@ -146,18 +146,18 @@ class Stage:
         return {microbatch: loss.item() for microbatch, loss in losses.items()}
 
     def take_local_losses(self) -> dict[int, float]:
-        """Sums of the losses of this stage's routers over tokens, by microbatch that came back; handed out once.
+        """Return and clear the sums over tokens of this stage's router losses, by microbatch.
 
-        The coefficient is in them. They count for the gradient as token losses do: divided by the valid tokens.
+        They include the coefficient, and enter the gradient as token losses do: divided by the valid tokens.
         """
         losses, self._local_losses = self._local_losses, {}
         return {microbatch: loss.item() for microbatch, loss in losses.items()}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within: no gradients, nothing held, no dropout; `take_losses` gives the losses. Gradients stay as they are.
+        """Context without gradients, saved activations and dropout; `take_losses` returns the losses.
 
-        The losses of the iteration before are to be taken first: they are dropped.
+        Gradients are left unchanged; untaken losses of the previous iteration are dropped.
         """
         self._drop()
         self._evaluating = True
@@ -169,12 +169,12 @@ class Stage:
             self._evaluating = False
 
     def _drop(self) -> None:
-        for kept in (self._held, self._embedded, self._losses, self._local_losses):
+        for kept in (self._saved, self._embedded, self._losses, self._local_losses):
             kept.clear()
 
     def _finish(self) -> None:
-        assert not self._held, f"stage {self.module.stage} still holds microbatches {sorted(self._held)}"
-        assert not self._embedded, f"embeddings of microbatches {sorted(self._embedded)} got no gradient"
+        assert not self._saved, f"stage {self.module.stage}: no backward of microbatches {sorted(self._saved)}"
+        assert not self._embedded, f"no backward of the embeddings of microbatches {sorted(self._embedded)}"
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -184,17 +184,17 @@ class Stage:
 
 
 def gradient_scale(mode: StageGradient, *, visits: int, microbatches: int) -> float:
-    """Give what the gradients of a stage are multiplied with.
+    """Factor on a stage's gradients.
 
     Args:
-        mode: `exact`, or `per_visit` as if the stage had seen every microbatch.
-        visits: microbatches whose routes lead over the stage, over all its replicas.
-        microbatches: all of the iteration.
+        mode: `exact`, or `per_visit`: as if the stage had seen every microbatch.
+        visits: microbatches that visit the stage, over all its replicas.
+        microbatches: microbatches per iteration.
 
     """
     return microbatches / visits if mode == "per_visit" and visits else 1.0
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None, "no gradient has reached it"
+    assert tensor.grad is not None, "no gradient"
     return tensor.grad

@@ -1,4 +1,4 @@
-"""The arms of a study: what each one is, how much there is to do, and which of them comes next."""
+"""The arms of a study: settings, amount of training, and what to run next."""
 
 import dataclasses
 import hashlib
@@ -13,25 +13,25 @@ from skippipe.errors import InputError
 from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
 from skippipe.study.quoting import quoted
-from skippipe.study.records import Entry, Key
+from skippipe.study.records import ArmKey, ArmRecord
 from skippipe.train.config import TrainConfig, TrainJob
 from skippipe.train.layout import layout_of
 
 DECISIVE = ("plan", "cluster", "model")
-"""Settings that decide about what is learnt, as a whole."""
+"""Settings that determine what is learnt, as complete groups."""
 DEFAULTS: dict[str, Any] = {
     "allocate": AllocateConfig(),
     "schedule": ScheduleConfig(),
     "planner": PlannerConfig(),
     "train": TrainConfig(),
 }
-"""Groups that do so as far as they differ from these: a setting that is new one day changes no hash of before."""
+"""Groups of which only differences from the defaults count: a new setting changes no existing hash."""
 DECISIVE_DATA = ("sequence", "validation_blocks")
 INDIFFERENT_TRAIN = ("validate_every", "validate_training")
 
 Kind = Literal["train", "evaluate"]
 Compose = Callable[[Sequence[str]], TrainJob]
-"""Makes settings of the overrides of a command line of `skippipe train`."""
+"""Composes the settings of `skippipe train` from overrides."""
 
 
 @dataclass(frozen=True)
@@ -42,46 +42,46 @@ class Arm:
     seed: int
     job: TrainJob
     tokens: int
-    """of the whole training"""
+    """of the complete training"""
     settings: str
-    """hash of everything that decides about what is learnt, but the text"""
+    """hash of everything that determines what is learnt, except the corpus"""
 
     @property
-    def key(self) -> Key:
-        """By which its record is found."""
-        return Key(self.experiment, self.seed)
+    def key(self) -> ArmKey:
+        """Key of its record."""
+        return ArmKey(self.experiment, self.seed)
 
     @property
     def folder(self) -> Path:
-        """Of its run, within that of the study."""
+        """Folder of its run within the study's."""
         return Path(self.experiment, f"seed{self.seed}")
 
 
 class Step(NamedTuple):
-    """What one process does for an arm."""
+    """One process for an arm: training or evaluation."""
 
     arm: Arm
     kind: Kind
 
 
 def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[str], compose: Compose) -> list[Arm]:
-    """Settle what the arms are, in their order.
+    """Compose the arms, in order.
 
     Args:
-        asked: which ones.
-        prepared: the folder of the text; nothing is read.
-        overrides: more settings of all of them.
-        compose: makes settings of a command line.
+        asked: the arms' experiments and seeds.
+        prepared: folder of the corpus; not read.
+        overrides: additional settings of all arms.
+        compose: composes the settings of a command line.
 
     Raises:
-        InputError: settings that cannot be used, or an arm that is listed twice; the message names it.
+        InputError: invalid settings, or an arm listed twice; the message names it.
 
     """
     arms: list[Arm] = []
     text = f"data.prepared={quoted(prepared)}"
     for number, config in enumerate(asked):
         if config in asked[:number]:
-            raise InputError(f"arms[{number}] is {config.experiment}, seed {config.seed}, which is listed before")
+            raise InputError(f"arms[{number}]: {config.experiment}, seed {config.seed} is listed twice")
         try:
             job = compose([f"experiment={config.experiment}", f"train.seed={config.seed}", text, *overrides])
             arms.append(Arm(config.experiment, config.seed, job, tokens_of(job), settings_sha256(job)))
@@ -91,7 +91,7 @@ def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[
 
 
 def tokens_of(job: TrainJob) -> int:
-    """Tokens of a whole training; raises `InputError` where it cannot be planned as it is set."""
+    """Tokens of a complete training; raises `InputError` if the settings cannot be planned."""
     layout = layout_of(job)
     if layout.plan is not None:
         count = len(layout.plan.microbatches)
@@ -101,12 +101,12 @@ def tokens_of(job: TrainJob) -> int:
 
 
 def settings_sha256(job: TrainJob) -> str:
-    """Hash of what decides about what is learnt: runs of the same hash and text are the same up to rounding."""
+    """Hash of what determines what is learnt: runs with equal hash and corpus agree up to rounding."""
     return plain_settings_sha256(dataclasses.asdict(job))
 
 
 def plain_settings_sha256(job: Mapping[str, Any]) -> str:
-    """The same of settings as plain values, such as a run's folder keeps them; raises `KeyError` where some lack."""
+    """The same for settings as plain values, as stored in a run's folder; raises `KeyError`."""
     decisive = {group: job[group] for group in DECISIVE}
     for group, defaults in DEFAULTS.items():
         usual = dataclasses.asdict(defaults)
@@ -120,30 +120,30 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
 
 def next_step(
     arms: Sequence[Arm],
-    records: Mapping[Key, Entry],
-    begun: Collection[tuple[Key, Kind]],
+    records: Mapping[ArmKey, ArmRecord],
+    started: Collection[tuple[ArmKey, Kind]],
     *,
-    here: Collection[Key] = (),
+    finished_here: Collection[ArmKey] = (),
     omit: Sequence[str] = (),
 ) -> Step | None:
-    """Choose what is done next: the first thing that is open and was not begun before in this session.
+    """Choose the next step: the first unfinished one not yet started in this session.
 
     Args:
-        arms: in the order in which they are wanted.
-        records: what is known of them.
-        begun: what was begun in this session, whatever came of it.
-        here: arms whose runs have come to their end on this machine; others cannot be evaluated here.
-        omit: what is evaluated.
+        arms: by priority.
+        records: of the arms.
+        started: steps started in this session, whatever their outcome.
+        finished_here: arms trained to the end on this machine; others cannot be evaluated here.
+        omit: the omissions to evaluate.
 
     """
     for arm in arms:
-        kind = _open(records.get(arm.key), omit if arm.key in here else ())
-        if kind is not None and (arm.key, kind) not in begun:
+        kind = _unfinished(records.get(arm.key), omit if arm.key in finished_here else ())
+        if kind is not None and (arm.key, kind) not in started:
             return Step(arm, kind)
     return None
 
 
-def _open(entry: Entry | None, omit: Sequence[str]) -> Kind | None:
+def _unfinished(entry: ArmRecord | None, omit: Sequence[str]) -> Kind | None:
     if entry is None or not entry.finished:
         return "train"
-    return "evaluate" if set(omit) - {row.word for row in entry.evaluation} else None
+    return "evaluate" if set(omit) - {row.omission for row in entry.evaluation} else None

@@ -1,4 +1,4 @@
-"""What this machine knows of an arm: read from the folder of its run."""
+"""The record of an arm on this machine, from the folder of its run."""
 
 import dataclasses
 import datetime as dt
@@ -15,22 +15,22 @@ from skippipe.evaluate.compare import read_table
 from skippipe.evaluate.results import TABLE
 from skippipe.evaluate.summary import Row
 from skippipe.study.arms import Arm, plain_settings_sha256
-from skippipe.study.metrics import Point, Progress, parse_lines, read_progress
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
+from skippipe.study.run_history import Point, RunHistory, parse_lines, read_run_history
 from skippipe.train.record import METRICS, SETTINGS
 
 EVALUATION = "evaluation"
-"""folder of an arm's evaluation, within that of its run"""
+"""folder of an arm's evaluation within its run's folder"""
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 
 
-def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) -> Entry:
-    """Read what is known here of an arm.
+def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) -> ArmRecord:
+    """Read an arm's record on this machine.
 
     Args:
-        arm: which one.
+        arm: the arm.
         runs: the folder of the study.
-        text: hash of the text that runs here are trained on.
+        text: hash of the corpus of runs here.
         note: why the latest attempt failed.
 
     Raises:
@@ -38,36 +38,36 @@ def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) ->
 
     """
     folder = runs / arm.folder
-    progress = None
+    history = None
     if (folder / METRICS).is_file():
         check_settings(arm, folder)
         lines = (folder / METRICS).read_text("utf-8", errors="replace").splitlines()
-        progress = read_progress(parse_lines(lines))
-    if progress is None:
-        return dataclasses.replace(planned(arm), note=note)
+        history = read_run_history(parse_lines(lines))
+    if history is None:
+        return dataclasses.replace(planned_record(arm), note=note)
     day = dt.datetime.fromtimestamp((folder / METRICS).stat().st_mtime, dt.UTC).date().isoformat()
-    entry = entry_of(arm, progress, text=text, date=day, versions=versions())
+    entry = started_record(arm, history, text=text, date=day, versions=versions())
     return dataclasses.replace(entry, note=note, evaluation=_evaluation(folder / EVALUATION))
 
 
 def check_settings(arm: Arm, folder: Path) -> None:
-    """Raise `InputError` where the run in a folder is of other settings than the arm."""
+    """Raise `InputError` if the run in a folder has other settings than the arm."""
     path = folder / SETTINGS
     try:
         kept: Any = OmegaConf.to_container(OmegaConf.load(path))
         found = plain_settings_sha256(kept)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the settings of a run are expected: {error!r}") from None
+        raise InputError(f"{path}: expected the settings of a run: {error!r}") from None
     if found != arm.settings:
         raise InputError(
-            f"{folder} holds a run with other settings than {arm.key.title}; another folder= is expected, or remove it"
+            f"{folder} holds a run with other settings than {arm.key.title}; choose another folder=, or remove it"
         )
 
 
-def planned(arm: Arm) -> Entry:
-    """What is known of an arm that has not begun."""
+def planned_record(arm: Arm) -> ArmRecord:
+    """Record of an arm that has not started."""
     schedule = arm.job.schedule
-    return Entry(
+    return ArmRecord(
         experiment=arm.experiment,
         seed=arm.seed,
         settings=arm.settings,
@@ -79,32 +79,34 @@ def planned(arm: Arm) -> Entry:
     )
 
 
-def entry_of(arm: Arm, progress: Progress, *, text: str | None, date: str, versions: Mapping[str, str]) -> Entry:
-    """What is known of an arm that has begun."""
-    plan, summary = progress.plan, progress.summary or {}
+def started_record(
+    arm: Arm, history: RunHistory, *, text: str | None, date: str, versions: Mapping[str, str]
+) -> ArmRecord:
+    """Record of an arm that has started."""
+    plan, summary = history.plan, history.summary or {}
     breakdown = summary.get("breakdown") or {"shares": {}}
     return dataclasses.replace(
-        planned(arm),
+        planned_record(arm),
         skip_ratio=plan["skip_ratio"],
         text=text,
         text_tokens=plan["training_tokens"],
         model=plan["model"],
         parameters=plan["parameters"],
-        tokens_done=progress.tokens,
-        finished=progress.summary is not None and progress.tokens >= arm.tokens,
-        seconds=round(progress.seconds, 1),
-        tokens_per_s=_rounded(progress.median("tokens_per_s"), 0),
-        mfu=_rounded(progress.median("mfu"), 4),
+        tokens_done=history.tokens,
+        finished=history.summary is not None and history.tokens >= arm.tokens,
+        seconds=round(history.seconds, 1),
+        tokens_per_s=_rounded(history.median("tokens_per_s"), 0),
+        mfu=_rounded(history.median("mfu"), 4),
         device=plan.get("device"),
         breakdown={kind: round(share, 4) for kind, share in breakdown["shares"].items()},
         date=date,
         versions=dict(versions),
-        curve=[Point(p.tokens, round(p.loss, 5), _rounded(p.training_loss, 5)) for p in progress.curve],
+        curve=[Point(p.tokens, round(p.loss, 5), _rounded(p.training_loss, 5)) for p in history.curve],
     )
 
 
 def versions() -> dict[str, str]:
-    """Which versions train here."""
+    """Versions of the packages that train here."""
     try:
         torch = {"torch": metadata.version("torch")}
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""How far an experiment is from its baseline: seed by seed, and the mean over seeds with its interval."""
+"""Loss differences between an experiment and its baseline: by seed, and the mean over seeds with its interval."""
 
 import math
 import statistics
@@ -6,31 +6,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from skippipe.evaluate.intervals import Interval, student
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
 
 
 @dataclass(frozen=True)
-class Distance:
-    """An arm and the baseline of the same seed, after as many tokens."""
+class LossDifference:
+    """An arm and the baseline with the same seed, after the same number of tokens."""
 
     seed: int
     tokens: int
-    """the most after which both were validated"""
-    whole: bool
-    """these are all tokens of both"""
+    """the largest number after which both were validated"""
+    complete: bool
+    """whether both trainings are complete"""
     loss: float
     """validation loss of the arm, in nats"""
     baseline: float
-    """the same of the baseline"""
+    """validation loss of the baseline"""
 
     @property
-    def loss_difference(self) -> float:
-        """By how much the arm's loss is higher, in nats."""
+    def value(self) -> float:
+        """The arm's loss minus the baseline's, in nats."""
         return self.loss - self.baseline
 
 
-def distances(entries: Iterable[Entry], experiment: str, baseline: str) -> list[Distance]:
-    """Hold an experiment against the baseline, for every seed that both have begun with; on the same text alone."""
+def loss_differences(entries: Iterable[ArmRecord], experiment: str, baseline: str) -> list[LossDifference]:
+    """Compare an experiment with the baseline for every common seed, on the same corpus only."""
     of_seed = {entry.key: entry for entry in entries}
     found = []
     for (name, seed), entry in sorted(of_seed.items()):
@@ -41,13 +41,13 @@ def distances(entries: Iterable[Entry], experiment: str, baseline: str) -> list[
         theirs = {point.tokens: point.loss for point in other.curve}
         tokens = max(ours.keys() & theirs.keys() - {0}, default=None)
         if tokens is not None:
-            whole = tokens == entry.tokens == other.tokens
-            found.append(Distance(seed, tokens, whole, ours[tokens], theirs[tokens]))
+            complete = tokens == entry.tokens == other.tokens
+            found.append(LossDifference(seed, tokens, complete, ours[tokens], theirs[tokens]))
     return found
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Mean with the interval of Student's t, 95 %; without bounds where there are fewer than two values."""
+    """Mean with its 95% interval by Student's t; without bounds for fewer than two values."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)

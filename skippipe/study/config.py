@@ -12,42 +12,41 @@ class ArmConfig:
     """One training of a study."""
 
     experiment: str = MISSING
-    """settings, as in `skippipe train experiment=...`"""
+    """experiment, as in `skippipe train experiment=...`"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
     """train.seed"""
 
 
 @dataclass
 class StudyJob:
-    """`skippipe study`: run the open arms of a study on the devices of this machine, and keep its table."""
+    """`skippipe study`: run the unfinished runs of a study on this machine's devices, and update its tables."""
 
     arms: list[ArmConfig] = field(default_factory=list)
-    """the trainings, e.g. [{experiment: llama30m_0, seed: 1}]; the first that is open comes first"""
+    """the trainings by priority, e.g. [{experiment: llama30m_0, seed: 1}]"""
     baseline: str | None = None
-    """the experiment that the others are held against, seed by seed; null: none"""
+    """experiment to compare the others with, seed by seed; null: none"""
     prepared: str = MISSING
-    """a folder that `skippipe data prepare` has written: data.prepared of all arms"""
+    """folder written by `skippipe data prepare`: data.prepared of all arms"""
     folder: str = "studies"
-    """the runs go here, each into EXPERIMENT/seedN; one that is there goes on"""
+    """folder of the runs, EXPERIMENT/seedN; existing runs resume"""
     records: str = MISSING
-    """JSON file of what is known of all arms, wherever they ran; beside it a page (.md) and figures (.png) of the same
-    name are written"""
+    """JSON file with the records of all arms from all machines; a page (.md) and plots (.png) of the same name are
+    written beside it"""
     minutes: float | None = setting(None, within=AT_LEAST_0)
-    """after so many minutes all runs end in order, to go on another time; 0: only write records and page anew; null:
-    until no arm is open"""
+    """time limit after which all runs stop with a checkpoint, to be resumed; 0: only update records and page; null: no
+    limit"""
     devices: list[str] | None = None
-    """one arm at a time on each, e.g. [cuda:0,cuda:1]; null: all GPUs, else the cpu"""
+    """devices, with one arm at a time each, e.g. [cuda:0,cuda:1]; null: all GPUs, else the CPU"""
     overrides: list[str] = field(default_factory=list)
-    """more settings of all trainings, e.g. ["train.iterations=100"]"""
+    """additional settings of all trainings, e.g. ["train.iterations=100"]"""
     omit: list[str] = field(default_factory=list)
-    """what `skippipe evaluate` leaves out of each arm that has come to its end; []: arms are not evaluated"""
+    """omissions of `skippipe evaluate` for each finished arm; []: no evaluation"""
     evaluation: list[str] = field(default_factory=list)
-    """more settings of these evaluations"""
+    """additional settings of these evaluations"""
     key: str | None = None
-    """a file with the secret that checkpoints are signed with, to go on with them on another machine; null: the user's
-    own (~/.config/skippipe)"""
+    """file with the key that signs checkpoints, to resume on another machine; null: the user's default key
+    (~/.config/skippipe)"""
     grace_s: float = setting(120.0, within=ABOVE_0)
-    """seconds in which a run that is asked to stop has to end; then it is killed, and goes on from its last checkpoint
-    another time"""
+    """seconds that a run has to stop before it is killed (it resumes from its last checkpoint)"""
     dry_run: bool = False
-    """say what would run where, and stop (the same as --dry-run)"""
+    """print what would run where, and exit (same as --dry-run)"""

@@ -19,7 +19,7 @@ def find_devices(asked: Sequence[str] | None) -> list[str]:
     if asked is None:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
     if not asked:
-        raise InputError("devices is [], at least one device is expected")
+        raise InputError("devices: expected at least one device, got []")
     for number, name in enumerate(asked):
         find_device(name, f"devices[{number}]")
     return list(asked)

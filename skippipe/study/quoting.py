@@ -1,8 +1,8 @@
-"""Values for the command line of Hydra."""
+"""Quoting of values in Hydra overrides."""
 
 
 def quoted(value: object) -> str:
-    """A value as Hydra's command line takes it whatever is in it."""
+    """Quote a value for a Hydra override, whatever characters it contains."""
     # A backslash means something only before a quote, or at the end.
     text = str(value)
     out, slashes = "", 0

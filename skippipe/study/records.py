@@ -1,4 +1,4 @@
-"""What is known of the arms of a study, wherever they ran: one JSON file that differs little when little is new."""
+"""Records of a study's arms from all machines: one JSON file with small diffs."""
 
 import dataclasses
 import json
@@ -10,61 +10,61 @@ from typing import Any, NamedTuple
 from skippipe.errors import InputError
 from skippipe.evaluate.summary import Row, row_from_json, row_json
 from skippipe.files import read_json_object, write_text
-from skippipe.study.metrics import Point
+from skippipe.study.run_history import Point
 
 FORMAT = "skippipe.study/1"
 WIDTH = 140
 
 
-class Key(NamedTuple):
-    """Which arm an entry is of."""
+class ArmKey(NamedTuple):
+    """Identifies an arm."""
 
     experiment: str
     seed: int
 
     @property
     def title(self) -> str:
-        """How to call it."""
+        """Name in messages and tables."""
         return f"{self.experiment}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is known of one arm."""
+class ArmRecord:
+    """Record of one arm."""
 
     experiment: str
     seed: int
     settings: str
-    """hash of everything that decides about what is learnt, but the text"""
+    """hash of everything that determines what is learnt, except the corpus"""
     tokens: int
-    """of the whole training"""
+    """of the complete training"""
     strategy: str
     skip_ratio: float
-    """of the plan that the run began with"""
+    """of the run's first plan"""
     skip_changes: list[tuple[float, float]] = field(default_factory=list)
-    """share of the run that comes before, and skip ratio from there on"""
+    """fraction of the run before the change, and skip ratio after it"""
     rules: dict[str, Any] = field(default_factory=dict)
     """cc1, cc2, cc3 and so on"""
     text: str | None = None
-    """hash of the text; None: nothing was run yet"""
+    """hash of the corpus; None: not started"""
     text_tokens: int | None = None
-    """different tokens that are trained on"""
+    """distinct training tokens"""
     model: str | None = None
     parameters: int | None = None
     tokens_done: int = 0
     finished: bool = False
-    """the run has come to its end"""
+    """whether the training is complete"""
     seconds: float = 0.0
     """spent in iterations"""
     tokens_per_s: float | None = None
     """median over iterations"""
     mfu: float | None = None
-    """median over iterations, of executed operations"""
+    """median over iterations, counting executed operations"""
     device: str | None = None
     breakdown: dict[str, float] = field(default_factory=dict)
-    """shares of the time by kind of work, where some iterations were taken apart"""
+    """fraction of time by kind of work, if iterations were profiled"""
     date: str | None = None
-    """day of the latest line of the run, UTC"""
+    """day of the run's latest event, UTC"""
     versions: dict[str, str] = field(default_factory=dict)
     note: str | None = None
     """why the latest attempt failed"""
@@ -73,18 +73,18 @@ class Entry:
     """rows of `skippipe evaluate`"""
 
     @property
-    def key(self) -> Key:
-        """Which arm this is of."""
-        return Key(self.experiment, self.seed)
+    def key(self) -> ArmKey:
+        """The arm's key."""
+        return ArmKey(self.experiment, self.seed)
 
     @property
-    def left(self) -> int:
-        """Tokens that are still to be trained on."""
+    def tokens_left(self) -> int:
+        """Tokens still to train."""
         return max(self.tokens - self.tokens_done, 0)
 
     @property
-    def times_seen(self) -> float | None:
-        """How often each token of the text was trained on so far."""
+    def epochs(self) -> float | None:
+        """Epochs over the training text so far."""
         return None if not self.text_tokens else self.tokens_done / self.text_tokens
 
     @property
@@ -93,68 +93,68 @@ class Entry:
         return self.curve[-1] if self.curve else None
 
 
-Records = dict[Key, Entry]
+Records = dict[ArmKey, ArmRecord]
 
 
-def merged(old: Entry | None, new: Entry) -> Entry:
-    """Put together what stands in the records and what is known here: more tokens done wins, then a run at its end.
+def merged(old: ArmRecord | None, new: ArmRecord) -> ArmRecord:
+    """Merge a stored record with this machine's: more tokens wins, then a finished run.
 
-    Of runs that are equally far, words that were evaluated are put together; day and versions stay those that stand
-    there, since a folder that is carried about is read on other machines and other days.
+    For equal progress, evaluations are combined; date and versions of the stored record stay, since a copied folder is
+    read on other machines and days.
 
     Raises:
-        InputError: the two are of different settings or texts.
+        InputError: different settings or corpora.
 
     """
     if old is None or (old.settings != new.settings and not old.tokens_done):
         return new
-    for what, theirs, ours in (("other settings", old.settings, new.settings), ("another text", old.text, new.text)):
+    for what, theirs, ours in (("other settings", old.settings, new.settings), ("another corpus", old.text, new.text)):
         if theirs is not None and ours is not None and theirs != ours:
             raise InputError(
-                f"{new.key.title} stands in the records with {what} (hash {theirs[:8]}, here {ours[:8]}): name "
-                "another file, or remove the entry"
+                f"{new.key.title} is recorded with {what} (hash {theirs[:8]}, here {ours[:8]}): choose another file, "
+                "or remove the record"
             )
     if (old.tokens_done, old.finished) > (new.tokens_done, new.finished):
         return dataclasses.replace(old, note=new.note or old.note)
     if (old.tokens_done, old.finished) < (new.tokens_done, new.finished):
         return dataclasses.replace(new, text=new.text or old.text)
-    words = {row.word for row in new.evaluation}
+    omissions = {row.omission for row in new.evaluation}
     return dataclasses.replace(
         new,
         text=new.text or old.text,
         date=old.date or new.date,
         versions=old.versions or new.versions,
-        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.word not in words)],
-        note=new.note or (None if words - {row.word for row in old.evaluation} else old.note),
+        evaluation=[*new.evaluation, *(row for row in old.evaluation if row.omission not in omissions)],
+        note=new.note or (None if omissions - {row.omission for row in old.evaluation} else old.note),
     )
 
 
 def load_records(path: Path) -> Records:
-    """Read the records; none where there is no file.
+    """Read the records; empty if there is no file.
 
     Raises:
-        InputError: the file cannot be read or is something else, or its name is one of the page or the figures.
+        InputError: the file is unreadable or malformed, or its name collides with page or plots.
 
     """
     if path.suffix != ".json":
-        raise InputError(f"records is {path}, a name that ends in .json is expected")
+        raise InputError(f"records: expected a name ending in .json, got {path}")
     if not path.exists():
         return {}
     content = read_json_object(str(path))
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: format is {content.get('format')!r}, {FORMAT} is expected")
+        raise InputError(f"{path}: format: expected {FORMAT}, got {content.get('format')!r}")
     try:
         entries = [_entry(entry) for entry in content["entries"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: is not what `skippipe study` writes: {error!r}") from None
+        raise InputError(f"{path}: not written by `skippipe study`: {error!r}") from None
     return {entry.key: entry for entry in entries}
 
 
-def save_records(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the records, whole or not at all; the folder is made.
+def save_records(path: Path, entries: Iterable[ArmRecord]) -> None:
+    """Write the records atomically, creating the folder.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be created.
         OSError: they cannot be written.
 
     """
@@ -165,32 +165,34 @@ def save_records(path: Path, entries: Iterable[Entry]) -> None:
     write_text(path, records_json(entries))
 
 
-def records_json(entries: Iterable[Entry]) -> str:
-    """The records as they are kept."""
-    return tidy({"format": FORMAT, "entries": [_plain(entry) for entry in entries]}) + "\n"
+def records_json(entries: Iterable[ArmRecord]) -> str:
+    """The records as JSON text."""
+    return format_json({"format": FORMAT, "entries": [_plain(entry) for entry in entries]}) + "\n"
 
 
-def tidy(value: Any, indent: int = 0) -> str:
-    """JSON with what is short on one line, and everything else on a line for each part."""
+def format_json(value: Any, indent: int = 0) -> str:
+    """Compact JSON: short values on one line, others with one element per line."""
     flat = json.dumps(value, allow_nan=False, ensure_ascii=False)
     if not isinstance(value, dict | list) or not value or (len(flat) + indent <= WIDTH and not _deep(value)):
         return flat
     inner = " " * (indent + 1)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {tidy(part, indent + 1)}" for key, part in value.items()]
+        parts = [
+            f"{json.dumps(key, ensure_ascii=False)}: {format_json(part, indent + 1)}" for key, part in value.items()
+        ]
     else:
-        parts = [tidy(part, indent + 1) for part in value]
+        parts = [format_json(part, indent + 1) for part in value]
     begin, end = "{}" if isinstance(value, dict) else "[]"
     return begin + "\n" + ",\n".join(inner + part for part in parts) + "\n" + " " * indent + end
 
 
 def _deep(value: Mapping[str, Any] | list[Any]) -> bool:
-    """Whether a list or an object holds several lists or objects."""
+    """Whether a list or object contains several lists or objects."""
     parts = value.values() if isinstance(value, Mapping) else value
     return sum(isinstance(part, dict | list) and bool(part) for part in parts) > 1
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: ArmRecord) -> dict[str, Any]:
     fields = {item.name: getattr(entry, item.name) for item in dataclasses.fields(entry)}
     return fields | {
         "skip_changes": [list(change) for change in entry.skip_changes],
@@ -199,8 +201,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry(content: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _entry(content: Mapping[str, Any]) -> ArmRecord:
+    return ArmRecord(
         **{
             **content,
             "skip_changes": [(float(after), float(ratio)) for after, ratio in content["skip_changes"]],

@@ -1,4 +1,4 @@
-"""Runs steps as processes of their own, one at a time on each device, until none is left or the time is over."""
+"""Runs steps as subprocesses, one at a time on each device, until none is left or the time limit is reached."""
 
 import os
 import signal
@@ -14,20 +14,20 @@ from skippipe.study.arms import Step
 
 POLL_S = 0.2
 REPORT_S = 60.0
-"""between two looks at what is running"""
+"""between two progress reports"""
 MAX_MESSAGE = 400
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a step's process came to its end."""
+class StepResult:
+    """Outcome of a step's process."""
 
     step: Step
     device: str
     how: Literal["done", "stopped", "killed", "failed"]
-    """killed: it did not end in time when it was asked to"""
+    """killed: it did not stop in time"""
     message: str = ""
-    """of one that failed: the last thing that it said"""
+    """last line of output of a failed one"""
 
 
 @dataclass
@@ -36,19 +36,19 @@ class _Child:
     device: str
     process: subprocess.Popen[bytes]
     log: Path
-    asked: bool = False
+    stopping: bool = False
     killed: bool = False
 
 
 @dataclass(frozen=True)
-class Watch:
-    """What is told of the processes."""
+class RunnerCallbacks:
+    """Callbacks on the processes."""
 
-    began: Callable[[Step, str], None]
-    """a step begins on a device"""
-    ended: Callable[[Ended], None]
+    started: Callable[[Step, str], None]
+    """a step starts on a device"""
+    ended: Callable[[StepResult], None]
     running: Callable[[], None]
-    """called now and then"""
+    """called periodically"""
 
 
 class Runner:
@@ -60,24 +60,25 @@ class Runner:
         choose: Callable[[], Step | None],
         line: Callable[[Step, str], list[str]],
         log: Callable[[Step], Path],
-        watch: Watch,
+        callbacks: RunnerCallbacks,
     ) -> None:
-        """Prepare to run.
+        """Create a runner.
 
         Args:
-            devices: a name may stand there more than once.
-            choose: gives the next step; it is never asked for the same one again.
-            line: makes the command line of a step on a device.
-            log: where a step's output goes; what is there stays.
-            watch: is told.
+            devices: a name may occur more than once.
+            choose: returns the next step, each one once.
+            line: builds the command line of a step on a device.
+            log: file to which a step's output is appended.
+            callbacks: on the processes.
 
         """
-        self._devices, self._choose, self._line, self._log, self._watch = devices, choose, line, log, watch
+        self._devices, self._choose, self._line, self._log = devices, choose, line, log
+        self._callbacks = callbacks
         self._children: list[_Child] = []
 
     def run(self, seconds: float | None, grace_s: float, stop: Callable[[], bool]) -> None:
-        """Run until nothing is left to choose, time is over, or `stop` says so; no process is left then."""
-        began = told = time.monotonic()
+        """Run until no step is left, the time limit is reached or `stop` returns true; leaves no process behind."""
+        began = reported = time.monotonic()
         over = False
         try:
             while not over:
@@ -87,15 +88,15 @@ class Runner:
                 time.sleep(POLL_S)
                 self._reap()
                 now = time.monotonic()
-                if now - told >= REPORT_S:
-                    told = now
-                    self._watch.running()
+                if now - reported >= REPORT_S:
+                    reported = now
+                    self._callbacks.running()
                 over = stop() or (seconds is not None and now - began >= seconds)
         finally:
             self._end(grace_s)
 
     def _fill(self) -> None:
-        """Begin something on every idle device."""
+        """Start a step on every idle device."""
         idle = list(self._devices)
         for child in self._children:
             idle.remove(child.device)
@@ -103,13 +104,13 @@ class Runner:
             step = self._choose()
             if step is None:
                 return
-            self._watch.began(step, device)
+            self._callbacks.started(step, device)
             self._children.append(self._start(step, device))
 
     def _start(self, step: Step, device: str) -> _Child:
         log = self._log(step)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # A session of its own: Ctrl-C comes to this process alone, which then asks all to end, once.
+        # A new session: Ctrl-C reaches only this process, which then stops all others once.
         with log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 - a command line of our own
                 self._line(step, device),
@@ -121,15 +122,15 @@ class Runner:
         return _Child(step, device, process, log)
 
     def _reap(self) -> None:
-        """Take leave of processes that have ended."""
+        """Report processes that have ended."""
         for child in [child for child in self._children if child.process.poll() is not None]:
             self._children.remove(child)
-            self._watch.ended(_ended(child))
+            self._callbacks.ended(_result(child))
 
     def _end(self, grace_s: float) -> None:
-        """Ask all processes to end, kill those that do not, and only then tell: nothing may come in between."""
+        """Ask all processes to stop, kill those that do not, and report afterwards, so that nothing interferes."""
         for child in self._children:
-            child.asked = True
+            child.stopping = True
             _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while any(child.process.poll() is None for child in self._children) and time.monotonic() < deadline:
@@ -142,7 +143,7 @@ class Runner:
 
 
 def _signal(child: _Child, number: signal.Signals, *, group: bool = False) -> None:
-    """Send a signal to a process that we started and that is not gone, or to it and those that it has started."""
+    """Signal a running child, or its process group."""
     if child.process.poll() is None:
         if group:
             os.killpg(child.process.pid, number)
@@ -150,20 +151,20 @@ def _signal(child: _Child, number: signal.Signals, *, group: bool = False) -> No
             child.process.send_signal(number)
 
 
-def _ended(child: _Child) -> Ended:
+def _result(child: _Child) -> StepResult:
     status = child.process.returncode
     if child.killed:
-        return Ended(child.step, child.device, "killed")
-    if child.asked and status in (SUCCESS, SIGNALLED + signal.SIGTERM, -signal.SIGTERM):
-        return Ended(child.step, child.device, "stopped")
+        return StepResult(child.step, child.device, "killed")
+    if child.stopping and status in (SUCCESS, SIGNALLED + signal.SIGTERM, -signal.SIGTERM):
+        return StepResult(child.step, child.device, "stopped")
     if status == 0:
-        return Ended(child.step, child.device, "done")
-    said = last_line(child.log)
-    return Ended(child.step, child.device, "failed", said or f"ended with status {status} and said nothing")
+        return StepResult(child.step, child.device, "done")
+    message = last_line(child.log)
+    return StepResult(child.step, child.device, "failed", message or f"exit status {status} without output")
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not blank."""
+    """Last non-blank line of a log."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(file.tell() - 16384, 0))

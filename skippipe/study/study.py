@@ -1,4 +1,4 @@
-"""A study at work: its arms, what is known of them, and what is written about it."""
+"""A study: runs its arms and writes records, page and plots."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -8,78 +8,80 @@ from skippipe.errors import InputError
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.study.arms import Arm, Kind, Step, next_step
 from skippipe.study.collect import read_arm
+from skippipe.study.command_lines import CommandLines
 from skippipe.study.config import StudyJob
-from skippipe.study.page import millions, study_page
-from skippipe.study.pictures import draw_figures
-from skippipe.study.records import Entry, Key, Records, load_records, merged, save_records
-from skippipe.study.runner import Ended, Runner, Watch
-from skippipe.study.steps import Commands
+from skippipe.study.markdown import millions, study_page
+from skippipe.study.plots import draw_figures
+from skippipe.study.records import ArmKey, ArmRecord, Records, load_records, merged, save_records
+from skippipe.study.runner import Runner, RunnerCallbacks, StepResult
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class Study:
     """The arms of a study on this machine."""
 
     def __init__(
-        self, job: StudyJob, arms: Sequence[Arm], folder: Path, config_folders: Sequence[str], say: Say
+        self, job: StudyJob, arms: Sequence[Arm], folder: Path, config_folders: Sequence[str], print_line: PrintLine
     ) -> None:
-        """Take up a study.
+        """Load a study.
 
         Args:
             job: the settings.
-            arms: composed of them.
-            folder: where relative names of files begin.
-            config_folders: where experiments are found beside those that ship.
-            say: is given a line for each event.
+            arms: composed from them.
+            folder: base of relative file names.
+            config_folders: additional folders of experiments.
+            print_line: prints a line for each event.
 
         Raises:
-            InputError: files that cannot be used, or records or runs of other settings.
+            InputError: unusable files, or records or runs of other settings.
 
         """
-        self._job, self._arms, self._say = job, arms, say
+        self._job, self._arms, self._print_line = job, arms, print_line
         self._runs, self._file = (folder / job.folder).absolute(), folder / job.records
         prepared = (folder / job.prepared).absolute()
         self._text = open_corpus(prepared).sha256 if prepared.exists() else None
         key = None if job.key is None else Path(job.key).absolute()
-        self._commands = Commands(self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders)
-        self._begun: set[tuple[Key, Kind]] = set()
-        self._failures: dict[Key, str] = {}
-        self._finished_here: set[Key] = set()
+        self._commands = CommandLines(
+            self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders
+        )
+        self._started: set[tuple[ArmKey, Kind]] = set()
+        self._failures: dict[ArmKey, str] = {}
+        self._finished_here: set[ArmKey] = set()
         """arms whose runs on this machine have come to their end: these can be evaluated"""
         self.records: Records = {}
         self._refresh()
 
     def plan(self, devices: Sequence[str]) -> list[tuple[str, Step]]:
-        """Say what would run where at once; what is open beyond that comes later, without a device."""
-        begun: set[tuple[Key, Kind]] = set()
+        """Steps that would start at once with their devices, then the later ones with an empty device."""
+        started: set[tuple[ArmKey, Kind]] = set()
         steps = []
-        while (step := self._next(begun)) is not None:
-            begun.add((step.arm.key, step.kind))
+        while (step := self._next(started)) is not None:
+            started.add((step.arm.key, step.kind))
             steps.append(step)
-        return [(devices[place] if place < len(devices) else "", step) for place, step in enumerate(steps)]
+        return [(devices[index] if index < len(devices) else "", step) for index, step in enumerate(steps)]
 
     def run(self, devices: Sequence[str], stop: Callable[[], bool]) -> None:
-        """Run open arms until the time is over, none is left, or `stop` says so; the records are kept up all along.
+        """Run unfinished arms until the time limit, the end or `stop`, updating the records continuously.
 
         Raises:
-            InputError: the text is not there, or another study is at work in the same folder.
+            InputError: the corpus is missing, or another study runs in the same folder.
 
         """
         if self._text is None:
             open_corpus(self._commands.prepared)
-        watch = Watch(began=self._tell_began, ended=self._take_end, running=self._tell_running)
-        runner = Runner(devices, self._choose, self._commands.line, self.log, watch)
+        callbacks = RunnerCallbacks(started=self._on_start, ended=self._on_end, running=self._on_progress)
+        runner = Runner(devices, self._choose, self._commands.line, self.log, callbacks)
         seconds = None if self._job.minutes is None else self._job.minutes * 60
         try:
             self._runs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"folder={self._job.folder} cannot be written: {error.strerror or error}") from None
-        with locked(self._runs, f"folder={self._job.folder} is in use: another study is at work there"):
+        with locked(self._runs, f"folder={self._job.folder} is in use by another study"):
             runner.run(seconds, self._job.grace_s, stop)
 
     def write(self) -> list[Path]:
-        """Write records, page and figures; gives what was written."""
+        """Write records, page and plots; returns their paths."""
         self._save()
         entries = self.entries
         name, written = self._file.stem, [self._file]
@@ -92,24 +94,24 @@ class Study:
         return written
 
     def log(self, step: Step) -> Path:
-        """Where a step's output goes."""
+        """Log file of a step."""
         folder = self._runs / step.arm.folder
         return folder.with_name(f"{folder.name}.{step.kind}.log")
 
-    def _next(self, begun: Collection[tuple[Key, Kind]]) -> Step | None:
-        return next_step(self._arms, self.records, begun, here=self._finished_here, omit=self._job.omit)
+    def _next(self, started: Collection[tuple[ArmKey, Kind]]) -> Step | None:
+        return next_step(self._arms, self.records, started, finished_here=self._finished_here, omit=self._job.omit)
 
     def _choose(self) -> Step | None:
-        step = self._next(self._begun)
+        step = self._next(self._started)
         if step is not None:
-            self._begun.add((step.arm.key, step.kind))
+            self._started.add((step.arm.key, step.kind))
         return step
 
     def _refresh(self) -> None:
-        """Read anew what stands in the records, and what is known here."""
+        """Reload the records, and merge the state of this machine."""
         for key, entry in load_records(self._file).items():
-            ours = self.records.get(key)
-            self.records[key] = entry if ours is None else merged(entry, ours)
+            own = self.records.get(key)
+            self.records[key] = entry if own is None else merged(entry, own)
         for arm in self._arms:
             entry = read_arm(arm, self._runs, self._text, self._failures.get(arm.key))
             if entry.finished:
@@ -117,36 +119,38 @@ class Study:
             self.records[arm.key] = merged(self.records.get(arm.key), entry)
 
     @property
-    def entries(self) -> list[Entry]:
-        """What is known, in the order of the file; what is new there in that of the arms."""
+    def entries(self) -> list[ArmRecord]:
+        """All records: those of the file first, then new arms in order."""
         return list(self.records.values())
 
     def _save(self) -> None:
         self._refresh()
         save_records(self._file, self.entries)
 
-    def _tell_began(self, step: Step, device: str) -> None:
+    def _on_start(self, step: Step, device: str) -> None:
         done = self.records[step.arm.key].tokens_done
-        what = f"trains, {millions(done)} of {millions(step.arm.tokens)} million tokens done"
-        self._say(f"{device}: {step.arm.key.title} {what if step.kind == 'train' else 'is evaluated'}")
+        training = f"train, {millions(done)} of {millions(step.arm.tokens)} million tokens done"
+        self._print_line(f"{device}: {step.arm.key.title}: {training if step.kind == 'train' else 'evaluate'}")
 
-    def _take_end(self, ended: Ended) -> None:
+    def _on_end(self, ended: StepResult) -> None:
         key = ended.step.arm.key
         if ended.how == "failed":
             self._failures[key] = f"{ended.step.kind}: {ended.message}"
         elif ended.how == "killed":
-            self._failures[key] = f"{ended.step.kind}: did not end within {self._job.grace_s:g} s, and was killed"
+            self._failures[key] = f"{ended.step.kind}: killed after {self._job.grace_s:g} s (grace_s)"
         self._save()
         entry = self.records[key]
         latest = "" if entry.latest is None else f", validation loss {entry.latest.loss:.4f}"
         done = f"{millions(entry.tokens_done)} of {millions(entry.tokens)} million tokens done{latest}"
-        why = f": {self._failures[key]} (all of it is in {self.log(ended.step)})" if key in self._failures else ""
-        self._say(f"{ended.device}: {key.title}: {ended.step.kind} {ended.how}, {done}{why}")
+        why = f": {self._failures[key]} (log: {self.log(ended.step)})" if key in self._failures else ""
+        self._print_line(f"{ended.device}: {key.title}: {ended.step.kind} {ended.how}, {done}{why}")
 
-    def _tell_running(self) -> None:
+    def _on_progress(self) -> None:
         self._save()
         for arm in self._arms:
             entry = self.records[arm.key]
-            if (arm.key, "train") in self._begun and not entry.finished:
+            if (arm.key, "train") in self._started and not entry.finished:
                 rate = "" if entry.tokens_per_s is None else f", {entry.tokens_per_s:,.0f} tokens/s"
-                self._say(f"{arm.key.title}: {millions(entry.tokens_done)} of {millions(entry.tokens)} million{rate}")
+                self._print_line(
+                    f"{arm.key.title}: {millions(entry.tokens_done)} of {millions(entry.tokens)} million{rate}"
+                )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
 from skippipe.ranks import NOBODY
-from skippipe.runtime.executor import Boundary
+from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.stage import Stage
@@ -54,7 +54,7 @@ class StageTimes:
     gradient_bytes: int
 
 
-def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
+def time_stage(stage: Stage, boundary: MessageSpec, vocabulary: int) -> StageTimes:
     """Run random microbatches through a stage; weights and random state stay as they are.
 
     Args:
@@ -97,7 +97,7 @@ def time_stage(stage: Stage, boundary: Boundary, vocabulary: int) -> StageTimes:
     return StageTimes(medians["F"], medians["B"], step_s, sum(g.nbytes for g in gradients))
 
 
-def time_head(head: Stage, boundary: Boundary, vocabulary: int) -> float:
+def time_head(head: Stage, boundary: MessageSpec, vocabulary: int) -> float:
     """Time head and loss; the gradients of the stage are dropped.
 
     Args:
@@ -133,7 +133,7 @@ def _time_step(stage: Stage) -> float:
     return time.perf_counter() - begin
 
 
-def time_links(team: Team, link: Link, boundary: Boundary) -> tuple[Floats, Floats]:
+def time_links(team: Team, link: Link, boundary: MessageSpec) -> tuple[Floats, Floats]:
     """Time messages between any two ranks: in rounds, in each of which a rank is of one pair at most.
 
     Returns:

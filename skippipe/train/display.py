@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from skippipe.ranks import shown_names
-from skippipe.report.terminal import percent, plain_table, seconds
+from skippipe.report.format import percent, seconds
+from skippipe.report.terminal import plain_table
 from skippipe.train.events import Event
 
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -16,7 +16,7 @@ from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.weights import check_weights
 from skippipe.ranks import assign_ranks, node_title
 from skippipe.report.terminal import plain_table
-from skippipe.runtime.check import live_receives
+from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.config import TrainJob
 from skippipe.train.display import plan_lines
@@ -90,7 +90,7 @@ def dry_run(job: TrainJob, console: Console) -> None:
         )
         for s, numbers in enumerate(stage_layers(layers, config))
     ]  # fmt: skip
-    receives = live_receives(programs, recv_buffers)
+    receives = peak_recv_buffers(programs, recv_buffers)
     ranks = [
         rank_memory(plan, names, estimates, (receives[rank] + sends) * note.message_bytes, grouped=grouped)
         for rank, names in enumerate(served)

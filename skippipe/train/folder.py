@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import Manifest, check_files
-from skippipe.checkpoint.reading import read_named
-from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.reading import read_named_manifest
 from skippipe.errors import InputError
 from skippipe.files import check_plain
 from skippipe.train.config import CheckpointConfig
@@ -15,7 +15,7 @@ from skippipe.train.record import BOARD, METRICS, TRACE
 LOGS = "log"
 """What each process prints, in a file of its own."""
 FILES = ("config*.yaml", "plan*.json", "cluster*.json", METRICS, TRACE, ".*.tmp")
-FOLDERS = (FOLDER, BOARD, LOGS, ".text-*")
+FOLDERS = (CHECKPOINTS, BOARD, LOGS, ".text-*")
 """Names of what a run writes into its folder, with wildcards."""
 
 
@@ -31,7 +31,7 @@ def check_folder(folder: Path, name: str, config: CheckpointConfig) -> None:
 
     """
     check_plain(folder, FILES, FOLDERS)
-    _first_that(read_named, folder, name, config)
+    _first_that(read_named_manifest, folder, name, config)
 
 
 def check_checkpoints(folder: Path, name: str, config: CheckpointConfig) -> str | None:
@@ -46,7 +46,7 @@ def check_checkpoints(folder: Path, name: str, config: CheckpointConfig) -> str 
     """
 
     def whole(path: Path, secret: bytes) -> Manifest:
-        manifest = read_named(path, secret)
+        manifest = read_named_manifest(path, secret)
         check_files(path, manifest)
         return manifest
 
@@ -58,7 +58,7 @@ def _first_that(
     check: Callable[[Path, bytes], Manifest], folder: Path, name: str, config: CheckpointConfig
 ) -> Manifest | None:
     """Give what a check makes of the newest checkpoint that passes it; None where there is no checkpoint."""
-    checkpoints = Shelf(folder / FOLDER).all()
+    checkpoints = CheckpointDirectory(folder / CHECKPOINTS).all()
     secret = load_key(config.key) if checkpoints else b""
     reasons: list[str] = []
     for path in checkpoints:

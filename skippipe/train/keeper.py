@@ -4,18 +4,20 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from skippipe.checkpoint.saving import Contents, Saved, Saver, SavingError
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver, SaveResult, SavingError
 from skippipe.train.config import CheckpointConfig
 from skippipe.train.events import Report
 
-Snapshot = Callable[[int], tuple[Mapping[str, Tensor], Contents]]
+Snapshot = Callable[[int], tuple[Mapping[str, Tensor], CheckpointContents]]
 """What this rank gives to a checkpoint after so many iterations."""
 
 
 class Keeper:
     """Keeps checkpoints of one run; all ranks call the same methods with the same numbers."""
 
-    def __init__(self, saver: Saver, config: CheckpointConfig, snapshot: Snapshot, newest: int, tell: Report) -> None:
+    def __init__(
+        self, saver: CheckpointSaver, config: CheckpointConfig, snapshot: Snapshot, newest: int, tell: Report
+    ) -> None:
         """Prepare; `newest` is the iteration of the checkpoint that stands already, -1 where none does."""
         self._saver, self._config, self._snapshot, self._tell = saver, config, snapshot, tell
         self._newest = newest
@@ -24,11 +26,11 @@ class Keeper:
     @property
     def busy(self) -> bool:
         """Whether this rank is still saving."""
-        return self._saver.busy
+        return self._saver.saving
 
     def settle(self) -> None:
         """Wait until weights and optimizer may change; to be called before each step."""
-        self._saver.settle()
+        self._saver.wait_copied()
 
     def after(self, iteration: int, *, saving: bool) -> None:
         """Save after an iteration if it is time for it, once nobody is still `saving`."""
@@ -51,10 +53,10 @@ class Keeper:
         if failed is not None:
             raise SavingError(f"the checkpoint {failed.path} could not be written: {failed.error}")
 
-    def _look(self) -> Saved | None:
+    def _look(self) -> SaveResult | None:
         """Tell what became of saves; gives the latest one if it failed."""
-        latest: Saved | None = None
-        for saved in self._saver.take_finished():
+        latest: SaveResult | None = None
+        for saved in self._saver.take_results():
             about = {"iteration": saved.iteration, "path": str(saved.path)}
             latest = None if saved.error is None else saved
             if saved.error is not None:

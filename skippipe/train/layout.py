@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, allocation_of
-from skippipe.cluster import load_cluster, preset_parts
+from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import AllocateConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
@@ -68,7 +68,7 @@ def node_names_of(job: TrainJob) -> list[str]:
     if job.plan is not None:
         return load_plan(job.plan).cluster.names
     machines = job.cluster
-    cluster = preset_parts(machines).cluster(machines) if machines.file is None else load_cluster(machines.file)
+    cluster = preset_spec(machines).cluster(machines) if machines.file is None else load_cluster(machines.file)
     return cluster.names
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.runtime.actions import Program
-from skippipe.runtime.check import least_buffers, prove
-from skippipe.runtime.executor import Batches, Boundary, Executor, Timings
+from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
+from skippipe.runtime.executor import Batches, Executor, MessageSpec, Timings
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -85,7 +85,7 @@ class Station:
     """those that this rank serves"""
     link: Link
     """to the other ranks"""
-    boundary: Boundary
+    boundary: MessageSpec
     """what messages look like"""
     runtime: RuntimeConfig
     validation_microbatches: int
@@ -149,7 +149,7 @@ class Engine:
                 programs[self._team.rank],
                 station.stages,
                 station.link,
-                boundary=station.boundary,
+                message_spec=station.boundary,
                 recv_buffers=self.recv_buffers,
                 sends_in_flight=station.runtime.sends_in_flight,
                 title=self._team.title,
@@ -277,9 +277,9 @@ def safe_buffers(groups: Sequence[Sequence[Program]], config: RuntimeConfig) -> 
     """
     buffers = config.recv_buffers
     for programs in groups:
-        enough = least_buffers(programs, buffers, config.sends_in_flight)
+        enough = min_recv_buffers(programs, buffers, config.sends_in_flight)
         if enough is None:
-            prove(programs, buffers, config.sends_in_flight)
+            prove_deadlock_free(programs, buffers, config.sends_in_flight)
         else:
             buffers = enough
     return buffers

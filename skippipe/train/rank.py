@@ -19,7 +19,7 @@ import torch.distributed as dist
 import skippipe
 from skippipe._scheduler import Cluster, Plan
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.saving import Saver
+from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.config import PlannerConfig
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
@@ -28,7 +28,7 @@ from skippipe.model.folder import find_folder, weights_sha256
 from skippipe.plan import load_plan
 from skippipe.planning import time_limit
 from skippipe.ranks import assign_ranks
-from skippipe.runtime.executor import Boundary
+from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import calibrated, rehearsed
@@ -164,7 +164,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what a rank has found
         rank_of=rank_of,
         stages=stages,
         link=GlooLink(team.group),
-        boundary=Boundary(note.microbatch_size, note.sequence, note.hidden, number_type(job), device),
+        boundary=MessageSpec(note.microbatch_size, note.sequence, note.hidden, number_type(job), device),
         runtime=job.runtime,
         validation_microbatches=facts.validation_microbatches,
         vocabulary=config.vocab_size,
@@ -229,7 +229,7 @@ def _is_source(layout: Layout, team: Team) -> bool:
     return any(names[node] in team.names_by_rank[team.rank] for node in layout.stages[0])
 
 
-def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
+def _make_saver(job: TrainJob, team: Team, start: Start) -> CheckpointSaver | None:
     config = job.checkpoint
     if not config.enabled:
         return None
@@ -237,9 +237,9 @@ def _make_saver(job: TrainJob, team: Team, start: Start) -> Saver | None:
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
     key = load_key(config.key) if team.rank == 0 else None
     if team.rank == 0:
-        start.shelf.tidy()
-        start.shelf.set_aside(start.iteration)
-    return Saver(start.shelf, group, key=key, keep=config.keep)
+        start.shelf.clean_up()
+        start.shelf.mark_damaged(start.iteration)
+    return CheckpointSaver(start.shelf, group, key=key, keep=config.keep)
 
 
 def _served(layout: Layout, rank_of: Sequence[int], rank: int) -> list[int]:

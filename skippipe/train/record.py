@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from skippipe._scheduler import Plan
-from skippipe.files import open_own, remove_leftovers, write_text
+from skippipe.files import cut_to_lines, open_own, remove_leftovers, write_text
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, Report, strict
 
@@ -215,20 +215,6 @@ def _write_line(descriptor: int, event: Event) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, begin)
         raise
-
-
-def cut_to_lines(descriptor: int) -> None:
-    """Cut off what comes after a file's last line end: a line that a killed process, or a full disk, left torn."""
-    end = size = os.lseek(descriptor, 0, os.SEEK_END)
-    while end:
-        begin = max(end - TAIL_BYTES, 0)
-        found = os.pread(descriptor, end - begin, begin).rfind(b"\n")
-        if found >= 0:
-            end = begin + found + 1
-            break
-        end = begin
-    if end < size:
-        os.ftruncate(descriptor, end)
 
 
 def _latest_attempt(descriptor: int) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from skippipe.checkpoint.reading import WEIGHTS
-from skippipe.checkpoint.saving import Contents, Saver
-from skippipe.checkpoint.state import State
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
+from skippipe.checkpoint.state import TrainingState
 from skippipe.model.build import module_seed
 from skippipe.runtime.executor import Batches
 from skippipe.train.config import TrainJob
@@ -70,7 +70,7 @@ class Run:
         start: Start,
         texts: Texts | None,
         facts: Facts,
-        saver: Saver | None,
+        saver: CheckpointSaver | None,
         tell: Report,
     ) -> None:
         """Take up the run where it begins.
@@ -260,7 +260,7 @@ class Run:
         assert self._texts is not None, "a single process reads"
         return self._texts.training_batches(self._position(number - 1), self._blocks // self._texts.size)
 
-    def _snapshot(self, iteration: int) -> tuple[Mapping[str, Tensor], Contents]:
+    def _snapshot(self, iteration: int) -> tuple[Mapping[str, Tensor], CheckpointContents]:
         """What this rank gives to a checkpoint: each stage is given by the lowest rank that serves it."""
         part = self._part(iteration)
         tensors: dict[str, Tensor] = {}
@@ -269,7 +269,7 @@ class Run:
                 tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in stage.module.named_parameters()}
                 kept = self._optimization.tensors(number)
                 tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in kept.items()}
-        state = State(
+        state = TrainingState(
             iteration=iteration,
             tokens=self._optimization.seen,
             position=self._position(iteration),
@@ -278,7 +278,7 @@ class Run:
             model=self._facts.model,
             planning=part.planning,
         )
-        return tensors, Contents(state, part.engine.plan.to_json(), self._facts.tokenizer)
+        return tensors, CheckpointContents(state, part.engine.plan.to_json(), self._facts.tokenizer)
 
 
 @dataclass

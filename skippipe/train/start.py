@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, newest_whole, open_checkpoint, open_shared
-from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, open_checkpoint, open_shared
 from skippipe.errors import InputError
 from skippipe.train.config import CheckpointConfig
 from skippipe.train.events import Event
@@ -23,7 +23,7 @@ READING_S = 3600.0
 class Start:
     """What a run begins with, on all ranks the same."""
 
-    shelf: Shelf
+    shelf: CheckpointDirectory
     """where checkpoints of this run stand"""
     checkpoint: Checkpoint | None
     """where it goes on from"""
@@ -117,17 +117,17 @@ def find_start(config: CheckpointConfig, folder: Path, team: Team) -> Start:
     checkpoint = None
     if found["path"] is not None:
         checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(config.key))
-    return Start(Shelf(Path(found["shelf"])), checkpoint, found["damaged"])
+    return Start(CheckpointDirectory(Path(found["shelf"])), checkpoint, found["damaged"])
 
 
 def _look(config: CheckpointConfig, folder: Path, checked: str | None) -> dict[str, Any]:
-    shelf = Shelf(folder.resolve() / FOLDER)
+    shelf = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
     if config.enabled:
         load_key(config.key)  # that there is none is to be known before anything else
     newest: Checkpoint | None = None
     damaged: list[str] = []
     if shelf.all():
-        newest, damaged = newest_whole(shelf, load_key(config.key), checked)
+        newest, damaged = latest_complete(shelf, load_key(config.key), checked)
         if newest is None:
             raise InputError(f"folder={folder}: none of its checkpoints is whole: {'; '.join(damaged)}")
     elif config.resume is not None:

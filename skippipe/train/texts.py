@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skippipe.data.blocks import Blocks, Order, Tokens
+from skippipe.data.blocks import BlockOrder, Blocks, Tokens
 from skippipe.data.corpus import Corpus, Split, open_corpus
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
@@ -50,19 +50,19 @@ class Texts:
     @property
     def training_sha256(self) -> str:
         """Equal where the text to train on consists of the same blocks, so that a position in it means the same."""
-        facts = [self.corpus.tokenizer_sha256, self.corpus.parts["training"].sha256, self.training.sequence]
+        facts = [self.corpus.tokenizer_sha256, self.corpus.splits["training"].sha256, self.training.sequence]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def training_batch(self, place: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels, each (b, s) int64, of the `size` blocks from `place` on in the order of the text.
 
-        Places count all blocks that the training has used, from 0; see `Order`.
+        Places count all blocks that the training has used, from 0; see `BlockOrder`.
         """
         return self.training_batches(place, 1)[0]
 
     def training_batches(self, place: int, count: int) -> list[tuple[Tensor, Tensor]]:
         """So many microbatches one after the other, as `training_batch` gives them, read in one go."""
-        chosen = Order(len(self.training), self.seed).at(place, count * self.size)
+        chosen = BlockOrder(len(self.training), self.seed).at(place, count * self.size)
         tokens, labels = self._tensors("training", self.training.tokens[chosen])
         return list(zip(tokens.chunk(count), labels.chunk(count), strict=True))
 
@@ -133,4 +133,4 @@ def load_texts(job: TrainJob, vocabulary_size: int, positions: int, folder: Path
             f"data.validation holds {len(validation)} sequences of {job.data.sequence} tokens, at least one "
             f"microbatch of {size} (train.microbatch_size) is expected"
         )
-    return Texts(corpus, training, validation.spread(whole), size, job.train.seed)
+    return Texts(corpus, training, validation.subsample(whole), size, job.train.seed)

@@ -1,8 +1,8 @@
 """The tokenizer of a training: that of `model.folder`, where the model is from one. No torch."""
 
-from skippipe.data.belonging import check_tokenizer, own_encoder, with_tokenizer_of
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus
+from skippipe.data.model_tokenizer import check_tokenizer, own_encoder, with_tokenizer_of
 from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import weights_folder
 from skippipe.train.config import TrainJob

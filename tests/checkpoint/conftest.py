@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""Shared fixtures of the checkpoint tests."""
 
 import pytest
 from pool import Pool, shared_pool

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors is JSON of limited size, and is checked before it is used."""
+"""JSON messages between ranks: limited in size and validated."""
 
 import pickle
 from pathlib import Path
@@ -19,18 +19,18 @@ def world() -> dist.ProcessGroup:
 
 
 def gather(rank: int, value: Any) -> list[Any]:
-    """In a warm worker: tell a value, and hear everybody's."""
+    """In a warm worker: gather a value of every rank."""
     del rank
     return gather_json(value, world())
 
 
-def test_everybody_hears_everybody(pool: Pool) -> None:
+def test_gather_json_gives_all_values_by_rank(pool: Pool) -> None:
     values = [{"a": [1, 2.5, None]}, "é" * 5000, []]
     assert pool.run(gather, [(value,) for value in values]) == [values] * 3
     assert pool.run(gather, [(None,)]) == [[None]]
 
 
-def test_more_than_may_be_said(pool: Pool) -> None:
+def test_a_message_above_the_limit_is_refused(pool: Pool) -> None:
     results = pool.attempt(gather, [("x",), ("x" * LIMIT_BYTES,)])
     assert [(r.kind, r.message) for r in results] == [
         ("ExchangeError", f"rank 1: expected at most {LIMIT_BYTES} bytes, got {LIMIT_BYTES + 2}")
@@ -38,7 +38,7 @@ def test_more_than_may_be_said(pool: Pool) -> None:
 
 
 class Malice:
-    """Unpickled, it leaves a trace."""
+    """Unpickling it leaves a trace."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -63,10 +63,10 @@ def send_raw(rank: int, texts: list[bytes | None], length: int | None) -> list[A
 
 
 @pytest.mark.parametrize("text", ["pickle", b"{", b"\xff\xfe", b"[" * 100_000, b""])
-def test_what_is_no_json_is_refused_and_not_run(text: bytes | str, pool: Pool, tmp_path: Path) -> None:
+def test_invalid_json_is_refused_and_not_executed(text: bytes | str, pool: Pool, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    said = pickle.dumps(Malice(trace)) if isinstance(text, str) else text
-    texts = [None, said, None]
+    records = pickle.dumps(Malice(trace)) if isinstance(text, str) else text
+    texts = [None, records, None]
     results = pool.attempt(send_raw, [(texts, None)] * 3)
     for result in (results[0], results[2]):
         assert isinstance(result, Failure)
@@ -78,6 +78,6 @@ def test_what_is_no_json_is_refused_and_not_run(text: bytes | str, pool: Pool, t
 
 
 @pytest.mark.parametrize("length", [-1, 2**62])
-def test_a_length_that_nobody_has_memory_for(length: int, pool: Pool) -> None:
+def test_an_excessive_length_is_refused(length: int, pool: Pool) -> None:
     results = pool.attempt(send_raw, [([None, b"x"], length)] * 2)
     assert results[0].message == f"rank 1: expected at most {LIMIT_BYTES} bytes, got {length}"

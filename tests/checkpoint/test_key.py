@@ -1,4 +1,4 @@
-"""The secret that checkpoints are signed with."""
+"""The key that signs checkpoints."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
-def test_made_once_and_for_its_user_alone() -> None:
+def test_default_key_is_generated_once_and_private() -> None:
     first = load_key(None)
     assert load_key(None) == first
     assert len(first) == 64
@@ -24,7 +24,7 @@ def test_made_once_and_for_its_user_alone() -> None:
     assert list(default_path().parent.iterdir()) == [default_path()]
 
 
-def test_many_at_once_get_the_same() -> None:
+def test_concurrent_processes_get_the_same_key() -> None:
     got: list[bytes] = []
     threads = [threading.Thread(target=lambda: got.append(load_key(None))) for _ in range(16)]
     for thread in threads:
@@ -35,43 +35,41 @@ def test_many_at_once_get_the_same() -> None:
     assert len(set(got)) == 1
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_key_file_given(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("sixteen bytes at least\n")
     path.chmod(0o600)
     assert load_key(str(path)) == b"sixteen bytes at least"
     path.write_text("short")
-    with pytest.raises(
-        InputError, match=f"{path}, given as the secret of checkpoints: holds 5 bytes, a secret of at least 16"
-    ):
+    with pytest.raises(InputError, match=f"checkpoint.key={path}: expected 16 to 4096 bytes, got 5"):
         load_key(str(path))
     with pytest.raises(InputError, match="cannot be read: No such file or directory"):
         load_key(str(tmp_path / "nothing"))
 
 
-def test_no_place_for_it(tmp_path: Path) -> None:
+def test_default_key_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("no folder")
-    with pytest.raises(InputError, match=r"checkpoint\.key names no other file, cannot be made: Not a directory"):
+    with pytest.raises(InputError, match=r"\(default checkpoint\.key\): cannot be created: Not a directory"):
         load_key(None)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602, 0o610, 0o777])
-def test_one_that_others_may_use(mode: int, tmp_path: Path) -> None:
+def test_key_accessible_to_others_is_refused(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "a secret"
     path.write_text("sixteen bytes at least\n")
     path.chmod(mode)
-    message = rf"{path}, .*: expected .* \(mode 600\), got mode {mode:o}; chmod 600 '{path}'"
+    message = rf"checkpoint\.key={path}: expected .* \(mode 600\), got mode {mode:o}; chmod 600 '{path}'"
     with pytest.raises(InputError, match=message):
         load_key(str(path))
     path.chmod(0o400)
     assert load_key(str(path)) == b"sixteen bytes at least"
     load_key(None)
     default_path().chmod(mode)
-    with pytest.raises(InputError, match=f"where checkpoint.key names no other file: .* got mode {mode:o}"):
+    with pytest.raises(InputError, match=rf"\(default checkpoint\.key\): .* got mode {mode:o}"):
         load_key(None)
 
 
-def test_one_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     path.write_text("sixteen bytes at least\n")
     path.chmod(0o600)
@@ -87,8 +85,8 @@ def test_one_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         load_key(str(path))
 
 
-def test_through_a_link(tmp_path: Path) -> None:
-    """What the link leads to is what counts."""
+def test_key_behind_a_link(tmp_path: Path) -> None:
+    """The target's permissions count."""
     path, link = tmp_path / "secret", tmp_path / "link"
     path.write_text("sixteen bytes at least\n")
     path.chmod(0o644)
@@ -102,22 +100,22 @@ def test_through_a_link(tmp_path: Path) -> None:
         load_key(str(link))
 
 
-def test_what_is_no_secret(tmp_path: Path) -> None:
+def test_invalid_keys(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     for content, held in ((b"", "0"), (b" \n\n", "0"), (b"x" * 15, "15"), (b"x" * 4097, "more than 4096")):
         path.write_bytes(content)
         path.chmod(0o600)
-        with pytest.raises(InputError, match=rf"holds {held} bytes, a secret of at least 16 is expected"):
+        with pytest.raises(InputError, match=rf"expected 16 to 4096 bytes, got {held}"):
             load_key(str(path))
     path.unlink()
     os.mkfifo(path, 0o600)
     for odd in (path, tmp_path, Path("/dev/zero")):
-        with pytest.raises(InputError, match=rf"{odd}, .*: cannot be read: no regular file"):
+        with pytest.raises(InputError, match=rf"{odd}: cannot be read: no regular file"):
             load_key(str(odd))
 
 
-def test_the_users_own_that_leads_nowhere(tmp_path: Path) -> None:
-    """A secret is not made in a place that somebody else has chosen."""
+def test_default_key_is_a_dangling_link(tmp_path: Path) -> None:
+    """A key is not created at a location that somebody else chose."""
     default_path().parent.mkdir(parents=True)
     default_path().symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="cannot be read: No such file or directory"):

@@ -1,4 +1,4 @@
-"""Checkpoints saved by several ranks, and read by one; whole or not at all."""
+"""Checkpoints saved by several ranks and loaded by one: complete or not at all."""
 
 import dataclasses
 import hashlib
@@ -19,11 +19,11 @@ from torch import distributed as dist
 from train.jobs import make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import newest_whole, open_shared
-from skippipe.checkpoint.saving import Contents, Saver
-from skippipe.checkpoint.shelf import FOLDER, Shelf
-from skippipe.checkpoint.state import State
+from skippipe.checkpoint.reading import latest_complete, open_shared
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
+from skippipe.checkpoint.state import TrainingState
 from skippipe.checkpoint.tensors import tensor_file
 from skippipe.errors import InputError
 from skippipe.planning import make_plan, prepare
@@ -32,8 +32,8 @@ WORLD = 3
 SIZE = 20_000
 
 
-def a_state(iteration: int) -> State:
-    return State(
+def a_state(iteration: int) -> TrainingState:
+    return TrainingState(
         iteration, 100 * iteration, 7 * iteration, seed=1, text="t", model={"model_type": "llama"}, planning="p"
     )
 
@@ -48,12 +48,12 @@ PLAN = a_plan()
 
 
 def identity(plan: str) -> dict[str, Any]:
-    """A plan but for how it was found: every worker has found its own."""
+    """A plan without solver statistics, which differ between workers."""
     return {**json.loads(plan), "solver": None}
 
 
 def tensor_of(name: str, iteration: int) -> torch.Tensor:
-    """Values that a name and an iteration stand for."""
+    """Values determined by name and iteration."""
     seed = int.from_bytes(hashlib.sha256(f"{name} {iteration}".encode()).digest()[:6], "big")
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
 
@@ -68,25 +68,25 @@ def save_in_pool(
     """In a warm worker: save after some iterations; `limits` lets no file of an iteration grow beyond so many bytes."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=key if rank == 0 else None, keep=keep)
-    told = []
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=key if rank == 0 else None, keep=keep)
+    results = []
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for iteration in iterations:
         limit = limits.get(iteration)
         if limit is not None and rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         tensors = {name: tensor_of(name, iteration) for name in names_of(rank)}
-        saver.save(tensors, Contents(a_state(iteration), PLAN, "{}"))
-        saver.settle()
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, "{}"))
+        saver.wait_copied()
         for tensor in tensors.values():
             tensor.zero_()  # training goes on
         saver.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        (done,) = saver.take_finished()
+        (done,) = saver.take_results()
         assert done.iteration == iteration
-        told.append((iteration, None if done.error is None else str(done.error), done.bytes))
+        results.append((iteration, None if done.error is None else str(done.error), done.bytes))
     dist.destroy_process_group(group)
-    return told
+    return results
 
 
 Save = Callable[..., list[Any]]
@@ -94,7 +94,7 @@ Save = Callable[..., list[Any]]
 
 @pytest.fixture
 def save(pool: Pool, tmp_path: Path) -> Save:
-    """Save checkpoints in a folder; gives what each rank was told."""
+    """Save checkpoints in a folder; returns each rank's results."""
 
     def call(
         iterations: list[int], keep: int = 5, limits: dict[int, int] | None = None, key: bytes | None = None
@@ -117,53 +117,53 @@ def check_holds(path: Path, iteration: int) -> None:
         assert torch.equal(tensor, tensor_of(f"weights/{name}", iteration)), name
 
 
-def test_what_was_copied_is_what_is_read(save: Save, tmp_path: Path) -> None:
-    told = save([3, 12])
-    assert told == [told[0]] * WORLD, "all ranks know the same"
-    assert [(iteration, error) for iteration, error, _ in told[0]] == [(3, None), (12, None)]
+def test_loaded_tensors_equal_the_copied_ones(save: Save, tmp_path: Path) -> None:
+    results = save([3, 12])
+    assert results == [results[0]] * WORLD, "all ranks know the same"
+    assert [(iteration, error) for iteration, error, _ in results[0]] == [(3, None), (12, None)]
     check_holds(tmp_path, 12)
-    check_holds(tmp_path / FOLDER / "iteration-000003", 3)
+    check_holds(tmp_path / CHECKPOINTS / "iteration-000003", 3)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.tokenizer_json == "{}"
     assert identity(checkpoint.plan.to_json()) == identity(PLAN)
-    sizes = sum(p.stat().st_size for p in checkpoint.path.rglob("*") if p.is_file() and p.name != manifest.NAME)
-    assert told[0][1][2] == sizes
+    sizes = sum(p.stat().st_size for p in checkpoint.path.rglob("*") if p.is_file() and p.name != manifest.MANIFEST)
+    assert results[0][1][2] == sizes
 
 
-def test_the_newest_ones_stay(save: Save, tmp_path: Path) -> None:
+def test_only_the_latest_are_kept(save: Save, tmp_path: Path) -> None:
     save([1, 2, 10, 11], keep=2)
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000010", "iteration-000011"}
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000010", "iteration-000011"}
 
 
-def test_the_same_one_twice(save: Save, tmp_path: Path) -> None:
+def test_saving_an_iteration_twice(save: Save, tmp_path: Path) -> None:
     save([4])
     save([4])
     check_holds(tmp_path, 4)
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["iteration-000004"]
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["iteration-000004"]
 
 
 @pytest.mark.parametrize("limit", [100, 40_000, 100_000])
-def test_a_rank_that_cannot_write(limit: int, save: Save, tmp_path: Path) -> None:
-    told = save([1, 2, 3], limits={2: limit})
-    for by_rank in told:
+def test_failure_to_write_on_one_rank(limit: int, save: Save, tmp_path: Path) -> None:
+    results = save([1, 2, 3], limits={2: limit})
+    for by_rank in results:
         (_, first, _), (_, error, _), (_, last, _) = by_rank
         assert (first, last) == (None, None)
         assert error.startswith("rank 1: ")
         assert "File too large" in error
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "iteration-000003"}
-    check_holds(tmp_path / FOLDER / "iteration-000001", 1)
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000001", "iteration-000003"}
+    check_holds(tmp_path / CHECKPOINTS / "iteration-000001", 1)
 
 
-def lie_in_pool(rank: int, folder: Path, said: object) -> str:
-    """In a warm worker: save, where rank 1 says of its files what is not so."""
+def save_with_forged_records(rank: int, folder: Path, records: object) -> str:
+    """In a warm worker: save, with forged file records of rank 1."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=load_key(None), keep=1)
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=1)
     if rank == 1:
-        saver._describe = lambda _: said  # type: ignore[assignment, method-assign, return-value]
-    saver.save({name: torch.ones(1) for name in names_of(rank)}, Contents(a_state(1), PLAN, None))
+        saver._describe = lambda _: records  # type: ignore[assignment, method-assign, return-value]
+    saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, None))
     saver.wait()
-    (done,) = saver.take_finished()
+    (done,) = saver.take_results()
     dist.destroy_process_group(group)
     return str(done.error)
 
@@ -172,7 +172,7 @@ OTHER = {"bytes": 2, "sha256": "0" * 64}
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("records", "message"),
     [
         ({"plan.json": OTHER}, "rank 1: expected files of its own, got plan.json"),
         ({tensor_file(0): OTHER}, "rank 1: expected files of its own, got tensors/rank-00000.safetensors"),
@@ -183,63 +183,63 @@ OTHER = {"bytes": 2, "sha256": "0" * 64}
         ("x" * 2**21, "rank 1: expected at most 1048576 bytes"),
     ],
 )
-def test_what_a_rank_says_of_its_files_is_checked(said: object, message: str, pool: Pool, tmp_path: Path) -> None:
-    for error in pool.run(lie_in_pool, [(tmp_path, said)] * 2):
+def test_file_records_of_other_ranks_are_validated(records: object, message: str, pool: Pool, tmp_path: Path) -> None:
+    for error in pool.run(save_with_forged_records, [(tmp_path, records)] * 2):
         assert error.startswith(message)
-    assert not list((tmp_path / FOLDER).glob("iteration-*"))
+    assert not list((tmp_path / CHECKPOINTS).glob("iteration-*"))
 
 
 ODD = [math.nan, math.inf, -math.inf]
 
 
 def save_odd_in_pool(rank: int, folder: Path, odd: float, dtype: torch.dtype) -> list[str | None]:
-    """In a warm worker: save three times, with a number that is not finite on rank 1 the second time."""
+    """In a warm worker: save three times, with a non-finite number on rank 1 the second time."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
-    saver = Saver(Shelf(folder / FOLDER), group, key=load_key(None), keep=5)
-    told: list[str | None] = []
+    saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=5)
+    results: list[str | None] = []
     for iteration in (1, 2, 3):
         tensors = {name: torch.ones(3, 4, dtype=dtype) for name in names_of(rank)}
         if (rank, iteration) == (1, 2):
             tensors["weights/layer.4"][1, 2] = odd
-        saver.save(tensors, Contents(a_state(iteration), PLAN, None))
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, None))
         saver.wait()
-        told += [None if done.error is None else str(done.error) for done in saver.take_finished()]
+        results += [None if done.error is None else str(done.error) for done in saver.take_results()]
     dist.destroy_process_group(group)
-    return told
+    return results
 
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_finite_is_not_saved(odd: float, dtype: torch.dtype, pool: Pool, tmp_path: Path) -> None:
+def test_non_finite_tensors_are_not_saved(odd: float, dtype: torch.dtype, pool: Pool, tmp_path: Path) -> None:
     message = f"rank 1: weights/layer.4: expected finite numbers, got {odd} at 6 (1 of 12 values)"
     assert pool.run(save_odd_in_pool, [(tmp_path, odd, dtype)] * 2) == [[None, message, None]] * 2
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["iteration-000001", "iteration-000003"]
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["iteration-000001", "iteration-000003"]
 
 
-def test_one_with_numbers_that_are_not_finite_is_damaged(save: Save, tmp_path: Path) -> None:
-    """Whoever signed it: it is passed over like one that cannot be read, and the one before is found."""
+def test_checkpoint_with_non_finite_tensors_counts_as_damaged(save: Save, tmp_path: Path) -> None:
+    """Even if the signature is valid: it is skipped like an unreadable one, and the one before is found."""
     save([1, 2])
-    path = tmp_path / FOLDER / "iteration-000002"
+    path = tmp_path / CHECKPOINTS / "iteration-000002"
     file = path / tensor_file(2)
     save_file({name: torch.tensor([1.0, math.nan]) for name in names_of(2)}, file)
     written = manifest.read_manifest(path, load_key(None))
-    signed = dataclasses.replace(written, files={**written.files, tensor_file(2): manifest.describe(file)})
-    (path / manifest.NAME).write_text(signed.signed(load_key(None)))
+    signed = dataclasses.replace(written, files={**written.files, tensor_file(2): manifest.hash_file(file)})
+    (path / manifest.MANIFEST).write_text(signed.signed(load_key(None)))
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.state.iteration == 1
-    (reason,) = checkpoint.passed_over
+    (reason,) = checkpoint.skipped
     assert reason == f"{file}: weights/layer.2: expected finite numbers, got nan at 1 (1 of 2 values)"
     with pytest.raises(InputError, match=r"expected finite numbers, got nan"):
         open_checkpoint(path)
 
 
-def test_a_folder_that_cannot_be_made(save: Save, tmp_path: Path) -> None:
-    (tmp_path / FOLDER).write_text("no folder")
-    told = save([1])
-    assert told == [told[0]] * WORLD
-    assert told[0][0][1] == f"rank 0: {tmp_path / FOLDER / '.iteration-000001.new'}: Not a directory"
-    assert (tmp_path / FOLDER).read_text() == "no folder"
+def test_folder_cannot_be_created(save: Save, tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINTS).write_text("no folder")
+    results = save([1])
+    assert results == [results[0]] * WORLD
+    assert results[0][0][1] == f"rank 0: {tmp_path / CHECKPOINTS / '.iteration-000001.new'}: Not a directory"
+    assert (tmp_path / CHECKPOINTS).read_text() == "no folder"
 
 
 def files_of(path: Path) -> list[Path]:
@@ -265,18 +265,18 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, lengthen, edit, empty, Path.unlink])
-def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save, tmp_path: Path) -> None:
+def test_any_damage_is_detected(damage: Callable[[Path], None], save: Save, tmp_path: Path) -> None:
     save([1, 2])
-    newest = tmp_path / FOLDER / "iteration-000002"
+    newest = tmp_path / CHECKPOINTS / "iteration-000002"
     kept = tmp_path / "kept"
     shutil.copytree(newest, kept)
     assert len(files_of(newest)) == 3 + 1 + WORLD  # state, plan, tokenizer; manifest; tensors
     for path in files_of(newest):
         damage(path)
-        if path.name != manifest.NAME or damage is not Path.unlink:  # then it is no checkpoint at all
+        if path.name != manifest.MANIFEST or damage is not Path.unlink:  # then it is no checkpoint at all
             with pytest.raises(InputError, match=str(path)):
                 open_checkpoint(newest)
-        found, damaged = newest_whole(Shelf(tmp_path / FOLDER), load_key(None))
+        found, damaged = latest_complete(CheckpointDirectory(tmp_path / CHECKPOINTS), load_key(None))
         assert found is not None
         assert found.state.iteration == 1
         assert len(damaged) == 1
@@ -287,98 +287,98 @@ def test_whatever_is_damaged_is_found(damage: Callable[[Path], None], save: Save
     check_holds(tmp_path, 2)
 
 
-def test_none_is_whole(save: Save, tmp_path: Path) -> None:
+def test_no_complete_checkpoint(save: Save, tmp_path: Path) -> None:
     save([1])
-    edit(tmp_path / FOLDER / "iteration-000001" / "state.json")
-    with pytest.raises(InputError, match=r"none of its checkpoints is whole: .*state\.json: has other contents"):
+    edit(tmp_path / CHECKPOINTS / "iteration-000001" / "state.json")
+    with pytest.raises(InputError, match=r"no complete checkpoint: .*state\.json: sha256 mismatch"):
         open_checkpoint(tmp_path)
 
 
-def test_none_is_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such folder"):
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
         open_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"neither manifest\.json nor checkpoints"):
+    with pytest.raises(InputError, match=r"expected manifest\.json or checkpoints/, found neither"):
         open_checkpoint(tmp_path)
 
 
-def test_what_others_have_written_is_not_read(save: Save, tmp_path: Path) -> None:
-    """Somebody without the secret puts other weights in, and makes every hash fit."""
+def test_forged_checkpoints_are_refused(save: Save, tmp_path: Path) -> None:
+    """Somebody without the key replaces the weights and updates every hash."""
     save([1])
-    path = tmp_path / FOLDER / "iteration-000001"
+    path = tmp_path / CHECKPOINTS / "iteration-000001"
     file = path / tensor_file(1)
     save_file({"weights/layer.1": torch.full([SIZE], 7.0)}, file)
-    content = json.loads((path / manifest.NAME).read_text())
-    content["files"][tensor_file(1)] = dataclasses.asdict(manifest.describe(file))
-    (path / manifest.NAME).write_text(json.dumps(content))
-    with pytest.raises(InputError, match="its signature does not fit"):
+    content = json.loads((path / manifest.MANIFEST).read_text())
+    content["files"][tensor_file(1)] = dataclasses.asdict(manifest.hash_file(file))
+    (path / manifest.MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="signature mismatch"):
         open_checkpoint(path)
-    signed = manifest.Manifest(1, {n: manifest.FileNote(**note) for n, note in content["files"].items()})
-    (path / manifest.NAME).write_text(signed.signed(b"another secret, as long as need be"))
+    signed = manifest.Manifest(1, {n: manifest.FileRecord(**record) for n, record in content["files"].items()})
+    (path / manifest.MANIFEST).write_text(signed.signed(b"another secret, as long as need be"))
     with pytest.raises(InputError, match=r"signed with another checkpoint\.key"):
         open_checkpoint(path)
-    (path / manifest.NAME).write_text(signed.signed(load_key(None)))  # the proof that all else fits
+    (path / manifest.MANIFEST).write_text(signed.signed(load_key(None)))  # the proof that all else fits
     tensor = torch.zeros(SIZE)
     open_checkpoint(path).load({"layer.1": tensor})
     assert float(tensor[0]) == 7.0
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(save: Save, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_no_pickle(save: Save, tmp_path: Path) -> None:
     save([1])
-    for path in files_of(tmp_path / FOLDER):
+    for path in files_of(tmp_path / CHECKPOINTS):
         with pytest.raises(pickle.UnpicklingError):
             pickle.loads(path.read_bytes())
         assert path.suffix in {".json", ".safetensors"}
 
 
-def test_a_tensor_that_is_not_there(save: Save, tmp_path: Path) -> None:
+def test_missing_or_misshaped_tensor(save: Save, tmp_path: Path) -> None:
     save([1])
     checkpoint = open_checkpoint(tmp_path)
-    with pytest.raises(InputError, match=r"has no tensor weights/layer\.9: it is of another model"):
+    with pytest.raises(InputError, match=r"no tensor weights/layer\.9: checkpoint of another model"):
         checkpoint.load({"layer.9": torch.zeros(SIZE)})
-    with pytest.raises(InputError, match=r"weights/layer\.0 has shape \(20000,\), \(3, 4\) is expected"):
+    with pytest.raises(InputError, match=r"weights/layer\.0: expected shape \(3, 4\), got \(20000,\)"):
         checkpoint.load({"layer.0": torch.zeros(3, 4)})
 
 
-def test_a_tied_tensor_needs_no_entry_of_its_own(save: Save, tmp_path: Path) -> None:
+def test_tied_tensor_needs_no_entry(save: Save, tmp_path: Path) -> None:
     save([1])
     tied = torch.zeros(SIZE)
     open_checkpoint(tmp_path).load({"head": tied, "layer.0": tied})
     assert torch.equal(tied, tensor_of("weights/layer.0", 1))
 
 
-def test_what_a_killed_process_leaves_is_tidied_up(save: Save, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(save: Save, tmp_path: Path) -> None:
     save([1])
-    shelf = Shelf(tmp_path / FOLDER)
-    shelf.begin(2).joinpath("state.json").write_text("{")
-    (tmp_path / FOLDER / ".iteration-000000.old").mkdir()
-    (tmp_path / FOLDER / "of somebody else").mkdir()
+    directory = CheckpointDirectory(tmp_path / CHECKPOINTS)
+    directory.create_staging(2).joinpath("state.json").write_text("{")
+    (tmp_path / CHECKPOINTS / ".iteration-000000.old").mkdir()
+    (tmp_path / CHECKPOINTS / "of somebody else").mkdir()
     check_holds(tmp_path, 1)
-    shelf.tidy()
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"iteration-000001", "of somebody else"}
+    directory.clean_up()
+    assert {path.name for path in (tmp_path / CHECKPOINTS).iterdir()} == {"iteration-000001", "of somebody else"}
 
 
-def test_another_checkpoint_than_the_one_that_was_checked(save: Save, tmp_path: Path) -> None:
+def test_checkpoint_differs_from_the_verified_one(save: Save, tmp_path: Path) -> None:
     save([1])
     save([2])
-    one, two = (tmp_path / FOLDER / f"iteration-00000{i}" for i in (1, 2))
+    one, two = (tmp_path / CHECKPOINTS / f"iteration-00000{i}" for i in (1, 2))
     known = open_checkpoint(one).manifest.sha256
     assert open_shared(one, known, load_key(None)).state == a_state(1)
-    with pytest.raises(InputError, match="is another checkpoint here than on rank 0"):
+    with pytest.raises(InputError, match="differs from the checkpoint on rank 0"):
         open_shared(two, known, load_key(None))
-    with pytest.raises(InputError, match="all nodes have to see the same folder"):
+    with pytest.raises(InputError, match="all nodes must share one folder"):
         open_shared(tmp_path / "nowhere", known, load_key(None))
-    with pytest.raises(InputError, match="its signature does not fit"):
+    with pytest.raises(InputError, match="signature mismatch"):
         open_shared(one, known, b"what another node has for a secret")
-    one.rename(tmp_path / FOLDER / "iteration-000009")
-    with pytest.raises(InputError, match="is a checkpoint of iteration 1 under the name of another"):
-        open_checkpoint(tmp_path / FOLDER / "iteration-000009")
+    one.rename(tmp_path / CHECKPOINTS / "iteration-000009")
+    with pytest.raises(InputError, match="checkpoint of iteration 1 under another name"):
+        open_checkpoint(tmp_path / CHECKPOINTS / "iteration-000009")
     check_holds(tmp_path, 2)
 
 
-def test_one_that_was_to_be_replaced_comes_back(save: Save, tmp_path: Path) -> None:
+def test_a_checkpoint_about_to_be_replaced_is_restored(save: Save, tmp_path: Path) -> None:
     """Killed between the two renames of `publish`."""
     save([1])
-    path = tmp_path / FOLDER / "iteration-000001"
+    path = tmp_path / CHECKPOINTS / "iteration-000001"
     path.rename(path.with_name(".iteration-000001.replaced"))
-    Shelf(tmp_path / FOLDER).tidy()
+    CheckpointDirectory(tmp_path / CHECKPOINTS).clean_up()
     check_holds(tmp_path, 1)

@@ -1,4 +1,4 @@
-"""What the tests of the text need."""
+"""Shared fixtures of the data tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`skippipe data prepare` and `skippipe data fetch`: what they print and write, and what they refuse."""
+"""`skippipe data prepare` and `skippipe data fetch`: output, files and refusals."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,22 +25,22 @@ def test_prepare(texts: list[str], run: Run, tmp_path: Path, monkeypatch: pytest
     assert (result.status, result.err) == (0, "")
     corpus = open_corpus(tmp_path / "out")
     training, validation, held_out, speed, following = result.out.splitlines()
-    assert training.startswith(f"training: {corpus.parts['training'].tokens:,} tokens, 2 documents, ")
-    assert validation.startswith(f"validation: {corpus.parts['validation'].tokens:,} tokens, 1 documents, ")
-    assert held_out == "validated on: v.txt"
+    assert training.startswith(f"training: {corpus.splits['training'].tokens:,} tokens, 2 documents, ")
+    assert validation.startswith(f"validation: {corpus.splits['validation'].tokens:,} tokens, 1 documents, ")
+    assert held_out == "validation files: v.txt"
     assert speed.startswith("tokenised at ")
     assert following == f"next: skippipe train data.prepared=out model.vocab_size={corpus.vocabulary}"
     again = run("data", "prepare", *texts, "data.vocabulary=270", "output=out")
     assert again.status == 0
-    assert again.out.splitlines()[0] == "out holds this text already; nothing was done"
+    assert again.out.splitlines()[0] == "out is already complete; nothing to do"
     other = run("data", "prepare", *texts, "data.vocabulary=280", "output=out")
     assert other.status == 2
-    assert "out was made from other input: data.vocabulary was 270, it is 280" in other.err
+    assert "out was prepared from other input: data.vocabulary was 270, is now 280" in other.err
 
 
-def test_a_prepared_text_is_trained_on(texts: list[str], run: Run, tmp_path: Path) -> None:
+def test_training_on_a_prepared_corpus(texts: list[str], run: Run, tmp_path: Path) -> None:
     assert run("data", "prepare", *texts, "output=out").status == 0
-    tokens = open_corpus(tmp_path / "out").parts["training"].tokens
+    tokens = open_corpus(tmp_path / "out").splits["training"].tokens
     dry = [
         "train",
         "--dry-run",
@@ -52,23 +52,23 @@ def test_a_prepared_text_is_trained_on(texts: list[str], run: Run, tmp_path: Pat
     result = run(*dry)
     assert result.status == 0, result.err
     assert f"{tokens // 17 * 17:,}" in result.out
-    assert "data.training is set beside data.prepared=out" in run(*dry, "data.training=[a.txt]").err
+    assert "expected data.training or data.prepared, got both" in run(*dry, "data.training=[a.txt]").err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["output=o", "data.training=[missing.txt]"], "data.training[0] is missing.txt: there is no such file"),
-        (["output=o", "data.tokenizer=missing.json"], "data.tokenizer is missing.json: there is no such file"),
+        (["output=o", "data.training=[missing.txt]"], "data.training[0]=missing.txt: no such file"),
+        (["output=o", "data.tokenizer=missing.json"], "data.tokenizer=missing.json: no such file"),
         (["output=o", "data.vocabulary=9"], "data.vocabulary is 9, an integer of at least 257 is expected"),
         (["output=o", "data.format=csv"], "data.format is 'csv', one of text, json, parquet is expected"),
-        (["output=o", "data.prepared=p"], "data.prepared is p, which is prepared already"),
+        (["output=o", "data.prepared=p"], "data.prepared: expected null, got p, which is already prepared"),
         (["output=o", "workers=0"], "workers is 0, an integer of at least 1"),
         (["output=/proc/none/o"], "/proc/none/o: cannot be written"),
         (["output=o", "data=nothing"], "data=nothing is not known, one of debian_docs, fiction, linux_source, "),
         (
             ["output=o", "data=sotu"],
-            "there is no such file; `skippipe data fetch corpus=sotu folder=corpora` brings it",
+            "no such file; fetch it with `skippipe data fetch corpus=sotu folder=corpora`",
         ),
         ([], "output is not set, output=... is expected"),
     ],
@@ -89,7 +89,7 @@ def test_fetch_refuses(arguments: list[str], message: str, refused: Refused) -> 
     assert message in refused("data", "fetch", *arguments)
 
 
-def test_fetch_of_what_is_there(run: Run, tmp_path: Path) -> None:
+def test_fetch_of_an_existing_corpus(run: Run, tmp_path: Path) -> None:
     (tmp_path / "texts" / "sotu").mkdir(parents=True)
     result = run("data", "fetch", "corpus=sotu", "folder=texts")
     assert result.status == 0

@@ -1,4 +1,4 @@
-"""Opening a prepared text: what it gives, and what is refused."""
+"""Opening a prepared corpus."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_blocks_are_mapped_not_read(folder: Path) -> None:
+def test_blocks_are_memory_mapped(folder: Path) -> None:
     corpus = open_corpus(folder)
     stream = np.fromfile(folder / "training.tokens", dtype="<u2")
     for sequence in (1, 7, 50):
@@ -38,7 +38,7 @@ def test_blocks_are_mapped_not_read(folder: Path) -> None:
     assert json.loads(corpus.tokenizer_json)["model"]["type"] == "BPE"
 
 
-def test_hash_of_everything_that_is_read(folder: Path) -> None:
+def test_hash_covers_everything_read(folder: Path) -> None:
     before = open_corpus(folder).sha256
     content = json.loads((folder / "corpus.json").read_text())
     for change in ("training", "validation"):
@@ -51,15 +51,16 @@ def test_hash_of_everything_that_is_read(folder: Path) -> None:
     assert open_corpus(folder).sha256 == before
 
 
-def test_a_text_shorter_than_a_block(folder: Path) -> None:
+def test_a_corpus_shorter_than_a_block(folder: Path) -> None:
     corpus = open_corpus(folder)
-    tokens = corpus.parts["validation"].tokens
+    tokens = corpus.splits["validation"].tokens
     assert len(corpus.validation(tokens - 1, 9)) == 1
     with pytest.raises(
-        InputError, match=rf"data.validation holds {tokens} tokens, at least {tokens + 1} \(data.sequence"
+        InputError,
+        match=rf"data.validation: expected at least {tokens + 1} tokens \(data.sequence \+ 1\), got {tokens}",
     ):
         corpus.validation(tokens, 9)
-    with pytest.raises(InputError, match=r"data.training holds \d+ tokens, at least 5001"):
+    with pytest.raises(InputError, match=r"data.training: expected at least 5001 tokens .*, got \d+"):
         corpus.training(5000)
 
 
@@ -89,18 +90,21 @@ def _append(name: str) -> Callable[[Path], None]:
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unfinished": (
         lambda folder: (folder / "corpus.json").unlink(),
-        "holds no corpus.json, a folder that `skippipe data",
+        "expected a folder completed by `skippipe data prepare`, got one without",
     ),
-    "version": (_set("format", value="skippipe.data/9"), r"corpus.json: format is 'skippipe.data/9', skippipe.data/2"),
-    "no format": (_set("format", value=None), r"corpus.json: format is None, skippipe.data/2 is expected"),
-    "no tokenizer": (_set("tokenizer", value=None), "is not what .* writes: 'tokenizer' is missing"),
-    "tokens": (_set("training", "tokens", value="many"), "tokens is 'many', an integer of at least 0 is expected"),
-    "dtype": (_set("dtype", value="int8"), "dtype is 'int8', one of uint16, uint32 is expected"),
+    "version": (
+        _set("format", value="skippipe.data/9"),
+        r"corpus.json: format: expected skippipe.data/2, got 'skippipe.data/9'",
+    ),
+    "no format": (_set("format", value=None), r"corpus.json: format: expected skippipe.data/2, got None"),
+    "no tokenizer": (_set("tokenizer", value=None), "not written by .*: 'tokenizer' is missing"),
+    "tokens": (_set("training", "tokens", value="many"), "tokens: expected an integer of at least 0, got 'many'"),
+    "dtype": (_set("dtype", value="int8"), "dtype: expected one of uint16, uint32, got 'int8'"),
     "fewer tokens": (
         _set("training", "tokens", value=3),
-        r"training.tokens: has \d+ bytes, 6 are expected by corpus.json",
+        r"training.tokens: expected 6 bytes \(corpus.json\), got \d+",
     ),
-    "longer file": (_append("validation.tokens"), r"validation.tokens: has \d+ bytes, \d+ are expected by corpus.json"),
+    "longer file": (_append("validation.tokens"), r"validation.tokens: expected \d+ bytes \(corpus.json\), got \d+"),
     "no file": (lambda folder: (folder / "training.tokens").unlink(), "training.tokens: cannot be read: No such file"),
     "no tokenizer.json": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json: is no valid JSON"),
@@ -120,32 +124,32 @@ def test_a_changed_tokenizer(folder: Path) -> None:
     merges = content["model"]["merges"]
     merges[0], merges[1] = merges[1], merges[0]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"tokenizer.json: expected what corpus.json records, got a changed file"):
+    with pytest.raises(InputError, match=r"tokenizer.json: changed since it was prepared"):
         open_corpus(folder)
 
 
 def spoil(path: Path, place: int) -> bytes:
-    """Change one byte of a file; gives what it was."""
+    """Change one byte of a file; returns the old content."""
     content = path.read_bytes()
     path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     return content
 
 
 @pytest.mark.parametrize("split", ["training", "validation"])
-def test_a_changed_token_anywhere(split: str, folder: Path) -> None:
-    """A file of one chunk is always read as a whole."""
+def test_any_changed_token_is_detected(split: str, folder: Path) -> None:
+    """A file of one chunk is always verified completely."""
     corpus, path = open_corpus(folder), folder / f"{split}.tokens"
     corpus.verify(whole=False)
     for place in (0, path.stat().st_size // 2, path.stat().st_size - 1):
         before = spoil(path, place)
         for whole in (True, False):
-            with pytest.raises(InputError, match=rf"{split}.tokens: expected what corpus.json records, got a changed"):
+            with pytest.raises(InputError, match=rf"{split}.tokens: changed since it was prepared"):
                 open_corpus(folder).verify(whole=whole)
         path.write_bytes(before)
     corpus.verify(whole=True)
 
 
-def test_a_sample_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skippipe.data.corpus.CHUNK_BYTES", 10)
     monkeypatch.setattr("skippipe.data.corpus.SAMPLED_CHUNKS", 4)
     for name in ("a", "b"):
@@ -153,7 +157,7 @@ def test_a_sample_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = DataConfig(training=[str(tmp_path / "a.txt")], validation=[str(tmp_path / "b.txt")])
     prepare(config, tmp_path / "out")
     corpus, path = open_corpus(tmp_path / "out"), tmp_path / "out" / "training.tokens"
-    chunks = len(corpus.parts["training"].chunks)
+    chunks = len(corpus.splits["training"].chunks)
     assert chunks == -(-path.stat().st_size // 10) > 30
     found = {True: 0, False: 0}
     for place in range(0, path.stat().st_size, 10):
@@ -162,7 +166,7 @@ def test_a_sample_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             said = refusal(lambda whole=whole: corpus.verify(whole=whole))  # type: ignore[misc]
             found[whole] += bool(said)
             last = min(place + 9, path.stat().st_size - 1)
-            assert f"(bytes {place:,} to {last:,} are others)" in said or 0 < place < (chunks - 1) * 10
+            assert f"(bytes {place:,} to {last:,})" in said or 0 < place < (chunks - 1) * 10
         path.write_bytes(before)
     assert found[True] == chunks
     assert 2 <= found[False] < chunks / 2
@@ -182,27 +186,29 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (folder / "corpus.json").write_text(json.dumps(content))
 
 
-def test_tokens_beyond_the_vocabulary(folder: Path) -> None:
-    """Though all hashes are right, as of a text that somebody else's program has written."""
+def test_tokens_outside_the_vocabulary(folder: Path) -> None:
+    """Even with correct hashes, as of a corpus written by another program."""
     tokens = np.fromfile(folder / "validation.tokens", dtype="<u2")
     tokens[1] = 1024
     tokens.tofile(folder / "validation.tokens")
     sha256, chunks = hashes_of(folder / "validation.tokens")
     rewrite(folder, lambda content: content["validation"].update(sha256=sha256, chunks=chunks))
-    with pytest.raises(InputError, match=r"validation.tokens: expected tokens below 1024, got 1024; prepare the text"):
+    with pytest.raises(InputError, match=r"validation.tokens: expected tokens below 1024, got 1024; prepare it again"):
         open_corpus(folder).verify(whole=False)
     rewrite(folder, lambda content: content["training"].update(chunks=[]))
     with pytest.raises(InputError, match=r"corpus.json: training.chunks: expected 1 hashes, got 0"):
         open_corpus(folder).verify(whole=False)
 
 
-def test_a_hash_that_is_not_that_of_the_chunks(folder: Path) -> None:
-    """On which the position in a text depends."""
+def test_file_hash_mismatch(folder: Path) -> None:
+    """The data position depends on it."""
     rewrite(folder, lambda content: content["training"].update(sha256="0" * 64))
-    with pytest.raises(InputError, match=r"training.tokens: .* \(its hash is another one\)"):
+    with pytest.raises(InputError, match=r"training.tokens: .* \(sha256 mismatch\)"):
         open_corpus(folder).verify(whole=False)
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none: there is no such folder, one that `skippipe data prepare` has written"):
+    with pytest.raises(
+        InputError, match="none: expected a folder written by `skippipe data prepare`, got no such folder"
+    ):
         open_corpus(tmp_path / "none")

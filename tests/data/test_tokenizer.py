@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: the same tokens as they give by themselves, and what cannot be used."""
+"""Tokenizers of every kind give their own tokens; unusable ones are refused."""
 
 import json
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
-from skippipe.data.pieces import Piece
 from skippipe.data.prepare import prepare
 from skippipe.data.tokenizer import Encoder, load_encoder, train_encoder
 from skippipe.errors import InputError
@@ -27,13 +27,13 @@ def trained() -> Encoder:
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.text(max_size=60))
-def test_a_trained_one_gives_the_text_back(trained: Encoder, text: str) -> None:
+def test_trained_tokenizer_round_trip(trained: Encoder, text: str) -> None:
     assert trained.tokenizer.decode(trained.tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_a_trained_one(trained: Encoder) -> None:
+def test_trained_tokenizer(trained: Encoder) -> None:
     assert (trained.vocabulary, trained.end_of_text, trained.dtype) == (280, 0, "uint16")
-    assert trained.cuts_at_lines()
+    assert trained.splits_at_newlines()
     assert train_encoder([[TEXT], [TEXT]], 280).json == trained.json
 
 
@@ -43,7 +43,7 @@ def small_files(tmp_path: Path) -> dict[str, Any]:
     return {"training": [str(tmp_path / "a.txt")], "validation": [str(tmp_path / "b.txt")]}
 
 
-def test_one_that_cuts_and_fills_is_told_not_to(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_disabled(tmp_path: Path) -> None:
     tokenizer = shipped_tokenizer()
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=5000)
@@ -52,9 +52,9 @@ def test_one_that_cuts_and_fills_is_told_not_to(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "training.tokens").read_bytes() == reference([TEXT])
 
 
-def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of Llama 2 do: documents then stay whole, lest every piece had that beginning."""
-    monkeypatch.setattr("skippipe.data.prepare.PIECE_CHARACTERS", 40)
+def test_tokenizer_that_prepends_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Llama 2's does: documents are not split, or every chunk would get the prefix."""
+    monkeypatch.setattr("skippipe.data.prepare.CHUNK_CHARACTERS", 40)
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Prepend("▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -64,21 +64,21 @@ def test_one_that_gives_each_text_a_beginning(tmp_path: Path, monkeypatch: pytes
     )
     tokenizer.save(str(tmp_path / "t.json"))
     config = DataConfig(**small_files(tmp_path), tokenizer=str(tmp_path / "t.json"))
-    assert not load_encoder(config).cuts_at_lines()
+    assert not load_encoder(config).splits_at_newlines()
     prepare(config, tmp_path / "out")
     assert (tmp_path / "out" / "training.tokens").read_bytes() == reference([TEXT], tokenizer)
 
 
 def spelled(encoder: Encoder, text: str) -> list[str]:
-    tokens = encoder.encode([Piece(text, last=True)]).tolist()
+    tokens = encoder.encode([Chunk(text, last=True)]).tolist()
     assert tokens[-1] == encoder.end_of_text
     assert encoder.end_of_text not in tokens[:-1]
     return [str(encoder.tokenizer.id_to_token(token)) for token in tokens[:-1]]
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_words_of_a_text_are_no_special_tokens(special: bool, tmp_path: Path) -> None:
-    """Whether the tokenizer calls the end of a text special or not; what it adds as words stays a word."""
+def test_text_never_becomes_special_tokens(special: bool, tmp_path: Path) -> None:
+    """Whether or not the end-of-text token is declared special; ordinary added tokens stay ordinary."""
     tokenizer = shipped_tokenizer()
     tokenizer.add_special_tokens(["<|im_start|>"])
     tokenizer.add_tokens(["Congress"])
@@ -90,7 +90,7 @@ def test_words_of_a_text_are_no_special_tokens(special: bool, tmp_path: Path) ->
     words = spelled(encoder, text)
     assert "Congress" in words
     assert not {"<|endoftext|>", "<|im_start|>"} & set(words)
-    assert encoder.tokenizer.decode(encoder.encode([Piece(text, last=False)]).tolist()) == text
+    assert encoder.tokenizer.decode(encoder.encode([Chunk(text, last=False)]).tolist()) == text
     again = load_encoder(DataConfig(tokenizer=str(write_json(tmp_path / "again.json", encoder.json))))
     assert spelled(again, text) == words
 
@@ -101,8 +101,8 @@ def write_json(path: Path, text: str, mark: bytes = b"") -> Path:
 
 
 def unigram() -> Tokenizer:
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((sign, -3.0) for sign in "▁ab</s>")]
-    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    chunks = [("<unk>", 0.0), ("</s>", 0.0), *((sign, -3.0) for sign in "▁ab</s>")]
+    made = Tokenizer(models.Unigram(chunks, unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     return made
 
@@ -115,7 +115,7 @@ def whole_words() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [unigram, whole_words])
 @pytest.mark.parametrize("added", [True, False])
-def test_special_tokens_among_the_words_of_a_model(make: Callable[[], Tokenizer], added: bool, tmp_path: Path) -> None:
+def test_special_tokens_as_ordinary_entries(make: Callable[[], Tokenizer], added: bool, tmp_path: Path) -> None:
     tokenizer = make()
     if added:
         tokenizer.add_special_tokens(["</s>", "<unk>"])
@@ -131,7 +131,9 @@ def test_a_tokenizer_that_fails(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "text": 1, "</s>": 2}, unk_token="<none>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "t.json"))
-    with pytest.raises(InputError, match=r"data.tokenizer: cannot tokenise the text: WordLevel error: Missing \[UNK\]"):
+    with pytest.raises(
+        InputError, match=r"data.tokenizer: cannot tokenise the corpus: WordLevel error: Missing \[UNK\]"
+    ):
         prepare(DataConfig(**small_files(tmp_path), tokenizer=str(tmp_path / "t.json")), tmp_path / "out")
 
 
@@ -142,7 +144,7 @@ def test_a_byte_order_mark(tmp_path: Path) -> None:
     assert load_encoder(DataConfig(tokenizer=str(tmp_path))).end_of_text == shipped_tokenizer().token_to_id("is")
 
 
-def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
+def test_large_vocabularies_use_uint32(tmp_path: Path) -> None:
     words = {"</s>": 0} | {f"w{i}": i for i in range(1, 70_000)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="</s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -158,8 +160,8 @@ def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
     assert corpus.training(2).tokens.tolist() == [[0, 69_999, 0]]
 
 
-def test_a_folder_of_transformers(tmp_path: Path) -> None:
-    """Its own word for the end of a text comes before those that are known."""
+def test_transformers_folder(tmp_path: Path) -> None:
+    """The declared end-of-text token has precedence over common ones."""
     tokenizer = shipped_tokenizer()
     tokenizer.add_special_tokens(["<|stop|>"])
     (tmp_path / "model").mkdir()
@@ -171,7 +173,7 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     assert load_encoder(DataConfig(tokenizer=str(tmp_path / "model"))).end_of_text == 0
 
 
-def test_a_folder_of_transformers_without_tokenizer_json(tmp_path: Path) -> None:
+def test_transformers_folder_without_tokenizer_json(tmp_path: Path) -> None:
     content = json.loads(shipped_tokenizer().to_str())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(content["vocab"]))
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
@@ -195,17 +197,17 @@ def _save(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda path: None, "data.tokenizer is .*t.json: there is no such file"),
-    "no JSON": (lambda path: path.write_text("so"), "data.tokenizer is .*t.json, a tokenizer.json is expected"),
+    "missing": (lambda path: None, "data.tokenizer=.*t.json: no such file"),
+    "no JSON": (lambda path: path.write_text("so"), "data.tokenizer: expected a tokenizer.json, got .*t.json"),
     "other JSON": (
         lambda path: path.write_text('{"text": "a"}'),
-        "data.tokenizer is .*t.json, a tokenizer.json is expec",
+        "data.tokenizer: expected a tokenizer.json, got .*t.json",
     ),
     "no end": (
         lambda path: Tokenizer(models.WordLevel({"a": 0, "text": 1}, unk_token="a")).save(str(path)),
-        r"it has no token that ends a text \(<\|endoftext\|>, </s>",
+        r"no end-of-text token \(<\|endoftext\|>, </s>",
     ),
-    "no tokens": (_save(lambda content: content["model"].update(vocab={}, merges=[])), "it makes no tokens of a text"),
+    "no tokens": (_save(lambda content: content["model"].update(vocab={}, merges=[])), "gives no tokens"),
 }
 
 
@@ -217,9 +219,9 @@ def test_refused(case: str, tmp_path: Path) -> None:
         load_encoder(DataConfig(tokenizer=str(tmp_path / "t.json")))
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
-        InputError, match=r"a tokenizer.json, a folder of transformers or a name of the hub is expected: "
+        InputError, match=r"data.tokenizer: expected a tokenizer.json, a transformers folder or a hub name, got "
     ):
         load_encoder(DataConfig(tokenizer=str(tmp_path)))

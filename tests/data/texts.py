@@ -1,4 +1,4 @@
-"""Small texts in files, and what an independent reading makes of them."""
+"""Small texts in files, and their tokens by an independent implementation."""
 
 import bz2
 import gzip
@@ -21,14 +21,14 @@ def shipped_tokenizer() -> Tokenizer:
 
 
 def reference(documents: Sequence[str], tokenizer: Tokenizer | None = None) -> bytes:
-    """Documents tokenised whole, one by one, each with the end-of-text token, as uint16."""
+    """Documents tokenised one by one, each with the end-of-text token, as uint16."""
     tokenizer = tokenizer or shipped_tokenizer()
     tokens = [x for text in documents if text for x in [*tokenizer.encode(text).ids, 0]]
     return np.array(tokens, dtype="<u2").tobytes()
 
 
 def write_documents(path: Path, documents: Sequence[str], field: str = "text") -> None:
-    """Write documents as the file's name asks for; a .txt file holds one."""
+    """Write documents in the format of the file's suffix; a .txt file holds one."""
     if path.suffix == ".parquet":
         pq.write_table(
             pa.table({"number": list(range(len(documents))), field: list(documents)}), path, row_group_size=3

@@ -1,4 +1,4 @@
-"""What the tests of evaluations share."""
+"""Shared fixtures of the evaluation tests."""
 
 import pytest
 

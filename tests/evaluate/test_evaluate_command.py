@@ -1,4 +1,4 @@
-"""`skippipe evaluate` on the checkpoint of a run: figures, going on, comparing, and what is refused."""
+"""`skippipe evaluate` on the checkpoint of a run: results, resuming, comparison, refusals."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from train.alone import of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.data.prepare import corpus_folder
-from skippipe.evaluate.measure import Evaluator
+from skippipe.evaluate.evaluator import Evaluator
 
 WORDS = "omit=[random:0.25,random:0.5,last:1,lost:local-2,stages:1+2,swaps:1]"
 
@@ -48,13 +48,13 @@ def by_word(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def perplexities(folder: Path) -> dict[str, float]:
-    return {word: row["perplexity"]["value"] for word, row in by_word(folder).items()}
+    return {omission: row["perplexity"]["value"] for omission, row in by_word(folder).items()}
 
 
 def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, tmp_path: Path) -> None:
     result = run("evaluate", *given, WORDS, "output=out")
     assert (result.status, result.err) == (0, "")
-    assert result.out.splitlines()[-1] == "table and picture are in out"
+    assert result.out.splitlines()[-1] == "table and plot are in out"
     out = tmp_path / "out"
     rows = by_word(out)
     assert list(rows) == ["none", *WORDS.removeprefix("omit=[").removesuffix("]").split(",")]
@@ -70,8 +70,8 @@ def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, t
         assert row["time_ratio"] > 0
     mean = np.mean([np.log(row["perplexity"]) for row in rows["random:0.25"]["each_draw"]])
     assert rows["random:0.25"]["perplexity"]["value"] == pytest.approx(np.exp(mean))
-    rise = rows["last:1"]["perplexity"]["value"] / rows["none"]["perplexity"]["value"] - 1
-    assert rows["last:1"]["rise"]["value"] == pytest.approx(rise)
+    increase = rows["last:1"]["perplexity"]["value"] / rows["none"]["perplexity"]["value"] - 1
+    assert rows["last:1"]["rise"]["value"] == pytest.approx(increase)
     settings = table(out)["settings"]
     assert (settings["sequence"], settings["sequences"]) == (32, 16), "as long as it was trained with"
     assert (settings["autocast"], settings["device"]) == (None, "cpu")
@@ -81,27 +81,25 @@ def test_a_checkpoint(given: list[str], trained: tuple[Path, float], run: Run, t
     assert (out / "perplexity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_losses_that_are_not_finite(
-    given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_losses(given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = Evaluator.losses
 
-    def overflowing(self: Evaluator, way: Any) -> Any:
-        found = losses(self, way)
-        if len(way) < 4:
+    def overflowing(self: Evaluator, path: Any) -> Any:
+        found = losses(self, path)
+        if len(path) < 4:
             found[[1, 3]] = float("inf")
         return found
 
     monkeypatch.setattr(Evaluator, "losses", overflowing)
     result = run("evaluate", *given, "omit=[last:1]", "output=out")
     assert result.status == 1
-    message = "last:1: the model gives a loss that is not finite on 2 of 16 sequences, by the layers [0, 1, 2]; "
+    message = "last:1: non-finite loss on 2 of 16 sequences with layers [0, 1, 2]; "
     assert f"skippipe evaluate: {message}" in result.err
     assert "Traceback" not in result.err
     assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1, "what is finite is kept"
 
 
-def test_a_folder_that_leads_elsewhere(given: list[str], run: Run, tmp_path: Path) -> None:
+def test_output_behind_a_link(given: list[str], run: Run, tmp_path: Path) -> None:
     (tmp_path / "canary").write_text("nobody writes here")
     for name in ("results.jsonl", "table.json"):
         folder = tmp_path / name.partition(".")[0]
@@ -114,18 +112,18 @@ def test_a_folder_that_leads_elsewhere(given: list[str], run: Run, tmp_path: Pat
     assert (tmp_path / "canary").read_text() == "nobody writes here"
 
 
-def test_it_goes_on_and_measures_nothing_twice(
+def test_resumes_and_measures_nothing_twice(
     given: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("evaluate", *given, WORDS, "output=whole").status == 0
     measured, losses = [], Evaluator.losses
     calls = itertools.count()
 
-    def stopped_at_the_third(self: Evaluator, way: Any) -> Any:
+    def stopped_at_the_third(self: Evaluator, path: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        measured.append(tuple(way))
-        return losses(self, way)
+        measured.append(tuple(path))
+        return losses(self, path)
 
     monkeypatch.setattr(Evaluator, "losses", stopped_at_the_third)
     assert run("evaluate", *given, WORDS, "output=cut").status == 130
@@ -145,19 +143,19 @@ def test_it_goes_on_and_measures_nothing_twice(
 
     refusal = run("evaluate", *given, "data.sequence=16", "output=cut")
     assert refusal.status == 2
-    assert "settings.json: sequence is 32, here it is 16" in refusal.err
+    assert "settings.json: sequence: expected 16, got 32" in refusal.err
 
 
-def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, tmp_path: Path) -> None:
+def test_transformers_folder_and_comparison(given: list[str], run: Run, tmp_path: Path) -> None:
     checkpoint = given[0]
     assert run("export", checkpoint, "output=model").status == 0
-    words = ["omit=[random:0.5,stages:1]", "unit=stages"]
-    assert run("evaluate", *given, *words, "output=ev/a").status == 0
+    omissions = ["omit=[random:0.5,stages:1]", "unit=stages"]
+    assert run("evaluate", *given, *omissions, "output=ev/a").status == 0
     of_folder = ["model=model", *given[1:], "layers=[2,1,1]", "data.sequence=32"]
-    assert run("evaluate", *of_folder, *words, "output=ev/b").status == 0
+    assert run("evaluate", *of_folder, *omissions, "output=ev/b").status == 0
     assert perplexities(tmp_path / "ev/a") == perplexities(tmp_path / "ev/b")
-    rounded = run("evaluate", *of_folder, *words, "autocast=bfloat16", "output=ev/b")
-    assert "autocast is None, here it is 'bfloat16'" in rounded.err
+    rounded = run("evaluate", *of_folder, *omissions, "autocast=bfloat16", "output=ev/b")
+    assert "autocast: expected 'bfloat16', got None" in rounded.err
 
     together = run("evaluate", "compare=[ev/a,ev/b]", "output=both")
     assert (together.status, together.err) == (0, "")
@@ -168,31 +166,43 @@ def test_a_folder_of_transformers_and_a_comparison(given: list[str], run: Run, t
     assert "- a: ev/a\n- b: ev/b\n" in (tmp_path / "both/table.md").read_text()
 
 
-def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
+def test_refusals(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
     checkpoint, text, *rest = given
     assert "output is not set" in refused("evaluate", *given)
-    assert "neither of checkpoint and model is set" in refused("evaluate", text, "output=out")
-    assert "both of checkpoint and model is set" in refused("evaluate", *given, "model=x", "output=out")
-    assert "model is nowhere: a folder with config.json" in refused("evaluate", "model=nowhere", text, "output=out")
-    assert "omit: 'half' is not known" in refused("evaluate", *given, "omit=[half]", "output=out")
-    assert "omit: 'stages:3': 3 is too high" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
+    assert "expected checkpoint or model, got neither" in refused("evaluate", text, "output=out")
+    assert "expected checkpoint or model, got both" in refused("evaluate", *given, "model=x", "output=out")
+    assert "model: expected a folder with config.json and safetensors files, got nowhere" in refused(
+        "evaluate", "model=nowhere", text, "output=out"
+    )
+    assert "omit: 'half': expected none, random" in refused("evaluate", *given, "omit=[half]", "output=out")
+    assert "omit: 'stages:3': expected stages from 0 to" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
     assert "device is 'tpu', auto, cpu" in refused("evaluate", checkpoint, text, "device=tpu", "output=out")
     assert "layers per stage are [1, 1]" in refused("evaluate", *given, "layers=[1,1]", "output=out")
-    assert "at most the 64 positions" in refused("evaluate", *given, "data.sequence=65", "output=out")
-    assert "compare is ['x'], at least two" in refused("evaluate", "compare=[x]", "output=out")
-    assert "x: holds no table.json" in refused("evaluate", "compare=[x,y]", "output=out")
-    assert "compare is set beside" in refused("evaluate", *given, "compare=[x,y]", "output=out")
-    assert "'swap:0': there is one stage" in refused("evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out")
+    assert "data.sequence: expected at most 64, the positions" in refused(
+        "evaluate", *given, "data.sequence=65", "output=out"
+    )
+    assert "compare: expected at least two different folders, got ['x']" in refused(
+        "evaluate", "compare=[x]", "output=out"
+    )
+    assert "x: expected the output of a finished `skippipe evaluate`, got no table.json" in refused(
+        "evaluate", "compare=[x,y]", "output=out"
+    )
+    assert "expected compare or a model (checkpoint, model), got both" in refused(
+        "evaluate", *given, "compare=[x,y]", "output=out"
+    )
+    assert "'swap:0': expected at least two stages" in refused(
+        "evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out"
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("")
-    assert "mine holds file and no settings.json" in refused("evaluate", *given, "output=mine")
-    assert "mine/file is a file, a folder" in refused("evaluate", *given, "output=mine/file")
+    assert "mine with file and no settings.json" in refused("evaluate", *given, "output=mine")
+    assert "output: expected a folder, got the file" in refused("evaluate", *given, "output=mine/file")
     assert "mine/file/x cannot be written: Not a directory" in refused("evaluate", *given, "output=mine/file/x")
 
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Other words in another order. " * 400)
     other = ["data.training=[a.txt]", "data.validation=[b.txt]", "data.vocabulary=300"]
-    assert "has a tokenizer of its own, got 300" in refused("evaluate", checkpoint, *other, *rest, "output=out")
+    assert "has its own tokenizer, got 300" in refused("evaluate", checkpoint, *other, *rest, "output=out")
     assert run("data", "prepare", *other, "output=text").status == 0
     assert "its tokenizer is not that of" in refused("evaluate", checkpoint, "data.prepared=text", *rest, "output=out")
 
@@ -200,23 +210,23 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     tokens = tmp_path / "spoiled/validation.tokens"
     tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
     spoiled = refused("evaluate", checkpoint, "data.prepared=spoiled", *rest, "output=out")
-    assert "validation.tokens: expected what corpus.json records, got a changed file (bytes 0 to" in spoiled
+    assert "validation.tokens: changed since it was prepared (bytes 0 to" in spoiled
 
 
-def test_comparing_unlike_things(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
+def test_incomparable_evaluations(given: list[str], refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
     for name, sequence in (("a", 32), ("b", 16)):
         assert run("evaluate", *given, "omit=[]", f"data.sequence={sequence}", f"output={name}").status == 0
-    assert "b: sequence is 16, in a it is 32" in refused("evaluate", "compare=[a,b]", "output=both")
+    assert "b: sequence: expected 32 as in a, got 16" in refused("evaluate", "compare=[a,b]", "output=both")
     assert run("evaluate", *given, "omit=[last:1]", "output=c").status == 0
     before = {path: path.read_bytes() for name in "ac" for path in (tmp_path / name).iterdir()}
     (tmp_path / "a file").write_text("")
-    for output, said in (
-        ("a", "a holds results.jsonl: a new folder"),
-        ("c", "c holds results.jsonl: a new folder"),
-        ("'a file'", "a file is a file, a folder is expected"),
+    for output, message in (
+        ("a", "output: expected a new or empty folder, or that of a comparison, got"),
+        ("c", "output: expected a new or empty folder, or that of a comparison, got"),
+        ("'a file'", "output: expected a folder, got the file"),
         ("'a file/x'", "a file/x cannot be written: Not a directory"),
     ):
-        assert said in refused("evaluate", "compare=[a,c]", f"output={output}")
+        assert message in refused("evaluate", "compare=[a,c]", f"output={output}")
     assert {path: path.read_bytes() for path in before} == before, "no evaluation lost its own table"
     for _ in range(2):
         assert run("evaluate", "compare=[a,c]", "output=both").status == 0

@@ -1,4 +1,4 @@
-"""Intervals hold what they should as often as they should."""
+"""Intervals have their nominal coverage."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ TRUE = 3.0
 
 
 def coverage(make: Callable[[np.random.Generator], Losses], *, complete: bool = False) -> float:
-    """How often the interval of a mean whose true value is `TRUE` holds it."""
+    """Coverage of the interval of a mean whose true value is `TRUE`."""
     random = np.random.Generator(np.random.PCG64(17))
     held = 0
     for experiment in range(EXPERIMENTS):
@@ -23,7 +23,7 @@ def coverage(make: Callable[[np.random.Generator], Losses], *, complete: bool = 
 
 
 def crossed(draws: int, sequences: int, *, of_draws: float, of_text: float) -> Callable[[np.random.Generator], Losses]:
-    """Losses with an effect of each draw, one of each text, and one of both together."""
+    """Losses with effects of draw, sequence and their interaction."""
 
     def make(random: np.random.Generator) -> Losses:
         rows = of_draws * random.standard_normal((draws, 1))
@@ -39,14 +39,14 @@ def test_coverage_over_draws_and_text(of_draws: float, of_text: float) -> None:
     assert 0.91 <= coverage(crossed(10, 60, of_draws=of_draws, of_text=of_text)) <= 0.99
 
 
-def test_draws_are_a_source_of_chance_unless_they_are_all() -> None:
+def test_draws_widen_the_interval_unless_complete() -> None:
     make = crossed(10, 60, of_draws=1.0, of_text=0.3)
     assert coverage(make, complete=True) < 0.5
     assert 0.91 <= coverage(crossed(1, 60, of_draws=0.0, of_text=1.0), complete=True) <= 0.99
 
 
-def test_coverage_where_neighbours_are_alike() -> None:
-    """Sequences of one document have much in common."""
+def test_coverage_with_correlated_neighbours() -> None:
+    """Sequences of one document are correlated."""
 
     def make(random: np.random.Generator) -> Losses:
         lengths = random.integers(1, 8, size=200)
@@ -57,7 +57,7 @@ def test_coverage_where_neighbours_are_alike() -> None:
     assert 0.88 <= coverage(make, complete=True) <= 0.99
 
 
-def test_the_width_is_that_of_theory() -> None:
+def test_width_agrees_with_theory() -> None:
     """A large sample of independent losses: 1.96 standard errors to each side."""
     losses = np.random.Generator(np.random.PCG64(3)).standard_normal((1, 4000))
     interval = mean_interval(losses * 7, 7, complete=True, seed=0)
@@ -67,7 +67,7 @@ def test_the_width_is_that_of_theory() -> None:
     assert interval.value - interval.low == pytest.approx(half, rel=0.15)
 
 
-def test_what_has_no_chance_in_it_and_what_cannot_be_known() -> None:
+def test_degenerate_and_unknown_intervals() -> None:
     same = mean_interval(np.full((3, 40), 8.0), 4, complete=False, seed=0)
     assert (same.value, same.low, same.high) == (2.0, 2.0, 2.0)
     for losses, complete in ((np.ones((5, 1)), True), (np.ones((1, 50)), False), (np.full((2, 50), np.nan), False)):
@@ -75,7 +75,7 @@ def test_what_has_no_chance_in_it_and_what_cannot_be_known() -> None:
         assert (interval.low, interval.high) == (-math.inf, math.inf)
 
 
-def test_the_same_seed_gives_the_same() -> None:
+def test_same_seed_same_interval() -> None:
     losses = np.random.Generator(np.random.PCG64(1)).standard_normal((4, 50))
     first = mean_interval(losses, 1, complete=False, seed=1)
     assert mean_interval(losses, 1, complete=False, seed=1) == first

@@ -1,4 +1,4 @@
-"""The words that say what is left out, and the ways through the layers that they stand for."""
+"""Omissions and their layer paths."""
 
 import math
 from itertools import combinations, pairwise
@@ -8,18 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from skippipe.errors import InputError
-from skippipe.evaluate.omission import Cut, Way, draw
+from skippipe.evaluate.omission import LayerPath, Partition, draw
 
 SIZES = (2, 1, 1, 2)
 NODES = {"a": 0, "b": 2, "3": 1}
 
 
-def ways(word: str, sizes: tuple[int, ...] = SIZES, draws: int = 1000, **cut: object) -> tuple[Way, ...]:
-    return draw(word, Cut(sizes, stage_of_node=NODES, **cut), draws, 0).ways  # type: ignore[arg-type]
+def paths(
+    omission: str, sizes: tuple[int, ...] = SIZES, draws: int = 1000, **partition: object
+) -> tuple[LayerPath, ...]:
+    return draw(omission, Partition(sizes, stage_of_node=NODES, **partition), draws, 0).paths  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("word", "way"),
+    ("omission", "path"),
     [
         ("none", (0, 1, 2, 3, 4, 5)),
         ("every:2", (0, 1, 2, 4)),  # the second layer is of stage 0 and stays
@@ -36,19 +38,19 @@ def ways(word: str, sizes: tuple[int, ...] = SIZES, draws: int = 1000, **cut: ob
         ("swap:2", (0, 1, 2, 4, 5, 3)),
     ],
 )
-def test_words_with_one_way(word: str, way: Way) -> None:
-    assert draw(word, Cut(SIZES, stage_of_node=NODES), 20, 0).ways == (way,)
+def test_omissions_with_one_path(omission: str, path: LayerPath) -> None:
+    assert draw(omission, Partition(SIZES, stage_of_node=NODES), 20, 0).paths == (path,)
 
 
-def test_words_that_count_stages() -> None:
-    assert ways("every:2", unit="stages") == ((0, 1, 3),)
-    assert ways("last:2", unit="stages") == ((0, 1, 2),)
-    assert set(ways("random:0.5", unit="stages")) == {(0, 1, 2), (0, 1, 3), (0, 1, 4, 5)}
-    assert ways("every:2", keep_first=False) == ((0, 2, 4),)
+def test_omissions_that_count_stages() -> None:
+    assert paths("every:2", unit="stages") == ((0, 1, 3),)
+    assert paths("last:2", unit="stages") == ((0, 1, 2),)
+    assert set(paths("random:0.5", unit="stages")) == {(0, 1, 2), (0, 1, 3), (0, 1, 4, 5)}
+    assert paths("every:2", keep_first=False) == ((0, 2, 4),)
 
 
 cuts = some.builds(
-    Cut,
+    Partition,
     some.lists(some.integers(1, 3), min_size=2, max_size=8).map(tuple),
     unit=some.sampled_from(["layers", "stages"]),
     keep_first=some.booleans(),
@@ -57,35 +59,37 @@ cuts = some.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(cuts, some.floats(0.01, 0.99), some.integers(1, 30), some.integers(0, 2**63 - 1))
-def test_random_ones(cut: Cut, share: float, draws: int, seed: int) -> None:
-    count = math.floor(share * len(cut.units) + 0.5)
-    loose = [unit for unit in cut.units if not cut.keep_first or unit.start >= cut.sizes[0]]
-    word = f"random:{share}"
-    if not 1 <= count <= min(len(loose), len(cut.units) - 1):
+def test_random_omissions(partition: Partition, share: float, draws: int, seed: int) -> None:
+    count = math.floor(share * len(partition.units) + 0.5)
+    omittable = [unit for unit in partition.units if not partition.keep_first or unit.start >= partition.sizes[0]]
+    omission = f"random:{share}"
+    if not 1 <= count <= min(len(omittable), len(partition.units) - 1):
         with pytest.raises(InputError, match=f"omit: 'random:{share}'"):
-            draw(word, cut, draws, seed)
+            draw(omission, partition, draws, seed)
         return
-    drawn = draw(word, cut, draws, seed)
-    assert len(drawn.ways) == len(set(drawn.ways)) == min(draws, math.comb(len(loose), count))
-    assert drawn.complete == (math.comb(len(loose), count) <= draws)
+    drawn = draw(omission, partition, draws, seed)
+    assert len(drawn.paths) == len(set(drawn.paths)) == min(draws, math.comb(len(omittable), count))
+    assert drawn.complete == (math.comb(len(omittable), count) <= draws)
     possible = {
-        tuple(sorted(set(range(cut.layers)) - {layer for unit in chosen for layer in unit}))
-        for chosen in combinations(loose, count)
+        tuple(sorted(set(range(partition.layers)) - {layer for unit in chosen for layer in unit}))
+        for chosen in combinations(omittable, count)
     }
-    assert set(drawn.ways) <= possible
-    assert draw(word, cut, draws, seed) == drawn
+    assert set(drawn.paths) <= possible
+    assert draw(omission, partition, draws, seed) == drawn
     if not drawn.complete and draws > 1:
-        assert draw(word, cut, draws - 1, seed).ways == drawn.ways[:-1], "more draws begin with the same ones"
+        assert draw(omission, partition, draws - 1, seed).paths == drawn.paths[:-1], (
+            "more draws begin with the same ones"
+        )
 
 
-def test_every_layer_is_left_out_as_often() -> None:
-    cut = Cut((1,) * 24)
-    drawn = draw("random:0.25", cut, 2000, 5).ways
-    left_out = [sum(layer not in way for way in drawn) for layer in range(24)]
+def test_every_layer_is_skipped_equally_often() -> None:
+    partition = Partition((1,) * 24)
+    drawn = draw("random:0.25", partition, 2000, 5).paths
+    omitted_layers = [sum(layer not in path for path in drawn) for layer in range(24)]
     expected = 2000 * 6 / 23
-    assert left_out[0] == 0
-    assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in left_out[1:])
-    assert drawn[:50] != draw("random:0.25", cut, 50, 6).ways
+    assert omitted_layers[0] == 0
+    assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in omitted_layers[1:])
+    assert drawn[:50] != draw("random:0.25", partition, 50, 6).paths
 
 
 @pytest.mark.parametrize("keep_first", [True, False])
@@ -100,44 +104,44 @@ def test_swaps_of_neighbours(count: int, keep_first: bool) -> None:
             for place in chosen:
                 order[place], order[place + 1] = order[place + 1], order[place]
             expected.add(tuple(order))
-    assert set(ways(f"swaps:{count}", (1,) * stages, keep_first=keep_first)) == expected
-    few = ways(f"swaps:{count}", (1,) * stages, draws=3, keep_first=keep_first)
+    assert set(paths(f"swaps:{count}", (1,) * stages, keep_first=keep_first)) == expected
+    few = paths(f"swaps:{count}", (1,) * stages, draws=3, keep_first=keep_first)
     assert set(few) <= expected
     assert len(set(few)) == min(3, len(expected))
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("omission", "message"),
     [
-        ("", "is not known, none, random:SHARE"),
-        ("none:1", "is not known"),
-        ("all", "is not known"),
-        ("random", "is not known"),
-        ("lost:", "is not known"),
-        ("random:", "a share of more than 0 and less than 1 is expected"),
-        ("random:1", "a share of more than 0 and less than 1"),
-        ("random:nan", "a share of more than 0 and less than 1"),
-        ("random:0.01", "comes to none of 6 layers"),
-        ("random:0.9", "5 of 6 layers would be left out, at most 4 can be (keep_first=true"),
-        ("every:1", "an integer of at least 2 is expected, not '1'"),
-        ("every:9", "nothing would be left out of 6 layers"),
+        ("", "expected none, random:SHARE"),
+        ("none:1", "expected none, random"),
+        ("all", "expected none, random"),
+        ("random", "expected none, random"),
+        ("lost:", "expected none, random"),
+        ("random:", "expected a share between 0 and 1, exclusive"),
+        ("random:1", "expected a share between 0 and 1"),
+        ("random:nan", "expected a share between 0 and 1"),
+        ("random:0.01", "expected at least half of one of 6 layers"),
+        ("random:0.9", "expected at most 4 of 6 layers to skip, got 5 (keep_first=true"),
+        ("every:1", "expected an integer of at least 2, got '1'"),
+        ("every:9", "no unit to skip among 6 layers"),
         ("last:0", "an integer of at least 1"),
         ("last:6", "at most 5 of 6 layers"),
-        ("layers:6", "6 is too high, the layers that it may name go from 0 to 5"),
-        ("layers:1+", "an integer of at least 0 is expected, not ''"),
+        ("layers:6", "expected layers from 0 to 5, got 6"),
+        ("layers:1+", "expected an integer of at least 0, got ''"),
         ("layers:-1", "an integer of at least 0"),
-        ("layers:0+1+2+3+4+5", "at least one layer has to be run"),
-        ("stages:4", "4 is too high, the stages that it may name go from 0 to 3"),
+        ("layers:0+1+2+3+4+5", "at least one layer must run"),
+        ("stages:4", "expected stages from 0 to 3, got 4"),
         ("lost:0", "stage 0 holds embedding and head"),
         ("lost:a", "stage 0 holds embedding and head"),
-        ("lost:nobody", "the number of a stage or the name of a node is expected (a, b, 3)"),
-        ("swap:3", "3 is too high, the stages that it may name go from 0 to 2"),
-        ("swaps:2", "4 stages have room for 1 swaps at most (keep_first=true"),
+        ("lost:nobody", "expected a stage number or a node name (a, b, 3)"),
+        ("swap:3", "expected stages from 0 to 2, got 3"),
+        ("swaps:2", "expected at most 1 swaps of 4 stages (keep_first=true"),
         ("swaps:0", "an integer of at least 1"),
     ],
 )
-def test_words_that_are_refused(word: str, said: str) -> None:
+def test_invalid_omissions(omission: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
-        draw(word, Cut(SIZES, stage_of_node=NODES), 5, 0)
-    assert str(refused.value).startswith(f"omit: {word!r}")
-    assert said in str(refused.value)
+        draw(omission, Partition(SIZES, stage_of_node=NODES), 5, 0)
+    assert str(refused.value).startswith(f"omit: {omission!r}")
+    assert message in str(refused.value)

@@ -1,4 +1,4 @@
-"""A folder of results goes on from any byte at which it was cut, and takes no other results for its own."""
+"""Results resume from truncation at any byte, and other results are refused."""
 
 import json
 from collections.abc import Callable
@@ -16,23 +16,24 @@ ABOUT = {"model_sha256": "abc", "sequence": 4}
 
 def some_results() -> list[Result]:
     random = np.random.Generator(np.random.PCG64(2))
-    ways = [(0, 1, 2), (0, 2), (0, 2, 1), (0,)]
+    paths = [(0, 1, 2), (0, 2), (0, 2, 1), (0,)]
     return [
-        Result(way, random.exponential(size=SEQUENCES) * 10, 0.5, None if n % 2 else 0.75) for n, way in enumerate(ways)
+        Result(path, random.exponential(size=SEQUENCES) * 10, 0.5, None if n % 2 else 0.75)
+        for n, path in enumerate(paths)
     ]
 
 
 def fill(folder: Path) -> list[Result]:
-    """Add what is missing; give what was there already."""
+    """Add missing results; return those already there."""
     with Results(folder, ABOUT, SEQUENCES) as results:
         there = list(results.known.values())
         for result in some_results():
-            if result.way not in results.known:
+            if result.path not in results.known:
                 results.add(result)
     return there
 
 
-def test_cut_at_every_byte_it_goes_on(tmp_path: Path) -> None:
+def test_resumes_after_truncation_at_any_byte(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     assert fill(folder) == []
     path = folder / RESULTS
@@ -43,23 +44,26 @@ def test_cut_at_every_byte_it_goes_on(tmp_path: Path) -> None:
         there = fill(folder)
         assert len(there) == whole[:length].count(b"\n")
         assert path.read_bytes() == whole
-    assert [parse_line(line.decode(), SEQUENCES).way for line in lines] == [result.way for result in some_results()]
+    assert [parse_line(line.decode(), SEQUENCES).path for line in lines] == [result.path for result in some_results()]
 
 
-def test_losses_are_kept_to_the_bit(tmp_path: Path) -> None:
+def test_losses_round_trip_bit_for_bit(tmp_path: Path) -> None:
     fill(tmp_path / "results")
     for read, made in zip(fill(tmp_path / "results"), some_results(), strict=True):
         assert np.array_equal(read.losses, made.losses)
-        assert (read.way, read.seconds, read.time_ratio) == (made.way, made.seconds, made.time_ratio)
+        assert (read.path, read.seconds, read.time_ratio) == (made.path, made.seconds, made.time_ratio)
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     fill(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(InputError, match=r"settings.json: sequence is 4, here it is 8: .* another output is expected"):
+    with pytest.raises(
+        InputError,
+        match=r"settings.json: sequence: expected 8, got 4: results of other settings; choose another output",
+    ):
         Results(folder, ABOUT | {"sequence": 8}, SEQUENCES)
-    with pytest.raises(InputError, match=r"settings\.json: extra is None, here it is 1"):
+    with pytest.raises(InputError, match=r"settings\.json: extra: expected 1, got None"):
         Results(folder, ABOUT | {"extra": 1}, SEQUENCES)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -88,26 +92,26 @@ def test_damaged_lines_are_named(spoil: Callable[[dict[str, object]], str], tmp_
     lines = (folder / RESULTS).read_text().splitlines()
     lines[1] = spoil(json.loads(lines[1]))
     (folder / RESULTS).write_text("\n".join(lines) + "\n")
-    with pytest.raises(InputError, match=r"results\.jsonl: line 2 is no result"):
+    with pytest.raises(InputError, match=r"results\.jsonl: line 2: invalid result"):
         Results(folder, ABOUT, SEQUENCES)
 
 
-def test_bytes_that_are_no_text_are_a_damaged_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_a_damaged_line(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     fill(folder)
     lines = (folder / RESULTS).read_bytes().splitlines(keepends=True)
     for place in (0, 20, len(lines[1]) // 2):
         spoiled = lines[1][:place] + b"\xff" + lines[1][place + 1 :]
         (folder / RESULTS).write_bytes(lines[0] + spoiled + lines[2])
-        with pytest.raises(InputError, match=r"results\.jsonl: line 2 is no result"):
+        with pytest.raises(InputError, match=r"results\.jsonl: line 2: invalid result"):
             Results(folder, ABOUT, SEQUENCES)
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file is a file, a folder is expected"):
+    with pytest.raises(InputError, match=r"output: expected a folder, got the file .*file"):
         check_folder(tmp_path / "file")
-    with pytest.raises(InputError, match=f"holds file and no {SETTINGS}: a new or an empty folder is expected"):
+    with pytest.raises(InputError, match=f"output: expected a new or empty folder, got .* with file and no {SETTINGS}"):
         check_folder(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""From results to rows, tables and pictures."""
+"""From results to rows, tables and plots."""
 
 import json
 import math
@@ -10,55 +10,55 @@ from hypothesis import strategies as some
 
 from skippipe.evaluate.compare import short_names
 from skippipe.evaluate.intervals import Interval
-from skippipe.evaluate.omission import Draws, Way
-from skippipe.evaluate.page import markdown
-from skippipe.evaluate.picture import draw_picture
+from skippipe.evaluate.omission import Draws, LayerPath
+from skippipe.evaluate.plot import draw_plot
 from skippipe.evaluate.results import Result
 from skippipe.evaluate.summary import Row, row_from_json, row_json, summarise, table_json
+from skippipe.evaluate.table import markdown
 
 TOKENS = 4
 FLOPS = [1.0, 1.0, 2.0]
 
 
 def rows() -> dict[str, Row]:
-    """Three words over 50 sequences; each layer that is missing costs 0.1 or 0.3 nats a token, whatever the text."""
+    """Three omissions over 50 sequences; each skipped layer costs 0.1 or 0.3 nats per token, whatever the text."""
     text = np.random.Generator(np.random.PCG64(4)).exponential(size=50) + 1
 
-    def result(way: Way, more: float, ratio: float | None) -> Result:
-        return Result(way, TOKENS * (text + more), 1.0, ratio)
+    def result(path: LayerPath, more: float, ratio: float | None) -> Result:
+        return Result(path, TOKENS * (text + more), 1.0, ratio)
 
     known = {
-        result.way: result
+        result.path: result
         for result in (result((0, 1, 2), 0.0, 1.0), result((0, 2), 0.1, 0.8), result((0, 1), 0.3, 0.6))
     }
-    words = {
+    omissions = {
         "none": Draws(((0, 1, 2),), complete=True),
         "layers:1": Draws(((0, 2),), complete=True),
         "random:0.3": Draws(((0, 2), (0, 1)), complete=False),
     }
-    return {row.word: row for row in summarise(words, known, FLOPS, TOKENS, 0)}
+    return {row.omission: row for row in summarise(omissions, known, FLOPS, TOKENS, 0)}
 
 
-def test_figures_of_rows() -> None:
+def test_values_of_rows() -> None:
     none, one, two = rows().values()
-    assert none.rise is None
-    assert (none.saved, none.left_out, none.time_ratio) == (0.0, 0.0, 1.0)
+    assert none.increase is None
+    assert (none.saved, none.omitted_layers, none.time_ratio) == (0.0, 0.0, 1.0)
     assert none.perplexity.low < none.perplexity.value < none.perplexity.high
-    assert one.rise is not None
-    assert one.rise.value == pytest.approx(math.exp(0.1) - 1)
-    assert one.rise.high - one.rise.low == pytest.approx(0.0, abs=1e-9), "it is paired: the text plays no part"
+    assert one.increase is not None
+    assert one.increase.value == pytest.approx(math.exp(0.1) - 1)
+    assert one.increase.high - one.increase.low == pytest.approx(0.0, abs=1e-9), "it is paired: the text plays no part"
     assert one.perplexity.value == pytest.approx(none.perplexity.value * math.exp(0.1))
-    assert (one.saved, one.left_out, one.layers) == (0.25, 1.0, 3)
-    assert two.rise is not None
-    assert two.rise.value == pytest.approx(math.exp(0.2) - 1)
-    assert two.rise.low < two.rise.value < two.rise.high
+    assert (one.saved, one.omitted_layers, one.layers) == (0.25, 1.0, 3)
+    assert two.increase is not None
+    assert two.increase.value == pytest.approx(math.exp(0.2) - 1)
+    assert two.increase.low < two.increase.value < two.increase.high
     assert two.saved == pytest.approx((0.25 + 0.5) / 2)
     assert two.time_ratio == pytest.approx(0.7)
     assert [value for _, value in two.each] == pytest.approx([none.perplexity.value * math.exp(x) for x in (0.1, 0.3)])
-    assert [way for way, _ in two.each] == [(0, 2), (0, 1)]
+    assert [path for path, _ in two.each] == [(0, 2), (0, 1)]
 
 
-def test_rows_come_back_from_their_file() -> None:
+def test_rows_round_trip() -> None:
     made = list(rows().values())
     read = json.loads(table_json({"format": "x"}, made))
     assert [row_from_json(row) for row in read["rows"]] == made
@@ -66,7 +66,7 @@ def test_rows_come_back_from_their_file() -> None:
     assert row_from_json(json.loads(json.dumps(row_json(unknown), allow_nan=False))) == unknown
 
 
-def test_tables_of_one_model_and_of_several() -> None:
+def test_tables_of_one_and_several_models() -> None:
     own = list(rows().values())
     one = markdown({"a": own}, ["a note"]).splitlines()
     assert one[0].count("|") == one[1].count("|") == one[2].count("|") == 10
@@ -80,21 +80,21 @@ def test_tables_of_one_model_and_of_several() -> None:
     ]  # fmt: skip
 
 
-def test_pictures_are_drawn_whatever_is_known() -> None:
+def test_plots_with_unknown_values() -> None:
     own = list(rows().values())
     odd = Row("last:1", 1.0, 3, 0.5, 1, True, Interval(math.inf, 0.0, math.inf), None, None, (((0,), math.inf),))
     single = Row("swaps:1", 0.0, 3, 0.0, 1, False, Interval(9.0, 0.0, math.inf), Interval(0.1, -1.0, math.inf), 1.0, ())
-    picture = draw_picture({"a": own, "b": [*own, odd, single]})
-    assert picture.startswith(b"\x89PNG")
-    assert picture != draw_picture({"a": own})
+    plot = draw_plot({"a": own, "b": [*own, odd, single]})
+    assert plot.startswith(b"\x89PNG")
+    assert plot != draw_plot({"a": own})
 
 
 @given(some.floats(1.01, 1e300), some.integers(1, 3))
 @settings(max_examples=12, deadline=None)
 @example(142.60166098780388, 2)  # where matplotlib's own limits are one and the same number
-def test_pictures_are_drawn_where_all_is_equal(perplexity: float, models: int) -> None:
+def test_plots_with_equal_values(perplexity: float, models: int) -> None:
     row = Row("none", 0.0, 3, 0.0, 1, True, Interval(perplexity, 1.0, math.inf), None, 1.0, (((0, 1, 2), perplexity),))
-    assert draw_picture({str(number): [row] for number in range(models)}).startswith(b"\x89PNG")
+    assert draw_plot({str(number): [row] for number in range(models)}).startswith(b"\x89PNG")
 
 
 def test_short_names() -> None:

@@ -18,8 +18,8 @@ from train.alone import of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
-from skippipe.data.belonging import difference
 from skippipe.data.corpus import Corpus
+from skippipe.data.model_tokenizer import difference
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
 from skippipe.model.build import build_part, model_config, stage_layers
@@ -138,15 +138,15 @@ def test_another_tokenizer_is_refused(
     prepared = [*train, "data.prepared=prepared"], [*model, "data.prepared=prepared"]
     for command in prepared:
         assert "prepared: its tokenizer is not that of" in (said := refused(*command))
-        assert "own: merges differ; the model's own tokenizer is expected" in said
+        assert "own: merges differ; expected the model's own tokenizer" in said
     for command in ([*train, *texts], [*model, *texts]):
         assert "own: merges differ" in refused(*command, f"data.tokenizer={shipped}")
-        assert "own has a tokenizer of its own, got 300" in refused(*command, "data.vocabulary=300")
+        assert "own has its own tokenizer, got 300" in refused(*command, "data.vocabulary=300")
     assert "merges differ" in refused(*checkpoint, *texts, "data.tokenizer=own")
     assert run(*train[:-1], *texts, "planner.work_limit=50", "data.tokenizer=own/tokenizer.json").status == 0
     (tmp_path / "own" / "tokenizer.json").unlink()
     for command in ([*train, *texts], [*model, *texts]):
-        assert "which holds none itself, got null" in refused(*command)
+        assert "which comes without one, got null" in refused(*command)
     assert run(*train, "data.prepared=prepared").status == 0
 
 
@@ -167,11 +167,11 @@ def test_a_run_whose_text_has_changed(trained: Trained, run: Run, tmp_path: Path
     tokens = tmp_path / "prepared" / "training.tokens"
     before = tokens.read_bytes()
     tokens.write_bytes(before[:500] + bytes([before[500] ^ 1]) + before[501:])
-    with pytest.raises(InputError, match=r"training.tokens: expected what corpus.json records, got a changed file"):
+    with pytest.raises(InputError, match=r"training.tokens: changed since it was prepared"):
         train_alone(job(2), folder)
     dry_run = ["train", "--dry-run", "data.prepared=prepared", "data.sequence=32", "planner.work_limit=50"]
-    assert "got a changed file (bytes 0 to" in run(*dry_run).err
-    assert "got a changed file (bytes 0 to" in run("data", "prepare", *texts, "output=prepared").err
+    assert "changed since it was prepared (bytes 0 to" in run(*dry_run).err
+    assert "changed since it was prepared (bytes 0 to" in run("data", "prepare", *texts, "output=prepared").err
     tokens.write_bytes(before)
     (tmp_path / "a.txt").write_text("A text of some other words.\n" * 2000)
     assert run("data", "prepare", *texts, "output=other").status == 0
@@ -206,7 +206,7 @@ def test_field_case_of_a_model_with_a_tokenizer_of_its_own(run: Run, tmp_path: P
     ):
         result = run(*command, f"data.tokenizer={shipped}")
         assert result.status == 2
-        assert "which is not that of" in result.err
+        assert "json is not that of" in result.err
 
 
 def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     shutil.copytree(folder, copy)
     assert "copy is a folder with files in it" in refused("export", f"checkpoint={folder}", "output=copy")
     assert "checkpoint is not set" in refused("export", "output=new")
-    assert "nowhere: there is no such folder" in refused("export", "checkpoint=nowhere", "output=new")
+    assert "nowhere: no such folder" in refused("export", "checkpoint=nowhere", "output=new")
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
     other = tmp_path / "other.key"
     other.write_text("0" * 64)
@@ -223,10 +223,10 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     assert "signature" in refused("export", f"checkpoint={folder}", "output=new", f"key={other}")
     older, newest = sorted(copy.rglob("*.safetensors"), key=str)
     newest.write_bytes(newest.read_bytes()[:-1])
-    passed_over = run("export", "checkpoint=copy", "output=older")
-    assert passed_over.status == 0
-    assert "iteration 0: " in passed_over.out
-    assert f"skippipe export: passed over: {newest.relative_to(tmp_path)}" in passed_over.err
+    exported = run("export", "checkpoint=copy", "output=older")
+    assert exported.status == 0
+    assert "iteration 0: " in exported.out
+    assert f"skippipe export: skipped: {newest.relative_to(tmp_path)}" in exported.err
     older.write_bytes(older.read_bytes()[:-1])
     assert newest.name in refused("export", "checkpoint=copy", "output=new")
     assert "model.folder is not set" in refused("train", "--dry-run", "model=pretrained")

@@ -144,10 +144,10 @@ def test_microbatches_may_overlap_in_any_order() -> None:
     for stage in stages:
         stage.begin(valid_tokens(3))
     hidden = [forward(stages, number, [0, 1]) for number in range(3)]
-    assert [len(stage._held) for stage in stages] == [3, 3]
+    assert [len(stage._saved) for stage in stages] == [3, 3]
     for number in (1, 0, 2):
         backward(stages, number, [0, 1], stages[0].loss(number, hidden[number], microbatch(number)[1]))
-    assert [len(stage._held) for stage in stages] == [0, 0]
+    assert [len(stage._saved) for stage in stages] == [0, 0]
     plain = plain_gradients(whole, cut, [[0, 1]] * 3)
     for key, gradient in gradients_of(stages).items():
         torch.testing.assert_close(gradient, plain[key], rtol=1e-10, atol=1e-15)
@@ -249,7 +249,7 @@ def test_evaluation_holds_nothing_and_leaves_gradients_alone() -> None:
             hidden = stages[1].forward(number, stages[0].forward(number, stages[0].embed(number, given)))
             assert not hidden.requires_grad
             assert stages[0].loss(number, hidden, labels).numel() == 0
-        assert [len(stage._held) for stage in stages] == [0, 0]
+        assert [len(stage._saved) for stage in stages] == [0, 0]
         losses = stages[0].take_losses()
     expected = whole_of(config, [stage.module for stage in stages]).eval()(given, use_cache=False).logits
     summed = nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten(), reduction="sum").item()
@@ -264,13 +264,13 @@ def test_backward_frees_what_a_microbatch_held() -> None:
     for stage in stages:
         stage.begin(valid_tokens(2))
     hidden = [forward(stages, number, [0, 1]) for number in (0, 1)]
-    outputs = [weakref.ref(stages[1]._held[number].output) for number in (0, 1)]
+    outputs = [weakref.ref(stages[1]._saved[number].output) for number in (0, 1)]
     gradient = stages[0].loss(0, hidden[0], microbatch(0)[1])
     backward(stages, 0, [0, 1], gradient)
     gc.collect()
     assert outputs[0]() is None
     assert outputs[1]() is not None
-    assert [len(stage._held) for stage in stages] == [1, 1]
+    assert [len(stage._saved) for stage in stages] == [1, 1]
 
 
 def test_what_is_handed_on_carries_no_graph() -> None:

@@ -1,4 +1,4 @@
-"""Plans and pages that the tests of reports share."""
+"""Shared plans and pages of the report tests."""
 
 import json
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 
 
 def command(folder: Path, *arguments: str) -> None:
-    """Run a command that has to succeed, with `folder` as the current one."""
+    """Run a command that must succeed, in `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(list(arguments)) == 0
 
 
 def edited(folder: Path, name: str, output: str, **changes: Any) -> None:
-    """Write a plan anew with other values of some keys."""
+    """Rewrite a plan with other values of some keys."""
     plan = json.loads((folder / name).read_text())
     for key, value in changes.items():
         plan[key] = {**plan[key], **value}

@@ -1,4 +1,4 @@
-"""Why one plan takes longer than another: what the report says where more is left out and yet more time is taken."""
+"""Comparison of plans: one that skips more and still takes longer."""
 
 import itertools
 import json
@@ -12,24 +12,24 @@ from report.conftest import command
 
 from skippipe._scheduler import Plan
 from skippipe.plan import load_plan
+from skippipe.report.analysis import PlanAnalysis, analyse_plan
 from skippipe.report.comparison import comparison, messages
-from skippipe.report.explained import Explained, explain
 from skippipe.report.page import make_page
 
 FAR = (
     "cluster=synthetic", "cluster.seed=225", "cluster.nodes=4", "cluster.speed_spread=4", "cluster.node.memory=1",
     "schedule.stages=4", "schedule.microbatches_per_source=3", "planner.work_limit=200000",
 )  # fmt: skip
-"""One source with little memory, and stages far from it: with routes of two stages, each trip is for one of them."""
+"""One source with little memory and distant stages: routes of two stages need a trip for each."""
 
 
-Two = tuple[Explained, Explained]
+Two = tuple[PlanAnalysis, PlanAnalysis]
 NAMES = ("skip0.5.json", "skip0.4.json")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the best plans that leave out half and two fifths; the first takes longer."""
+    """A folder with optimal plans that skip half and two fifths; the first takes longer."""
     folder = tmp_path_factory.mktemp("two")
     for name in NAMES:
         command(folder, "plan", *FAR, f"schedule.skip_ratio={name[4:7]}", f"output={name}")
@@ -38,21 +38,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(made: Path) -> Two:
-    """Both explained."""
-    half, less = (explain(load_plan(str(made / name)), name) for name in NAMES)
+    """Both, analysed."""
+    half, less = (analyse_plan(load_plan(str(made / name)), name) for name in NAMES)
     assert half.plan.predicted.iteration_s > 1.02 * less.plan.predicted.iteration_s
     assert half.plan.predicted.lower_bound_s > less.plan.predicted.iteration_s
     return half, less
 
 
-def edited(explained: Explained, name: str, **predicted: float) -> Explained:
-    content = json.loads(explained.plan.to_json())
+def edited(analysis: PlanAnalysis, name: str, **predicted: float) -> PlanAnalysis:
+    content = json.loads(analysis.plan.to_json())
     content["predicted"].update(predicted)
     plan = Plan.from_json(json.dumps(content))
-    return Explained(name, plan, explained.explanation, [], explained.search, tasks=explained.tasks)
+    return PlanAnalysis(name, plan, analysis.explanation, [], analysis.search, tasks=analysis.tasks)
 
 
-def test_more_skipped_and_yet_longer(two: Two) -> None:
+def test_more_skipping_can_take_longer(two: Two) -> None:
     half, less = two
     table = comparison(half, less)
     assert table == comparison(less, half)
@@ -60,36 +60,36 @@ def test_more_skipped_and_yet_longer(two: Two) -> None:
     told = " ".join(table.notes)
     longer_s = half.plan.predicted.iteration_s - less.plan.predicted.iteration_s
     assert f"It takes {longer_s:.3f} s longer" in told
-    assert "although it runs 6 stage visits where the other runs 7." in told
-    assert "Stages on a route: 2 against 2 or 3." in told
+    assert ", despite fewer stage visits: 6 vs. 7." in told
+    assert "Stages per route: 2 vs. 2 or 3." in told
     means = [total / count for count, total in map(messages, two)]
     assert means[0] > means[1]
-    assert f"Its 12 messages take {means[0]:.3f} s on average, the other's 14 {means[1]:.3f} s: routes that" in told
+    assert f"Mean message time: {means[0]:.3f} s over 12 messages vs. {means[1]:.3f} s over 14: routes that" in told
     assert "On the critical path: transfer +" in told
     bound = half.plan.predicted.lower_bound_s
-    assert f"The difference is real: for its allocation and rules, no plan takes less than {bound:.3f} s" in told
+    assert f"The difference is proved: for its allocation and rules, the lower bound {bound:.3f} s exceeds" in told
     assert "search may be the cause" not in told
 
 
-def test_messages_are_those_of_the_cluster(two: Two) -> None:
-    for explained in two:
-        plan, transfer_s = explained.plan, explained.plan.cluster.transfer_matrix()
+def test_message_times_match_the_cluster(two: Two) -> None:
+    for analysis in two:
+        plan, transfer_s = analysis.plan, analysis.plan.cluster.transfer_matrix()
         total, count = 0.0, 0
         for microbatch in plan.microbatches:
             way = [*microbatch.nodes, microbatch.source]
             steps = [(a, b) for a, b in itertools.pairwise(way) if a != b]
             total += sum(transfer_s[a, b] + transfer_s[b, a] for a, b in steps)
             count += 2 * len(steps)
-        found, seconds = messages(explained)
+        found, seconds = messages(analysis)
         assert found == count
         assert seconds == pytest.approx(total, abs=1e-6)
 
 
-def test_what_a_longer_search_may_mend(two: Two) -> None:
+def test_search_may_be_the_cause(two: Two) -> None:
     half, less = two
     loose = edited(half, "loose.json", lower_bound_s=less.plan.predicted.iteration_s / 2)
     last = comparison(loose, less).notes[-1]
-    assert last.startswith("The search may be the cause: for its allocation and rules, plans of ")
+    assert last.startswith("The search may be the cause: for its allocation and rules, the lower bound ")
     assert "planner.time_limit_s" in last
 
 
@@ -99,7 +99,7 @@ def test_equal_plans(two: Two) -> None:
     assert table.notes == (f"Both take {half.plan.predicted.iteration_s:.3f} s.",)
 
 
-def test_what_else_differs(run: Run, tmp_path: Path, two: Two) -> None:
+def test_other_differences(run: Run, tmp_path: Path, two: Two) -> None:
     """More microbatches, other rules, another allocation and strategy."""
     _, less = two
     (tmp_path / "other.json").write_text(json.dumps({"stages": [[1], [0], [2], [3]]}))
@@ -108,16 +108,16 @@ def test_what_else_differs(run: Run, tmp_path: Path, two: Two) -> None:
     full = ("schedule.strategy=full", "schedule.skip_ratio=0", "output=full.json")
     result = run("plan", *plain, *arguments, *full)
     assert result.status == 0, result.err
-    told = " ".join(comparison(explain(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
-    assert "for 5 microbatches where the other runs 3: " in told
-    assert "They differ in more than the skip ratio: rules, strategies." in told
+    told = " ".join(comparison(analyse_plan(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
+    assert "for 5 microbatches vs. 3: " in told
+    assert "Other differences than the skip ratio: rules, strategies." in told
     count = sum(len(set(a) - set(b)) for a, b in zip([[1], [0], [2], [3]], less.plan.stages, strict=True))
     assert count
-    assert f"Another allocation: {count} nodes serve another stage, the same groups of nodes in another order." in told
-    assert "Visits per stage: 5, 5, 5, 5 against 3, " in told
+    assert f"Different allocation: {count} nodes serve another stage, the same groups in another stage order." in told
+    assert "Visits per stage: 5, 5, 5, 5 vs. 3, " in told
 
 
-def test_terminal_page_and_document_say_the_same(run: Run, tmp_path: Path, made: Path, two: Two) -> None:
+def test_terminal_page_and_document_agree(run: Run, tmp_path: Path, made: Path, two: Two) -> None:
     for name in NAMES:
         shutil.copy(made / name, tmp_path)
     result = run("report", "plan=skip0.5.json", "compare=skip0.4.json", "json=all.json", "output=page.html")

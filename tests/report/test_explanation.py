@@ -1,4 +1,4 @@
-"""Explanations and upgrades against times and reasons found with the slow simulator, on random plans."""
+"""Explanations and upgrades compared with the slow simulator, on random plans."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ def orders_of(plan: Json) -> dict[int, list[TaskKey]]:
 
 
 def reference_of(plan: Json, cluster: Json | None = None) -> Outcome:
-    """The plan in its own order, on another cluster where one is given."""
+    """The plan in its own order, optionally on another cluster."""
     instance = {**plan, "cluster": cluster or plan["cluster"]}
     return run_order(instance, plan["microbatches"], orders_of(plan))
 
@@ -37,7 +37,7 @@ def iteration_of(plan: Json, cluster: Json | None = None) -> int:
 
 
 def delayed(work: Work, orders: dict[int, list[TaskKey]], late: TaskKey, by: int) -> Outcome:
-    """Earliest times in a given order where one task starts later by so many nanoseconds than it could."""
+    """Earliest times in a given order with one task delayed by so many nanoseconds."""
     times: dict[TaskKey, tuple[int, int]] = {}
     ends: dict[TaskKey, int] = {}
     place = dict.fromkeys(orders, 0)
@@ -64,7 +64,7 @@ def nanoseconds(values: Any) -> list[int]:
 
 
 class Case:
-    """A random plan, its explanation, and the same found slowly."""
+    """A random plan, its explanation, and an independent one."""
 
     def __init__(self, seed: int) -> None:
         self.plan = random_plan(Random(seed), "small", 4)
@@ -102,7 +102,7 @@ def cases() -> list[Case]:
     return [Case(seed) for seed in SEEDS]
 
 
-def test_it_explains_the_times_of_the_simulator(cases: list[Case]) -> None:
+def test_times_are_those_of_the_simulator(cases: list[Case]) -> None:
     for case in cases:
         assert times_of(json.loads(case.explanation.plan.to_json())) == case.outcome.times
         ends = {key: end for key, (_, end) in case.outcome.times.items()}
@@ -110,7 +110,7 @@ def test_it_explains_the_times_of_the_simulator(cases: list[Case]) -> None:
         assert nanoseconds(case.explanation.arrival_s) == arrivals
 
 
-def test_both_ways_fill_the_iteration_without_a_gap(cases: list[Case]) -> None:
+def test_both_paths_fill_the_iteration(cases: list[Case]) -> None:
     parts = set()
     for case in cases:
         for way in (case.explanation.critical, case.explanation.last):
@@ -121,7 +121,7 @@ def test_both_ways_fill_the_iteration_without_a_gap(cases: list[Case]) -> None:
     assert parts == {"task", "transfer", "busy", "memory", "order", "wave", "all-reduce", "norm", "step"}
 
 
-def test_the_critical_path_is_a_chain_of_what_waits_for_each_other(cases: list[Case]) -> None:
+def test_the_critical_path_is_a_chain_of_precedences(cases: list[Case]) -> None:
     for case in cases:
         way, work = case.explanation.critical, case.outcome.work
         for segment in way:
@@ -141,7 +141,7 @@ def test_the_critical_path_is_a_chain_of_what_waits_for_each_other(cases: list[C
             assert earlier in (before_on_node, before_in_chain)
 
 
-def test_the_last_microbatch_is_one_and_waits_as_its_tasks_do(cases: list[Case]) -> None:
+def test_the_last_microbatch_waits_as_its_tasks_do(cases: list[Case]) -> None:
     for case in cases:
         way, ran = case.explanation.last, [s for s in case.explanation.last if s.part == "task"]
         assert len({case.keys[s.task][0] for s in ran if s.task is not None}) <= 1
@@ -185,7 +185,7 @@ def test_what_a_task_waited_for(cases: list[Case]) -> None:
             assert busy == case.start(key) - arrivals[i] - memory - order
 
 
-def test_reasons_and_what_is_behind_them(cases: list[Case]) -> None:
+def test_reasons_and_blockers(cases: list[Case]) -> None:
     seen = set()
     for case in cases:
         explanation, work = case.explanation, case.outcome.work
@@ -224,7 +224,7 @@ def test_reasons_and_what_is_behind_them(cases: list[Case]) -> None:
 
 
 def with_faster_node(cluster: Json, node: int) -> Json:
-    """The cluster with one node twice as fast, as somebody would edit the file."""
+    """The cluster file edited to make one node twice as fast."""
     edited = copy.deepcopy(cluster)
     for name in ("forward_s", "backward_s", "loss_s"):
         edited["nodes"][node][name] /= 2
@@ -250,7 +250,7 @@ def edited_by_hand(cluster: Json, upgrade: Upgrade) -> Json:
     return with_faster_link(edited, *reversed(upgrade.link)) if upgrade.both_ways else edited
 
 
-def test_an_upgrade_gains_what_an_edited_cluster_gives() -> None:
+def test_upgrades_match_an_edited_cluster() -> None:
     kinds, dispatched = set(), 0
     for seed in UPGRADE_SEEDS:
         plan = random_plan(Random(seed), "small", 4)
@@ -293,7 +293,7 @@ def test_nothing_else_shortens_the_iteration() -> None:
                 assert both == ((None, (i, j), True) in listed)
 
 
-def test_a_plan_with_idle_time_put_in_is_explained_as_its_order_runs() -> None:
+def test_inserted_idle_time_is_removed() -> None:
     plan = random_plan(Random(5), "small", 4)
     late = copy.deepcopy(plan)
     for task in late["tasks"]:

@@ -1,4 +1,4 @@
-"""The map of a plan: where places lie, what is drawn between them, and the pictures that come of it."""
+"""The map of a plan: layout, links and output."""
 
 import html
 import re
@@ -16,15 +16,15 @@ from report.test_report_command import shape_of
 
 from skippipe._scheduler import Cluster
 from skippipe.plan import load_plan
-from skippipe.report.places import (
-    apart,
-    fan,
+from skippipe.report.map_layout import (
+    arranged,
     group_nodes,
+    labels,
     lay_out,
-    lines,
+    link_lines,
     messages,
-    names,
-    scaled,
+    multidimensional_scaling,
+    separated,
     stage_colours,
 )
 
@@ -36,29 +36,29 @@ def distances(points: np.ndarray) -> np.ndarray:
 
 
 @given(POINTS)
-def test_points_of_a_plane_come_back(points: list[tuple[float, float]]) -> None:
-    """But for place, turn and size: what is laid out are the square roots of the distances given."""
+def test_planar_points_are_recovered(points: list[tuple[float, float]]) -> None:
+    """Up to translation, rotation and scale; square roots of the distances are embedded."""
     given_ = distances(np.array(points))
-    found = distances(scaled(given_**2))
+    found = distances(multidimensional_scaling(given_**2))
     if given_.max() < 1e-3:
         return
     assert found * given_.max() == pytest.approx(given_ * found.max(), abs=1e-4)
 
 
 @given(POINTS, st.floats(0.01, 0.3))
-def test_places_that_overlapped_do_not(points: list[tuple[float, float]], radius: float) -> None:
+def test_overlapping_discs_are_separated(points: list[tuple[float, float]], radius: float) -> None:
     radii = radius * (1.0 + np.arange(len(points), dtype=np.float64) % 3)
-    gaps = distances(apart(np.array(points), radii)) - radii[:, None] - radii[None, :]
+    gaps = distances(separated(np.array(points), radii)) - radii[:, None] - radii[None, :]
     np.fill_diagonal(gaps, 0)
     assert gaps.min() > -0.5 * radius
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 50, 400])
-def test_nodes_of_a_place_keep_their_distance(count: int) -> None:
-    found = distances(fan(count, 1.0))
+def test_nodes_of_a_site_keep_their_distance(count: int) -> None:
+    found = distances(arranged(count, 1.0))
     np.fill_diagonal(found, np.inf)
     assert found.min() >= 0.85
-    assert distances(fan(count, 1.0)).max() <= 1.3 * count**0.5 + 0.5
+    assert distances(arranged(count, 1.0)).max() <= 1.3 * count**0.5 + 0.5
 
 
 def matrix_cluster(transfer_s: np.ndarray) -> Cluster:
@@ -68,8 +68,8 @@ def matrix_cluster(transfer_s: np.ndarray) -> Cluster:
     )
 
 
-def test_nodes_with_equal_links_are_one_place() -> None:
-    """Of two nodes that differ in how they reach each other alone, or in one direction to a third."""
+def test_nodes_with_equal_links_are_one_site() -> None:
+    """Two nodes that differ only in the links between them, or in one direction to a third."""
     site = np.array([0, 1, 0, 2, 1])
     between = np.array([[0.1, 3, 5], [4, 0.2, 6], [7, 8, 0.3]])
     transfer_s = between[np.ix_(site, site)]
@@ -79,8 +79,8 @@ def test_nodes_with_equal_links_are_one_place() -> None:
     assert group_nodes(matrix_cluster(transfer_s)) == [[0], [1, 4], [2], [3]]
 
 
-def test_near_nodes_are_one_place_where_there_are_many() -> None:
-    """Sites far apart whose links were measured, so that no two are equal."""
+def test_close_nodes_are_merged_if_there_are_many() -> None:
+    """Distant sites with measured, unequal links."""
     noise = np.random.default_rng(1).uniform(0.8, 1.2, (80, 80))
     site = np.arange(80) % 5
     between = 2.0 + np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
@@ -94,23 +94,23 @@ def test_one_region_and_one_node() -> None:
     alone = matrix_cluster(np.zeros((1, 1)))
     assert lay_out(alone, [[0]]).nodes.tolist() == lay_out(alone, [[0]]).centres.tolist()
     equal = matrix_cluster(1 - np.eye(5))
-    places = lay_out(equal, [[0, 1], [2, 3, 4]])
-    assert places.groups == [[0, 1, 2, 3, 4]]
-    assert np.isfinite(places.nodes).all()
-    assert len(set(map(tuple, places.nodes.tolist()))) == 5
+    layout = lay_out(equal, [[0, 1], [2, 3, 4]])
+    assert layout.groups == [[0, 1, 2, 3, 4]]
+    assert np.isfinite(layout.nodes).all()
+    assert len(set(map(tuple, layout.nodes.tolist()))) == 5
 
 
 @pytest.mark.parametrize("name", ["plan.json", "large.json"])
 def test_a_map_of_a_plan(name: str, plans: Path) -> None:
     plan = load_plan(str(plans / name))
-    places = lay_out(plan.cluster, plan.stages)
-    assert sorted(node for nodes in places.groups for node in nodes) == list(range(len(plan.cluster)))
-    assert np.array_equal(places.nodes, lay_out(plan.cluster, plan.stages).nodes)
-    gaps = distances(places.nodes)
+    layout = lay_out(plan.cluster, plan.stages)
+    assert sorted(node for nodes in layout.groups for node in nodes) == list(range(len(plan.cluster)))
+    assert np.array_equal(layout.nodes, lay_out(plan.cluster, plan.stages).nodes)
+    gaps = distances(layout.nodes)
     np.fill_diagonal(gaps, np.inf)
-    assert gaps.min() >= 2 * places.radius
-    assert len(names(plan, places)) == len(places.groups)
-    drawn = lines(plan, places)
+    assert gaps.min() >= 2 * layout.radius
+    assert len(labels(plan, layout)) == len(layout.groups)
+    drawn = link_lines(plan, layout)
     shown = [line.messages for line in drawn]
     assert shown == sorted(shown)
     assert 0 < len(drawn) <= 1000
@@ -118,8 +118,8 @@ def test_a_map_of_a_plan(name: str, plans: Path) -> None:
         assert sum(shown) == sum(messages(plan).values())
 
 
-def test_messages_are_those_of_the_tasks(plans: Path) -> None:
-    """Counted from what each microbatch runs, one task after the other."""
+def test_messages_match_the_tasks(plans: Path) -> None:
+    """Counted from each microbatch's tasks."""
     plan = load_plan(str(plans / "plan.json"))
     counted: Counter[tuple[int, int]] = Counter()
     order = {"F": 0, "L": 1, "B": 2}
@@ -133,14 +133,14 @@ def test_messages_are_those_of_the_tasks(plans: Path) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 6, 20, 21, 60])
-def test_every_stage_has_a_colour_of_its_own(stages: int) -> None:
+def test_stage_colours_are_distinct(stages: int) -> None:
     colours = stage_colours(stages)
     assert len(set(colours)) == stages
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
 
 
 @pytest.mark.parametrize("name", ["plan.json", "large.json", "hostile.json"])
-def test_the_map_as_a_picture(name: str, plans: Path, run: Run, tmp_path: Path) -> None:
+def test_map_as_png(name: str, plans: Path, run: Run, tmp_path: Path) -> None:
     result = run("report", f"plan={plans / name}", "output=null", "map=map.png")
     assert result.status == 0, result.err
     assert "written: map.png" in result.out

@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: what is drawn, and what mouse, keys and address do."""
+"""The page of a report in a real browser: drawing, mouse, keys and address."""
 
 import io
 import itertools
@@ -19,7 +19,7 @@ CHART = "skippipe.charts[0]"
 VIEW = "({...skippipe.view})"
 
 
-def explained(pages: Path, name: str = "plan.json") -> Any:
+def analysis(pages: Path, name: str = "plan.json") -> Any:
     return explain(load_plan(str(pages / name)))
 
 
@@ -28,7 +28,7 @@ def name_of(plan: Plan, task: Any) -> str:
 
 
 def place(browser: Browser, name: str, chart: int = 0) -> tuple[float, float]:
-    """Where the middle of a task's bar is drawn, brought into the window."""
+    """Position of the middle of a task's bar, scrolled into view."""
     browser.run(f"skippipe.charts[{chart}].canvas.scrollIntoView({{block: 'nearest'}})")
     found = browser.run(f"(c => c.place(c.plan.named.get({json.dumps(name)})))(skippipe.charts[{chart}])")
     return found["x"], found["y"]
@@ -50,13 +50,13 @@ def colour(browser: Browser, name: str) -> list[int]:
 
 
 def shows(picture: NDArray[np.int64], around: tuple[float, float], wanted: list[int], reach: int = 3) -> bool:
-    """Whether a pixel near a place has about that colour."""
+    """Whether a pixel near a position has about that colour."""
     x, y = round(around[0]), round(around[1])
     part = picture[y - reach : y + reach + 1, x - reach : x + reach + 1]
     return bool((np.abs(part - np.array(wanted)).max(axis=2) <= 24).any())
 
 
-def test_it_needs_nothing_but_itself(browser: Browser, pages: Path) -> None:
+def test_the_page_is_self_contained(browser: Browser, pages: Path) -> None:
     for name in ("plan", "compare", "hostile", "large"):
         browser.open(pages / f"{name}.html")
         assert browser.run("skippipe.charts.every(chart => chart.drawn > 0)")
@@ -65,7 +65,7 @@ def test_it_needs_nothing_but_itself(browser: Browser, pages: Path) -> None:
 
 
 def test_every_task_is_a_bar_at_its_time(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     browser.open(pages / "plan.html")
     assert browser.run(f"{CHART}.drawn") == len(told.plan.tasks)
     width = browser.run(f"{CHART}.width - GUTTER")
@@ -97,7 +97,7 @@ def test_the_wheel_zooms_at_the_pointer(browser: Browser, pages: Path) -> None:
     after = browser.run(VIEW)
     assert after["to"] - after["from"] == pytest.approx((before["to"] - before["from"]) * np.exp(-1.0))
     assert browser.run(f"{CHART}.time({point[0]} - {left})") == pytest.approx(under)
-    assert browser.run(f"{CHART}.drawn") < len(explained(pages).plan.tasks)
+    assert browser.run(f"{CHART}.drawn") < len(analysis(pages).plan.tasks)
     browser.mouse("mouseWheel", *point, deltaX=0, deltaY=5000)
     assert browser.run(VIEW) == before
 
@@ -136,11 +136,11 @@ def test_dragging_moves_and_does_not_select(browser: Browser, pages: Path) -> No
     assert after["task"] == ""
 
 
-def test_hovering_tells_what_a_task_waited_for_and_why(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+def test_tooltip_explains_waiting(browser: Browser, pages: Path) -> None:
+    told = analysis(pages)
     tasks = told.plan.tasks
     browser.open(pages / "plan.html")
-    words = {"busy": "was done with", "memory": "memory was full until", "input": "its input arrived"}
+    words = {"busy": "node finished", "memory": "memory was full until", "input": "its input arrived"}
     for reason, phrase in words.items():
         number = told.reasons.index(reason)
         task, name = tasks[number], name_of(told.plan, tasks[number])
@@ -162,8 +162,8 @@ def test_hovering_tells_what_a_task_waited_for_and_why(browser: Browser, pages: 
     assert browser.run("document.getElementById('tip').hidden")
 
 
-def test_a_click_shows_the_whole_way_of_a_microbatch(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+def test_a_click_shows_the_route_of_a_microbatch(browser: Browser, pages: Path) -> None:
+    told = analysis(pages)
     batch = told.plan.microbatches[3]
     browser.open(pages / "plan.html")
     browser.click(*place(browser, f"{batch.id}F0"))
@@ -186,7 +186,7 @@ def test_a_click_shows_the_whole_way_of_a_microbatch(browser: Browser, pages: Pa
 
 
 def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     on_path = {name_of(told.plan, told.plan.tasks[s.task]) for s in told.critical if s.task is not None}
     browser.open(pages / "plan.html")
     assert not (pixels(browser) == np.array(colour(browser, "accent"))).all(axis=2).any()
@@ -200,8 +200,8 @@ def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
         assert shows(picture, (x + 1, place(browser, name)[1]), accent)
 
 
-def test_rows_can_be_chosen(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+def test_rows_can_be_filtered(browser: Browser, pages: Path) -> None:
+    told = analysis(pages)
     names, stages = told.plan.cluster.names, told.plan.stages
     browser.open(pages / "plan.html")
     on_path = {told.plan.tasks[s.task].node for s in told.critical if s.task is not None}
@@ -219,7 +219,7 @@ def test_rows_can_be_chosen(browser: Browser, pages: Path) -> None:
         assert len(rows) == len(wanted)
 
 
-def test_two_plans_share_one_axis_of_time(browser: Browser, pages: Path) -> None:
+def test_two_plans_share_the_time_axis(browser: Browser, pages: Path) -> None:
     browser.open(pages / "compare.html")
     longest = max(load_plan(str(pages / name)).predicted.iteration_s for name in ("plan.json", "full.json"))
     assert browser.run("skippipe.charts.length") == 2
@@ -235,7 +235,7 @@ def test_two_plans_share_one_axis_of_time(browser: Browser, pages: Path) -> None
         assert count is True
 
 
-def test_the_address_keeps_what_is_shown(browser: Browser, pages: Path) -> None:
+def test_the_address_stores_the_view(browser: Browser, pages: Path) -> None:
     browser.open(pages / "plan.html")
     browser.run("document.getElementById('zoom-in').click()")
     browser.run("skippipe.find('2F1')")
@@ -250,7 +250,7 @@ def test_the_address_keeps_what_is_shown(browser: Browser, pages: Path) -> None:
     assert browser.run(f"{CHART}.drawn") > 0
 
 
-def test_a_name_is_text_and_nothing_else(browser: Browser, pages: Path) -> None:
+def test_names_are_escaped(browser: Browser, pages: Path) -> None:
     browser.open(pages / "hostile.html")
     assert browser.run("window.hacked === undefined")
     assert browser.run(f"{CHART}.plan.nodes[3]") == f"3{HOSTILE}"
@@ -276,7 +276,7 @@ def test_light_and_dark(browser: Browser, pages: Path) -> None:
 
 
 def test_memory_held_over_time(browser: Browser, pages: Path) -> None:
-    told = explained(pages)
+    told = analysis(pages)
     browser.open(pages / "plan.html")
     held = browser.run(f"{CHART}.plan.held")
     for node, room in enumerate(told.plan.cluster.memory):
@@ -305,11 +305,11 @@ def test_a_thousand_nodes_draw_only_what_is_in_view(browser: Browser, pages: Pat
     assert 0 < x < 1300
 
 
-def test_the_search_is_drawn_where_the_plan_tells_it(browser: Browser, pages: Path) -> None:
+def test_search_history_is_plotted(browser: Browser, pages: Path) -> None:
     browser.open(pages / "plan.html")
     assert browser.run("document.querySelectorAll('svg.curve').length") == 2
     text = browser.run("document.body.textContent")
-    assert "Statistics of the search" in text
+    assert "Search statistics" in text
     assert "1,234,567" in text
     browser.open(pages / "hostile.html")
-    assert "Statistics of the search" not in browser.run("document.body.textContent")
+    assert "Search statistics" not in browser.run("document.body.textContent")

@@ -1,4 +1,4 @@
-"""`skippipe report`: what it prints, writes and refuses."""
+"""`skippipe report`: output, files and refusals."""
 
 import importlib.util
 import io
@@ -14,15 +14,15 @@ from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
 from skippipe._scheduler import Plan, explain, upgrades
 from skippipe.plan import load_plan
-from skippipe.report.explained import upgrade_name
+from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
-from skippipe.report.search import Event, Search, read_search
+from skippipe.report.search_history import SearchEvent, SearchHistory, read_search_history
 
 Refused = Callable[..., str]
 
 
 def shape_of(path: Path) -> tuple[int, ...]:
-    """Height, width and channels of a picture that shows something."""
+    """Shape of a non-empty PNG."""
     from matplotlib.image import imread
 
     picture = imread(io.BytesIO(path.read_bytes()), format="png")
@@ -43,8 +43,8 @@ def test_it_prints_and_writes_a_page(run: Run, plans: Path, tmp_path: Path) -> N
     shown = [(f"{u.iteration_s:.3f}", f"{whole - u.iteration_s:.3f}") for u in found[:10]]
     assert [(kept, saved) for _, kept, saved in rows] == shown
     assert upgrade_name(explanation.plan.cluster, found[0]) in result.out
-    assert f"{len(found) - 10} more shorten it by less." in result.out
-    assert "a new plan may gain more" in result.out
+    assert f"{len(found) - 10} more upgrades save less." in result.out
+    assert "replanning may save more" in result.out
     assert re.search(r"^tree nodes +1,234,567$", result.out, re.MULTILINE)
 
 
@@ -86,12 +86,12 @@ def test_two_plans_and_all_files(run: Run, plans: Path, tmp_path: Path) -> None:
     assert shape_of(tmp_path / "curve.png")[0] > 300
 
 
-def test_a_picture_of_a_thousand_nodes(run: Run, plans: Path, tmp_path: Path) -> None:
+def test_plot_of_a_thousand_nodes(run: Run, plans: Path, tmp_path: Path) -> None:
     assert run("report", f"plan={plans / 'large.json'}", "output=null", "picture=gantt.png").status == 0
     assert shape_of(tmp_path / "gantt.png")[0] > 2000
 
 
-def test_a_plan_that_says_nothing_about_its_search(run: Run, plans: Path, tmp_path: Path) -> None:
+def test_a_plan_without_search_history(run: Run, plans: Path, tmp_path: Path) -> None:
     edited(plans, "plan.json", "silent.json", solver={"events": None, "statistics": 3})
     result = run("report", f"plan={plans / 'silent.json'}", "curve=curve.png")
     assert result.status == 0, result.err
@@ -100,11 +100,11 @@ def test_a_plan_that_says_nothing_about_its_search(run: Run, plans: Path, tmp_pa
     assert 'class="curve"' not in (tmp_path / "report.html").read_text()
 
 
-def test_planning_anew_with_the_first_upgrades(run: Run, tmp_path: Path) -> None:
+def test_replanning_with_the_first_upgrades(run: Run, tmp_path: Path) -> None:
     assert run("plan", "cluster=local4", "planner.work_limit=3000000", "output=plan.json").status == 0
     result = run("report", "plan=plan.json", "replan=true", "output=null", "json=all.json")
     assert result.status == 0, result.err
-    assert "planned anew" in result.out
+    assert "replanned" in result.out
     (plan,) = json.loads((tmp_path / "all.json").read_text())["plans"]
     anew = [upgrade["replanned_s"] for upgrade in plan["upgrades"]]
     assert all(time is not None for time in anew[:3])
@@ -113,7 +113,7 @@ def test_planning_anew_with_the_first_upgrades(run: Run, tmp_path: Path) -> None
     assert all(new <= u["iteration_s"] + 1e-9 for new, u in zip(anew[:3], plan["upgrades"], strict=False))
 
 
-def test_names_of_others_stay_text(run: Run, plans: Path, tmp_path: Path) -> None:
+def test_foreign_names_are_escaped(run: Run, plans: Path, tmp_path: Path) -> None:
     result = run("report", f"plan={plans / 'hostile.json'}", "picture=gantt.png")
     assert result.status == 0, result.err
     assert "[bold]" in result.out
@@ -126,7 +126,7 @@ def test_names_of_others_stay_text(run: Run, plans: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "<!--<script>", "]]>", "&lt;\u2029", "\ud800"])
-def test_embedded_text_comes_back(text: str) -> None:
+def test_embedded_text_round_trip(text: str) -> None:
     assert json.loads(embedded({text: [text]})) == {text: [text]}
     assert not set("<>&\u2028\u2029") & set(embedded(text))
 
@@ -138,7 +138,7 @@ def test_the_page_asks_for_nothing(plans: Path, run: Run, tmp_path: Path) -> Non
     assert "default-src 'none'" in page
 
 
-def test_what_cannot_be_used(refused: Refused, plans: Path) -> None:
+def test_refusals(refused: Refused, plans: Path) -> None:
     plan = f"plan={plans / 'plan.json'}"
     assert "plan is not set" in refused("report")
     assert "absent.json: cannot be read" in refused("report", plan, "compare=absent.json")
@@ -149,7 +149,7 @@ def test_what_cannot_be_used(refused: Refused, plans: Path) -> None:
     assert "sweep is no configuration key" in refused("report", plan, "sweep=folder")
 
 
-def test_pictures_without_matplotlib(refused: Refused, plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib(refused: Refused, plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     absent = lambda name, *rest: None if name == "matplotlib" else find(name, *rest)  # noqa: E731
     monkeypatch.setattr("skippipe.commands.needed.find_spec", absent)
@@ -157,7 +157,7 @@ def test_pictures_without_matplotlib(refused: Refused, plans: Path, monkeypatch:
     assert "needs matplotlib, which is not installed here" in message
 
 
-def test_in_a_sweep_each_job_says_one_line(run: Run, plans: Path, tmp_path: Path) -> None:
+def test_one_line_per_job_in_a_sweep(run: Run, plans: Path, tmp_path: Path) -> None:
     result = run("report", "-m", f"plan={plans / 'plan.json'},{plans / 'full.json'}")
     assert result.status == 0, result.err
     assert len(re.findall(r"iteration \d+\.\d{3} s$", result.out, re.MULTILINE)) == 2
@@ -173,23 +173,23 @@ def test_help(run: Run) -> None:
 
 
 @pytest.fixture
-def reporting(plans: Path) -> Callable[..., Search]:
+def reporting(plans: Path) -> Callable[..., SearchHistory]:
     """What is read of a search from a plan whose `solver` is this."""
     content = json.loads((plans / "plan.json").read_text())
 
-    def read(**solver: Any) -> Search:
+    def read(**solver: Any) -> SearchHistory:
         # A number that none can hold stands for what is no number.
         text = json.dumps(content | {"solver": solver}).replace("NaN", "1e999")
-        return read_search(Plan.from_json(text).solver)
+        return read_search_history(Plan.from_json(text).solver)
 
     return read
 
 
-def test_events_of_a_search(reporting: Callable[..., Search]) -> None:
+def test_events_of_a_search(reporting: Callable[..., SearchHistory]) -> None:
     found = reporting(events=EVENTS, statistics=STATISTICS)
-    assert found.events[0] == Event(0.01, 10, None, 20.0)
+    assert found.events[0] == SearchEvent(0.01, 10, None, 20.0)
     assert len(found.events) == 4
-    assert reporting(events=[[0.01, 10, 50.0, 0.0]]).events == [Event(0.01, 10, 50.0, None)]
+    assert reporting(events=[[0.01, 10, 50.0, 0.0]]).events == [SearchEvent(0.01, 10, 50.0, None)]
     assert found.statistics == STATISTICS
 
 
@@ -198,6 +198,6 @@ def test_events_of_a_search(reporting: Callable[..., Search]) -> None:
     [None, 3, "text", [3], [[1, 2, 3]], [[0, 0, "x", 1]], [[1, 1, 5, 1], [0, 2, 5, 1]], [[0, 1, -1, 0]],
      [[True, 1, 2, 3]], [[0, 1, float("nan"), 1]]],
 )  # fmt: skip
-def test_events_of_another_form_count_as_absent(events: Any, reporting: Callable[..., Search]) -> None:
+def test_events_of_another_form_count_as_absent(events: Any, reporting: Callable[..., SearchHistory]) -> None:
     assert reporting(events=events, statistics=[1]).events == []
     assert reporting(statistics={"a": True, "b": "x", "c": 2}).statistics == {"c": 2}

@@ -1,4 +1,4 @@
-"""What the tests of the runtime share. Without torch only those of the planning half of the runtime run."""
+"""Shared fixtures of the runtime tests; without torch, only the tests of lowering and deadlock proof run."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Stages without layers, whose tensors say where they have been, and what runs programs with them in a worker."""
+"""Stages without layers whose tensors count the tasks they pass, and functions that run programs in a worker."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 
-BOUNDARY = Boundary(1, 2, 2)
+MESSAGE_SPEC = MessageSpec(1, 2, 2)
 START = 1000
 
 
@@ -28,7 +28,7 @@ class CountingStage:
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         assert self.stage == 0
         assert tokens.tolist() == [[microbatch, microbatch]]
-        return torch.full(BOUNDARY.shape, START * float(microbatch))
+        return torch.full(MESSAGE_SPEC.shape, START * float(microbatch))
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
         self.held.add(microbatch)
@@ -53,7 +53,7 @@ class CountingStage:
 
 
 class EvaluatingStage(CountingStage):
-    """Holds nothing, and notes what reaches the loss."""
+    """Saves nothing, and records what reaches the loss."""
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
         return hidden + 1
@@ -64,17 +64,17 @@ class EvaluatingStage(CountingStage):
 
 
 def numbered(microbatch: int) -> tuple[Tensor, Tensor]:
-    """Tokens and labels that name their microbatch."""
+    """Tokens and labels that identify their microbatch."""
     tokens = torch.full((1, 2), microbatch, dtype=torch.int64)
     return tokens, -tokens
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of one program on one rank."""
+    """Result of one program on one rank."""
 
     ended: dict[int, float]
-    """how many tasks the tensor of each microbatch of this rank's sources has been through"""
+    """tasks passed by the tensor of each microbatch of this rank's sources"""
     gradients: dict[int, list[list[float]]]
     norms: list[float]
     seconds: float
@@ -95,7 +95,9 @@ def run_programs(
     for program, serving, (buffers, sends) in programs:
         stages = stages_of(program, serving)
         norms: list[float] = []
-        executor = Executor(program, stages, link, boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=sends)
+        executor = Executor(
+            program, stages, link, message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=sends
+        )
         began = time.perf_counter()
         timings = executor.run(numbered, norms.append, timeout_s)
         seconds = time.perf_counter() - began
@@ -114,9 +116,9 @@ def run_programs(
 
 
 def evaluate(rank: int, program: Program, serving: Sequence[int], buffers: int) -> dict[int, float]:
-    """Run an evaluation twice: what reached the loss of each microbatch here."""
+    """Run an evaluation twice; return what reached the loss of each microbatch here."""
     stages = {stage: EvaluatingStage(stage, rank) for stage in serving}
-    executor = Executor(program, stages, GlooLink(), boundary=BOUNDARY, recv_buffers=buffers, sends_in_flight=1)
+    executor = Executor(program, stages, GlooLink(), message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=1)
     for _ in range(2):
         executor.run(numbered, lambda _: None, 20.0)
         assert not executor._waiting
@@ -124,7 +126,7 @@ def evaluate(rank: int, program: Program, serving: Sequence[int], buffers: int) 
 
 
 def expected_ends(programs: Sequence[Program]) -> Mapping[int, int]:
-    """Tasks that add one, of every microbatch that comes home."""
+    """Number of tasks that each microbatch passes."""
     counts: dict[int, int] = {}
     for program in programs:
         for action in program.actions:

@@ -1,4 +1,4 @@
-"""A machine that runs programs as the executor does, over a network in which nothing moves before both ends ask.
+"""A machine that runs programs as the executor does, over a network in which nothing moves until both ends are ready.
 
 Written from the executor's rules, not from the proof: whoever goes on can only help others, so that running whatever
 can run, in any order, ends either with all programs at their end or where they hang.
@@ -31,7 +31,7 @@ class Rank:
 
 
 def hangs(programs: Sequence[Program], buffers: int, sends_in_flight: int, rng: Random | None = None) -> bool:
-    """Whether the programs hang; ranks are served in a random order."""
+    """Whether the programs deadlock; ranks are served in a random order."""
     ranks = [Rank(program, buffers) for program in programs]
     delivered: set[tuple[int, int, Task]] = set()
 
@@ -91,7 +91,7 @@ def hangs(programs: Sequence[Program], buffers: int, sends_in_flight: int, rng: 
 
 
 def relinked(actions: Sequence[Sequence[Action]]) -> tuple[Program, ...]:
-    """Programs of these lists; what arrives is listed in the order in which it is sent."""
+    """Programs of these action lists, with `incoming` in sending order."""
     sent: dict[int, dict[int, list[Task]]] = {rank: {} for rank in range(len(actions))}
     for rank, row in enumerate(actions):
         for action in row:
@@ -104,7 +104,7 @@ def relinked(actions: Sequence[Sequence[Action]]) -> tuple[Program, ...]:
 
 
 def blocks(program: Program) -> tuple[list[list[Action]], list[Action]]:
-    """The tasks of a program, each with its RECV and SEND, and the tail of the list."""
+    """The tasks of a program, each with its RECV and SEND, and the actions after them."""
     found: list[list[Action]] = []
     tail: list[Action] = []
     for action in program.actions:
@@ -124,7 +124,7 @@ def blocks(program: Program) -> tuple[list[list[Action]], list[Action]]:
 
 
 def reordered(rng: Random, programs: Sequence[Program], swaps: int) -> tuple[Program, ...]:
-    """The programs with some tasks moved, each with its RECV and SEND; inputs handed over on a rank stay in order."""
+    """The programs with some tasks moved, each with its RECV and SEND; local hand-overs stay in order."""
     cut = [blocks(program) for program in programs]
     for _ in range(swaps):
         rows, _ = cut[rng.randrange(len(cut))]
@@ -139,7 +139,7 @@ def reordered(rng: Random, programs: Sequence[Program], swaps: int) -> tuple[Pro
 
 
 def in_order(rows: Sequence[Sequence[Action]]) -> bool:
-    """Whether every microbatch passes a rank in the order of its way."""
+    """Whether every microbatch visits a rank in the order of its route."""
     rank_of_kind = {"E": 0, "F": 1, "L": 2, "B": 3, "e": 4}
     last: dict[int, tuple[int, int]] = {}
     for block in rows:

@@ -1,4 +1,4 @@
-"""Tiny models trained by a program in workers, and by a plain loop in one process."""
+"""Tiny models trained by programs in workers, and by a plain loop in one process."""
 
 import itertools
 import json
@@ -20,8 +20,8 @@ from skippipe._scheduler import Plan
 from skippipe.model.build import build_part, model_config, stage_layers
 from skippipe.model.families import family_of
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.check import least_buffers
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.deadlock import min_recv_buffers
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.stage import Stage
@@ -72,7 +72,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it; in a worker for the rank's stages, in the plain loop for the whole model."""
+    """Result of a training: in a worker for the rank's stages, in the plain loop for the full model."""
 
     gradients: list[Arrays]
     """of each iteration, by name, before clipping"""
@@ -83,7 +83,7 @@ class Trained:
 
 
 def make_plan(rng: Random, sizes: Sequence[int], skip_ratio: float, count: int, **rules: Any) -> str:
-    """A random plan with so many nodes per stage and microbatches per source, and with swaps if it can have some."""
+    """A random plan with these nodes per stage and microbatches per source, with swaps if possible."""
     nodes = list(range(sum(sizes)))
     rng.shuffle(nodes)
     stages = [[nodes.pop() for _ in range(size)] for size in sizes]
@@ -110,13 +110,13 @@ def make_plan(rng: Random, sizes: Sequence[int], skip_ratio: float, count: int, 
 
 
 def swaps(plan: str) -> int:
-    """Steps of the plan's routes that go back to an earlier stage."""
+    """Hops of the plan's routes back to an earlier stage."""
     stages = [b["stages"] for b in json.loads(plan)["microbatches"]]
     return sum(a > b for way in stages for a, b in itertools.pairwise(way))
 
 
 def batch(seed: int, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
-    """Tokens and labels of a microbatch; some labels do not count."""
+    """Tokens and labels of a microbatch; some labels are masked."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + iteration * 1009 + microbatch)
     text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
     labels = text[:, 1:].clone()
@@ -163,13 +163,13 @@ def train(rank: int, training: Training) -> Trained:
     parameters = [p for stage in stages.values() for p in stage.parameters]
     steps = optimizer(parameters)
     programs = training.programs
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     executor = Executor(
         programs[rank],
         stages,
         GlooLink(),
-        boundary=Boundary(BATCH, SEQUENCE, HIDDEN, dtype),
+        message_spec=MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype),
         recv_buffers=buffers,
         sends_in_flight=1,
     )
@@ -192,7 +192,7 @@ def train(rank: int, training: Training) -> Trained:
 
 
 class Plain:
-    """The whole model of transformers, run layer by layer as the routes say."""
+    """The full transformers model, run layer by layer along the routes."""
 
     def __init__(self, training: Training) -> None:
         self.training = training

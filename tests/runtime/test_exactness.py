@@ -1,4 +1,4 @@
-"""Gradients across processes are those of a plain loop over the whole model, to the last bit wherever that can be.
+"""Gradients across processes equal those of a plain loop over the full model, bit for bit wherever possible.
 
 The plain loop runs transformers' own model, its layers put in the order of each microbatch's route, one microbatch
 after the other. Where one rank serves each stage, gradients, norm, losses and the weights after five steps are
@@ -27,7 +27,7 @@ def run(pool: Pool, training: Training) -> tuple[list[Trained], Trained]:
 
 
 def equal(ranks: list[Trained], plain: Trained) -> None:
-    """Assert that every bit is the same, and that nothing is missing."""
+    """Assert that everything is bit-equal and complete."""
     for iteration, wanted in enumerate(plain.gradients):
         seen = set()
         for rank in ranks:
@@ -115,10 +115,10 @@ def test_several_nodes_per_rank_are_bit_equal(pool: Pool, ranks: str, stages: li
         ([1, 4], (1, 1), 0.5),
     ],
 )
-def test_replicas_add_up_to_the_exact_gradient(
+def test_replicas_sum_to_the_exact_gradient(
     pool: Pool, stages: list[int], layers: tuple[int, ...], skip_ratio: float
 ) -> None:
-    """Whatever each replica saw; with one node per rank, and with nodes dealt to ranks at random."""
+    """Whatever each replica saw; with one node per rank, and with nodes assigned to ranks at random."""
     rng = Random(sum(stages))
     plan = make_plan(rng, stages, skip_ratio, 2)
     for ranks in (list(range(sum(stages))), random_ranks(rng, sum(stages), 4)):
@@ -126,8 +126,8 @@ def test_replicas_add_up_to_the_exact_gradient(
         close(*run(pool, training))
 
 
-def test_a_replica_and_a_stage_that_saw_nothing_add_zeros(pool: Pool) -> None:
-    """One microbatch, so that replicas stay idle; and every stage but the first is left out."""
+def test_unvisited_replicas_and_stages_add_zeros(pool: Pool) -> None:
+    """One microbatch, so that replicas stay idle; every stage but the first is skipped."""
     plan = make_plan(Random(2), [2, 2], 0.5, 1)
     training = Training(LLAMA, (1, 1), plan, (0, 1, 2, 3), dtype="float64")
     ranks, plain = run(pool, training)

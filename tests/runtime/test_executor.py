@@ -1,4 +1,4 @@
-"""What an executor does with its program: data, sums over replicas, norm, times, and what it says when it fails."""
+"""The executor: data, all-reduce, norm, times, and error messages."""
 
 import itertools
 import json
@@ -12,15 +12,25 @@ from typing import Any
 import pytest
 import torch
 from pool import Failure, Pool
-from runtime.fakes import BOUNDARY, Ran, evaluate, expected_ends, failing, numbered, run_programs, serving, stages_of
+from runtime.fakes import (
+    MESSAGE_SPEC,
+    Ran,
+    evaluate,
+    expected_ends,
+    failing,
+    numbered,
+    run_programs,
+    serving,
+    stages_of,
+)
 from runtime.models import make_plan
 from torch import Tensor
 
 from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
-from skippipe.runtime.check import least_buffers
-from skippipe.runtime.executor import Boundary, Executor
+from skippipe.runtime.deadlock import min_recv_buffers
+from skippipe.runtime.executor import Executor, MessageSpec
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
@@ -28,17 +38,17 @@ from skippipe.runtime.lower import lower, lower_evaluation
 
 
 def run(pool: Pool, plan: str, ranks: Sequence[int], programs: Sequence[Program] = ()) -> list[Ran]:
-    """Run a plan, or other programs of it, with stages that count."""
+    """Run a plan, or given programs, with counting stages."""
     made = Plan.from_json(plan)
     programs = programs or lower(made, ranks)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     by_rank = [([(p, serving(ranks, made.stages, p.rank), (buffers, 1))], 20.0) for p in programs]
     return [ran for (ran,) in pool.run(run_programs, by_rank)]
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3, 4], [0, 1, 0, 1, 2], [0, 0, 0, 0, 0], [2, 1, 1, 0, 2]])
-def test_every_microbatch_comes_home_and_replicas_end_alike(pool: Pool, ranks: list[int]) -> None:
+def test_every_microbatch_returns_and_replicas_agree(pool: Pool, ranks: list[int]) -> None:
     plan = make_plan(Random(5), [2, 2, 1], 1 / 3, 4, cc1=False)
     stages = Plan.from_json(plan).stages
     ran = run(pool, plan, ranks)
@@ -55,10 +65,10 @@ def test_every_microbatch_comes_home_and_replicas_end_alike(pool: Pool, ranks: l
 
 
 def test_evaluation_runs_with_the_same_executor(pool: Pool) -> None:
-    """Forward and loss of the whole model; nothing is held, and what `loss` returns does not matter."""
+    """Forward and loss of the full model; nothing is saved, and the result of `loss` does not matter."""
     plan, ranks = Plan.from_json(make_plan(Random(5), [2, 1, 1], 1 / 3, 2)), [0, 1, 2, 0]
     programs = lower_evaluation(plan, ranks, 7)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     found = pool.run(evaluate, [(p, serving(ranks, plan.stages, p.rank), buffers) for p in programs])
     assert {b: value for rank in found for b, value in rank.items()} == {b: 1000.0 * b + 3 for b in range(7)}
 
@@ -74,8 +84,8 @@ def sum_in_ring(rank: int, ranks: list[int], tensors: list[Tensor], repeat: int)
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1, 0, 2], [3, 0, 2, 1], [0, 2, 4, 1, 3]])
-def test_the_ring_adds_up_as_torch_does(pool: Pool, ranks: list[int]) -> None:
-    """For sizes that do not divide, empty tensors and several types at once; on every rank the same bits."""
+def test_ring_sum_equals_torch(pool: Pool, ranks: list[int]) -> None:
+    """For sizes that do not divide, empty tensors and several dtypes at once; bit-identical on every rank."""
     generator = torch.Generator().manual_seed(1)
     world = max(ranks) + 1
 
@@ -105,7 +115,7 @@ def sum_in_tree(rank: int, ranks: list[int], values: list[float]) -> list[float]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
-def test_the_tree_gives_everyone_the_same_sum(pool: Pool, world: int) -> None:
+def test_tree_sum_is_identical_on_all_ranks(pool: Pool, world: int) -> None:
     rng = Random(world)
     ranks = rng.sample(range(world), world)
     given = [[rng.uniform(-1, 1) for _ in range(3)] for _ in range(world)]
@@ -114,7 +124,7 @@ def test_the_tree_gives_everyone_the_same_sum(pool: Pool, world: int) -> None:
     assert results[0] == pytest.approx([sum(column) for column in zip(*given, strict=True)], rel=1e-12)
 
 
-def test_times_are_those_of_the_actions_in_order(pool: Pool) -> None:
+def test_times_follow_the_action_order(pool: Pool) -> None:
     for one in run(pool, make_plan(Random(5), [1, 1], 0.0, 4), [0, 1]):
         assert all(start <= end for start, end in zip(one.starts, one.ends, strict=True))
         assert all(end <= start for end, start in zip(one.ends, one.starts[1:], strict=False))
@@ -123,7 +133,7 @@ def test_times_are_those_of_the_actions_in_order(pool: Pool) -> None:
 
 
 class Silence:
-    """A link over which nothing ever arrives, and whose clock can be looked at."""
+    """A link over which nothing ever arrives, with an observable clock."""
 
     def __init__(self) -> None:
         self.receives: list[tuple[int, int]] = []
@@ -157,7 +167,7 @@ def lonely(sizes: Sequence[int], rank: int, **options: Any) -> tuple[Executor, S
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(sum(sizes))]
     program, link = lower(plan, ranks)[rank], Silence()
     title = ("node london-0 (rank 0)", "node paris-0, paris-1 (rank 1)").__getitem__
-    executor = Executor(program, stages_of(program, [rank]), link, boundary=BOUNDARY, title=title, **options)
+    executor = Executor(program, stages_of(program, [rank]), link, message_spec=MESSAGE_SPEC, title=title, **options)
     return executor, link, program
 
 
@@ -171,7 +181,7 @@ def test_receives_are_posted_ahead_within_the_window(buffers: int) -> None:
 
 
 @pytest.mark.parametrize("sends", [1, 2, 3])
-def test_sends_under_way_are_bounded(sends: int) -> None:
+def test_sends_in_flight_are_bounded(sends: int) -> None:
     executor, link, _ = lonely([1, 1], 0, recv_buffers=9, sends_in_flight=sends)
     with pytest.raises(ActionError):
         executor.run(numbered, lambda _: None, 7.5)
@@ -182,10 +192,10 @@ def test_a_failure_names_node_action_and_peer_and_the_last_actions() -> None:
     executor, _, program = lonely([1, 1], 1)
     with pytest.raises(ActionError) as caught:
         executor.run(numbered, lambda _: None, 7.5)
-    said = str(caught.value)
-    assert said.startswith(f"{program.actions[0]}, peer node london-0 (rank 0): timed out, ")
-    assert "paris" not in said, "whoever reports it says where"
-    assert said.splitlines()[-1].endswith(str(program.actions[0]))
+    message = str(caught.value)
+    assert message.startswith(f"{program.actions[0]}, peer node london-0 (rank 0): timed out, ")
+    assert "paris" not in message, "whoever reports it says where"
+    assert message.splitlines()[-1].endswith(str(program.actions[0]))
 
 
 class Breaking(Silence):
@@ -212,23 +222,23 @@ class Breaking(Silence):
         return Waited()
 
 
-def test_a_receive_that_cannot_be_posted_ahead_is_named() -> None:
+def test_exhausted_receive_buffers_are_named() -> None:
     executor, _, program = lonely([1, 1], 1, recv_buffers=3)
     executor._link = Breaking(receive=2)
     with pytest.raises(ActionError) as caught:
         executor.run(numbered, lambda _: None, 7.5)
     third = program.incoming[0][2]
     assert str(caught.value).startswith(f"RECV {third} <- 0, peer node london-0 (rank 0): broken, ")
-    assert str(caught.value).endswith("the last actions of this rank: none")
+    assert str(caught.value).endswith("last actions of this rank: none")
 
 
 @pytest.mark.parametrize("sends", [1, 2])
-def test_a_send_of_before_that_is_waited_for_is_named(sends: int) -> None:
-    """Because there are as many under way as may be, or at the end of the iteration."""
+def test_an_earlier_send_that_blocks_is_named(sends: int) -> None:
+    """Because the limit on sends in flight is reached, or at the end of the iteration."""
     there, then = Task("F", 0, 0, 0, 0), Task("F", 1, 0, 0, 0)
     program = Program(0, (there, Send(there, 1), then, Send(then, 2)), {})
     stages = stages_of(program, [0])
-    executor = Executor(program, stages, Silence(), boundary=BOUNDARY, sends_in_flight=sends)
+    executor = Executor(program, stages, Silence(), message_spec=MESSAGE_SPEC, sends_in_flight=sends)
     with pytest.raises(ActionError, match=r"^SEND 0F0 -> 1, peer rank 1: timed out, .*(\n.*){3}\n.*SEND 1F0 -> 2$"):
         executor.run(numbered, lambda _: None, 7.5)
 
@@ -253,23 +263,23 @@ def test_an_error_of_a_stage_names_the_task() -> None:
         executor.run(broken, lambda _: None, 7.5)
 
 
-def test_a_result_of_another_shape_is_not_sent() -> None:
+def test_a_result_of_wrong_shape_is_not_sent() -> None:
     executor, link, _ = lonely([1, 1], 0)
-    executor._boundary = Boundary(1, 2, 3)
-    with pytest.raises(ActionError, match=r"SEND .*ValueError: the result has shape \(1, 2, 2\), \(1, 2, 3\) is"):
+    executor._message_spec = MessageSpec(1, 2, 3)
+    with pytest.raises(ActionError, match=r"SEND .*ValueError: result: expected shape \(1, 2, 3\), got \(1, 2, 2\)"):
         executor.run(numbered, lambda _: None, 7.5)
     assert link.sends == []
 
 
 def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str:
-    """Rank `lost` leaves; what the others say."""
+    """Rank `lost` leaves; return the errors of the others."""
     if rank == lost:
         return "gone"
     executor = Executor(
         program,
         stages_of(program, stages),
         GlooLink(),
-        boundary=BOUNDARY,
+        message_spec=MESSAGE_SPEC,
         recv_buffers=9,
     )
     try:
@@ -279,19 +289,19 @@ def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str
     return "done"
 
 
-def test_whoever_waits_for_a_rank_that_does_not_answer_says_so_in_time(pool: Pool) -> None:
+def test_a_silent_rank_is_reported_by_timeout(pool: Pool) -> None:
     plan = Plan.from_json(make_plan(Random(1), [1, 1, 1], 0.0, 3))
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(3)]
     began = time.monotonic()
-    said = pool.run(stop_early, [(p, [p.rank], 2) for p in lower(plan, ranks)])
+    message = pool.run(stop_early, [(p, [p.rank], 2) for p in lower(plan, ranks)])
     assert time.monotonic() - began < 30
-    assert said[2] == "gone"
-    assert all(re.match(r"(SEND|RECV) \d+\w+ (->|<-) \d, peer rank \d: ", text) for text in said[:2])
-    assert any("imed out" in text for text in said[:2])
+    assert message[2] == "gone"
+    assert all(re.match(r"(SEND|RECV) \d+\w+ (->|<-) \d, peer rank \d: ", text) for text in message[:2])
+    assert any("imed out" in text for text in message[:2])
     pool.attempt(failing, [()] * 3)  # the group is of no more use
 
 
-def test_the_pool_makes_a_new_group_after_a_failure(pool: Pool) -> None:
+def test_the_pool_creates_a_new_group_after_a_failure(pool: Pool) -> None:
     results = pool.attempt(failing, [()] * 2)
     assert all(isinstance(r, Failure) and r.kind == "ValueError" for r in results)
     with pytest.raises(AssertionError, match="on purpose on rank 1"):
@@ -310,17 +320,17 @@ def test_a_program_of_collectives_alone(pool: Pool) -> None:
 def repeat(rank: int, program: Program, stages: list[int], buffers: int, times: int) -> list[float]:
     """CPU seconds of this thread in each of several iterations of a program."""
     executor = Executor(
-        program, stages_of(program, stages), GlooLink(), boundary=BOUNDARY,
+        program, stages_of(program, stages), GlooLink(), message_spec=MESSAGE_SPEC,
         recv_buffers=buffers, sends_in_flight=1, clock=time.thread_time,
     )  # fmt: skip
     return [executor.run(numbered, lambda _: None, 20.0).ends[-1] for _ in range(times)]
 
 
-def test_an_executor_runs_many_iterations_and_takes_little_time_itself(pool: Pool) -> None:
+def test_many_iterations_with_little_overhead(pool: Pool) -> None:
     """Waiting for peers is not counted; the stages here do next to nothing."""
     plan = Plan.from_json(make_plan(Random(4), [2, 1, 1], 1 / 3, 8))
     programs = lower(plan, range(4))
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     seconds = pool.run(repeat, [(p, serving(range(4), plan.stages, p.rank), buffers, 50) for p in programs])
     for program, row in zip(programs, seconds, strict=True):
         assert len(row) == 50
@@ -328,7 +338,7 @@ def test_an_executor_runs_many_iterations_and_takes_little_time_itself(pool: Poo
 
 
 def test_plans_are_json_in_tests() -> None:
-    """The plans that these tests make keep every rule, like those of users."""
+    """The plans of these tests satisfy every rule."""
     for seed, sizes in itertools.product(range(5), ([1, 1], [2, 1, 1], [1, 2, 1, 1])):
         plan = Plan.from_json(make_plan(Random(seed), sizes, 0.25, 3))
         assert plan.check() == []

@@ -1,4 +1,4 @@
-"""All stages in one process, several microbatches in one pass: the gradients of the plain loop, to float64 rounding."""
+"""All stages in one process, several microbatches per pass: gradients of the plain loop, up to float64 rounding."""
 
 from random import Random
 from typing import Any

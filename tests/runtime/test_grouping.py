@@ -1,4 +1,4 @@
-"""Which microbatches go through a stage together: every route as it is, passes no larger than allowed."""
+"""Grouping of microbatches: routes are kept, and passes are within the limit."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ ROUTES = st.dictionaries(
 
 
 @given(routes=ROUTES, most=st.integers(1, 30))
-def test_every_microbatch_goes_its_way(routes: dict[int, list[int]], most: int) -> None:
+def test_every_microbatch_follows_its_route(routes: dict[int, list[int]], most: int) -> None:
     passes = group_passes(routes, most)
     gone: dict[int, list[int]] = {number: [] for number in routes}
     for part in passes:
@@ -28,14 +28,14 @@ def test_every_microbatch_goes_its_way(routes: dict[int, list[int]], most: int) 
     skipped=st.lists(st.sets(st.integers(1, 5)), min_size=1, max_size=24),
     most=st.integers(1, 30),
 )
-def test_rising_routes_take_as_few_passes_as_can_be(skipped: list[set[int]], most: int) -> None:
-    """Whatever they leave out: one turn for each stage."""
+def test_increasing_routes_take_the_fewest_passes(skipped: list[set[int]], most: int) -> None:
+    """Whichever stages they skip: one round per stage."""
     routes = {number: [s for s in range(6) if s not in left_out] for number, left_out in enumerate(skipped)}
     visits = Counter(stage for stages in routes.values() for stage in stages)
     assert len(group_passes(routes, most)) == sum(-(-count // most) for count in visits.values())
 
 
-def test_one_swapped_route_costs_one_pass_more() -> None:
+def test_one_swapped_route_costs_one_more_pass() -> None:
     routes = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3], 2: [0, 2, 1, 3]}
     assert len(group_passes(routes, 8)) == 5
 

@@ -1,4 +1,4 @@
-"""Programs hold the plan's work, in its order, with every transfer it needs and no other."""
+"""Programs contain the plan's tasks in its order, with exactly the transfers they need."""
 
 import itertools
 import json
@@ -14,11 +14,11 @@ from runtime.machine import hangs, random_ranks
 
 from skippipe import planning
 from skippipe._scheduler import Plan
-from skippipe.cluster import preset_parts
+from skippipe.cluster import preset_spec
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
-from skippipe.runtime.check import least_buffers, live_receives, prove
+from skippipe.runtime.deadlock import min_recv_buffers, peak_recv_buffers, prove_deadlock_free
 from skippipe.runtime.lower import lower, lower_evaluation
 
 RULES = {
@@ -47,7 +47,7 @@ def chain(microbatch: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 @EXHAUSTIVE
 @given(st.integers(0, 2**32))
-def test_programs_hold_the_plan(seed: int) -> None:
+def test_programs_contain_the_plan(seed: int) -> None:
     content, plan, ranks = plan_and_ranks(seed)
     programs = lower(plan, ranks)
     assert [p.rank for p in programs] == list(range(max(ranks) + 1))
@@ -108,7 +108,7 @@ def test_programs_hold_the_plan(seed: int) -> None:
 
 @EXHAUSTIVE
 @given(st.integers(0, 2**32))
-def test_programs_end_with_sums_norm_and_step(seed: int) -> None:
+def test_programs_end_with_allreduce_norm_and_step(seed: int) -> None:
     content, plan, ranks = plan_and_ranks(seed)
     serving = [list(dict.fromkeys(ranks[n] for n in nodes)) for nodes in content["stages"]]
     for program in lower(plan, ranks):
@@ -125,19 +125,19 @@ def test_programs_end_with_sums_norm_and_step(seed: int) -> None:
 @EXHAUSTIVE
 @given(st.integers(0, 2**32))
 def test_enough_buffers_always_suffice(seed: int) -> None:
-    """A plan that runs through has programs that run through, whatever ranks serve its nodes."""
+    """A feasible plan has deadlock-free programs, whichever ranks serve its nodes."""
     _, plan, ranks = plan_and_ranks(seed)
     programs = lower(plan, ranks)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
-    prove(programs, buffers, 1)
+    prove_deadlock_free(programs, buffers, 1)
     assert not hangs(programs, buffers, 1)
     if buffers > 1:
         assert hangs(programs, buffers - 1, 1)
 
 
-def test_tasks_without_length_come_after_what_they_need() -> None:
-    """At one moment, on one rank, a plan's list may name a result's user before its maker."""
+def test_zero_length_tasks_follow_their_inputs() -> None:
+    """At equal times on one rank, a plan may list a consumer before its producer."""
     cluster = {
         "format": "skippipe.cluster/1",
         "nodes": [{"name": f"n{i}", "forward_s": 0.0, "backward_s": 0.0, "loss_s": 0.0, "memory": 4} for i in range(2)],
@@ -165,13 +165,13 @@ def test_a_small_plan_reads_as_expected() -> None:
         "rank 1: RECV 0F0 <- 0, 0F1, RECV 1F0 <- 0, 1F1, SEND 1F1 -> 0, 0F2, SEND 0F2 -> 0, RECV 0L <- 0, 0B2, "
         "RECV 1L <- 0, 1B1, SEND 1B1 -> 0, 0B1, SEND 0B1 -> 0, NORM, STEP"
     )
-    assert live_receives(programs, 1) == (1, 1)
-    assert live_receives(programs, 3) == (3, 3)
-    assert live_receives(programs, 99) == (4, 4)
+    assert peak_recv_buffers(programs, 1) == (1, 1)
+    assert peak_recv_buffers(programs, 3) == (3, 3)
+    assert peak_recv_buffers(programs, 99) == (4, 4)
 
 
 def small_plan() -> dict[str, Any]:
-    """Three nodes and stages, two microbatches: one goes everywhere, the other leaves stage 1 out."""
+    """Three nodes and stages, two microbatches: one visits all stages, the other skips stage 1."""
     cluster = {
         "format": "skippipe.cluster/1",
         "nodes": [{"name": f"n{i}", "forward_s": 1.0, "backward_s": 1.0, "loss_s": 1.0, "memory": 4} for i in range(3)],
@@ -197,17 +197,17 @@ def small_plan() -> dict[str, Any]:
 
 @pytest.mark.parametrize("replicas", [[2, 1, 1], [1, 1], [2, 3], [1]])
 @pytest.mark.parametrize("strategy", ["full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe"])
-def test_plans_of_the_planner_run_through(replicas: list[int], strategy: str) -> None:
+def test_plans_of_the_planner_complete(replicas: list[int], strategy: str) -> None:
     machines = SitesConfig(sites=1, nodes_per_site=sum(replicas), stage_sizes=replicas)
     machines.node.forward_s, machines.node.backward_s, machines.node.loss_s, machines.node.memory = 0.04, 0.08, 0.01, 4
     for link in (machines.inside, machines.between):
         link.latency_s, link.bandwidth = 1e-3, 1e9
-    assert preset_parts(machines).names
+    assert preset_spec(machines).names
     schedule = ScheduleConfig(skip_ratio=0.0 if len(replicas) == 1 else 1 / 3)
     job = planning.prepare(machines, AllocateConfig(objective="surrogate"), schedule)
     plan = planning.make_plan(job, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
-    buffers = least_buffers(programs, 2, 2)
+    buffers = min_recv_buffers(programs, 2, 2)
     assert buffers is not None
     assert not hangs(programs, buffers, 2)
 
@@ -225,10 +225,10 @@ def test_evaluation_takes_every_microbatch_through_the_whole_model(seed: int, mi
         assert way[0].node == way[-1].node
         assert all(t.node in content["stages"][t.stage] for t in way)
     assert not any(isinstance(a, Reduce | Norm | Step) for p in programs for a in p.actions)
-    buffers = least_buffers(programs, 1, 1)
+    buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
     assert not hangs(programs, buffers, 1)
-    prove(lower_evaluation(plan, range(len(ranks)), microbatches), 1, 1)
+    prove_deadlock_free(lower_evaluation(plan, range(len(ranks)), microbatches), 1, 1)
 
 
 def test_tags_are_unique_and_bounded() -> None:
@@ -247,18 +247,18 @@ def test_numbers_too_large_for_a_tag_are_refused(task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
-    [([0, 1], "2 entries, one for each of the plan's 3"), ([0, 2, 2], "ranks from 0"), ([0, -1, 0], "ranks from 0")],
+    ("ranks", "message"),
+    [([0, 1], "plan's 3 nodes, got 2"), ([0, 2, 2], "ranks from 0"), ([0, -1, 0], "ranks from 0")],
 )
-def test_ranks_that_do_not_fit_are_refused(ranks: list[int], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_ranks_are_refused(ranks: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         lower(Plan.from_json(json.dumps(small_plan())), ranks)
 
 
-def test_tasks_that_do_not_belong_to_the_routes_are_refused() -> None:
+def test_tasks_off_the_routes_are_refused() -> None:
     content = small_plan()
     lost = content["tasks"].pop()
-    with pytest.raises(InputError, match=f"{lost['microbatch']}{lost['kind']}{lost['hop']} of the routes"):
+    with pytest.raises(InputError, match=f"{lost['microbatch']}{lost['kind']}{lost['hop']}, which the routes require"):
         lower(Plan.from_json(json.dumps(content)), [0, 1, 2])
     content["tasks"] += [content["tasks"][0]]
     with pytest.raises(InputError, match=r"tasks\[11\]: 0F0 on node 0"):

@@ -4,29 +4,29 @@ from typing import Any
 
 from skippipe.evaluate.intervals import Interval
 from skippipe.evaluate.summary import Row
-from skippipe.study.metrics import Point
-from skippipe.study.records import Entry
+from skippipe.study.records import ArmRecord
+from skippipe.study.run_history import Point
 
 
-def make_row(word: str = "random:0.25", perplexity: float = 20.0) -> Row:
+def make_row(omission: str = "random:0.25", perplexity: float = 20.0) -> Row:
     """A row of an evaluation."""
     return Row(
-        word=word,
-        left_out=2.0,
+        omission=omission,
+        omitted_layers=2.0,
         layers=8,
         saved=0.25,
         draws=2,
         complete=False,
         perplexity=Interval(perplexity, perplexity - 1, perplexity + 1),
-        rise=None if word == "none" else Interval(0.25, 0.2, 0.3),
+        increase=None if omission == "none" else Interval(0.25, 0.2, 0.3),
         time_ratio=0.75,
         each=(((0, 2, 3, 4, 5, 6), 19.5), ((0, 1, 2, 3, 4, 5), 20.5)),
     )
 
 
-def make_entry(experiment: str = "whole", seed: int = 0, **changes: Any) -> Entry:
-    """An arm that is done; `changes` are other values of its fields."""
-    return Entry(
+def make_entry(experiment: str = "whole", seed: int = 0, **changes: Any) -> ArmRecord:
+    """The record of a finished arm, with changed fields."""
+    return ArmRecord(
         **{
             "experiment": experiment,
             "seed": seed,

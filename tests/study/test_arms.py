@@ -1,4 +1,4 @@
-"""Arms: settings that ship, plans that keep or break the rules they are named after, and which arm is next."""
+"""Arms: bundled settings, plans that keep or break the rules they are named after, and the next step."""
 
 import dataclasses
 from itertools import pairwise
@@ -45,7 +45,7 @@ def visits_of(routes: list[list[int]]) -> list[int]:
 
 
 def is_swapped_once_at_most(route: list[int]) -> bool:
-    """CC2, from its wording: rising but for one swap of two neighbours whose numbers differ by one."""
+    """CC2 by its definition: increasing but for one swap of neighbours whose numbers differ by one."""
     falls = [place for place, (one, other) in enumerate(pairwise(route)) if other < one]
     if not falls:
         return True
@@ -55,7 +55,7 @@ def is_swapped_once_at_most(route: list[int]) -> bool:
     return not more and route == sorted(route) and route[place + 1] - route[place] == 1
 
 
-def test_the_arms_that_ship() -> None:
+def test_bundled_arms() -> None:
     study: StudyJob = compose("study", [])
     arms = compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
     assert {arm.experiment for arm in arms} == set(EXPERIMENTS)
@@ -72,7 +72,7 @@ def test_the_arms_that_ship() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_plans_do_what_the_arm_is_named_after(name: str) -> None:
+def test_plans_match_the_arm(name: str) -> None:
     job = train_job(f"experiment={name}")
     plan = plan_of(job)
     assert plan.check() == []
@@ -110,7 +110,7 @@ def test_schedules_over_training() -> None:
         assert {phase.after: phase.job.schedule.skip_ratio for phase in phases} == pytest.approx(expected)
 
 
-def test_what_decides_about_the_hash() -> None:
+def test_what_the_hash_covers() -> None:
     job = train_job("experiment=llama30m_33")
     same = train_job(
         "experiment=llama30m_33", "data.prepared=elsewhere", "runtime.device=cuda:1", "runtime.group=8",
@@ -132,7 +132,7 @@ def test_what_decides_about_the_hash() -> None:
         (
             [ArmConfig("llama30m_0"), ArmConfig("llama30m_0", 0)],
             [],
-            r"arms\[1\] is llama30m_0, seed 0, which is listed",
+            r"arms\[1\]: llama30m_0, seed 0 is listed twice",
         ),
         ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"train.iteration is no configuration key; did you mean"),
         (
@@ -147,7 +147,7 @@ def test_what_decides_about_the_hash() -> None:
         ),
     ],
 )
-def test_arms_that_cannot_be(arms: list[ArmConfig], overrides: list[str], message: str) -> None:
+def test_invalid_arms(arms: list[ArmConfig], overrides: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         compose_arms(arms, "text", overrides, lambda given: train_job(*given))
 
@@ -156,7 +156,7 @@ def make_arm(experiment: str, seed: int = 0) -> Arm:
     return Arm(experiment, seed, TrainJob(), 300_000_000, "a" * 64)
 
 
-def test_which_step_is_next() -> None:
+def test_next_step() -> None:
     one, two, three = make_arm("one"), make_arm("two"), make_arm("three")
     arms = [one, two, three]
     done = make_entry("one")
@@ -168,15 +168,15 @@ def test_which_step_is_next() -> None:
     assert next_step(arms, records, {(two.key, "train"), (three.key, "train")}) is None
     omit = ["none", "random:0.25"]
     assert next_step(arms, records, set(), omit=omit) == Step(two, "train"), "its run is not on this machine"
-    assert next_step(arms, records, set(), omit=omit, here={one.key}) == Step(one, "evaluate")
-    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, here={one.key}) == Step(two, "train")
+    assert next_step(arms, records, set(), omit=omit, finished_here={one.key}) == Step(one, "evaluate")
+    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, finished_here={one.key}) == Step(two, "train")
     evaluated = make_entry("one", evaluation=[make_row("none"), make_row()])
     known = records | {done.key: evaluated}
-    assert next_step(arms, known, set(), omit=omit, here={one.key}) == Step(two, "train")
-    assert next_step(arms, known, set(), omit=[*omit, "last:2"], here={one.key}) == Step(one, "evaluate")
+    assert next_step(arms, known, set(), omit=omit, finished_here={one.key}) == Step(two, "train")
+    assert next_step(arms, known, set(), omit=[*omit, "last:2"], finished_here={one.key}) == Step(one, "evaluate")
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="$\n\r\x00"), min_size=1))
-def test_quoted_values_arrive_as_they_are(value: str) -> None:
+def test_quoted_values_round_trip(value: str) -> None:
     override = OverridesParser.create().parse_override(f"folder={quoted(value)}")
     assert override.value() == value

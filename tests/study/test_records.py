@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from study.entries import make_entry, make_row
 
 from skippipe.errors import InputError
-from skippipe.study.metrics import Point
-from skippipe.study.records import load_records, merged, records_json, save_records, tidy
+from skippipe.study.records import format_json, load_records, merged, records_json, save_records
+from skippipe.study.run_history import Point
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_records_round_trip(tmp_path: Path) -> None:
     entries = [
         make_entry(evaluation=[make_row("none"), make_row()], note='said: "no"\n', skip_changes=[(0.8, 0.0)]),
         make_entry("other", 3, curve=[], mfu=None, text=None, finished=False),
@@ -43,22 +43,22 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_tidy_is_json(value: Any) -> None:
-    assert json.loads(tidy(value)) == value
+def test_format_json_is_json(value: Any) -> None:
+    assert json.loads(format_json(value)) == value
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
+def test_malformed_files(tmp_path: Path) -> None:
     for name in ("records.md", "records", "records.png"):
-        with pytest.raises(InputError, match=rf"records is .*{name}, a name that ends in .json is expected"):
+        with pytest.raises(InputError, match=rf"records: expected a name ending in .json, got .*{name}"):
             load_records(tmp_path / name)
     path = tmp_path / "records.json"
     path.write_text('{"format": "skippipe.plan/1"}')
-    with pytest.raises(InputError, match=r"records.json: format is 'skippipe.plan/1', skippipe.study/1 is expected"):
+    with pytest.raises(InputError, match=r"records.json: format: expected skippipe.study/1, got 'skippipe.plan/1'"):
         load_records(path)
     content = json.loads(records_json([make_entry()]))
     del content["entries"][0]["tokens"]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"records.json: is not what `skippipe study` writes"):
+    with pytest.raises(InputError, match=r"records.json: not written by `skippipe study`"):
         load_records(path)
 
 
@@ -71,14 +71,14 @@ def test_more_tokens_done_wins() -> None:
     assert merged(done, dataclasses.replace(done, evaluation=[], mfu=0.4)) == dataclasses.replace(done, mfu=0.4)
 
 
-def test_an_end_that_is_known_stays_known() -> None:
-    """A run killed after its last step, or read before its last line, has all tokens done and is not finished."""
+def test_finished_stays_finished() -> None:
+    """A run killed after its last step, or read before its last event, has all tokens done but is unfinished."""
     done = make_entry(evaluation=[make_row()])
     almost = dataclasses.replace(done, finished=False, evaluation=[])
     assert merged(done, almost) == merged(almost, done) == done
 
 
-def test_words_that_were_evaluated_apart_are_put_together() -> None:
+def test_evaluations_are_combined() -> None:
     one, other, again = make_row("none"), make_row("last:1"), make_row("none", 21.0)
     here, there = make_entry(evaluation=[again]), make_entry(evaluation=[one, other])
     assert merged(there, here).evaluation == [again, other]
@@ -93,7 +93,7 @@ def test_reading_a_run_elsewhere_changes_nothing() -> None:
     assert merged(measured, further) == further
 
 
-def test_a_failure_is_noted_until_there_is_progress() -> None:
+def test_a_failure_is_recorded_until_there_is_progress() -> None:
     begun = make_entry(tokens_done=5, finished=False)
     failed = dataclasses.replace(begun, note="train: no memory")
     assert merged(begun, failed).note == "train: no memory"
@@ -108,9 +108,12 @@ def test_a_failure_is_noted_until_there_is_progress() -> None:
     assert merged(begun, other_machine) == dataclasses.replace(begun, note="train: no disk")
 
 
-def test_what_was_run_otherwise_is_not_mixed() -> None:
-    for other, what in ((make_entry(settings="c" * 64), "other settings"), (make_entry(text="c" * 64), "another text")):
-        with pytest.raises(InputError, match=rf"whole, seed 0 stands in the records with {what} \(hash"):
+def test_other_settings_are_not_merged() -> None:
+    for other, what in (
+        (make_entry(settings="c" * 64), "other settings"),
+        (make_entry(text="c" * 64), "another corpus"),
+    ):
+        with pytest.raises(InputError, match=rf"whole, seed 0 is recorded with {what} \(hash"):
             merged(make_entry(), other)
     not_begun = make_entry(settings="c" * 64, tokens_done=0, finished=False, text=None, curve=[])
     assert merged(not_begun, make_entry()) == make_entry(), "of what was only intended nothing is lost"

@@ -1,4 +1,4 @@
-"""`skippipe study` from end to end: real trainings of a tiny model, one of them stopped and gone on with."""
+"""`skippipe study` from end to end: real trainings of a tiny model, one of them interrupted and resumed."""
 
 import json
 import os
@@ -37,7 +37,7 @@ TOKENS = 120 * 4 * 2 * 32
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[Path]:
-    """The text that ships, tokenised once."""
+    """The bundled text, tokenised once."""
     with corpus_folder(make_job().data) as path:
         yield path
 
@@ -54,7 +54,7 @@ def own(tmp_path: Path) -> Path:
 
 
 class Study:
-    """A study's command line, and what it leaves."""
+    """A study's command line and its output."""
 
     def __init__(self, run: Run, folder: Path, own: Path, *arguments: str) -> None:
         self.run, self.folder = run, folder
@@ -129,33 +129,33 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
         assert [(tokens // (TOKENS // 120), loss) for tokens, loss, _ in entry["curve"]] == sorted(told.items())
     page = (tmp_path / "kept" / "mine.md").read_text()
     assert f"| part | 0 | {TOKENS / 1e6:.3g} |" in page
-    assert "## With layers left out" not in page
+    assert "## With layers skipped" not in page
 
     again = study("omit=[none,'stages:1']", "arms=[{experiment: part}]", "devices=[cpu]")
-    assert again.splitlines()[0] == "cpu: part, seed 0 is evaluated"
+    assert again.splitlines()[0] == "cpu: part, seed 0: evaluate"
     rows = {row["word"]: row["perplexity"]["value"] for row in study.entry("part")["evaluation"]}
     assert [*rows] == ["none", "stages:1"]
     assert rows["stages:1"] != rows["none"]
     page = (tmp_path / "kept" / "mine.md").read_text()
     assert "| stages:1 | " in page
-    assert "| whole | 0 |" in page, "what others have left in the records stays"
+    assert "| whole | 0 |" in page, "records of other machines stay"
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
         "mine.json", "mine.md", "mine_curves.png", "mine_omitted.png",
     }  # fmt: skip
 
     before = (tmp_path / "kept" / "mine.json").read_text()
     study("minutes=0", "folder=elsewhere")
-    assert (tmp_path / "kept" / "mine.json").read_text() == before, "a machine without the runs keeps what is known"
+    assert (tmp_path / "kept" / "mine.json").read_text() == before, "a machine without the runs keeps the records"
     for folder, message in (
         ("studies", "studies/whole/seed0 holds a run with other settings than whole, seed 0"),
-        ("elsewhere", "whole, seed 0 stands in the records with other settings"),
+        ("elsewhere", "whole, seed 0 is recorded with other settings"),
     ):
         result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=121"]')
         assert result.status == 2
         assert message in result.err
 
 
-def test_an_arm_that_fails_is_noted(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
+def test_failure_of_an_arm_is_recorded(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     (own / "experiment" / "wrong.yaml").write_text(ARM.format(0.0) + "runtime: {processes: 9}\n")
     study = Study(run, tmp_path, own, "arms=[{experiment: wrong}]", f"prepared={prepared}", "omit=[]")
     out = study("devices=[cpu]")
@@ -166,12 +166,14 @@ def test_an_arm_that_fails_is_noted(run: Run, tmp_path: Path, own: Path, prepare
     assert f"- wrong, seed 0 failed: {note}\n" in (tmp_path / "kept/mine.md").read_text()
 
 
-def test_input_that_cannot_be_used(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_refusals(refused: Callable[..., str], tmp_path: Path) -> None:
     few = "arms=[{experiment: llama30m_0}]"
     assert "arms[0], mars: experiment=mars is not known" in refused("study", "arms=[{experiment: mars}]")
-    assert "study-text: there is no such folder" in refused("study", few, "devices=[cpu]", "records=a.json")
+    assert "study-text: expected a folder written by `skippipe data prepare`" in refused(
+        "study", few, "devices=[cpu]", "records=a.json"
+    )
     assert "devices[0] is 'tpu'" in refused("study", few, "devices=[tpu]", "records=a.json")
-    assert "devices is [], at least one" in refused("study", few, "devices=[]", "records=a.json")
+    assert "devices: expected at least one device, got []" in refused("study", few, "devices=[]", "records=a.json")
     assert "minutes is -1.0, a finite number of at least 0" in refused("study", "minutes=-1")
     (tmp_path / "a.json").write_text("[]")
     assert "a.json: holds a JSON array, an object" in refused("study", few, "minutes=0", "records=a.json")

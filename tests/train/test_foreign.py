@@ -12,9 +12,9 @@ from train.alone import train_alone
 from train.jobs import TINY, make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import newest_whole
-from skippipe.checkpoint.shelf import FOLDER, Shelf
+from skippipe.checkpoint.reading import latest_complete
 from skippipe.errors import InputError
 from skippipe.files import open_new, open_own, write_text
 from skippipe.train.config import CheckpointConfig
@@ -140,17 +140,17 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     (foreign / "log").mkdir()
     for name in ("log/0.txt", "log/parent.txt", ".config.yaml.77.tmp"):
         (foreign / name).write_text("from before\n")
-    checkpoints = sorted((foreign / FOLDER).iterdir())
+    checkpoints = sorted((foreign / CHECKPOINTS).iterdir())
     for path in checkpoints:
         known = open_checkpoint(path).manifest
-        (path / manifest.NAME).write_text(known.signed(b"the secret of somebody else"))
+        (path / manifest.MANIFEST).write_text(known.signed(b"the secret of somebody else"))
     before = snapshot(foreign)
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
-    assert result.err.count("its signature does not fit") == len(checkpoints) == 2
+    assert result.err.count("signature mismatch") == len(checkpoints) == 2
     assert snapshot(foreign) == before
-    shutil.copytree(trained / FOLDER, foreign / FOLDER, dirs_exist_ok=True)
+    shutil.copytree(trained / CHECKPOINTS, foreign / CHECKPOINTS, dirs_exist_ok=True)
     check_folder(foreign, "run", CheckpointConfig())
     for path in checkpoints:  # ours, with the weights of somebody else
         file = next((path / "tensors").iterdir())
@@ -160,7 +160,7 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
-    assert result.err.count("has other contents than when it was written") == 2
+    assert result.err.count("sha256 mismatch") == 2
     assert snapshot(foreign) == before
 
 
@@ -169,30 +169,30 @@ def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     checked = check_checkpoints(copy, "copy", CheckpointConfig())
-    shelf, secret = Shelf(copy / FOLDER), load_key(None)
+    shelf, secret = CheckpointDirectory(copy / CHECKPOINTS), load_key(None)
     newest = shelf.all()[0]
     file = next((newest / "tensors").iterdir())
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     assert checked is not None
     for given, found in ((checked, newest), (None, shelf.all()[1]), ("0" * 64, shelf.all()[1])):
-        checkpoint, damaged = newest_whole(shelf, secret, given)
+        checkpoint, damaged = latest_complete(shelf, secret, given)
         assert checkpoint is not None
         assert checkpoint.path == found
         assert len(damaged) == (found != newest)
     older = check_checkpoints(copy, "copy", CheckpointConfig())
     assert older not in {None, checked}
-    shutil.rmtree(copy / FOLDER)
+    shutil.rmtree(copy / CHECKPOINTS)
     assert check_checkpoints(copy, "copy", CheckpointConfig()) is None
 
 
-@pytest.mark.parametrize("name", [manifest.NAME, "state.json", "tensors/rank-00000.safetensors"])
+@pytest.mark.parametrize("name", [manifest.MANIFEST, "state.json", "tensors/rank-00000.safetensors"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_reading_does_not_wait(name: str, make: Callable[[Path], None], trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
-    for path in (copy / FOLDER).iterdir():
+    for path in (copy / CHECKPOINTS).iterdir():
         make(place(path / name))
-        with pytest.raises(InputError, match=f"{name}: (cannot be read: no regular file|has 0 bytes)"):
+        with pytest.raises(InputError, match=rf"{name}: (cannot be read: no regular file|expected \d+ bytes, got 0)"):
             open_checkpoint(path)
 
 

@@ -20,7 +20,7 @@ from train.jobs import make_job
 
 from skippipe._scheduler import Plan
 from skippipe.checkpoint import open_checkpoint
-from skippipe.data.blocks import Order
+from skippipe.data.blocks import BlockOrder
 from skippipe.data.corpus import open_corpus
 from skippipe.model.build import build_part, config_sha256, model_config
 from skippipe.model.families import family_of
@@ -120,7 +120,9 @@ class Plain:
         total = len(used) * self.size * self.job.data.sequence
         summed = torch.zeros(2, dtype=torch.float64)
         for place, stages in enumerate(used):
-            at = Order(len(blocks), self.job.train.seed).at(((number - 1) * len(used) + place) * self.size, self.size)
+            at = BlockOrder(len(blocks), self.job.train.seed).at(
+                ((number - 1) * len(used) + place) * self.size, self.size
+            )
             losses = self.losses(stages, torch.from_numpy(blocks[at].astype("int64")))
             summed += losses.detach()
             torch.autograd.backward(losses.sum() / total)

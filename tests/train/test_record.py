@@ -22,7 +22,7 @@ from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
 from skippipe.planning import make_plan, prepare
-from skippipe.study.metrics import parse_lines, read_progress
+from skippipe.study.run_history import parse_lines, read_run_history
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, strict
 from skippipe.train.layout import layout_of
@@ -108,9 +108,9 @@ def test_attempts_are_told_apart(folder: Folder) -> None:
     attempts = of_kind(events, "attempt")
     assert [event["iteration"] for event in attempts] == [0, at]
     assert events[0] == attempts[0]
-    progress = read_progress(parse_lines((run / METRICS).read_text().splitlines()))
-    assert progress is not None
-    assert {number: event["attempt"] for number, event in progress.iterations.items()} == {
+    history = read_run_history(parse_lines((run / METRICS).read_text().splitlines()))
+    assert history is not None
+    assert {number: event["attempt"] for number, event in history.iterations.items()} == {
         number: 1 if number <= at else 2 for number in range(1, 8)
     }
 

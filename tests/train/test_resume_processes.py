@@ -15,7 +15,7 @@ from train.jobs import TINY
 from train.running import Running, signal_to
 
 from skippipe.checkpoint import open_checkpoint
-from skippipe.checkpoint.shelf import FOLDER
+from skippipe.checkpoint.directory import CHECKPOINTS
 
 JOB = ["train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false"]
 KILLS = 3
@@ -31,7 +31,7 @@ def losses(run: Path) -> dict[int, float]:
 
 def whole(run: Path) -> int:
     """Iteration of the newest whole checkpoint, 0 where there is none."""
-    return open_checkpoint(run).state.iteration if any((run / FOLDER).glob("iteration-*")) else 0
+    return open_checkpoint(run).state.iteration if any((run / CHECKPOINTS).glob("iteration-*")) else 0
 
 
 def begin(folder: Path) -> Running:
@@ -77,7 +77,7 @@ def kill_while_saving(run: Path, chance: random.Random) -> bool:
 
 def drafts(run: Path) -> list[Path]:
     """Checkpoints that are being written, or were left unfinished."""
-    return list((run / FOLDER).glob(".*.new"))
+    return list((run / CHECKPOINTS).glob(".*.new"))
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert any(f"goes on after iteration {newest} from" in line for line in running.lines)
     assert losses(broken / "run") == losses(unbroken / "run")
     assert whole(broken / "run") == 60
-    assert not list((broken / "run" / FOLDER).glob(".*"))
+    assert not list((broken / "run" / CHECKPOINTS).glob(".*"))
 
 
 def stop(tmp_path: Path, number: int) -> tuple[int, str, Running]:

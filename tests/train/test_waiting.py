@@ -14,7 +14,7 @@ from train.conftest import Folder
 from train.jobs import make_job
 
 from skippipe.errors import ActionError
-from skippipe.runtime.executor import Boundary, Executor, Timings
+from skippipe.runtime.executor import Executor, MessageSpec, Timings
 from skippipe.runtime.links import Work
 from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import _time_norm, rounds, time_links
@@ -150,7 +150,7 @@ def lonely(rank: int, world: int) -> Lonely:
     return team
 
 
-BOUNDARY = Boundary(1, 2, 3)
+BOUNDARY = MessageSpec(1, 2, 3)
 
 
 @pytest.mark.parametrize("world", range(1, 10))

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else, neither network nor other files."""
+"""The HTML page of a report: one self-contained file."""
 
 import html
 import json
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from skippipe.report.explained import Explained
+from skippipe.report.analysis import PlanAnalysis
 from skippipe.report.page.columns import plan_columns
 from skippipe.report.page.curves import curves
 from skippipe.report.page.map import stage_map
@@ -16,14 +16,14 @@ from skippipe.report.tables import overview, tables
 SCRIPTS = ("plan.js", "paint.js", "chart.js", "main.js")
 
 
-def make_page(plans: Sequence[Explained], most: int) -> str:
-    """Write the page of one plan, or of two side by side; `most` upgrades are listed for each."""
+def make_page(plans: Sequence[PlanAnalysis], most: int) -> str:
+    """The page of one plan, or of two for comparison; lists `most` upgrades of each."""
     parts = {
-        "title": html.escape(" and ".join(explained.name for explained in plans)),
+        "title": html.escape(" and ".join(analysis.name for analysis in plans)),
         "style": _asset("page.css"),
         "figures": _figures(plans),
-        "sections": "\n".join(_sections(explained, most, named=len(plans) > 1) for explained in plans),
-        "data": embedded({"plans": [plan_columns(explained) for explained in plans]}),
+        "sections": "\n".join(_sections(analysis, most, named=len(plans) > 1) for analysis in plans),
+        "data": embedded({"plans": [plan_columns(analysis) for analysis in plans]}),
         "script": "\n".join(_asset(name) for name in SCRIPTS),
     }
     before, *rest = _asset("page.html").split("{{")
@@ -35,7 +35,7 @@ def make_page(plans: Sequence[Explained], most: int) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand within a script element of HTML, whatever the texts in it."""
+    """JSON that is safe within an HTML script element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -44,16 +44,16 @@ def _asset(name: str) -> str:
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
-def _figures(plans: Sequence[Explained]) -> str:
-    """Tables of all plans together; the first stands under the page's own heading."""
+def _figures(plans: Sequence[PlanAnalysis]) -> str:
+    """Overview tables; the first follows the page's own heading."""
     first, *others = overview(plans)
     return _table(first) + "".join(_titled(table) for table in others)
 
 
-def _sections(explained: Explained, most: int, *, named: bool) -> str:
-    found = "".join(f"<div>{_titled(table)}</div>" for table in tables(explained, most))
-    heading = f"<h2>{html.escape(explained.name)}</h2>" if named else ""
-    pictures = stage_map(explained.plan) + curves(explained.search.events)
+def _sections(analysis: PlanAnalysis, most: int, *, named: bool) -> str:
+    found = "".join(f"<div>{_titled(table)}</div>" for table in tables(analysis, most))
+    heading = f"<h2>{html.escape(analysis.name)}</h2>" if named else ""
+    pictures = stage_map(analysis.plan) + curves(analysis.search.events)
     return f'<section>{heading}<div class="columns">{found}</div>{pictures}</section>'
 
 

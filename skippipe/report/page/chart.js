@@ -21,14 +21,14 @@ class Chart {
     this.arrange();
   }
 
-  // Rows that the filter leaves, by stage and region, with their places from the top.
+  // Rows that pass the filter, by stage and region, with their vertical positions.
   arrange() {
     const { plan, view } = this, wanted = view.filter.trim().toLowerCase();
     const stageWanted = /^(?:stage|s)\s*(\d+)$/.exec(wanted);
     const onPath = wanted === "path" ? new Set([...plan.critical].map((task) => plan.node(task))) : null;
-    const onWay = wanted === "way" ? new Set(plan.nodesOf(view.batchId)) : null;
+    const onRoute = wanted === "route" ? new Set(plan.nodesOf(view.batchId)) : null;
     const shown = (node, stage) => !wanted || (stageWanted ? Number(stageWanted[1]) === stage
-      : (onPath || onWay) ? (onPath || onWay).has(node) : plan.nodes[node].toLowerCase().includes(wanted));
+      : (onPath || onRoute) ? (onPath || onRoute).has(node) : plan.nodes[node].toLowerCase().includes(wanted));
     this.rows = [];
     let top = 0;
     const put = (row) => { row.top = top; top += row.height; this.rows.push(row); };
@@ -75,7 +75,7 @@ class Chart {
     return rows;
   }
 
-  // Where a bar lies in its row: the rest below is for the memory line.
+  // Vertical extent of a bar in its row; the memory line is below.
   bar(row) { return { y: this.y(row) + 1, height: Math.max(row.height - (row.height >= HELD_FROM ? 5 : 2), 2) }; }
 
   draw(paint) {
@@ -146,7 +146,7 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
-  // Whether something is brought out, and the rest steps back.
+  // Whether something is highlighted and the rest dimmed.
   get quiet() { return this.view.batchId !== null || this.view.critical; }
 
   marked(task) {
@@ -178,7 +178,7 @@ class Chart {
     pen.strokeRect(left + 1, y + 1, Math.max(width - gap - 2, 1), height - 2);
   }
 
-  // Microbatches held, as a filled step line below the bars; its full height is the memory of the node.
+  // Microbatches in memory, as a filled step line below the bars; full height: the node's memory.
   drawHeld(row) {
     const { pen, paint, plan, view } = this, steps = plan.held[row.node], memory = plan.memory[row.node];
     const bottom = this.y(row) + row.height - 1, tall = 3;
@@ -318,7 +318,7 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
-  // What lies at a point of the canvas: a task, the label of a node, or nothing.
+  // Hit test at a point of the canvas: a task, the label of a node, or nothing.
   at(x, y) {
     if (y < AXIS) return null;
     const row = this.visibleRows().find((entry) => y >= this.y(entry) && y < this.y(entry) + entry.height);

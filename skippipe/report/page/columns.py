@@ -1,18 +1,18 @@
-"""What the page's script needs of a plan: its tasks as columns, each a list with one entry per task."""
+"""Data of a plan for the page's script: tasks as columns with one entry per task."""
 
 from typing import Any
 
 from skippipe._scheduler import Segment
-from skippipe.report.explained import Explained
-from skippipe.report.figures import reductions
+from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.plan_metrics import reductions
 
 DIGITS = 9
-"""Times are whole nanoseconds."""
+"""Times are integer nanoseconds."""
 
 
-def plan_columns(explained: Explained) -> dict[str, Any]:
+def plan_columns(analysis: PlanAnalysis) -> dict[str, Any]:
     """Plan, explanation and critical path as plain values for JSON; times in seconds."""
-    plan, explanation, tasks = explained.plan, explained.explanation, explained.tasks
+    plan, explanation, tasks = analysis.plan, analysis.explanation, analysis.tasks
     cluster, predicted, batches = plan.cluster, plan.predicted, plan.microbatches
     number = {batch.id: i for i, batch in enumerate(batches)}
     detour = any(batch.nodes[0] != batch.source for batch in batches)
@@ -22,7 +22,7 @@ def plan_columns(explained: Explained) -> dict[str, Any]:
 
     epilogue = sum(s.end_s - s.start_s for s in explanation.critical if s.part in ("norm", "step"))
     return {
-        "title": explained.name,
+        "title": analysis.name,
         "iteration_s": predicted.iteration_s,
         "epilogue_s": round(epilogue, DIGITS),
         "nodes": cluster.names,
@@ -35,7 +35,7 @@ def plan_columns(explained: Explained) -> dict[str, Any]:
                 "source": batch.source,
                 "nodes": batch.nodes,
                 "out_s": travel_s(batch.source, batch.nodes[0]),
-                "home_s": travel_s(batch.nodes[0], batch.source),
+                "return_s": travel_s(batch.nodes[0], batch.source),
             }
             for batch in batches
         ],

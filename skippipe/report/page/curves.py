@@ -1,38 +1,38 @@
-"""Best plan and best bound over a search, as SVG within the page."""
+"""Search history as SVG for the page."""
 
 import html
 import math
 from collections.abc import Callable, Sequence
 
-from skippipe.report.search import Event
+from skippipe.report.search_history import SearchEvent
 
 WIDTH, HEIGHT = 460, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 38
 
 
-def curves(events: Sequence[Event]) -> str:
-    """Both bounds over time and over work; nothing where the plan does not tell them."""
+def curves(events: Sequence[SearchEvent]) -> str:
+    """Both bounds over time and over work; empty without a search history."""
     if not any(event.upper_s is not None for event in events):
         return ""
-    over_time = _curve("seconds of planning", [event.elapsed_s for event in events], events)
+    over_time = _curve("planning time, seconds", [event.elapsed_s for event in events], events)
     over_work = _curve("work", [event.work for event in events], events)
     note = (
-        "Solid: the best iteration so far. Dashed: the best lower bound. Iterations above three times the last one "
-        "are cut off."
+        "Solid: best iteration so far. Dashed: best lower bound. Iterations above three times the final one are cut "
+        "off."
     )
-    return f'<h2>The search</h2><div class="columns">{over_time}{over_work}</div><p>{note}</p>'
+    return f'<h2>Search history</h2><div class="columns">{over_time}{over_work}</div><p>{note}</p>'
 
 
-def _curve(label: str, places: Sequence[float], events: Sequence[Event]) -> str:
+def _curve(label: str, positions: Sequence[float], events: Sequence[SearchEvent]) -> str:
     uppers = [event.upper_s for event in events if event.upper_s is not None]
     lowers = [event.lower_s for event in events if event.lower_s is not None]
     high = min(max(uppers), 3 * uppers[-1]) * 1.02 or 1.0
     low = min([*lowers, uppers[-1]]) * 0.98
     span = (high - low) or 1.0
-    end = places[-1] or 1.0
+    end = positions[-1] or 1.0
 
-    def x(place: float) -> float:
-        return LEFT + place / end * (WIDTH - LEFT - RIGHT)
+    def x(position: float) -> float:
+        return LEFT + position / end * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
         return TOP + (high - min(value, high)) / span * (HEIGHT - TOP - BOTTOM)
@@ -42,7 +42,7 @@ def _curve(label: str, places: Sequence[float], events: Sequence[Event]) -> str:
     grid += [_text(x(tick), HEIGHT - BOTTOM + 16, _short(tick), "middle") for tick in _ticks(0.0, end)]
     axis = f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
     lines = [
-        f'<path class="{name}" d="{_steps(places, values, x, y)}"/>'
+        f'<path class="{name}" d="{_steps(positions, values, x, y)}"/>'
         for name, values in (("upper", [e.upper_s for e in events]), ("lower", [e.lower_s for e in events]))
     ]
     title = _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, label, "middle")
@@ -54,18 +54,18 @@ def _curve(label: str, places: Sequence[float], events: Sequence[Event]) -> str:
 
 
 def _steps(
-    places: Sequence[float], values: Sequence[float | None], x: Callable[[float], float], y: Callable[[float], float]
+    positions: Sequence[float], values: Sequence[float | None], x: Callable[[float], float], y: Callable[[float], float]
 ) -> str:
     """A step line: each value holds until the next."""
     drawn: list[str] = []
-    for place, value in zip(places, values, strict=True):
+    for position, value in zip(positions, values, strict=True):
         if value is not None:
-            drawn.append(f"H{x(place):.1f}V{y(value):.1f}" if drawn else f"M{x(place):.1f} {y(value):.1f}")
-    return "".join(drawn) + (f"H{x(places[-1]):.1f}" if drawn else "")
+            drawn.append(f"H{x(position):.1f}V{y(value):.1f}" if drawn else f"M{x(position):.1f} {y(value):.1f}")
+    return "".join(drawn) + (f"H{x(positions[-1]):.1f}" if drawn else "")
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four or five round numbers between two."""
+    """Four or five round numbers in a range."""
     rough = (high - low) / 5
     if rough <= 0:
         return [low]

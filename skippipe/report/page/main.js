@@ -1,4 +1,4 @@
-// State that all charts share, what changes it, and the address that keeps it.
+// State shared by all charts, its changes, and the address that stores it.
 "use strict";
 
 const TALL = 18, LOW = 9;
@@ -47,7 +47,7 @@ const TALL = 18, LOW = 9;
     redraw();
   }
 
-  // ---------------------------------------------------------------- what is shown
+  // ---------------------------------------------------------------- view
   function zoom(factor, at = (view.from + view.to) / 2) {
     const span = Math.min(Math.max((view.to - view.from) * factor, whole * 1e-6), whole);
     const share = (at - view.from) / (view.to - view.from);
@@ -83,7 +83,7 @@ const TALL = 18, LOW = 9;
   function select(plan, task) {
     view.task = task === null ? "" : plan.name(task);
     view.batchId = task === null ? null : plan.batches[plan.batch(task)].id;
-    if (view.filter.trim().toLowerCase() === "way") arrange();
+    if (view.filter.trim().toLowerCase() === "route") arrange();
     redraw();
   }
 
@@ -115,20 +115,20 @@ const TALL = 18, LOW = 9;
     byId("selected").textContent = lines.join("  ");
   }
 
-  // ---------------------------------------------------------------- the address
+  // ---------------------------------------------------------------- address
   function readAddress() {
-    const said = new URLSearchParams(location.hash.slice(1));
+    const parameters = new URLSearchParams(location.hash.slice(1));
     const number = (key, fallback) => {
-      const value = Number(said.get(key));
-      return said.has(key) && Number.isFinite(value) ? value : fallback;
+      const value = Number(parameters.get(key));
+      return parameters.has(key) && Number.isFinite(value) ? value : fallback;
     };
     const from = Math.min(Math.max(number("from", 0), 0), whole), to = Math.min(number("to", whole), whole);
     [view.from, view.to] = to - from >= whole * 1e-6 ? [from, to] : [0, whole];
     view.rowHeight = Math.min(Math.max(number("rows", usualHeight), 3), 60);
     view.scroll = Math.max(number("top", 0), 0);
-    view.critical = said.get("critical") === "1";
-    view.filter = said.get("filter") || "";
-    view.task = said.get("task") || "";
+    view.critical = parameters.get("critical") === "1";
+    view.filter = parameters.get("filter") || "";
+    view.task = parameters.get("task") || "";
     const owner = plans.find((plan) => plan.named.has(view.task));
     view.batchId = owner ? owner.batches[owner.batch(owner.named.get(view.task))].id : null;
     byId("filter").value = view.filter;
@@ -136,17 +136,17 @@ const TALL = 18, LOW = 9;
 
   let written = location.hash;
   function writeAddress() {
-    const said = new URLSearchParams();
+    const parameters = new URLSearchParams();
     if (view.from > 0 || view.to < whole) {
-      said.set("from", view.from.toFixed(6));
-      said.set("to", view.to.toFixed(6));
+      parameters.set("from", view.from.toFixed(6));
+      parameters.set("to", view.to.toFixed(6));
     }
-    if (view.task) said.set("task", view.task);
-    if (view.critical) said.set("critical", "1");
-    if (view.filter) said.set("filter", view.filter);
-    if (view.rowHeight !== usualHeight) said.set("rows", view.rowHeight);
-    if (view.scroll > 0) said.set("top", view.scroll.toFixed(0));
-    const text = `#${said}`;
+    if (view.task) parameters.set("task", view.task);
+    if (view.critical) parameters.set("critical", "1");
+    if (view.filter) parameters.set("filter", view.filter);
+    if (view.rowHeight !== usualHeight) parameters.set("rows", view.rowHeight);
+    if (view.scroll > 0) parameters.set("top", view.scroll.toFixed(0));
+    const text = `#${parameters}`;
     if (text === written || (text === "#" && !location.hash)) return;
     written = text;
     try { history.replaceState(null, "", text); } catch { /* too many in a short time: the next one will do */ }
@@ -238,7 +238,7 @@ const TALL = 18, LOW = 9;
     act();
   });
 
-  // ---------------------------------------------------------------- the look
+  // ---------------------------------------------------------------- appearance
   function drawLegend() {
     for (const key of ["F", "L", "B", "R", "M"]) {
       const canvas = byId(`legend-${key}`), pen = canvas.getContext("2d");

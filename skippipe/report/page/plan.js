@@ -1,4 +1,4 @@
-// A plan as the page holds it: columns of the embedded data, and what is looked up in them. No drawing here.
+// A plan: columns of the embedded data, and queries on them. No drawing here.
 "use strict";
 
 const KIND_NAMES = { F: "forward", L: "head and loss", B: "backward" };
@@ -31,13 +31,13 @@ class PlanData {
   batch(task) { return this.tasks.batch[task]; }
   name(task) { return `${this.batches[this.batch(task)].id}${this.kind(task)}${this.tasks.hop[task]}`; }
 
-  // Place of a task in its microbatch's chain F0 .. L .. B0.
+  // Position of a task in its microbatch's chain F0 .. L .. B0.
   rank(task) {
     const hops = this.batches[this.batch(task)].nodes.length, hop = this.tasks.hop[task];
     return this.kind(task) === "F" ? hop : this.kind(task) === "L" ? hops : 2 * hops - hop;
   }
 
-  // [time, microbatches held from then on], in order of time.
+  // [time, microbatches in memory from then on], by time.
   heldOver(lane) {
     const changes = [];
     for (const task of lane) {
@@ -55,15 +55,15 @@ class PlanData {
     return steps;
   }
 
-  // Nodes that a microbatch visits, its source too.
+  // Nodes on a microbatch's route, including its source.
   nodesOf(batchId) {
     const batch = this.batches.find((entry) => entry.id === batchId);
     return batch ? [batch.source, ...batch.nodes] : [];
   }
 
-  // Messages along a microbatch's way: sender, receiver, departure, arrival.
+  // Messages of a microbatch: sender, receiver, departure, arrival.
   transfers(batch) {
-    const { source, out_s: out, home_s: home } = this.batches[batch], chain = this.chains[batch], found = [];
+    const { source, out_s: out, return_s: back } = this.batches[batch], chain = this.chains[batch], found = [];
     const add = (from, to, leave, arrive) => { if (from !== to) found.push({ from, to, leave, arrive }); };
     let at = source, leave = null;
     for (const task of chain) {
@@ -72,7 +72,7 @@ class PlanData {
       at = this.node(task);
       leave = this.end[task];
     }
-    if (at !== source) add(at, source, leave, leave + home);
+    if (at !== source) add(at, source, leave, leave + back);
     return found;
   }
 
@@ -86,7 +86,7 @@ class PlanData {
     return low;
   }
 
-  // What there is to say about a task, line by line.
+  // Description of a task, line by line.
   describe(task) {
     const { tasks } = this, node = this.node(task), batch = this.batches[this.batch(task)];
     const waited = this.start[task] - tasks.arrival[task];
@@ -97,14 +97,14 @@ class PlanData {
       waited > 0 ? `input since ${seconds(tasks.arrival[task])}, waited ${seconds(waited)}: ${this.waits(task)}`
         : "did not wait",
       this.reason(task),
-      tasks.slack[task] > 0 ? `slack ${seconds(tasks.slack[task])}: it may start so much later`
+      tasks.slack[task] > 0 ? `slack ${seconds(tasks.slack[task])}`
         : "no slack: any delay lengthens the iteration",
     ];
     return lines;
   }
 
   waits(task) {
-    const parts = [["busy", "node busy"], ["memory", "memory full"], ["order", "order of the plan"]];
+    const parts = [["busy", "node busy"], ["memory", "memory full"], ["order", "plan order"]];
     return parts.filter(([key]) => this.tasks[key][task] > 0)
       .map(([key, words]) => `${words} ${seconds(this.tasks[key][task])}`).join(", ");
   }
@@ -112,12 +112,12 @@ class PlanData {
   reason(task) {
     const other = this.tasks.blocker[task], name = other < 0 ? "" : this.name(other);
     switch (this.tasks.reason[task]) {
-      case "start": return "the first of its microbatch: nothing held it up";
+      case "start": return "first task of its microbatch, not delayed";
       case "input": return `started when its input arrived, from ${name} on ${this.nodes[this.node(other)]}`;
-      case "wave": return `started when the wave before it was home (${name})`;
-      case "busy": return `started when its node was done with ${name}`;
-      case "memory": return `memory was full until ${name} freed a place`;
-      default: return `its node was kept idle for ${name}, which comes first by the plan`;
+      case "wave": return `started after the previous wave (${name})`;
+      case "busy": return `started when its node finished ${name}`;
+      case "memory": return `memory was full until ${name}`;
+      default: return `its node stayed idle for ${name}, which precedes it in the plan`;
     }
   }
 
@@ -128,8 +128,8 @@ class PlanData {
     return [
       this.nodes[node],
       this.stageOf[node] < 0 ? "serves no stage" : `stage ${this.stageOf[node]}${this.regionText(node)}`,
-      `busy ${(100 * share).toFixed(0)} % of the iteration, ${this.lanes[node].length} tasks`,
-      `room for ${this.memory[node]} microbatches`,
+      `utilization ${(100 * share).toFixed(0)} %, ${this.lanes[node].length} tasks`,
+      `memory for ${this.memory[node]} microbatches`,
     ];
   }
 }

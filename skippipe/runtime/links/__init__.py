@@ -1,7 +1,7 @@
-"""How tensors get from rank to rank: one small protocol, and what implements it.
+"""Transfer of tensors between ranks: one small protocol and its implementations.
 
-A link knows nothing of plans, and promises only what the slowest backend does: a send may last until its receive is
-posted (rendezvous), and between two ranks messages with the same tag arrive in the order in which they are sent.
+A link knows nothing of plans and guarantees only what every backend does: a send may block until its receive is posted
+(rendezvous), and messages with the same tag between two ranks arrive in sending order.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """A transfer under way."""
+    """A transfer in flight."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when the tensor has been sent or filled.
 
         Raises:
-            TimeoutError: it took more than `timeout_s` seconds; the link is of no more use then.
-            OSError: the connection is broken.
+            TimeoutError: it took more than `timeout_s` seconds; the link is unusable afterwards.
+            OSError: the connection broke.
 
         """
 
 
 class Link(Protocol):
-    """Transfers between this rank and any other, all issued by one thread."""
+    """Transfers between this rank and any other, issued by one thread."""
 
     def isend(self, tensor: "Tensor", to_rank: int, tag: int) -> Work:
-        """Begin to send a contiguous tensor, which must stay as it is until the transfer has ended."""
+        """Start sending a contiguous tensor, which must not change until the transfer has finished."""
 
     def irecv(self, tensor: "Tensor", from_rank: int, tag: int) -> Work:
-        """Begin to fill a contiguous tensor of the shape and type that the other rank sends."""
+        """Start receiving into a contiguous tensor of the sender's shape and dtype."""

@@ -1,17 +1,17 @@
-"""Where Gloo takes connections; without torch."""
+"""Gloo's listening address; without torch."""
 
 import os
 import socket
 from collections.abc import Mapping
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""The variable that names the network interface at which Gloo listens."""
+"""Environment variable that names Gloo's network interface."""
 
 
 def listening_address(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Where Gloo takes connections, by its own rule: the first address of the host's name that it can listen at.
+    """Address that Gloo listens on, by its own rule: the first address of the host name that it can bind.
 
-    None where the environment names an interface.
+    None if the environment names an interface.
     """
     if environment.get(INTERFACE):
         return None
@@ -20,15 +20,15 @@ def listening_address(environment: Mapping[str, str] = os.environ) -> str | None
     except OSError:
         found = []
     for family, kind, protocol, _, target in found:
-        with socket.socket(family, kind, protocol) as door:
+        with socket.socket(family, kind, protocol) as listener:
             try:
-                door.bind(target)
+                listener.bind(target)
             except OSError:
                 continue
             return str(target[0])
-    return "127.0.0.1"  # what Gloo falls back to
+    return "127.0.0.1"  # Gloo's fallback
 
 
 def interfaces() -> list[str]:
-    """Names of this machine's network interfaces but for the loopback one."""
+    """Names of this machine's network interfaces without loopback."""
     return [name for _, name in socket.if_nameindex() if name != "lo"]

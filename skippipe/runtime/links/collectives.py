@@ -1,6 +1,6 @@
-"""Sums over ranks made of the same point-to-point transfers as everything else: what is predicted is what runs.
+"""All-reduce built from the same point-to-point transfers as everything else: what is predicted is what runs.
 
-Both give every rank the same bits, and the same from run to run.
+Results are bit-identical on all ranks and from run to run.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ RING_TAG, UP_TAG, DOWN_TAG = 0, 1, 2
 
 
 def ring_sum(link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Sum tensors over ranks in place: 2 (r - 1) steps around the ring, each with one r-th of the values.
+    """Ring all-reduce (sum) in place: 2 (r - 1) steps, each with 1/r of the values.
 
     Args:
         link: the transfers.
-        tensors: same shapes and types on all ranks, in the same order; any shape, on the CPU.
+        tensors: CPU tensors, with the same shapes, dtypes and order on all ranks.
         rank: this rank, one of `ranks`.
-        ranks: the r ranks in the order of the ring, the same everywhere.
-        timeout_s: the most that each of the transfers may take, in seconds.
+        ranks: the r ranks in ring order, the same on all of them.
+        timeout_s: timeout of each transfer, in seconds.
 
     Raises:
         TimeoutError, OSError: see `skippipe.runtime.links.Work`.
@@ -40,12 +40,12 @@ def ring_sum(link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[i
 
 
 def _ring_sum_flat(link: Link, flat: Tensor, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    size, place = len(ranks), ranks.index(rank)
-    after, before = ranks[(place + 1) % size], ranks[place - 1]
+    size, index = len(ranks), ranks.index(rank)
+    after, before = ranks[(index + 1) % size], ranks[index - 1]
     chunks = flat.tensor_split(size)
-    arrived = torch.empty_like(chunks[0])  # the first chunk is one of the longest
+    arrived = torch.empty_like(chunks[0])  # the first chunk is never shorter than the others
     for step in range(2 * (size - 1)):
-        out, into = chunks[(place - step) % size], chunks[(place - step - 1) % size]
+        out, into = chunks[(index - step) % size], chunks[(index - step - 1) % size]
         summing = step < size - 1
         target = arrived[: into.numel()] if summing else into
         receive = link.irecv(target, before, RING_TAG)
@@ -57,30 +57,30 @@ def _ring_sum_flat(link: Link, flat: Tensor, rank: int, ranks: Sequence[int], ti
 
 
 def tree_sum(link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Sum a short vector over ranks in place: up a binary tree and down again.
+    """Tree all-reduce (sum) of a short vector in place: up a binary tree and down again.
 
-    Every element is added in the order of the tree, from the leaves up, and the root's sum is what all ranks get.
+    Elements are added in tree order, from the leaves up; all ranks get the root's sum.
 
     Args:
         link: the transfers.
-        values: shape (n,), the same n and type on all ranks.
+        values: shape (n,), the same n and dtype on all ranks.
         rank: this rank, one of `ranks`.
-        ranks: the members, the same everywhere; the first is the root.
-        timeout_s: the most that each of the transfers may take, in seconds.
+        ranks: the members, the same on all of them; the first is the root.
+        timeout_s: timeout of each transfer, in seconds.
 
     Raises:
         TimeoutError, OSError: see `skippipe.runtime.links.Work`.
 
     """
-    place = ranks.index(rank)
-    children = [ranks[child] for child in (2 * place + 1, 2 * place + 2) if child < len(ranks)]
+    index = ranks.index(rank)
+    children = [ranks[child] for child in (2 * index + 1, 2 * index + 2) if child < len(ranks)]
     arrived = [torch.empty_like(values) for _ in children]
     receives = [link.irecv(part, child, UP_TAG) for part, child in zip(arrived, children, strict=True)]
     for part, receive in zip(arrived, receives, strict=True):
         receive.wait(timeout_s)
         values += part
-    if place:
-        parent = ranks[(place - 1) // 2]
+    if index:
+        parent = ranks[(index - 1) // 2]
         link.isend(values, parent, UP_TAG).wait(timeout_s)
         link.irecv(values, parent, DOWN_TAG).wait(timeout_s)
     for send in [link.isend(values, child, DOWN_TAG) for child in children]:

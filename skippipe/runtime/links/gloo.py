@@ -1,4 +1,4 @@
-"""Links over a Gloo process group of torch.distributed: tensors in the memory of CPUs, over TCP."""
+"""Links over a Gloo process group of torch.distributed: CPU tensors over TCP."""
 
 from datetime import timedelta
 
@@ -7,7 +7,7 @@ from torch import distributed as dist
 
 
 class GlooWork:
-    """One send or receive of Gloo."""
+    """One Gloo send or receive."""
 
     __slots__ = ("_work",)
 
@@ -15,7 +15,7 @@ class GlooWork:
         self._work = work
 
     def wait(self, timeout_s: float) -> None:
-        """Wait; see `Work`. Gloo gives up the connections of the whole group where the time runs out."""
+        """Wait; see `Work`. On a timeout Gloo closes all connections of the group."""
         try:
             self._work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
@@ -27,21 +27,21 @@ class GlooLink:
     """Point-to-point transfers within one Gloo group; ranks are those of the group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """Take a group; without one, that which `torch.distributed.init_process_group` has made."""
+        """Take a group; default: the one of `torch.distributed.init_process_group`."""
         group = group or dist.group.WORLD
         if group is None:
-            raise RuntimeError("there is no process group yet")
+            raise RuntimeError("no process group: call init_process_group first")
         self._group = group
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> GlooWork:
-        """Begin to send; see `Link`."""
+        """Start a send; see `Link`."""
         try:
             return GlooWork(self._group.send([tensor], to_rank, tag))
         except RuntimeError as error:
             raise ConnectionError(first_line(error)) from None
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> GlooWork:
-        """Begin to receive; see `Link`."""
+        """Start a receive; see `Link`."""
         try:
             return GlooWork(self._group.recv([tensor], from_rank, tag))
         except RuntimeError as error:
@@ -49,7 +49,7 @@ class GlooLink:
 
 
 def first_line(error: BaseException) -> str:
-    """What a backend says, without its place in the backend's sources and without advice."""
+    """First line of a backend's error, without its source location and advice."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith("[") and "] " in text:
         text = text.split("] ", 1)[1]

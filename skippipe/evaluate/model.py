@@ -1,0 +1,146 @@
+"""The evaluated model: a checkpoint or a transformers folder."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from skippipe._scheduler import Plan
+from skippipe.checkpoint import Checkpoint, open_checkpoint
+from skippipe.checkpoint.reading import TOKENIZER
+from skippipe.data.corpus import Corpus
+from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
+from skippipe.errors import InputError
+from skippipe.evaluate.config import EvaluateJob
+from skippipe.model.build import StageModule, build_part, config_sha256, model_config, stage_layers
+from skippipe.model.folder import CONFIG, own_tokenizer, weights_sha256
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Load = Callable[[torch.dtype, torch.device], StageModule]
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model whose weights are not loaded yet."""
+
+    title: str
+    """name in tables"""
+    sha256: str
+    """identifies the weights"""
+    config: "PretrainedConfig"
+    sizes: tuple[int, ...]
+    """layers of each stage"""
+    load: Load
+    """builds the full model as one module"""
+    tokenizer: str | None
+    """its own tokenizer, in the form of `data.tokenizer`; None: unknown"""
+    stage_of_node: Mapping[str, int] = field(default_factory=dict)
+    """by node name in the plan"""
+    sequence: int | None = None
+    """sequence length of its training; None: unknown"""
+    skipped: tuple[str, ...] = ()
+    """newer checkpoints of the run that were skipped, with reasons"""
+
+
+def open_model(job: EvaluateJob) -> EvaluatedModel:
+    """Open the model of a job.
+
+    Raises:
+        InputError: none or two are given, or it is unusable.
+
+    """
+    if (job.checkpoint is None) == (job.model_folder is None):
+        raise InputError(f"expected checkpoint or model, got {'both' if job.checkpoint else 'neither'}")
+    if job.checkpoint is not None:
+        return _of_checkpoint(open_checkpoint(Path(job.checkpoint), job.key), job)
+    assert job.model_folder is not None
+    return _of_folder(Path(job.model_folder), job)
+
+
+def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
+    """Raise `InputError` if the corpus does not match the model's tokenizer, vocabulary or positions."""
+    config = model.config
+    if model.tokenizer is not None:
+        check_tokenizer(corpus, own_encoder(model.tokenizer).json, model.title)
+    if sequence > config.max_position_embeddings:
+        raise InputError(
+            f"data.sequence: expected at most {config.max_position_embeddings}, the positions of {model.title}, "
+            f"got {sequence}"
+        )
+    if corpus.vocabulary > config.vocab_size:
+        raise InputError(
+            f"{corpus.folder}: expected a corpus prepared with the model's tokenizer: {model.title} has a vocabulary "
+            f"of {config.vocab_size}, the corpus of {corpus.vocabulary}"
+        )
+
+
+def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
+    config, plan = model_config(checkpoint.state.model), checkpoint.plan
+
+    def load(dtype: torch.dtype, device: torch.device) -> StageModule:
+        module = _drawn(config, dtype, device)
+        checkpoint.load(module.state_dict())
+        return module
+
+    has_tokenizer = checkpoint.tokenizer_json is not None
+    return EvaluatedModel(
+        title=str(checkpoint.path),
+        sha256=checkpoint.manifest.sha256,
+        config=config,
+        sizes=_sizes(job.layers or plan.layers, config),
+        load=load,
+        tokenizer=str(checkpoint.path / TOKENIZER) if has_tokenizer else None,
+        stage_of_node=_stage_of_node(plan),
+        sequence=_trained_sequence(plan),
+        skipped=checkpoint.skipped,
+    )
+
+
+def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"model: expected a folder with {CONFIG} and safetensors files, got {folder}")
+    config = model_config({"folder": str(folder)})
+
+    def load(dtype: torch.dtype, device: torch.device) -> StageModule:
+        return build_part(
+            config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device, weights=folder
+        )
+
+    return EvaluatedModel(
+        title=str(folder),
+        sha256=f"{weights_sha256(folder)}-{config_sha256(config)}",
+        config=config,
+        sizes=_sizes(job.layers or [], config),
+        load=load,
+        tokenizer=own_tokenizer(folder),
+    )
+
+
+def _drawn(config: "PretrainedConfig", dtype: torch.dtype, device: torch.device) -> StageModule:
+    return build_part(config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device)
+
+
+def _all(config: "PretrainedConfig") -> range:
+    return range(int(config.num_hidden_layers))
+
+
+def _sizes(stated: list[int], config: "PretrainedConfig") -> tuple[int, ...]:
+    sizes = list(stated) or [1] * int(config.num_hidden_layers)
+    stage_layers(sizes, config)
+    return tuple(sizes)
+
+
+def _stage_of_node(plan: Plan) -> dict[str, int]:
+    names = plan.cluster.names
+    return {names[node]: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+
+
+def _trained_sequence(plan: Plan) -> int | None:
+    noted = json.loads(plan.model) if plan.model is not None else {}
+    sequence = noted.get("sequence") if isinstance(noted, dict) else None
+    return sequence if isinstance(sequence, int) else None
