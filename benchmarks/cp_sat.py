@@ -72,7 +72,7 @@ def durations_of(case: Case) -> Durations:
         ValueError: a task takes no time. CP-SAT lets such a task run beside another one, the problem does not.
 
     """
-    cluster = case.instance.cluster
+    cluster = case.problem.cluster
     tasks = [[_nanoseconds(x) for x in row] for row in (cluster.forward_s, cluster.backward_s, cluster.loss_s)]
     if min(map(min, tasks)) <= 0:
         raise ValueError(f"{case.name}: a task takes no time, more is expected")
@@ -99,7 +99,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _allreduce_s(case: Case) -> list[float]:
-    cluster, stages = case.instance.cluster, case.instance.allocation.stages
+    cluster, stages = case.problem.cluster, case.problem.stages
     reduces = []
     for members, size in zip(stages, cluster.gradient_bytes or [0.0] * len(stages), strict=True):
         count = len(members)
@@ -143,7 +143,7 @@ class Model:
         if not self.rules.cc2 and self.rules.max_stage_jump is not None:
             raise ValueError(f"{case.name}: max_stage_jump without CC2 is not modelled")
         self.times = durations_of(case)
-        self.stages = case.instance.allocation.stages
+        self.stages = case.problem.stages
         self.stage_of = {node: stage for stage, members in enumerate(self.stages) for node in members}
         self.present = [stage for stage, members in enumerate(self.stages) if members]
         self.horizon = self._horizon()
@@ -165,7 +165,7 @@ class Model:
         longest = max(map(max, self.times.transfer))
         slowest = max(self.times.forward) + max(self.times.backward) + 2 * longest
         trip = len(self.present) * slowest + 2 * longest + max(self.times.loss)
-        return sum(self.case.counts) * trip + max(self.times.allreduce, default=0)
+        return sum(self.case.problem.microbatches) * trip + max(self.times.allreduce, default=0)
 
     def _time(self, name: str) -> cp_model.IntVar:
         return self.model.new_int_var(0, self.horizon, name)
@@ -279,7 +279,7 @@ class Model:
 
     def _resources(self) -> None:
         """TC2 and TC1."""
-        memory = self.case.instance.cluster.memory
+        memory = self.case.problem.cluster.memory
         for node in self.stage_of:
             self.model.add_no_overlap(self.on_node[node])
             if self.rules.tc1 == "held":
@@ -326,7 +326,7 @@ def route_owners(case: Case) -> list[tuple[int, int]]:
     waves = case.schedule.waves
     return [
         (source, min(waves, count - first))
-        for source, count in zip(case.instance.allocation.stages[0], case.counts, strict=True)
+        for source, count in zip(case.problem.stages[0], case.problem.microbatches, strict=True)
         for first in range(0, count, waves)
     ]
 
@@ -404,7 +404,7 @@ def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bou
     tasks.sort(key=lambda task: (task["start_s"], task["end_s"]))
     return {
         "format": "skippipe.plan/1",
-        "cluster": json.loads(case.instance.cluster.to_json()),
+        "cluster": json.loads(case.problem.cluster.to_json()),
         "constraints": {
             key: getattr(rules, key)
             for key in ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
@@ -412,11 +412,11 @@ def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bou
         "skip_ratio": rules.skip_ratio,
         "strategy": "skippipe",
         "stages": model.stages,
-        "layers": list(case.instance.allocation.layers),
-        "absent_stages": list(case.instance.allocation.absent_stages),
+        "layers": list(case.problem.layers),
+        "absent_stages": list(case.problem.absent_stages),
         "model": None,
         "microbatches_per_source": {
-            str(source): count for source, count in zip(model.stages[0], case.counts, strict=True)
+            str(source): count for source, count in zip(model.stages[0], case.problem.microbatches, strict=True)
         },
         "microbatches": batches,
         "tasks": tasks,

@@ -10,7 +10,6 @@ and out/effort.png; the second plans one instance and also says how much memory 
 
 import argparse
 import itertools
-import json
 import resource
 import sys
 import time
@@ -24,7 +23,7 @@ from synthetic import draw, preset
 
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.errors import NoPlanError
-from skippipe.planning import make_plan
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.search_history import SearchEvent, read_search_history
 
 NEAR = (1.05, 1.01)
@@ -35,15 +34,15 @@ def measure(nodes: int, stages: int, microbatches: int, planner: PlannerConfig) 
     """Plan one instance; seconds throughout."""
     config = replace(preset(), nodes=nodes, regions=min(nodes, max(4, nodes // 25)))
     began = time.perf_counter()
-    instance = draw(config, stages, microbatches, ScheduleConfig())
+    problem = draw(config, stages, microbatches, ScheduleConfig())
     row: Row = {"nodes": nodes, "stages": stages, "microbatches": microbatches}
     stated_s = time.perf_counter() - began
     try:
-        plan = make_plan(instance.problem, "skippipe", planner)
+        plan = make_plan(PlanningJob(problem), "skippipe", planner)
     except NoPlanError as error:
         note(f"{row}: {error}")
         return row | dict.fromkeys(("iteration_s", "lower_bound_s", "gap", "first_s", *_near(), "wall_s", "events"))
-    events = read_search_history(json.loads(plan.solver)).events
+    events = read_search_history(plan.solver).events
     plans = [(event.elapsed_s, event.upper_s) for event in events if event.upper_s is not None]
     best = plan.predicted.iteration_s
     row |= {
@@ -55,7 +54,7 @@ def measure(nodes: int, stages: int, microbatches: int, planner: PlannerConfig) 
             name: next((elapsed for elapsed, upper_s in plans if upper_s <= near * best), None)
             for name, near in zip(_near(), NEAR, strict=True)
         },
-        "wall_s": json.loads(plan.solver)["wall_s"],
+        "wall_s": plan.solver.wall_s,
     }
     note(f"stated in {stated_s:.1f} s, {row}")
     return row | {"events": [vars(event) for event in events]}

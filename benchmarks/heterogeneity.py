@@ -24,9 +24,10 @@ from output import OUT, Row, markdown, note, percent, save
 from synthetic import draw, preset
 
 from skippipe._scheduler import Cluster, Plan, simulate
+from skippipe.allocation import allocation_of
 from skippipe.config import ORDERS, LinkProfile, PlannerConfig, ScheduleConfig, SyntheticConfig
-from skippipe.errors import LockupError, SchedulerError
-from skippipe.planning import Instance, make_plan, saving, state_problem
+from skippipe.errors import DeadlockError, SchedulerError
+from skippipe.planning import PlanningJob, make_plan, saving, state_problem
 
 NODES, STAGES, MICROBATCHES = 24, 6, 24
 SPREAD = 4.0
@@ -70,15 +71,15 @@ def seen(cluster: Json, *, speed: bool, memory: str) -> Json:
     return cluster | {"nodes": nodes}
 
 
-def executed(plan: Plan, cluster: Json) -> dict[str, float | None]:
+def executed(plan: Plan, cluster: Cluster) -> dict[str, float | None]:
     """Seconds that the routes of a plan take on another cluster, in the plan's order and under the dispatch rule."""
-    moved = Plan.from_json(json.dumps(json.loads(plan.to_json()) | {"cluster": cluster}))
+    moved = plan.with_cluster(cluster)
     times: dict[str, float | None] = {}
     for order in ORDERS:
         try:
             done = simulate(moved, order=order)
             times[order] = None if done.check() else done.predicted.iteration_s
-        except LockupError:
+        except DeadlockError:
             times[order] = None
     return times
 
@@ -86,20 +87,20 @@ def executed(plan: Plan, cluster: Json) -> dict[str, float | None]:
 def measure(links: str, seed: int, planner: PlannerConfig) -> list[Row]:
     """Plan one cluster with each view of it, and execute what comes out."""
     schedule = ScheduleConfig()
-    instance: Instance = draw(cluster_settings(links, seed), STAGES, MICROBATCHES, schedule)
-    true: Json = json.loads(instance.cluster.to_json())
-    asked = dataclasses.replace(schedule, microbatches_per_source=MICROBATCHES // len(instance.allocation.stages[0]))
+    problem = draw(cluster_settings(links, seed), STAGES, MICROBATCHES, schedule)
+    true: Json = json.loads(problem.cluster.to_json())
+    asked = dataclasses.replace(schedule, microbatches_per_source=MICROBATCHES // len(problem.stages[0]))
     rows = []
     for view, (speed, memory) in VIEWS.items():
         cluster = Cluster.from_json(json.dumps(seen(true, speed=speed, memory=memory)))
         row: Row = {"links": links, "seed": seed, "view": view}
         try:
-            plan = make_plan(state_problem(cluster, instance.allocation, asked), "skippipe", planner)
+            plan = make_plan(PlanningJob(state_problem(cluster, allocation_of(problem), asked)), "skippipe", planner)
         except SchedulerError as error:
             rows.append(row | {"planned_s": None, "plan_s": None, "dispatch_s": None, "iteration_s": None})
             note(f"{row}: {error}")
             continue
-        times = executed(plan, true)
+        times = executed(plan, problem.cluster)
         reached = [time for time in times.values() if time is not None]
         row |= {"planned_s": plan.predicted.iteration_s, "plan_s": times["plan"], "dispatch_s": times["dispatch"]}
         rows.append(row | {"iteration_s": min(reached, default=None)})

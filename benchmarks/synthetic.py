@@ -3,11 +3,12 @@
 from dataclasses import replace
 from random import Random
 
+from skippipe._scheduler import Problem
 from skippipe.allocation import Allocation, even_sizes
 from skippipe.application import compose
 from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
-from skippipe.planning import Instance, state_problem
+from skippipe.planning import state_problem
 
 
 def preset() -> SyntheticConfig:
@@ -17,8 +18,8 @@ def preset() -> SyntheticConfig:
     return found
 
 
-def draw(config: SyntheticConfig, stages: int, microbatches: int, schedule: ScheduleConfig) -> Instance:
-    """Make an instance: a random allocation (fixed by the seed), so that none is favoured, and so many microbatches."""
+def draw(config: SyntheticConfig, stages: int, microbatches: int, schedule: ScheduleConfig) -> Problem:
+    """State a problem: a random allocation (fixed by the seed), so that none is favoured, and so many microbatches."""
     cluster = preset_spec(config).cluster(config)
     order = Random(config.seed).sample(range(config.nodes), config.nodes)
     members, first = [], 0
@@ -27,6 +28,4 @@ def draw(config: SyntheticConfig, stages: int, microbatches: int, schedule: Sche
         first += size
     sources = len(members[0])
     counts = [microbatches // sources + (i < microbatches % sources) for i in range(sources)]
-    allocation = Allocation(members)
-    asked = replace(schedule, microbatches_per_source=counts)
-    return Instance(cluster, allocation, state_problem(cluster, allocation, asked))
+    return state_problem(cluster, Allocation(members), replace(schedule, microbatches_per_source=counts))

@@ -21,12 +21,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 from output import OUT, Row, markdown, note, percent, save
 
-from skippipe._scheduler import Cluster
+from skippipe._scheduler import Cluster, Problem
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.benchmark import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
-from skippipe.planning import Instance, evaluate, prepare, saving, state_problem
+from skippipe.planning import PlanningJob, allocated, evaluate_strategy, prepare, saving, state_problem
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PRESETS = ("geo20", "five_clusters", "single_cluster")
@@ -38,7 +38,7 @@ RULE_SETS = {
     "reference": ScheduleConfig(tc1="routes", waves=2, max_swaps=2, max_stage_jump=4),
 }
 
-Maker = Callable[[int, ScheduleConfig], Instance]
+Maker = Callable[[int, ScheduleConfig], Problem]
 
 
 def scaled_preset(config: ClusterConfig, samples: int) -> ClusterConfig:
@@ -74,11 +74,13 @@ def instances() -> dict[tuple[str, str], tuple[Maker, ScheduleConfig]]:
     """For every instance and rule set, how it is made for a number of samples, and the rules."""
 
     def of_preset(config: ClusterConfig) -> Maker:
-        return lambda samples, schedule: prepare(scaled_preset(config, samples), AllocateConfig(), schedule, ALLOCATING)
+        return lambda samples, schedule: allocated(
+            prepare(scaled_preset(config, samples), AllocateConfig(), schedule), ALLOCATING
+        )
 
-    def of_published(samples: int, schedule: ScheduleConfig) -> Instance:
+    def of_published(samples: int, schedule: ScheduleConfig) -> Problem:
         cluster, allocation = published(samples), read_allocation(str(SHARED / "published20.json"))
-        return Instance(cluster, allocation, state_problem(cluster, allocation, schedule))
+        return state_problem(cluster, allocation, schedule)
 
     presets = compose("bench planner", []).instances
     makers = {name: of_preset(presets[name]) for name in PRESETS}
@@ -95,10 +97,10 @@ def measure(samples: Iterable[int], swaps: Iterable[int], planner: PlannerConfig
     for (name, rules), (make, own) in instances().items():
         for count in samples:
             for most in sorted({*swaps, own.max_swaps}):
-                instance = make(count, dataclasses.replace(own, max_swaps=most))
+                job = PlanningJob(make(count, dataclasses.replace(own, max_swaps=most)))
                 times = {}
                 for strategy in STRATEGIES:
-                    reached = evaluate(instance.problem, strategy, planner)
+                    reached = evaluate_strategy(job, strategy, planner)
                     times[strategy] = reached.iteration_s
                     rows.append({
                         "instance": name, "rules": rules, "samples": count, "max_swaps": most,

@@ -11,7 +11,6 @@ have the same number of microbatches, time, rules and skip ratio. Writes out/une
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from heterogeneity import cluster_settings as settings_of_speeds
 from output import Row, markdown, note, percent, save
 
 from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Freedom, Plan, Problem, allocate
+from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate
 from skippipe.allocation import even_sizes
 from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
@@ -32,12 +31,12 @@ GRADIENT_BYTES = 201326592.0
 """Of a stage of four layers."""
 ALLOCATION_WORK = 50_000
 LINKS = ("slow", "fast")
-FREEDOMS: dict[str, Freedom | None] = {
+SCOPES: dict[str, AllocationScope | None] = {
     "as cut": None,
-    "places": Freedom(),
-    "places, sizes": Freedom(sizes=True),
-    "places, layers": Freedom(layers=LAYERS),
-    "places, sizes, layers": Freedom(sizes=True, layers=LAYERS),
+    "places": AllocationScope(),
+    "places, sizes": AllocationScope(sizes=True),
+    "places, layers": AllocationScope(layers=LAYERS),
+    "places, sizes, layers": AllocationScope(sizes=True, layers=LAYERS),
 }
 """What the planner may change of the allocation."""
 EQUAL, FREE = "places", "places, sizes, layers"
@@ -59,12 +58,12 @@ def equal_cut(cluster: Cluster) -> Problem:
 
 
 def measure(links: str, seed: int, seconds: float) -> list[Row]:
-    """Plan one cluster with every freedom."""
+    """Plan one cluster within every scope."""
     config = cluster_settings(links, seed)
     problem = equal_cut(preset_spec(config).cluster(config, [GRADIENT_BYTES] * STAGES))
     rows = []
-    for name, freedom in FREEDOMS.items():
-        plan = _scheduler.plan(problem, "skippipe", time_limit_s=seconds, freedom=freedom)
+    for name, scope in SCOPES.items():
+        plan = _scheduler.plan(PlanRequest(problem, "skippipe", time_limit_s=seconds, scope=scope))
         broken = plan.check()
         if broken or len(plan.microbatches) != MICROBATCHES:
             raise RuntimeError(f"{links}, {seed}, {name}: {broken}, {len(plan.microbatches)} microbatches")
@@ -82,7 +81,7 @@ def described(plan: Plan) -> Row:
         "sizes": [len(stage) for stage in plan.stages],
         "layers": plan.layers,
         "microbatches": sorted(plan.microbatches_per_source.values(), reverse=True),
-        "solver": json.loads(plan.solver).get("allocation"),
+        "least_s": None if plan.solver.allocation is None else plan.solver.allocation.lower_bound_s,
     }
 
 
@@ -92,7 +91,7 @@ def table(rows: list[Row]) -> str:
     seeds = sorted({row["seed"] for row in rows})
     summary = []
     for links in LINKS:
-        for name in FREEDOMS:
+        for name in SCOPES:
             gains = {
                 baseline: [saving(times[links, seed, name], times[links, seed, baseline]) for seed in seeds]
                 for baseline in ("as cut", EQUAL)
@@ -105,7 +104,7 @@ def table(rows: list[Row]) -> str:
             })  # fmt: skip
     lines = [
         {"links": links, "seed": seed}
-        | {f"{name}, s": times[links, seed, name] for name in FREEDOMS}
+        | {f"{name}, s": times[links, seed, name] for name in SCOPES}
         | {f"saved of {EQUAL!r}": percent(saving(times[links, seed, FREE], times[links, seed, EQUAL]))}
         | {what: next(row[what] for row in rows if (row["links"], row["seed"], row["free"]) == (links, seed, FREE))
            for what in ("sizes", "layers", "microbatches")}

@@ -7,7 +7,7 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Allocated", "Cluster", "Constraints", "Explanation", "Freedom", "Microbatch", "Plan", "Predicted", "Problem", "Scored", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
+__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "UnallocatedProblem", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
 
 @final
 class Allocated:
@@ -41,6 +41,90 @@ class Allocated:
     def statistics(self, /) -> dict[str, int]:
         """
         Counts of the search, by name.
+        """
+
+@final
+class AllocationReport:
+    """
+    How the search for an allocation by the iteration went.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    @property
+    def left_out(self, /) -> list[LeftOut]:
+        """
+        What each absent node would cost.
+        """
+    @property
+    def lower_bound_s(self, /) -> float:
+        """
+        No allocation that was allowed takes less, in seconds.
+        """
+    @property
+    def planned_one_by_one(self, /) -> bool:
+        """
+        Whether every allocation was looked at by itself.
+        """
+    @property
+    def rounds(self, /) -> int:
+        """
+        Rounds of the search.
+        """
+    @property
+    def runner_up(self, /) -> RunnerUp | None:
+        """
+        The best plan of another allocation.
+        """
+    @property
+    def start_s(self, /) -> float | None:
+        """
+        Seconds of the iteration on the first allocation.
+        """
+    @property
+    def work(self, /) -> int:
+        """
+        Search steps.
+        """
+
+@final
+class AllocationScope:
+    """
+    What a search may change of a problem's allocation, beside which node serves in whose place.
+
+    `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
+    every other stage has at least one, and none gets more than it has unless `sizes` may change too. `layers`: so many decoder layers are shared out anew over the
+    stages, and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of
+    the layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
+    two nodes of one stage takes longer, in seconds (None: any).
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> AllocationScope: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def layers(self, /) -> int:
+        """
+        Decoder layers to be shared out; 0: they stay.
+        """
+    @property
+    def max_replica_transfer_s(self, /) -> float | None:
+        """
+        Seconds that a message within a stage takes at most; None: any.
+        """
+    @property
+    def sizes(self, /) -> bool:
+        """
+        Stages may have other numbers of nodes.
+        """
+    @property
+    def sources(self, /) -> bool:
+        """
+        Other nodes may be sources.
+        """
+    @property
+    def unused(self, /) -> bool:
+        """
+        Nodes may serve no stage.
         """
 
 @final
@@ -137,6 +221,10 @@ class Cluster:
     def transfer_times(self, /, senders: SupportsGetItem[int, SupportsIndex], receivers: SupportsGetItem[int, SupportsIndex]) -> NDArray[float64]:
         """
         Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
+        """
+    def with_times(self, /, forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike) -> Cluster:
+        """
+        The same cluster with other seconds of forward, backward, and head and loss on each node, each of shape (N,).
         """
     @property
     def workload(self, /) -> str | None:
@@ -259,44 +347,36 @@ class Explanation:
         """
 
 @final
-class Freedom:
+class LeftOut:
     """
-    What a search may change of a problem's allocation, beside which node serves in whose place.
-
-    `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
-    every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
-    and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
-    layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
-    two nodes of one stage takes longer, in seconds (None: any).
+    What an absent node would cost in the stage where it costs least, routes and order being the same.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> Freedom: ...
-    def __repr__(self, /) -> str: ...
     @property
-    def layers(self, /) -> int:
+    def allreduce_s(self, /) -> float:
         """
-        Decoder layers to be shared out; 0: they stay.
+        Seconds of the stage's all-reduce with the node.
         """
     @property
-    def max_replica_transfer_s(self, /) -> float | None:
+    def allreduce_without_s(self, /) -> float:
         """
-        Seconds that a message within a stage takes at most; None: any.
-        """
-    @property
-    def sizes(self, /) -> bool:
-        """
-        Stages may have other numbers of nodes.
+        Seconds of the stage's all-reduce without it.
         """
     @property
-    def sources(self, /) -> bool:
+    def iteration_s(self, /) -> float:
         """
-        Other nodes may be sources.
+        Seconds of the iteration with the node.
         """
     @property
-    def unused(self, /) -> bool:
+    def node(self, /) -> int:
         """
-        Nodes may serve no stage.
+        The node.
+        """
+    @property
+    def stage(self, /) -> int:
+        """
+        The stage.
         """
 
 @final
@@ -416,9 +496,9 @@ class Plan:
         Share of stage visits left out.
         """
     @property
-    def solver(self, /) -> str:
+    def solver(self, /) -> SearchReport:
         """
-        How the search went: a JSON object as text.
+        How the search went.
         """
     @property
     def stages(self, /) -> list[list[int]]:
@@ -439,10 +519,29 @@ class Plan:
         """
         Writes `skippipe.plan/1`.
         """
-    def with_solver_entry(self, /, key: str, told: str) -> Plan:
+    def with_cluster(self, /, cluster: Cluster) -> Plan:
         """
-        The same plan; its `solver` has `told`, a JSON value as text, under `key`.
+        The same plan for another cluster of as many nodes; its times stay, and `simulate` gives the new ones.
         """
+    def with_model(self, /, *, config_sha256: str, hidden: SupportsIndex, layers: SupportsIndex, microbatch_size: SupportsIndex, sequence: SupportsIndex, wire_dtype: str) -> Plan:
+        """
+        The same plan, said to be for this model.
+        """
+    def without_report(self, /) -> Plan:
+        """
+        The same plan without how it was found.
+        """
+
+@final
+class PlanRequest:
+    """
+    What `plan` is asked for: `first`, a problem with its allocation or one whose first allocation is the surrogate's;
+    `scope`, what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
+    "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or "cbs" for conflict-based search
+    alone, which with `suboptimality` above 1 ends with a plan of at most so many times the lower bound; `work_limit`
+    counts search steps. Same seed and work limit: same plan, whatever the number of threads.
+    """
+    def __new__(cls, /, first: Problem | UnallocatedProblem, strategy: str = "skippipe", *, scope: AllocationScope | None = None, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0) -> PlanRequest: ...
 
 @final
 class Predicted:
@@ -488,9 +587,61 @@ class Problem:
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ..., absent_nodes: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    @property
+    def absent_nodes(self, /) -> list[int]:
+        """
+        Nodes that serve no stage.
+        """
+    @property
+    def absent_stages(self, /) -> list[int]:
+        """
+        Stages that no node serves.
+        """
+    @property
+    def cluster(self, /) -> Cluster:
+        """
+        The nodes and the links between them.
+        """
+    @property
+    def layers(self, /) -> list[int]:
+        """
+        Decoder layers of each stage; empty: not known.
+        """
     def lower_bound_s(self, /) -> float:
         """
         A bound in seconds that no plan of this allocation and these rules can beat.
+        """
+    @property
+    def microbatches(self, /) -> list[int]:
+        """
+        Microbatches of each node of stage 0, in their order.
+        """
+    @property
+    def stages(self, /) -> list[list[int]]:
+        """
+        Nodes of each stage.
+        """
+    def with_rules(self, /, constraints: Constraints, *, skip_ratio: SupportsFloat | SupportsIndex) -> Problem:
+        """
+        The same question under other rules.
+        """
+
+@final
+class RunnerUp:
+    """
+    An allocation, and the iteration of its best plan.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    @property
+    def iteration_s(self, /) -> float:
+        """
+        Seconds of the iteration.
+        """
+    @property
+    def stages(self, /) -> list[list[int]]:
+        """
+        Nodes of each stage.
         """
 
 @final
@@ -527,6 +678,102 @@ class Scored:
         """
         The tour over all stages and back to stage 0: from one to the next, the longest round trip of a message in the
         bottleneck matching of their nodes.
+        """
+
+@final
+class SearchEvent:
+    """
+    Best plan and best bound from a moment of a search on.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    @property
+    def elapsed_s(self, /) -> float:
+        """
+        Seconds since the search began.
+        """
+    @property
+    def lower_s(self, /) -> float | None:
+        """
+        Seconds of the best lower bound; None where it says nothing.
+        """
+    @property
+    def upper_s(self, /) -> float | None:
+        """
+        Seconds of the best iteration; None as long as there is no plan.
+        """
+    @property
+    def work(self, /) -> int:
+        """
+        Search steps done.
+        """
+
+@final
+class SearchReport:
+    """
+    What a search reports of itself: the part `solver` of a plan. What a plan of others does not say is None or empty.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    @property
+    def allocation(self, /) -> AllocationReport | None:
+        """
+        How the allocation was found, where it was searched by the iteration.
+        """
+    @property
+    def attempts(self, /) -> int | None:
+        """
+        Draws of random routes or straight pipelines.
+        """
+    @property
+    def events(self, /) -> list[SearchEvent]:
+        """
+        Plans and bounds as they were found, in order.
+        """
+    @property
+    def interrupted(self, /) -> bool:
+        """
+        Whether somebody ended the search early.
+        """
+    @property
+    def optimal(self, /) -> bool:
+        """
+        Whether the plan is proved to be the best for its allocation and rules.
+        """
+    @property
+    def rounds(self, /) -> int | None:
+        """
+        Rounds of the search for routes and order.
+        """
+    @property
+    def seed(self, /) -> int | None:
+        """
+        Seed of every random choice.
+        """
+    @property
+    def statistics(self, /) -> dict[str, float]:
+        """
+        Counts of the search for routes and order, by name.
+        """
+    @property
+    def surrogate(self, /) -> Allocated | None:
+        """
+        The allocation that the surrogate found before, where it was asked.
+        """
+    @property
+    def threads(self, /) -> int | None:
+        """
+        Threads that it had.
+        """
+    @property
+    def wall_s(self, /) -> float | None:
+        """
+        Seconds that the search took.
+        """
+    @property
+    def work(self, /) -> int | None:
+        """
+        Search steps.
         """
 
 @final
@@ -608,6 +855,22 @@ class Task:
         """
 
 @final
+class UnallocatedProblem:
+    """
+    A problem whose allocation is still to be found, first by the surrogate: see `allocate` for `sizes`, `sources` and
+    `max_replica_transfer_s`, and `Problem` for the rest. Microbatches are given in the order of `sources`, where those
+    are fixed.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, sources: SupportsGetItem[int, SupportsIndex] | None = None, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, layers: SupportsGetItem[int, SupportsIndex] = ...) -> UnallocatedProblem: ...
+    @property
+    def cluster(self, /) -> Cluster:
+        """
+        The nodes and the links between them.
+        """
+
+@final
 class Upgrade:
     """
     A node or a link made twice as fast, and what that gains with the routes of a plan unchanged.
@@ -663,7 +926,13 @@ def benchmark_simulator(plan: Plan, *, order: str = "plan", seconds: SupportsFlo
 
 def explain(plan: Plan) -> Explanation:
     """
-    Explains a plan as its own order runs. Raises LockupError or InputError as `simulate` does.
+    Explains a plan as its own order runs. Raises DeadlockError or InputError as `simulate` does.
+    """
+
+def first_allocation(request: PlanRequest) -> tuple[Problem, Allocated | None]:
+    """
+    The problem on the allocation with which the search for a request begins, and what the surrogate says of that
+    allocation where it is the surrogate's.
     """
 
 def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex]) -> list[list[int]]:
@@ -672,17 +941,13 @@ def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsInde
     first, and add up to the nodes of the cluster. Gives the nodes of each stage.
     """
 
-def plan(problem: Problem, strategy: str = "skippipe", *, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, progress: Any | None = None, freedom: Freedom | None = None) -> Plan:
+def plan(request: PlanRequest, *, progress: Any | None = None) -> Plan:
     """
-    The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
-    threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
-    "cbs" for conflict-based search alone, which with `suboptimality` above 1 ends with a plan of at most so many times
-    the lower bound; `work_limit` counts search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
+    The best plan found for a request within its limits. `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
     about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
-    search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
-    ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-    up. With `freedom` the allocation is searched too, for the strategy that is planned by: stages, layers, cluster and
-    microbatches of the plan may then differ from the problem's.
+    search with the best plan so far (`solver.interrupted`), and is raised where there is none. Raises ImpossibleError
+    where no plan can exist, NoPlanError where none was found, DeadlockError where the dispatch rule deadlocks. With a
+    scope, stages, layers, cluster and microbatches of the plan may differ from the problem's.
     """
 
 def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]]) -> Scored:
@@ -694,7 +959,7 @@ def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetI
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:
     """
     The plan with the times that the simulator gives its tasks: in the order that it states on each node ("plan"), or
-    in the order of the dispatch rule ("dispatch"). Raises LockupError naming the cycle, InputError where the tasks do
+    in the order of the dispatch rule ("dispatch"). Raises DeadlockError naming the cycle, InputError where the tasks do
     not belong to the routes.
     """
 

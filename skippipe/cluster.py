@@ -2,7 +2,7 @@
 
 from skippipe._scheduler import Cluster
 from skippipe.config import ClusterConfig, RegionsConfig, SitesConfig, SyntheticConfig
-from skippipe.errors import InputError, in_file
+from skippipe.errors import InputError, in_file, unexpected
 from skippipe.files import read_text
 from skippipe.presets import ClusterSpec, regions_cluster, sites_cluster, synthetic_cluster
 
@@ -34,4 +34,4 @@ def preset_spec(config: ClusterConfig) -> ClusterSpec:
         case SyntheticConfig():
             return synthetic_cluster(config)
         case _:
-            raise InputError("cluster is no preset and cluster.file is not set, one of them is expected")
+            raise unexpected("cluster", "neither", "a preset, or cluster.file")

@@ -68,10 +68,6 @@ class NoPlanError(SchedulerError, RuntimeError):
     """No plan was found within the limit; one may exist."""
 
 
-class LockupError(SchedulerError, RuntimeError):
-    """Tasks wait for each other in a circle, which the message names."""
-
-
 class DeadlockError(SchedulerError, RuntimeError):
     """Tasks of a plan, or programs of ranks, wait for each other in a circle, or for what never comes.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from skippipe._scheduler import Plan
-from skippipe.errors import InputError, SchedulerError, in_file, printable
+from skippipe.errors import InputError, SchedulerError, in_file
 from skippipe.files import read_text, write_text
 
 __all__ = ["Plan", "load_plan", "save_plan"]
@@ -26,10 +26,10 @@ def load_plan(path: str) -> Plan:
         raise in_file(error, path) from None
     broken = plan.check()
     if broken:
-        raise InputError(f"{printable(path)}: the plan breaks its own rules: {_listed(broken)}")
+        raise InputError(f"the plan breaks its own rules: {_listed(broken)}", file=path)
     circle = plan.find_circle()
     if circle is not None:
-        raise InputError(f"{printable(path)}: tasks: expected an order that can be executed, got {circle}")
+        raise InputError(f"expected an order that can be executed, got {circle}", key="tasks", file=path)
     return plan
 
 

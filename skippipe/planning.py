@@ -1,20 +1,28 @@
-"""From settings to a plan: put the question together, and have the extension answer it."""
+"""From settings to a plan: state the question, have the extension answer it, compare strategies."""
 
 import dataclasses
 import itertools
-import json
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import Allocated, Cluster, Constraints, Freedom, Plan, Problem
-from skippipe.allocation import Allocation, allocate, effort
+from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem, UnallocatedProblem
+from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
 from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
-from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, in_file
-from skippipe.workload import Throughput, throughput
+from skippipe.errors import (
+    DeadlockError,
+    ImpossibleError,
+    InputError,
+    NoPlanError,
+    in_file,
+    in_group,
+    unexpected,
+)
+from skippipe.workload import Throughput, throughput, workload_of
 
 Progress = Callable[[float, float, float, int], None]
 """Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
@@ -32,19 +40,18 @@ JOINT = ("full-routed", "skippipe")
 
 
 @dataclass(frozen=True)
-class Instance:
-    """A question for the planner, and the parts of it that reports need."""
+class PlanningJob:
+    """A question that every strategy can be asked."""
 
-    cluster: Cluster
-    allocation: Allocation
-    problem: Problem
-    freedom: Freedom | None = None
-    """what the planner may change of the allocation; None: nothing"""
+    first: Problem | UnallocatedProblem
+    """cluster, rules, skip ratio and microbatches, with an allocation or without: then the surrogate's comes first"""
+    scope: AllocationScope | None = None
+    """what the planner may change of the first allocation; None: nothing"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a strategy reached on an instance; times in seconds, None where there is none."""
+    """What a strategy reached; times in seconds, None where there is none."""
 
     strategy: str
     iteration_s: float | None = None
@@ -55,62 +62,67 @@ class Outcome:
     """work per second: the microbatches of strategies may differ"""
 
 
-def prepare(
-    machines: ClusterConfig,
-    allocating: AllocateConfig,
-    schedule: ScheduleConfig,
-    planner: PlannerConfig | None = None,
-) -> Instance:
-    """Resolve the cluster, allocate its nodes by the surrogate, and state the problem.
-
-    `planner` says how long to search for an allocation; None: for a fixed amount of work.
+def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> PlanningJob:
+    """Resolve the cluster and state the question.
 
     Raises:
-        InputError: settings or files that cannot be used, or a problem that has no plan.
-        NoPlanError: no allocation was found within the limit.
+        InputError: settings or files that cannot be used.
 
     """
-    check_freedom(allocating, schedule)
-    planner = PlannerConfig(work_limit=ALLOCATING_WORK) if planner is None else planner
-    if machines.file is not None:
-        cluster = load_cluster(machines.file)
-        allocation = allocate(allocating, cluster, schedule.stages, None, planner)
+    check_scope(allocating, schedule)
+    parts = None if machines.file is not None else preset_spec(machines)
+    cluster = load_cluster(str(machines.file)) if parts is None else parts.cluster(machines)
+    preset = None if parts is None else machines.stage_sizes
+    # A cluster that says what each stage all-reduces has so many stages.
+    wanted = schedule.stages or len(allocating.sizes or cluster.gradient_bytes) or None
+    allocation = None if allocating.stages is None else given_allocation(allocating, cluster, schedule.stages)
+    if allocation is None:
+        sizes = choose_sizes(allocating.sizes, len(cluster), wanted, preset, allocating.sources)
     else:
-        parts = preset_spec(machines)
-        cluster = parts.cluster(machines)
-        allocation = allocate(allocating, cluster, schedule.stages, machines.stage_sizes, planner)
-        if machines.gradient_bytes > 0:
-            cluster = parts.cluster(machines, [machines.gradient_bytes] * len(allocation.stages))
+        sizes = [len(stage) for stage in allocation.stages]
+    if parts is not None and machines.gradient_bytes > 0:
+        cluster = parts.cluster(machines, [machines.gradient_bytes] * len(sizes))
     try:
-        problem = state_problem(cluster, allocation, schedule)
+        if allocation is not None:
+            return PlanningJob(state_problem(cluster, allocation, schedule))
+        layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
+        first = UnallocatedProblem(
+            cluster,
+            sizes,
+            microbatches(schedule.microbatches_per_source, sizes[0]),
+            skip_ratio=schedule.skip_ratio,
+            constraints=constraints(schedule),
+            sources=allocating.sources,
+            max_replica_transfer_s=allocating.max_replica_transfer_s,
+            layers=layers,
+        )
+        return PlanningJob(first, scope_of(allocating, layers))
     except InputError as error:
         raise with_origin(error, machines.file, allocating.stages) from None
-    return Instance(cluster, allocation, problem, freedom_of(allocating, allocation))
 
 
-def check_freedom(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
+def check_scope(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
     """Raise `InputError` where layers are to be chosen, and other settings leave nobody or nothing to choose them."""
     if allocating.layers != "auto":
         return
     if allocating.objective != "simulated":
-        raise InputError(
-            f"allocate.layers is auto, allocate.objective is {allocating.objective}, simulated is expected"
-        )
+        raise unexpected("allocate.objective", allocating.objective, "simulated, as allocate.layers is auto")
     if isinstance(schedule.microbatches_per_source, list):
-        raise InputError(
-            f"allocate.layers is auto, schedule.microbatches_per_source is {schedule.microbatches_per_source}, "
-            "one number is expected: the microbatches of all sources together are dealt anew"
+        raise unexpected(
+            "schedule.microbatches_per_source",
+            schedule.microbatches_per_source,
+            "one number, as allocate.layers is auto: the microbatches of all sources together are dealt anew",
         )
 
 
-def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | None:
-    """What the planner may change of an allocation; None where it is given, or to be the surrogate's."""
-    if allocation.found is None or allocating.objective != "simulated":
+def scope_of(allocating: AllocateConfig, layers: tuple[int, ...]) -> AllocationScope | None:
+    """What the planner may change of the surrogate's allocation; None where that is to stand."""
+    if allocating.objective != "simulated":
         return None
     choosing = allocating.layers == "auto"
-    return Freedom(
+    return AllocationScope(
         sizes=choosing and allocating.sizes is None,
-        layers=sum(allocation.layers) if choosing else 0,
+        layers=sum(layers) if choosing else 0,
         sources=allocating.sources is None,
         max_replica_transfer_s=allocating.max_replica_transfer_s,
         unused=allocating.unused == "allow",
@@ -118,13 +130,14 @@ def freedom_of(allocating: AllocateConfig, allocation: Allocation) -> Freedom | 
 
 
 def with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
-    """Say in which file or setting the key stands that a problem's error names."""
-    text = str(error)
-    if stages_file is not None and text.startswith(("stages", "absent_", "layers")):
+    """Say in which file or group of settings the key stands that a problem's error names."""
+    root = re.split(r"[.\[]", error.key or "", maxsplit=1)[0]
+    if stages_file is not None and root in {"stages", "absent_stages", "absent_nodes", "layers"}:
         return in_file(error, stages_file)
-    if cluster_file is not None and text.startswith("cluster"):
+    if cluster_file is not None and root == "cluster":
         return in_file(error, cluster_file)
-    return type(error)(f"schedule.{text}") if text.startswith("skip_ratio") else error
+    group = {"skip_ratio": "schedule", "sizes": "allocate", "sources": "allocate", "max_replica_transfer_s": "allocate"}
+    return in_group(error, group[root]) if root in group else error
 
 
 def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleConfig) -> Problem:
@@ -150,11 +163,11 @@ def microbatches(setting: object, sources: int) -> list[int]:
     for i, count in enumerate(counts):
         if type(count) is not int or not 0 <= count < 2**31:
             name = f"{key}[{i}]" if isinstance(setting, list) else key
-            raise InputError(f"{name} is {count!r}, an integer of at least 0 is expected")
+            raise unexpected(name, repr(count), "an integer of at least 0")
     if len(counts) != sources:
-        raise InputError(f"{key} is {counts}, one number or a list of {sources}, one for each source, is expected")
+        raise unexpected(key, counts, f"one number or a list of {sources}, one for each source")
     if not sum(counts):
-        raise InputError(f"{key} is {setting}, at least one microbatch is expected")
+        raise unexpected(key, setting, "at least one microbatch")
     return counts
 
 
@@ -172,104 +185,70 @@ def constraints(schedule: ScheduleConfig) -> Constraints:
     )
 
 
-def make_plan(
-    problem: Problem,
-    strategy: str,
-    planner: PlannerConfig,
-    progress: Progress | None = None,
-    freedom: Freedom | None = None,
-) -> Plan:
-    """Plan with one strategy; with `freedom` for the best allocation found, else for the problem's.
+def plan_request(job: PlanningJob, strategy: str, planner: PlannerConfig) -> PlanRequest:
+    """Ask the question of one strategy, with the limits of a planner."""
+    return PlanRequest(
+        job.first,
+        strategy,
+        scope=job.scope,
+        method=planner.method,
+        suboptimality=planner.suboptimality,
+        time_limit_s=time_limit(planner, job.scope),
+        work_limit=planner.work_limit,
+        threads=planner.threads,
+        seed=planner.seed,
+    )
+
+
+def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
+    """Plan with one strategy, within the scope of the job for the best allocation found.
 
     Raises:
-        KeyboardInterrupt: somebody did not want to wait; `plan_until_stopped` keeps what was found.
+        KeyboardInterrupt: somebody did not want to wait; the extension's `plan` keeps what was found.
         ImpossibleError: proved that no plan can hold the rules.
         NoPlanError: none was found within the limit.
-        LockupError: the dispatch rule locks up.
+        DeadlockError: the dispatch rule deadlocks.
 
     """
-    plan = plan_until_stopped(problem, strategy, planner, progress, freedom)
-    if is_interrupted(plan):
+    plan = _scheduler.plan(plan_request(job, strategy, planner), progress=progress)
+    if plan.solver.interrupted:
         raise KeyboardInterrupt
     return plan
 
 
-def is_interrupted(plan: Plan) -> bool:
-    """Whether the search for this plan was ended by hand."""
-    return bool(json.loads(plan.solver).get("interrupted", False))
+def allocated(job: PlanningJob, planner: PlannerConfig) -> Problem:
+    """The problem on the first allocation, for which the surrogate has its part of the planner's limits.
 
+    Raises:
+        InputError: no allocation can keep the limit on transfers inside a stage.
+        NoPlanError: none was found that does.
 
-def plan_until_stopped(
-    problem: Problem,
-    strategy: str,
-    planner: PlannerConfig,
-    progress: Progress | None = None,
-    freedom: Freedom | None = None,
-) -> Plan:
-    """Plan with one strategy as `make_plan` does; an interrupt ends the search with the best plan so far.
-
-    With `freedom` the plan may be for another allocation than the problem's.
     """
-    return _scheduler.plan(
-        problem,
-        strategy,
-        method=planner.method,
-        suboptimality=planner.suboptimality,
-        time_limit_s=time_limit(planner, freedom),
-        work_limit=planner.work_limit,
-        threads=planner.threads,
-        seed=planner.seed,
-        progress=progress,
-        freedom=freedom,
-    )
+    problem, _ = _scheduler.first_allocation(plan_request(job, STRATEGIES[0], planner))
+    return problem
 
 
-def with_surrogate(plan: Plan, found: Allocated) -> Plan:
-    """The same plan; its `solver` tells where the search for an allocation began."""
-    best, other = found.best, found.runner_up
-    told = {
-        "stages": best.stages,
-        "score_s": best.score_s,
-        "replica_s": best.replica_s,
-        "tour_s": best.tour_s,
-        "compute_s": best.compute_s,
-        "lower_bound_s": found.lower_bound_s,
-        "optimal": found.optimal,
-        "runner_up": None if other is None else {"stages": other.stages, "score_s": other.score_s},
-    }
-    return plan.with_solver_entry("surrogate", json.dumps(told))
-
-
-def after_allocating(planner: PlannerConfig, instance: Instance) -> PlannerConfig:
-    """Take what the surrogate had of the planner's seconds from them; its work comes beside the planner's."""
-    limit = time_limit(planner, instance.freedom)
-    used, _ = effort(planner)
-    if instance.allocation.found is None or limit is None or used is None:
-        return planner
-    return dataclasses.replace(planner, time_limit_s=limit - used)
-
-
-def time_limit(planner: PlannerConfig, freedom: Freedom | None = None) -> float | None:
+def time_limit(planner: PlannerConfig, scope: AllocationScope | None = None) -> float | None:
     """Seconds to search for; none by default where the work is limited, as a clock would make the result vary.
 
-    Where `freedom` lets the search choose the allocation too, it has more of them by default.
+    Where `scope` lets the search choose the allocation too, it has more of them by default.
     """
     if planner.time_limit_s is None and planner.work_limit is None:
-        return DEFAULT_TIME_LIMIT_S if freedom is None else DEFAULT_SEARCH_LIMIT_S
+        return DEFAULT_TIME_LIMIT_S if scope is None else DEFAULT_SEARCH_LIMIT_S
     return planner.time_limit_s
 
 
 def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
     """Whether a search that nobody limited ended unproved, far from its bound or while plans got better."""
-    solver = json.loads(plan.solver)
     if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
         return False
-    bound_s = solver.get("allocation", {}).get("lower_bound_s", plan.predicted.lower_bound_s)
-    events = [event for event in solver.get("events", []) if event[2] is not None]
-    better = [after[0] for before, after in itertools.pairwise(events) if after[2] < before[2]]
-    is_far = plan.predicted.iteration_s > (1 + SMALL_GAP) * bound_s
-    is_improving = bool(better) and better[-1] > solver.get("wall_s", 0.0) / 2
-    is_proved = plan.predicted.iteration_s <= bound_s * (1 + 1e-9)
+    report, iteration_s = plan.solver, plan.predicted.iteration_s
+    bound_s = plan.predicted.lower_bound_s if report.allocation is None else report.allocation.lower_bound_s
+    found = [(event.elapsed_s, event.upper_s) for event in report.events if event.upper_s is not None]
+    better = [elapsed_s for (_, before_s), (elapsed_s, after_s) in itertools.pairwise(found) if after_s < before_s]
+    is_far = iteration_s > (1 + SMALL_GAP) * bound_s
+    is_improving = bool(better) and better[-1] > (report.wall_s or 0.0) / 2
+    is_proved = iteration_s <= bound_s * (1 + 1e-9)
     return not is_proved and (is_far or is_improving)
 
 
@@ -281,35 +260,29 @@ def outcome(plan: Plan) -> Outcome:
     )
 
 
-def evaluate(
-    problem: Problem,
-    strategy: str,
-    planner: PlannerConfig,
-    progress: Progress | None = None,
-    freedom: Freedom | None = None,
+def evaluate_strategy(
+    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None
 ) -> Outcome:
     """Plan with `strategy` as `make_plan` does and say what came of it; to have no plan is an outcome too."""
     try:
         if strategy == "random-skip":
-            return _median_of_seeds(problem, planner, progress, freedom)
-        return outcome(make_plan(problem, strategy, planner, progress, freedom))
+            return _median_of_seeds(job, planner, progress)
+        return outcome(make_plan(job, strategy, planner, progress))
     except ImpossibleError as error:
         return Outcome(strategy, note=f"impossible: {error}")
-    except (NoPlanError, LockupError) as error:
+    except (NoPlanError, DeadlockError) as error:
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(
-    problem: Problem, planner: PlannerConfig, progress: Progress | None, freedom: Freedom | None
-) -> Outcome:
+def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Progress | None) -> Outcome:
     """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it.
 
     The search for an allocation judges it by other random routes than these.
     """
-    if freedom is not None:
-        problem = make_plan(problem, "random-skip", planner, progress, freedom).problem()
+    if job.scope is not None:
+        job = PlanningJob(make_plan(job, "random-skip", planner, progress).problem())
     seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
-    plans = [make_plan(problem, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
+    plans = [make_plan(job, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
     median_s = statistics.median(plan.predicted.iteration_s for plan in plans)
     note = f"median of {RANDOM_SEEDS} seeds"
     return Outcome("random-skip", median_s, note=note, throughput=throughput(plans[0], median_s))
@@ -317,31 +290,26 @@ def _median_of_seeds(
 
 def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
     """State what `schedule` asks for on the allocation, the layers and the microbatches of each source of a plan."""
-    counts = [plan.microbatches_per_source.get(source, 0) for source in plan.stages[0]]
-    allocation = Allocation(
-        plan.stages, tuple(plan.absent_stages), tuple(plan.layers), absent_nodes=tuple(plan.absent_nodes)
-    )
-    asked = dataclasses.replace(schedule, microbatches_per_source=counts)
-    return state_problem(plan.cluster, allocation, asked)
+    return plan.problem().with_rules(constraints(schedule), skip_ratio=schedule.skip_ratio)
 
 
-def comparison(instance: Instance, kind: str, strategy: str, planner: PlannerConfig) -> str:
+def comparison(job: PlanningJob, kind: str, strategy: str, planner: PlannerConfig) -> str:
     """Which of the two comparisons figures of several strategies are, in words.
 
     Args:
-        instance: the question.
+        job: the question.
         kind: "own" or "same", the setting compare_allocation.
         strategy: whose allocation all of them have, with "same".
         planner: the limits that each search has.
 
     """
-    if instance.allocation.found is None:
+    if isinstance(job.first, Problem):
         return "all strategies on the allocation that was given"
-    if instance.freedom is None:
+    if job.scope is None:
         return "all strategies on the surrogate's allocation"
     if kind == "same":
         return f"all strategies on the allocation that was searched for {strategy}"
-    limit_s = time_limit(planner, instance.freedom)
+    limit_s = time_limit(planner, job.scope)
     limits = [
         *([] if limit_s is None else [f"{limit_s:g} s"]),
         *([] if planner.work_limit is None else [f"{planner.work_limit:,} units of work"]),

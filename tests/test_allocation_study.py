@@ -88,7 +88,7 @@ def test_graph_partitioners_cut_apart_what_is_far(partitioners: ModuleType, tool
                for stages in made)  # fmt: skip
 
 
-def test_unequal_nodes_are_planned_with_every_freedom() -> None:
+def test_unequal_nodes_are_planned_within_every_scope() -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
     study = load_script("unequal")
     config = study.cluster_settings("fast", 3)
@@ -96,10 +96,10 @@ def test_unequal_nodes_are_planned_with_every_freedom() -> None:
     assert 2 < max(cluster.forward_s) / min(cluster.forward_s) <= 4
     assert {min(cluster.memory), max(cluster.memory)} == {2, 6}
     rows = study.measure("fast", 3, 0.2)
-    assert [row["free"] for row in rows] == list(study.FREEDOMS)
+    assert [row["free"] for row in rows] == list(study.SCOPES)
     for row in rows:
         assert (sum(row["sizes"]), sum(row["layers"]), sum(row["microbatches"])) == (24, 24, 24)
         assert "sizes" in row["free"] or row["sizes"] == [4] * 6
         assert "layers" in row["free"] or row["layers"] == [4] * 6
     shown = study.table(rows + [row | {"links": "slow"} for row in rows])
-    assert shown.count("| fast |") == len(study.FREEDOMS) + 1
+    assert shown.count("| fast |") == len(study.SCOPES) + 1

@@ -14,7 +14,7 @@ from skippipe.application import compose
 from skippipe.benchmark import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan import load_plan
-from skippipe.planning import Instance, make_plan
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.plan_metrics import gantt_rows, node_utilization, visits_per_stage
 
 Write = Callable[[str, Any], Path]
@@ -33,29 +33,29 @@ def of_one_iteration(path: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def instances() -> dict[str, Instance]:
+def instances() -> dict[str, PlanningJob]:
     """Every preset as `skippipe bench planner` composes it."""
     job = compose("bench planner", [])
     assert isinstance(job, BenchPlannerJob)
     assert set(job.instances) == set(PRESETS)
-    return {name: case.instance for name, case in preset_cases(job.instances).items()}
+    return {name: PlanningJob(case.problem) for name, case in preset_cases(job.instances).items()}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_on_every_preset(preset: str, strategy: str, instances: dict[str, Instance]) -> None:
-    plan = make_plan(instances[preset].problem, strategy, PlannerConfig(time_limit_s=0.1))
+def test_every_strategy_on_every_preset(preset: str, strategy: str, instances: dict[str, PlanningJob]) -> None:
+    plan = make_plan(instances[preset], strategy, PlannerConfig(time_limit_s=0.1))
     assert plan.check() == []
     assert plan.strategy == strategy
     assert plan.predicted.iteration_s >= plan.predicted.lower_bound_s > 0
 
 
 @pytest.mark.parametrize("preset", [x for x in PRESETS if x != "synthetic"])
-def test_skipping_pays_on_the_presets(preset: str, instances: dict[str, Instance]) -> None:
+def test_skipping_pays_on_the_presets(preset: str, instances: dict[str, PlanningJob]) -> None:
     """The presets are made so that later stages are the bottleneck."""
     planner = PlannerConfig(time_limit_s=0.5)
     full, routed, skipping = (
-        make_plan(instances[preset].problem, strategy, planner).predicted.iteration_s
+        make_plan(instances[preset], strategy, planner).predicted.iteration_s
         for strategy in ("full", "full-routed", "skippipe")
     )
     assert skipping < 0.85 * full

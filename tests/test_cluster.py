@@ -103,7 +103,7 @@ def test_regions_number_the_nodes_of_a_region() -> None:
 @settings(derandomize=True, database=None)
 def test_even_sizes(nodes: int, stages: int) -> None:
     if stages > nodes:
-        with pytest.raises(InputError, match=f"schedule.stages is {stages}"):
+        with pytest.raises(InputError, match=rf"schedule\.stages: expected .*, got {stages}$"):
             even_sizes(nodes, stages)
         return
     sizes = even_sizes(nodes, stages)
@@ -147,14 +147,14 @@ def test_cluster_files_are_read(small_cluster: dict[str, Any], write: Callable[[
     [
         ('{"stages": [[0, 1]', "invalid JSON"),
         ("[]", "expected a JSON object, got a JSON array"),
-        ("{}", "the key stages is missing"),
-        ('{"stages": 3}', "stages is 3, a list is expected"),
-        ('{"stages": [0, 1]}', "stages[0] is 0, a list is expected"),
-        ('{"stages": [[0], [1.5]]}', "stages[1][0] is 1.5, an integer of at least 0 is expected"),
-        ('{"stages": [[true]]}', "stages[0][0] is True"),
-        ('{"stages": [[-1]]}', "stages[0][0] is -1"),
+        ("{}", "stages: missing"),
+        ('{"stages": 3}', "stages: expected a list, got 3"),
+        ('{"stages": [0, 1]}', "stages[0]: expected a list, got 0"),
+        ('{"stages": [[0], [1.5]]}', "stages[1][0]: expected an integer of at least 0, got 1.5"),
+        ('{"stages": [[true]]}', "stages[0][0]: expected an integer of at least 0, got True"),
+        ('{"stages": [[-1]]}', "stages[0][0]: expected an integer of at least 0, got -1"),
         ('{"stages": [[NaN]]}', "expected finite numbers, got NaN"),
-        ('{"stages": [[0]], "absent_stages": 2}', "absent_stages is 2, a list is expected"),
+        ('{"stages": [[0]], "absent_stages": 2}', "absent_stages: expected a list, got 2"),
         ('{"stages": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"stages": [[' + "9" * 5000 + "]]}", "digits"),
     ],
@@ -195,7 +195,8 @@ def test_names_that_disturb_a_terminal_are_refused(
     path = write("c.json", small_cluster)
     with pytest.raises(InputError) as caught:
         load_cluster(str(path))
-    assert str(caught.value).startswith(f'{path}: nodes[2].name is "a\\')
+    assert str(caught.value).startswith(f"{path}: nodes[2].name: expected ")
+    assert '"a\\' in str(caught.value)
     assert str(caught.value).isprintable()
 
 
@@ -283,5 +284,5 @@ def test_transfers_without_the_matrix_over_all_nodes() -> None:
         for some in (senders, receivers, [0], []):
             expected = whole[np.ix_(some, some)].max() if len(some) > 1 else None
             assert cluster.slowest_transfer(some) == expected
-        with pytest.raises(InputError, match=rf"nodes\[1\] is {count}, a number in 0..{count - 1}"):
+        with pytest.raises(InputError, match=rf"nodes\[1\]: expected a number in 0..{count - 1}, got {count}"):
             cluster.slowest_transfer([0, count])

@@ -18,11 +18,11 @@ from reference.independent import verdict
 from reference.instances import random_cluster
 from test_joint import goes_forward, in_order, problem_of, ways_to_allocate
 
-from skippipe._scheduler import Cluster, Freedom, Plan, Problem, allocate, plan
+from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate, plan
 from skippipe.application import compose
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.plan import load_plan
-from skippipe.planning import RANDOM_SEEDS, evaluate, make_plan, on_allocation_of, prepare
+from skippipe.planning import RANDOM_SEEDS, PlanningJob, evaluate_strategy, make_plan, on_allocation_of, prepare
 
 BASELINES = ("full", "full-routed", "random-skip", "skippipe-no-tc2")
 EACH = 200_000
@@ -72,7 +72,7 @@ def test_the_best_of_all_allocations_is_found(independent: ModuleType, strategy:
     """Every allocation there is, planned by the strategy itself with as much work, is no better."""
     cluster, sizes, question = tiny(seed)
     start = in_order(allocate(cluster, sizes).best.stages, sizes)
-    found = plan(question(start), strategy, freedom=Freedom(), **GENEROUS)
+    found = plan(PlanRequest(question(start), strategy, scope=AllocationScope(), **GENEROUS))
     assert found.check() == []
     assert verdict(independent, found.to_json()) == []
     assert [len(stage) for stage in found.stages] == sizes
@@ -80,7 +80,7 @@ def test_the_best_of_all_allocations_is_found(independent: ModuleType, strategy:
     times = {}
     for stages in ways_to_allocate(list(range(5)), sizes):
         for ring in rings(stages) if cluster.gradient_bytes else [stages]:
-            made = plan(question(ring), strategy, time_limit_s=None, work_limit=EACH)
+            made = plan(PlanRequest(question(ring), strategy, time_limit_s=None, work_limit=EACH))
             times[str(ring)] = iteration_s(made)
     if strategy == "full":  # nodes that are just like each other may make other routes by travel time
         assert iteration_s(found) >= min(times.values()) * (1 - 1e-9)
@@ -92,11 +92,11 @@ def test_no_baseline_is_worse_than_on_the_allocation_of_skippipe(seed: int) -> N
     cluster, sizes, question = tiny(seed)
     problem = question(in_order(allocate(cluster, sizes).best.stages, sizes))
     for unused in (False, True):
-        freedom = Freedom(unused=unused)
-        one = plan(problem, "skippipe", freedom=freedom, time_limit_s=None, work_limit=400_000).problem()
+        scope = AllocationScope(unused=unused)
+        one = plan(PlanRequest(problem, "skippipe", scope=scope, time_limit_s=None, work_limit=400_000)).problem()
         for strategy in ("full", "full-routed", "skippipe-no-tc2"):
-            same = plan(one, strategy, time_limit_s=None, work_limit=EACH)
-            own = plan(problem, strategy, freedom=freedom, **GENEROUS)
+            same = plan(PlanRequest(one, strategy, time_limit_s=None, work_limit=EACH))
+            own = plan(PlanRequest(problem, strategy, scope=scope, **GENEROUS))
             assert iteration_s(own) <= iteration_s(same) * (1 + 1e-9), (strategy, unused)
             assert len(own.stages[0]) == len(same.stages[0])
             assert len(own.microbatches) == len(same.microbatches)
@@ -109,9 +109,8 @@ def test_an_own_allocation_whatever_the_threads(strategy: str, planned: Planned,
     assert one.stages == three.stages
     assert one.tasks == three.tasks
     assert verdict(independent, one.to_json()) == []
-    told, other = (json.loads(made.solver) for made in (one, three))
-    assert told["allocation"] == other["allocation"]
-    assert told["surrogate"] == other["surrogate"]
+    assert one.solver.allocation == three.solver.allocation
+    assert one.solver.surrogate == three.solver.surrogate
     goes_forward(one)
 
 
@@ -129,7 +128,9 @@ def test_a_strategy_alone_gives_what_it_gives_in_a_comparison(strategy: str, pla
 def test_all_on_one_allocation(run: Run, tmp_path: Path) -> None:
     result = run("plan", WORK, "compare=[full]", "compare_allocation=same", "output=plan.json")
     assert result.status == 0, result.err
-    full = make_plan(load_plan(str(tmp_path / "plan.json")).problem(), "full", PlannerConfig(work_limit=40000))
+    full = make_plan(
+        PlanningJob(load_plan(str(tmp_path / "plan.json")).problem()), "full", PlannerConfig(work_limit=40000)
+    )
     assert re.search(rf"^full +{iteration_s(full):.3f} s ", result.out, re.MULTILINE)
     assert "Comparison: all strategies on the allocation that was searched for skippipe." in result.out
 
@@ -142,7 +143,7 @@ def test_the_others_skip_although_the_plan_does_not(run: Run, tmp_path: Path) ->
     )  # fmt: skip
     assert result.status == 0, result.err
     problem = on_allocation_of(load_plan(str(tmp_path / "plan.json")), ScheduleConfig())
-    skipping = make_plan(problem, "skippipe", PlannerConfig(work_limit=40000))
+    skipping = make_plan(PlanningJob(problem), "skippipe", PlannerConfig(work_limit=40000))
     assert skipping.skip_ratio > 0
     assert re.search(rf"^skippipe +{iteration_s(skipping):.3f} s ", result.out, re.MULTILINE)
 
@@ -184,11 +185,11 @@ def test_unknown_comparison_is_refused(refused: Callable[..., str]) -> None:
 def test_skipping_is_not_credited_with_an_allocation() -> None:
     """Six machines in two sites: what full pipelines take on their own allocation is far less than on skippipe's."""
     job = compose("plan", [TWO_SITES, "schedule.stages=4", "schedule.skip_ratio=0.25", "planner.work_limit=300000"])
-    instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
-    made = make_plan(instance.problem, "skippipe", job.planner, freedom=instance.freedom)
-    one = on_allocation_of(made, job.schedule)
+    question = prepare(job.cluster, job.allocate, job.schedule)
+    made = make_plan(question, "skippipe", job.planner)
+    one = PlanningJob(on_allocation_of(made, job.schedule))
     for strategy in ("full", "full-routed"):
-        own = make_plan(instance.problem, strategy, job.planner, freedom=instance.freedom)
+        own = make_plan(question, strategy, job.planner)
         same = make_plan(one, strategy, job.planner)
         assert iteration_s(own) < 0.9 * iteration_s(same)
 
@@ -196,19 +197,19 @@ def test_skipping_is_not_credited_with_an_allocation() -> None:
 def test_straight_pipelines_weigh_the_all_reduce() -> None:
     """The surrogate does not: its allocation has replicas at both sites in more stages than the best one has."""
     job = compose("plan", [TWO_SITES, "schedule.stages=4", "planner.work_limit=300000"])
-    instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
-    own = make_plan(instance.problem, "full", job.planner, freedom=instance.freedom)
-    surrogate = make_plan(instance.problem, "full", job.planner)
+    question = prepare(job.cluster, job.allocate, job.schedule)
+    own = make_plan(question, "full", job.planner)
+    surrogate = make_plan(PlanningJob(question.first), "full", job.planner)
     assert iteration_s(own) < iteration_s(surrogate)
     assert max(own.predicted.allreduce_s) <= max(surrogate.predicted.allreduce_s)
 
 
 def test_random_routes_are_judged_by_others_than_those_reported() -> None:
     job = compose("plan", ["cluster=synthetic", "cluster.nodes=12", "planner.work_limit=200000"])
-    instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
-    reached = evaluate(instance.problem, "random-skip", job.planner, freedom=instance.freedom)
-    found = make_plan(instance.problem, "random-skip", job.planner, freedom=instance.freedom).problem()
-    fresh = [iteration_s(plan(found, "random-skip", seed=seed)) for seed in range(RANDOM_SEEDS)]
+    question = prepare(job.cluster, job.allocate, job.schedule)
+    reached = evaluate_strategy(question, "random-skip", job.planner)
+    found = make_plan(question, "random-skip", job.planner).problem()
+    fresh = [iteration_s(plan(PlanRequest(found, "random-skip", seed=seed))) for seed in range(RANDOM_SEEDS)]
     assert reached.iteration_s == statistics.median(fresh)
 
 
@@ -230,12 +231,12 @@ def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned, indepen
 @pytest.mark.parametrize("strategy", ["full", "full-routed", "skippipe-no-tc2"])
 def test_an_interrupt_keeps_the_best_so_far(strategy: str) -> None:
     job = compose("plan", [])
-    instance = prepare(job.cluster, job.allocate, job.schedule)
+    question = prepare(job.cluster, job.allocate, job.schedule)
 
     def stop(_elapsed: float, incumbent_s: float, _bound: float, _work: int) -> None:
         if math.isfinite(incumbent_s):
             raise KeyboardInterrupt
 
-    found = plan(instance.problem, strategy, time_limit_s=60, progress=stop, freedom=Freedom())
-    assert json.loads(found.solver)["interrupted"]
+    found = plan(PlanRequest(question.first, strategy, time_limit_s=60, scope=AllocationScope()), progress=stop)
+    assert found.solver.interrupted
     assert found.check() == []

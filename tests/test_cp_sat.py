@@ -15,7 +15,7 @@ from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.benchmark import Case, violations
 from skippipe.config import ScheduleConfig
-from skippipe.planning import Instance, state_problem
+from skippipe.planning import state_problem
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def case_of(instance: Json) -> Case:
     schedule = ScheduleConfig(
         skip_ratio=instance["skip_ratio"], microbatches_per_source=instance["counts"], **asked
     )  # fmt: skip
-    return Case("tiny", Instance(cluster, allocation, state_problem(cluster, allocation, schedule)), schedule)
+    return Case("tiny", state_problem(cluster, allocation, schedule), schedule)
 
 
 @pytest.mark.parametrize("block", range(2))

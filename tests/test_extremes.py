@@ -24,7 +24,7 @@ def problem(counts: list[int], memory: int = 3, **rules: Any) -> Problem:
 
 
 def plan(question: Problem, **options: Any) -> Plan:
-    return _scheduler.plan(question, **{"time_limit_s": None, "work_limit": 2000} | options)
+    return _scheduler.plan(_scheduler.PlanRequest(question, **{"time_limit_s": None, "work_limit": 2000} | options))
 
 
 def edited(change: Any) -> Plan:

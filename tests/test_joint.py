@@ -14,7 +14,17 @@ from reference.allocator import Stages
 from reference.independent import verdict
 from reference.instances import Json, random_cluster
 
-from skippipe._scheduler import Cluster, Constraints, Freedom, Plan, Problem, allocate, plan
+from skippipe._scheduler import (
+    AllocationReport,
+    AllocationScope,
+    Cluster,
+    Constraints,
+    Plan,
+    PlanRequest,
+    Problem,
+    allocate,
+    plan,
+)
 from skippipe.errors import ImpossibleError, NoPlanError
 
 WORK = 20_000
@@ -61,16 +71,18 @@ def one_by_one(
         if limit is not None and any(transfer[i, j] > limit for stage in stages for i in stage for j in stage):
             continue
         with contextlib.suppress(ImpossibleError):
-            best = plan(problem_of(cluster, stages, each, ratio, rules), time_limit_s=None, work_limit=WORK)
+            best = plan(
+                PlanRequest(problem_of(cluster, stages, each, ratio, rules), time_limit_s=None, work_limit=WORK)
+            )
             found.append((best.predicted.iteration_s, best.predicted.lower_bound_s))
     return found
 
 
-def told(found: Plan) -> Json:
-    """What a plan says of its allocation."""
-    content = json.loads(found.solver)["allocation"]
-    assert isinstance(content, dict)
-    return content
+def told(found: Plan) -> AllocationReport:
+    """What a plan reports of its allocation."""
+    report = found.solver.allocation
+    assert report is not None
+    return report
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -84,13 +96,13 @@ def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, 
     known = one_by_one(cluster, sizes, each, ratio, rules, limit)
     start = in_order(allocate(cluster, sizes, max_replica_transfer_s=limit).best.stages, sizes)
     problem = problem_of(cluster, start, each, ratio, rules)
-    freedom = Freedom(max_replica_transfer_s=limit)
+    scope = AllocationScope(max_replica_transfer_s=limit)
     if not known:
         with pytest.raises((NoPlanError, ImpossibleError)):
-            plan(problem, freedom=freedom, **LIMITS)
+            plan(PlanRequest(problem, scope=scope, **LIMITS))
         return
     shortest, bound = (min(values) for values in zip(*known, strict=True))
-    found = plan(problem, freedom=freedom, **LIMITS)
+    found = plan(PlanRequest(problem, scope=scope, **LIMITS))
     assert found.check() == []
     assert verdict(independent, found.to_json()) == []
     assert [len(stage) for stage in found.stages] == sizes
@@ -98,21 +110,22 @@ def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, 
     assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
     if not cluster.gradient_bytes or max(sizes) < 3:  # else the order of a ring matters too
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
-    assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+    assert told(found).lower_bound_s <= shortest * (1 + 1e-8)
     goes_forward(found)
 
 
 def goes_forward(found: Plan) -> None:
     """Time and work of the search only grow, plans and bounds only get better, and the last event is the end."""
-    solver = json.loads(found.solver)
-    events = solver["events"]
+    events = found.solver.events
     for before, after in itertools.pairwise(events):
-        assert after[0] >= before[0], (before, after)
-        assert after[1] >= before[1], (before, after)
-        assert before[2] is None or after[2] <= before[2] * (1 + 1e-12), (before, after)
-        assert after[3] >= before[3] * (1 - 1e-12), (before, after)
-    assert events[-1][2] == pytest.approx(found.predicted.iteration_s, rel=1e-12)
-    assert events[-1][1] == solver["work"]
+        assert after.elapsed_s >= before.elapsed_s, (before, after)
+        assert after.work >= before.work, (before, after)
+        if before.upper_s is not None:
+            assert after.upper_s is not None, (before, after)
+            assert after.upper_s <= before.upper_s * (1 + 1e-12), (before, after)
+        assert (after.lower_s or 0.0) >= (before.lower_s or 0.0) * (1 - 1e-12), (before, after)
+    assert events[-1].upper_s == pytest.approx(found.predicted.iteration_s, rel=1e-12)
+    assert events[-1].work == found.solver.work
 
 
 def in_order(stages: Stages, sizes: list[int]) -> Stages:
@@ -148,23 +161,23 @@ def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
                     cluster, stages, [each] * sizes[0], skip_ratio=ratio, constraints=Constraints(**rules),
                     absent_nodes=absent,
                 )  # fmt: skip
-                known.append(plan(asked, time_limit_s=None, work_limit=WORK).predicted.iteration_s)
+                known.append(plan(PlanRequest(asked, time_limit_s=None, work_limit=WORK)).predicted.iteration_s)
     start = in_order(allocate(cluster, sizes).best.stages, sizes)
     problem = problem_of(cluster, start, each, ratio, rules)
     if not known:
         with pytest.raises((NoPlanError, ImpossibleError)):
-            plan(problem, freedom=Freedom(unused=True), **LIMITS)
+            plan(PlanRequest(problem, scope=AllocationScope(unused=True), **LIMITS))
         return
-    found = plan(problem, freedom=Freedom(unused=True), **LIMITS)
+    found = plan(PlanRequest(problem, scope=AllocationScope(unused=True), **LIMITS))
     assert found.check() == []
     assert verdict(independent, found.to_json()) == []
     assert len(found.stages[0]) == sizes[0]
     assert all(0 < len(stage) <= size for stage, size in zip(found.stages, sizes, strict=True))
     assert found.predicted.iteration_s <= min(known) * (1 + 1e-8)
-    assert told(found)["lower_bound_s"] <= min(known) * (1 + 1e-8)
+    assert told(found).lower_bound_s <= min(known) * (1 + 1e-8)
     if cluster.gradient_bytes:
-        assert [row["node"] for row in told(found)["left_out"]] == found.absent_nodes
-        assert all(row["iteration_s"] >= found.predicted.iteration_s - 1e-8 for row in told(found)["left_out"])
+        assert [row.node for row in told(found).left_out] == found.absent_nodes
+        assert all(row.iteration_s >= found.predicted.iteration_s - 1e-8 for row in told(found).left_out)
     else:
         assert found.absent_nodes == []
     goes_forward(found)
@@ -225,8 +238,8 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
     start = allocate(cluster, [2, 2]).best.stages
     problem = Problem(cluster, start, [2, 1], skip_ratio=ratio, layers=[2, 2])
     # With all this free the search is no exhaustive one: now and then a seed ends elsewhere.
-    freedom = Freedom(sizes=free, layers=layers)
-    plans = [plan(problem, freedom=freedom, time_limit_s=None, work_limit=2_000_000, seed=i) for i in range(3)]
+    scope = AllocationScope(sizes=free, layers=layers)
+    plans = [plan(PlanRequest(problem, scope=scope, time_limit_s=None, work_limit=2_000_000, seed=i)) for i in range(3)]
     found = min(plans, key=lambda made: made.predicted.iteration_s)
     assert found.check() == []
     assert verdict(independent, found.to_json()) == []
@@ -243,13 +256,13 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
                 for counts in shares(total, len(stages[0]), 0):
                     with contextlib.suppress(ImpossibleError):
                         asked = Problem(other, stages, counts, skip_ratio=ratio)
-                        best = plan(asked, time_limit_s=None, work_limit=WORK)
+                        best = plan(PlanRequest(asked, time_limit_s=None, work_limit=WORK))
                         known.append((best.predicted.iteration_s, best.predicted.lower_bound_s))
     shortest, bound = (min(values) for values in zip(*known, strict=True))
     assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
     if not cluster.gradient_bytes or not free:
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
-    assert told(found)["lower_bound_s"] <= shortest * (1 + 1e-8)
+    assert told(found).lower_bound_s <= shortest * (1 + 1e-8)
 
 
 def test_more_work_is_never_for_the_worse() -> None:
@@ -261,9 +274,9 @@ def test_more_work_is_never_for_the_worse() -> None:
     start = in_order(allocate(cluster, sizes).best.stages, sizes)
     problem = problem_of(cluster, start, each, ratio, rules)
     plans = [
-        plan(problem, freedom=Freedom(), time_limit_s=None, work_limit=work)
+        plan(PlanRequest(problem, scope=AllocationScope(), time_limit_s=None, work_limit=work))
         for work in (300_000, 600_000, 1_000_000, 1_500_000)
     ]
     times = [made.predicted.iteration_s for made in plans]
     assert times == sorted(times, reverse=True)
-    assert all(told(made)["lower_bound_s"] <= min(times) for made in plans)
+    assert all(told(made).lower_bound_s <= min(times) for made in plans)

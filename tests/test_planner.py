@@ -31,8 +31,8 @@ from reference.optimum import best_order, optimum, route_sets
 from reference.plans import times_of
 from reference.simulator import run_dispatch, run_order
 
-from skippipe._scheduler import Cluster, Constraints, Plan, Problem, plan, simulate
-from skippipe.errors import ImpossibleError, InputError, LockupError, NoPlanError, SchedulerError
+from skippipe._scheduler import Cluster, Constraints, Plan, PlanRequest, Problem, plan, simulate
+from skippipe.errors import DeadlockError, ImpossibleError, InputError, NoPlanError, SchedulerError
 
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
 DISPATCHED = ("full", "random-skip", "skippipe-no-tc2")
@@ -65,7 +65,7 @@ def asked(instance: Json, strategy: str) -> Json:
 def solve(instance: Json, strategy: str, **options: Any) -> tuple[Plan, Json]:
     """A plan within fixed work, as an object and as JSON."""
     options = {"time_limit_s": None, "work_limit": WORK, **options}
-    found = plan(problem_of(instance), strategy, **options)
+    found = plan(PlanRequest(problem_of(instance), strategy, **options))
     return found, json.loads(found.to_json())
 
 
@@ -138,7 +138,7 @@ def test_plans_of_random_instances_keep_every_rule(independent: ModuleType, stra
         instance = plannable(seed, "middle" if seed % 20 == 0 else "small")
         try:
             found, data = solve(instance, strategy, seed=seed)
-        except (ImpossibleError, NoPlanError, LockupError) as error:
+        except (ImpossibleError, NoPlanError, DeadlockError) as error:
             results[type(error).__name__] += 1
             continue
         assert verdict(independent, found.to_json()) == [], seed
@@ -158,15 +158,15 @@ def test_a_plan_is_found_where_legal_routes_are_drawn(strategy: str) -> None:
             continue
         try:
             solve(instance, strategy, seed=seed)
-        except LockupError as error:
+        except DeadlockError as error:
             named = CYCLE.search(str(error)) is not None
             dispatched = strategy in DISPATCHED or not question["constraints"]["tc2"]
-            results["locked up" if named and dispatched else f"wrong lock-up {seed}: {error}"] += 1
+            results["deadlock" if named and dispatched else f"wrong deadlock {seed}: {error}"] += 1
         else:
             results["plan"] += 1
     assert results["plan"] > 200, results
-    assert set(results) <= {"plan", "locked up"}, results
-    assert results["locked up"] < 20, results
+    assert set(results) <= {"plan", "deadlock"}, results
+    assert results["deadlock"] < 20, results
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -223,7 +223,7 @@ def test_bounds_and_plans_against_the_exact_optimum(block: int) -> None:
         for strategy in ("random-skip", "skippipe-no-tc2"):
             try:
                 _, data = solve(instance, strategy, seed=seed)
-            except (NoPlanError, LockupError):
+            except (NoPlanError, DeadlockError):
                 continue
             ordered = best_order(instance, data["microbatches"])
             assert ordered is not None
@@ -285,7 +285,7 @@ def test_impossible_is_said_only_where_no_routes_exist() -> None:
             except ImpossibleError:
                 assert legal is None, (seed, strategy)
                 results["impossible"] += 1
-            except LockupError:
+            except DeadlockError:
                 assert strategy != "skippipe"
             except NoPlanError:
                 assert legal is None or strategy == "random-skip", (seed, strategy)
@@ -371,12 +371,12 @@ def test_interrupt_ends_a_long_call_at_once(size: str, strategy: str) -> None:
         timer.start()
         try:
             try:
-                found = plan(problem, strategy, time_limit_s=20.0)
+                found = plan(PlanRequest(problem, strategy, time_limit_s=20.0))
             except KeyboardInterrupt:
                 found = None  # nothing had been found yet
             waits.append(time.perf_counter() - sent[0])
             if found is not None:
-                assert json.loads(found.solver)["interrupted"] is True
+                assert found.solver.interrupted
                 assert found.check() == []
                 kept += 1
         finally:
@@ -388,7 +388,10 @@ def test_interrupt_ends_a_long_call_at_once(size: str, strategy: str) -> None:
 
 def test_long_searches_give_the_same_plan_whatever_the_number_of_threads() -> None:
     """Long enough for every kind of search to have had its turn."""
-    found = [plan(long_problem(), time_limit_s=None, work_limit=6_000_000, threads=threads) for threads in (1, 3)]
+    found = [
+        plan(PlanRequest(long_problem(), time_limit_s=None, work_limit=6_000_000, threads=threads))
+        for threads in (1, 3)
+    ]
     first, second = (json.loads(each.to_json()) for each in found)
     assert {**first, "solver": None} == {**second, "solver": None}
 
@@ -406,7 +409,7 @@ def test_other_threads_run_while_planning() -> None:
     thread.start()
     try:
         before = ticks[0]
-        plan(problem, time_limit_s=1.0)
+        plan(PlanRequest(problem, time_limit_s=1.0))
         during = ticks[0] - before
     finally:
         done.set()
@@ -422,8 +425,8 @@ def test_time_limit_is_kept(size: str, limit: float, strategy: str) -> None:
     for seed in range(3):
         begin = time.perf_counter()
         try:
-            found = plan(problem, strategy, time_limit_s=limit, seed=seed)
-        except (NoPlanError, LockupError):
+            found = plan(PlanRequest(problem, strategy, time_limit_s=limit, seed=seed))
+        except (NoPlanError, DeadlockError):
             found = None
         took.append(time.perf_counter() - begin)
         assert found is None or found.check() == []
@@ -433,7 +436,7 @@ def test_time_limit_is_kept(size: str, limit: float, strategy: str) -> None:
 def test_progress_tells_of_falling_incumbents() -> None:
     problem = long_problem()
     events: list[tuple[float, float, float, int]] = []
-    found = plan(problem, time_limit_s=1.0, progress=lambda *event: events.append(event))
+    found = plan(PlanRequest(problem, time_limit_s=1.0), progress=lambda *event: events.append(event))
     assert events
     for a, b in itertools.pairwise(events):
         assert a[0] <= b[0]
@@ -450,7 +453,7 @@ def test_an_error_in_progress_reaches_the_caller() -> None:
 
     begin = time.perf_counter()
     with pytest.raises(RuntimeError, match="from the callback"):
-        plan(long_problem(), time_limit_s=20.0, progress=fail)
+        plan(PlanRequest(long_problem(), time_limit_s=20.0), progress=fail)
     assert time.perf_counter() - begin < 10
 
 
@@ -465,7 +468,7 @@ def test_an_error_in_progress_reaches_the_caller() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        plan(long_problem(), **options)
+        plan(PlanRequest(long_problem(), **options))
 
 
 # -------------------------------------------------------------------------- published instance
@@ -494,9 +497,11 @@ def test_published_instance(independent: ModuleType, strategy: str) -> None:
     if strategy == "full-routed":
         # 15 routes over every stage, and room for 9 on each but the first: these rules allow no such plan.
         with pytest.raises(ImpossibleError, match="TC1"):
-            plan(problem, strategy)
+            plan(PlanRequest(problem, strategy))
         return
-    found = plan(problem, strategy, time_limit_s=30.0 if strategy == "skippipe" else 5.0)  # ends with the proof
+    found = plan(
+        PlanRequest(problem, strategy, time_limit_s=30.0 if strategy == "skippipe" else 5.0)
+    )  # ends with the proof
     options = argparse.Namespace(
         cluster=str(file),
         stages=str(SHARED / "data" / "published20.json"),
@@ -510,7 +515,7 @@ def test_published_instance(independent: ModuleType, strategy: str) -> None:
     iteration = found.predicted.iteration_s
     if strategy == "skippipe":
         assert iteration == pytest.approx(best, rel=1e-9)
-        assert json.loads(found.solver)["optimal"] is True
+        assert found.solver.optimal
     elif strategy == "full":
         assert iteration <= 92.0
 
@@ -519,7 +524,7 @@ def test_published_instance(independent: ModuleType, strategy: str) -> None:
 def test_published_instance_under_our_rules(independent: ModuleType, strategy: str) -> None:
     problem, facts, _ = published("published20", rules={})
     best = facts["best_known"]["fixed allocation, tc1 held, waves 1, max_swaps 1"]["iteration_s"]
-    found = plan(problem, strategy, time_limit_s=2.0)
+    found = plan(PlanRequest(problem, strategy, time_limit_s=2.0))
     assert found.check() == []
     assert verdict(independent, found.to_json()) == []
     if strategy in ("skippipe", "full-routed"):
@@ -530,9 +535,9 @@ def test_published_instance_under_our_rules(independent: ModuleType, strategy: s
 def test_published_instance_under_our_rules_is_proved() -> None:
     problem, facts, _ = published("published20", rules={})
     best = facts["best_known"]["fixed allocation, tc1 held, waves 1, max_swaps 1"]["iteration_s"]
-    found = plan(problem, method="cbs", time_limit_s=60.0)
+    found = plan(PlanRequest(problem, method="cbs", time_limit_s=60.0))
     assert found.predicted.iteration_s == pytest.approx(best, rel=1e-9)
-    assert json.loads(found.solver)["optimal"] is True
+    assert found.solver.optimal
 
 
 def test_random_skipping_is_worse_than_planning() -> None:
@@ -540,10 +545,10 @@ def test_random_skipping_is_worse_than_planning() -> None:
     drawn = []
     for seed in range(5):
         try:
-            drawn.append(plan(problem, "random-skip", time_limit_s=1.0, seed=seed).predicted.iteration_s)
-        except (NoPlanError, LockupError):
+            drawn.append(plan(PlanRequest(problem, "random-skip", time_limit_s=1.0, seed=seed)).predicted.iteration_s)
+        except (NoPlanError, DeadlockError):
             continue
-    assert statistics.median(drawn) > plan(problem, time_limit_s=1.0).predicted.iteration_s
+    assert statistics.median(drawn) > plan(PlanRequest(problem, time_limit_s=1.0)).predicted.iteration_s
 
 
 def test_the_instances_of_these_tests_are_varied() -> None:

@@ -25,7 +25,7 @@ from reference.simpy_simulator import run_simpy
 from reference.simulator import Durations, Outcome, nanoseconds, run_dispatch, run_order
 
 from skippipe._scheduler import Cluster, Plan, simulate
-from skippipe.errors import LockupError
+from skippipe.errors import DeadlockError
 
 TASK = re.compile(r"(\d+)([FLB])(\d+)@(\d+)")
 Case = tuple[Json, list[Json]]
@@ -50,7 +50,7 @@ def compare(case: Case, expected: Outcome, text: str, order: str) -> bool:
     instance, _ = case
     plan = Plan.from_json(text)
     if expected.stuck:
-        with pytest.raises(LockupError) as caught:
+        with pytest.raises(DeadlockError) as caught:
             simulate(plan, order=order)
         check_cycle(expected, str(caught.value))
         return False

@@ -71,9 +71,9 @@ def test_the_set_is_large_and_of_both_rule_sets() -> None:
     assert len(feasible) < len(proved)
     assert {(case.schedule.tc1, case.schedule.waves) for case in feasible} == {("held", 1), ("routes", 2)}
     for case in CASES.values():
-        assert 3 <= len(case.instance.allocation.stages) <= 5
-        assert 6 <= len(case.instance.cluster) <= 15
-        assert 4 <= sum(case.counts) <= 18
+        assert 3 <= len(case.problem.stages) <= 5
+        assert 6 <= len(case.problem.cluster) <= 15
+        assert 4 <= sum(case.problem.microbatches) <= 18
 
 
 def reached(name: str) -> tuple[Case, float]:

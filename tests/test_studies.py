@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from scripts import load_script
 
+from skippipe._scheduler import Cluster
 from skippipe.application import compose
 from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import PlannerConfig, ScheduleConfig
-from skippipe.planning import make_plan
+from skippipe.planning import PlanningJob, make_plan
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
 WORK = PlannerConfig(work_limit=5_000)
@@ -61,25 +62,25 @@ def test_what_a_planner_sees_of_unequal_nodes() -> None:
 
 def test_a_plan_is_executed_on_the_cluster_as_it_is() -> None:
     study = load_script("heterogeneity")
-    instance = load_script("synthetic").draw(study.cluster_settings("fast", 1), 6, 24, ScheduleConfig())
-    cluster = json.loads(instance.cluster.to_json())
-    plan = make_plan(instance.problem, "skippipe", WORK)
-    assert study.executed(plan, cluster)["plan"] == pytest.approx(plan.predicted.iteration_s)
+    problem = load_script("synthetic").draw(study.cluster_settings("fast", 1), 6, 24, ScheduleConfig())
+    cluster = json.loads(problem.cluster.to_json())
+    plan = make_plan(PlanningJob(problem), "skippipe", WORK)
+    assert study.executed(plan, problem.cluster)["plan"] == pytest.approx(plan.predicted.iteration_s)
     slower = study.seen(cluster, speed=True, memory="true")
     for node in slower["nodes"]:
         node["forward_s"] *= 2
-    moved = study.executed(plan, slower)["plan"]
+    moved = study.executed(plan, Cluster.from_json(json.dumps(slower)))["plan"]
     assert moved is not None
     assert moved > plan.predicted.iteration_s
     for node in slower["nodes"]:
         node["memory"] = 1
-    assert study.executed(plan, slower)["plan"] is None
+    assert study.executed(plan, Cluster.from_json(json.dumps(slower)))["plan"] is None
 
 
 def test_synthetic_instances_have_what_was_asked_for() -> None:
     synthetic = load_script("synthetic")
     config = dataclasses.replace(synthetic.preset(), nodes=23, seed=5)
-    instance = synthetic.draw(config, 5, 11, ScheduleConfig())
-    assert sorted(len(stage) for stage in instance.allocation.stages) == [4, 4, 5, 5, 5]
-    assert sorted(node for stage in instance.allocation.stages for node in stage) == list(range(23))
-    assert len(make_plan(instance.problem, "skippipe", WORK).microbatches) == 11
+    problem = synthetic.draw(config, 5, 11, ScheduleConfig())
+    assert sorted(len(stage) for stage in problem.stages) == [4, 4, 5, 5, 5]
+    assert sorted(node for stage in problem.stages for node in stage) == list(range(23))
+    assert len(make_plan(PlanningJob(problem), "skippipe", WORK).microbatches) == 11

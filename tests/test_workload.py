@@ -14,7 +14,7 @@ from skippipe.cluster import Cluster
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.plan import Plan, load_plan
-from skippipe.planning import make_plan
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.plan_metrics import assumed_layers
 from skippipe.workload import (
     Throughput,
@@ -45,7 +45,8 @@ def plan_of(small_cluster: dict[str, Any]) -> Callable[..., Plan]:
 
     def call(**workload: Any) -> Plan:
         cluster = Cluster.from_json(json.dumps(with_workload(small_cluster, **workload)))
-        return make_plan(Problem(cluster, STAGES, [3, 3], skip_ratio=1 / 3), "skippipe", PlannerConfig(work_limit=300))
+        problem = Problem(cluster, STAGES, [3, 3], skip_ratio=1 / 3)
+        return make_plan(PlanningJob(problem), "skippipe", PlannerConfig(work_limit=300))
 
     return call
 
@@ -70,13 +71,13 @@ def test_it_comes_back_as_it_was(small_cluster: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("workload", "parts"),
     [
-        ({"hidden": 0}, ["workload.hidden is 0", "at least 1"]),
+        ({"hidden": 0}, ["workload.hidden: expected an integer of at least 1, got 0"]),
         ({"sequence": -1}, ["workload.sequence"]),
         ({"layers": 2.5}, ["workload.layers", "expected a non-negative integer"]),
         ({"hidden_size": 64}, ["workload", "hidden_size"]),
-        ({"node_layers": [2, 2, 2]}, ["workload.node_layers is a list of 3", "each of the 4 nodes"]),
-        ({"node_layers": [2, 2, 0, 2]}, ["workload.node_layers[2] is 0"]),
-        ({"sources": [4]}, ["workload.sources is 4"]),
+        ({"node_layers": [2, 2, 2]}, ["workload.node_layers: expected", "each of the 4 nodes", "got a list of 3"]),
+        ({"node_layers": [2, 2, 0, 2]}, ["workload.node_layers[2]: expected an integer of at least 1, or null, got 0"]),
+        ({"sources": [4]}, ["workload.sources: expected numbers in 0..3, got 4"]),
         ({"wire_dtype": 3}, ["workload.wire_dtype"]),
         ([1], ["workload: invalid type: list, expected an object"]),
     ],
@@ -95,9 +96,7 @@ def test_refused(workload: Any, parts: list[str], small_cluster: dict[str, Any],
 
 def test_refused_with_the_name_of_the_file(refused: Refused, write: Write, small_cluster: dict[str, Any]) -> None:
     write("c.json", with_workload(small_cluster, hidden=0))
-    assert "c.json: workload.hidden is 0, an integer of at least 1 is expected" in refused(
-        "plan", "cluster.file=c.json"
-    )
+    assert "c.json: workload.hidden: expected an integer of at least 1, got 0" in refused("plan", "cluster.file=c.json")
 
 
 def test_a_plan_is_for_the_model_of_its_times(plan_of: Callable[..., Plan]) -> None:

@@ -59,7 +59,7 @@ def preset_allocation_cases(presets: Mapping[str, ClusterConfig]) -> dict[str, A
 def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
     """The clusters of instances, with the stage sizes of their allocations."""
     return {
-        name: AllocationCase(case.instance.cluster, [len(stage) for stage in case.instance.allocation.stages])
+        name: AllocationCase(case.problem.cluster, [len(stage) for stage in case.problem.stages])
         for name, case in cases.items()
     }
 

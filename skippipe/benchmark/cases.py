@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import skippipe
+from skippipe._scheduler import AllocationScope, Problem
 from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.files import read_json_object
-from skippipe.planning import Instance, microbatches, prepare, state_problem
+from skippipe.planning import PlanningJob, allocated, prepare, state_problem
 
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 _CLUSTER = ".cluster.json"
@@ -36,17 +37,20 @@ class Case:
     """An instance of a fixed set, with its problem statement."""
 
     name: str
-    instance: Instance
+    problem: Problem
+    """with its allocation"""
     schedule: ScheduleConfig
     """rules, skip ratio and microbatches"""
     known: BestKnown | None = None
     files: tuple[Path, Path] | None = None
-    """its files: cluster and problem statement"""
+    """where it comes from: the cluster, and the question"""
+    scope: AllocationScope | None = None
+    """what the planner may change of the allocation"""
 
     @property
-    def counts(self) -> list[int]:
-        """Microbatches of each source."""
-        return microbatches(self.schedule.microbatches_per_source, len(self.instance.allocation.stages[0]))
+    def job(self) -> PlanningJob:
+        """As a question for the planner."""
+        return PlanningJob(self.problem, self.scope)
 
 
 Cases = dict[str, Case]
@@ -55,10 +59,12 @@ Cases = dict[str, Case]
 def preset_cases(presets: Mapping[str, ClusterConfig]) -> Cases:
     """Instances of the presets, with default rules and skip ratio 1/3."""
     schedule = ScheduleConfig()
-    return {
-        name: Case(name, prepare(preset, AllocateConfig(), schedule, ALLOCATING), schedule)
-        for name, preset in presets.items()
-    }
+    cases = {}
+    for name, preset in presets.items():
+        job = prepare(preset, AllocateConfig(), schedule)
+        problem = allocated(job, ALLOCATING)
+        cases[name] = Case(name, problem, schedule, scope=job.scope)
+    return cases
 
 
 def small_folder() -> Path:
@@ -108,8 +114,8 @@ def load_case(path: Path) -> Case:
             microbatches_per_source=content["microbatches_per_source"],
             **{key: rules[key] for key in RULES if key in rules},
         )
-        instance = Instance(cluster, allocation, state_problem(cluster, allocation, schedule))
-        return Case(name, instance, schedule, _known(content), (path, problem_file))
+        problem = state_problem(cluster, allocation, schedule)
+        return Case(name, problem, schedule, _known(content), (path, problem_file))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{problem_file}: {error}") from None
 

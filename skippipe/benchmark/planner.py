@@ -13,9 +13,8 @@ from typing import Any
 from skippipe._scheduler import Plan
 from skippipe.benchmark.cases import RULES, BestKnown, Case
 from skippipe.config import PlannerConfig
-from skippipe.errors import ImpossibleError, LockupError, NoPlanError
-from skippipe.planning import Instance, Progress, evaluate, make_plan, on_allocation_of
-from skippipe.report.search_history import read_search_history
+from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
+from skippipe.planning import Progress, evaluate_strategy, make_plan, on_allocation_of
 
 TOLERANCE = 1e-9
 """Relative tolerance of seconds that are equal in nanoseconds."""
@@ -56,12 +55,10 @@ def with_shared_allocation(case: Case, planner: PlannerConfig, progress: Progres
         NoPlanError: no plan of skippipe was found on any allocation.
 
     """
-    instance = case.instance
-    if instance.freedom is None:
+    if case.scope is None:
         return case
-    plan = make_plan(instance.problem, "skippipe", planner, progress, instance.freedom)
-    problem = on_allocation_of(plan, case.schedule)
-    return dataclasses.replace(case, instance=Instance(instance.cluster, instance.allocation, problem))
+    plan = make_plan(case.job, "skippipe", planner, progress)
+    return dataclasses.replace(case, problem=on_allocation_of(plan, case.schedule), scope=None)
 
 
 def measure_planner(
@@ -76,13 +73,13 @@ def measure_planner(
     iteration_s = None
     try:
         if strategy == "random-skip":
-            reached = evaluate(case.instance.problem, strategy, planner, progress, case.instance.freedom)
+            reached = evaluate_strategy(case.job, strategy, planner, progress)
             iteration_s, note = reached.iteration_s, reached.note
         else:
-            plan = make_plan(case.instance.problem, strategy, planner, progress, case.instance.freedom)
+            plan = make_plan(case.job, strategy, planner, progress)
     except ImpossibleError as error:
         proved, note = True, f"impossible: {error}"
-    except (NoPlanError, LockupError) as error:
+    except (NoPlanError, DeadlockError) as error:
         note = f"none found: {error}"
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     known = case.known if strategy == "skippipe" else None
@@ -94,23 +91,22 @@ def measure_planner(
 
 
 def _row(name: str, plan: Plan, wall_s: float, cpu_s: float, known: BestKnown | None) -> PlannerRow:
-    predicted, solver = plan.predicted, json.loads(plan.solver)
-    search = read_search_history(solver)
-    plans = [(event.upper_s, event.elapsed_s) for event in search.events if event.upper_s is not None]
+    predicted, report = plan.predicted, plan.solver
+    plans = [(event.upper_s, event.elapsed_s) for event in report.events if event.upper_s is not None]
     return PlannerRow(
         name,
         plan.strategy,
         predicted.iteration_s,
         predicted.lower_bound_s,
         predicted.gap,
-        proved=bool(solver["optimal"]),
+        proved=report.optimal,
         of_best_known=predicted.iteration_s / known.iteration_s if known and known.iteration_s else None,
         first_s=plans[0][1] if plans else None,
         best_s=min(plans)[1] if plans else None,
         wall_s=wall_s,
         cpu_s=cpu_s,
-        work=solver.get("work"),
-        tree_nodes=search.statistics.get("tree_nodes"),
+        work=report.work,
+        tree_nodes=report.statistics.get("tree_nodes"),
     )
 
 
@@ -167,8 +163,8 @@ def _checker_options(case: Case) -> list[str]:
     options = ["--rules", json.dumps(rules), "--skip-ratio", repr(case.schedule.skip_ratio)]
     if case.files is not None:
         options += ["--cluster", str(case.files[0]), "--stages", str(case.files[1])]
-    if len(set(case.counts)) == 1:
-        options += ["--microbatches", str(case.counts[0])]
+    if len(set(case.problem.microbatches)) == 1:
+        options += ["--microbatches", str(case.problem.microbatches[0])]
     if case.known is not None and case.known.iteration_s is not None:
         options += ["--best-known", repr(case.known.iteration_s)]
     return options

@@ -6,14 +6,14 @@ from skippipe import _scheduler
 from skippipe._scheduler import Plan
 from skippipe.benchmark.cases import Cases
 from skippipe.config import ORDERS, PlannerConfig
-from skippipe.errors import LockupError
+from skippipe.errors import DeadlockError
 from skippipe.planning import make_plan
 
 
 def measure_simulator(cases: Cases, seconds: float) -> list[dict[str, Any]]:
     """Evaluations per second of one plan per instance, in both modes, on one thread."""
     planner = PlannerConfig(time_limit_s=0.2)
-    plans = {name: make_plan(case.instance.problem, "skippipe", planner) for name, case in cases.items()}
+    plans = {name: make_plan(case.job, "skippipe", planner) for name, case in cases.items()}
     return [
         {
             "instance": name,
@@ -32,5 +32,5 @@ def _rate(plan: Plan, order: str, seconds: float) -> float | None:
     """Evaluations per second; None if the dispatch rule deadlocks on these routes."""
     try:
         return _scheduler.benchmark_simulator(plan, order=order, seconds=seconds)
-    except LockupError:
+    except DeadlockError:
         return None

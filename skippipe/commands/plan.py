@@ -1,30 +1,28 @@
 """`skippipe plan`."""
 
+from skippipe import _scheduler
 from skippipe._scheduler import Plan
 from skippipe.commands.command import Context
-from skippipe.config import PlanJob, PlannerConfig
+from skippipe.config import PlanJob
 from skippipe.console.output import Console
 from skippipe.console.progress import planning_progress
 from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan
 from skippipe.planning import (
-    Instance,
     Outcome,
-    after_allocating,
+    PlanningJob,
     compared,
     comparison,
-    evaluate,
-    is_interrupted,
+    evaluate_strategy,
     may_gain,
     on_allocation_of,
     outcome,
-    plan_until_stopped,
+    plan_request,
     prepare,
     saving,
     time_limit,
     with_origin,
-    with_surrogate,
 )
 from skippipe.report.format import percent, throughput_text
 from skippipe.report.stages import bounds_text
@@ -42,26 +40,23 @@ def plan(job: PlanJob, context: Context) -> float:
     output = context.output(job.output)
     if output is not None:
         check_writable(output)
-    instance = prepare(job.cluster, job.allocate, job.schedule, job.planner)
+    question = prepare(job.cluster, job.allocate, job.schedule)
     strategy = job.schedule.strategy
-    planner = after_allocating(job.planner, instance)
     with planning_progress(strategy) as progress:
         try:
-            made = plan_until_stopped(instance.problem, strategy, planner, progress, instance.freedom)
+            made = _scheduler.plan(plan_request(question, strategy, job.planner), progress=progress)
         except InputError as error:
             raise with_origin(error, job.cluster.file, job.allocate.stages) from None
-    if instance.allocation.found is not None:
-        made = with_surrogate(made, instance.allocation.found)
     if output is not None:
         save_plan(made, output)
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
-    stopped = is_interrupted(made)
-    others = [] if stopped else _evaluate_others(job, instance, made, planner)
-    kind = comparison(instance, job.compare_allocation, strategy, job.planner) if others else None
+    stopped = made.solver.interrupted
+    others = [] if stopped else _evaluate_others(job, question, made)
+    kind = comparison(question, job.compare_allocation, strategy, job.planner) if others else None
     console = Console()
     if context.label is None:
         _print(console, made, others, kind)
-        limit_s = time_limit(job.planner, instance.freedom)
+        limit_s = time_limit(job.planner, question.scope)
         if limit_s is not None and may_gain(made, job.planner):
             console.write_line(
                 f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
@@ -76,16 +71,14 @@ def plan(job: PlanJob, context: Context) -> float:
     return made.predicted.iteration_s
 
 
-def _evaluate_others(job: PlanJob, instance: Instance, made: Plan, planner: PlannerConfig) -> list[Outcome]:
+def _evaluate_others(job: PlanJob, question: PlanningJob, made: Plan) -> list[Outcome]:
     """Plan the other strategies: from the same question with the same limits, or on the allocation of the plan."""
-    if job.compare_allocation == "own":
-        problem, freedom = instance.problem, instance.freedom
-    else:
-        problem, freedom, planner = on_allocation_of(made, job.schedule), None, job.planner
+    if job.compare_allocation == "same":
+        question = PlanningJob(on_allocation_of(made, job.schedule))
     outcomes = []
     for name in compared(job.compare, job.schedule.strategy):
         with planning_progress(name) as progress:
-            outcomes.append(evaluate(problem, name, planner, progress, freedom))
+            outcomes.append(evaluate_strategy(question, name, job.planner, progress))
     return outcomes
 
 

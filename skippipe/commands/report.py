@@ -7,7 +7,7 @@ from pathlib import Path
 from skippipe.commands.command import Context, check_installed
 from skippipe.config import ReportJob
 from skippipe.console.output import Console
-from skippipe.errors import LockupError, unexpected
+from skippipe.errors import DeadlockError, unexpected
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
@@ -55,8 +55,8 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
 def _analysis(path: str, job: ReportJob) -> PlanAnalysis:
     try:
         analysis = analyse_plan(load_plan(path), path)
-    except LockupError as error:
-        raise LockupError(f"{path}: {error}") from None
+    except DeadlockError as error:
+        raise DeadlockError(f"{path}: {error}") from None
     return dataclasses.replace(analysis, replanned=replan(analysis)) if job.replan else analysis
 
 

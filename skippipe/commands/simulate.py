@@ -4,7 +4,7 @@ from skippipe import _scheduler
 from skippipe.commands.command import Context
 from skippipe.config import SimulateJob
 from skippipe.console.output import Console
-from skippipe.errors import LockupError
+from skippipe.errors import DeadlockError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
@@ -21,8 +21,8 @@ def simulate(job: SimulateJob, context: Context) -> float:
     planned = load_plan(job.plan)
     try:
         simulated = _scheduler.simulate(planned, order=job.order)
-    except LockupError as error:
-        raise LockupError(f"{job.plan}: {error}") from None
+    except DeadlockError as error:
+        raise DeadlockError(f"{job.plan}: {error}") from None
     if output is not None:
         save_plan(simulated, output)
     console = Console()

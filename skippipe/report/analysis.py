@@ -1,16 +1,14 @@
 """Analysis of a plan: time breakdown, critical path, upgrades, search history. No output here."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Explanation, Plan, Problem, Segment, Task, Upgrade
+from skippipe._scheduler import Cluster, Explanation, Plan, Segment, Task, Upgrade
 from skippipe.config import PlannerConfig
-from skippipe.errors import LockupError, NoPlanError
-from skippipe.planning import make_plan
+from skippipe.errors import DeadlockError, NoPlanError
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.search_history import SearchHistory, read_search_history
 
 PARTS = {
@@ -53,47 +51,27 @@ def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
     """Analyse a plan with its own task order.
 
     Raises:
-        LockupError: its tasks deadlock.
+        DeadlockError: its tasks wait for each other.
 
     """
     explanation = _scheduler.explain(plan)
     simulated = explanation.plan
     upgrades = _scheduler.upgrades(explanation)
-    return PlanAnalysis(
-        name, simulated, explanation, upgrades, read_search_history(json.loads(plan.solver)), tasks=simulated.tasks
-    )
+    return PlanAnalysis(name, simulated, explanation, upgrades, read_search_history(plan.solver), tasks=simulated.tasks)
 
 
 def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:
-    """Replan with each of the first `count` upgrades, with the plan's own seed and work."""
-    solver = json.loads(analysis.plan.solver)
-    planner = PlannerConfig(seed=_integer(solver.get("seed"), 0), work_limit=_integer(solver.get("work"), None))
+    """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
+    report = analysis.plan.solver
+    planner = PlannerConfig(seed=report.seed or 0, work_limit=report.work or None)
     times: list[float | None] = []
     for upgrade in analysis.upgrades[:count]:
-        problem = _with_cluster(analysis.plan, upgrade.apply(analysis.plan.cluster))
+        problem = analysis.plan.with_cluster(upgrade.apply(analysis.plan.cluster)).problem()
         try:
-            times.append(make_plan(problem, analysis.plan.strategy, planner).predicted.iteration_s)
-        except (NoPlanError, LockupError):
+            times.append(make_plan(PlanningJob(problem), analysis.plan.strategy, planner).predicted.iteration_s)
+        except (NoPlanError, DeadlockError):
             times.append(None)
     return times
-
-
-def _integer(value: Any, fallback: Any) -> Any:
-    return value if type(value) is int and value > 0 else fallback
-
-
-def _with_cluster(plan: Plan, cluster: Cluster) -> Problem:
-    counts = plan.microbatches_per_source
-    return Problem(
-        cluster,
-        plan.stages,
-        [counts.get(node, 0) for node in plan.stages[0]],
-        skip_ratio=plan.skip_ratio,
-        constraints=plan.constraints,
-        absent_stages=plan.absent_stages,
-        layers=plan.layers,
-        absent_nodes=plan.absent_nodes,
-    )
 
 
 def composition(tasks: Sequence[Task], segments: Sequence[Segment]) -> dict[str, float]:

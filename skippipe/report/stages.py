@@ -1,12 +1,10 @@
 """The allocation: its cost by the surrogate, and the search for it. No output here."""
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from skippipe._scheduler import Plan, Scored, score_allocation
+from skippipe._scheduler import AllocationReport, Plan, Scored, score_allocation
 from skippipe.report.format import percent, seconds
 from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
@@ -193,35 +191,33 @@ def _runner_up_text(other: RunnerUp | None) -> str:
 
 
 def read_allocation_search(plan: Plan) -> AllocationSearch:
-    """Read `surrogate` and `allocation` of a plan's `solver`; malformed data counts as absent."""
-    solver = json.loads(plan.solver)
-    surrogate, joint = (_object(solver.get(key)) for key in ("surrogate", "allocation"))
+    """Read what a plan reports of the search for its allocation; times in seconds."""
+    surrogate, found = plan.solver.surrogate, plan.solver.allocation
     return AllocationSearch(
-        score_s=_number(surrogate.get("score_s")),
-        score_bound_s=_number(surrogate.get("lower_bound_s")),
-        next_score=_other(_object(surrogate.get("runner_up")), "score_s", surrogate.get("stages")),
-        start_s=_number(joint.get("start_s")),
-        lower_bound_s=_number(joint.get("lower_bound_s")),
-        next_iteration=_other(_object(joint.get("runner_up")), "iteration_s", plan.stages),
-        left_out=_left_out(joint.get("left_out"), plan),
+        score_s=None if surrogate is None else surrogate.best.score_s,
+        score_bound_s=None if surrogate is None else surrogate.lower_bound_s,
+        next_score=None
+        if surrogate is None or surrogate.runner_up is None
+        else _other(surrogate.runner_up.score_s, surrogate.best.stages, surrogate.runner_up.stages),
+        start_s=None if found is None else found.start_s,
+        lower_bound_s=None if found is None else found.lower_bound_s,
+        next_iteration=None
+        if found is None or found.runner_up is None
+        else _other(found.runner_up.iteration_s, plan.stages, found.runner_up.stages),
+        left_out=() if found is None else _left_out(found, plan),
     )
 
 
-def _left_out(rows: Any, plan: Plan) -> tuple[UnusedNode, ...]:
-    found = []
-    for row in map(_object, rows if isinstance(rows, list) else []):
-        node, stage = row.get("node"), row.get("stage")
-        times = [_number(row.get(key)) for key in ("allreduce_s", "allreduce_without_s", "iteration_s")]
-        if node in plan.absent_nodes and type(stage) is int and None not in times:
-            found.append(UnusedNode(node, stage, *(time for time in times if time is not None)))
-    return tuple(found)
+def _left_out(found: AllocationReport, plan: Plan) -> tuple[UnusedNode, ...]:
+    return tuple(
+        UnusedNode(row.node, row.stage, row.allreduce_s, row.allreduce_without_s, row.iteration_s)
+        for row in found.left_out
+        if row.node in plan.absent_nodes
+    )
 
 
-def _other(found: Mapping[str, Any], key: str, stages: Any) -> RunnerUp | None:
-    time, own, other = _number(found.get(key)), _partition(stages), _partition(found.get("stages"))
-    if time is None or own is None or other is None:
-        return None
-    return RunnerUp(time, moved(own, other))
+def _other(time_s: float, stages: list[list[int]], others: list[list[int]]) -> RunnerUp:
+    return RunnerUp(time_s, moved([frozenset(nodes) for nodes in stages], [frozenset(nodes) for nodes in others]))
 
 
 def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) -> int:
@@ -237,19 +233,3 @@ def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) ->
             right.remove(j)
             kept -= negative
     return sum(map(len, stages)) - kept
-
-
-def _partition(stages: Any) -> list[frozenset[int]] | None:
-    if not isinstance(stages, list) or not all(isinstance(nodes, list) for nodes in stages):
-        return None
-    if not all(type(node) is int for nodes in stages for node in nodes):
-        return None
-    return [frozenset(nodes) for nodes in stages]
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < float("inf") else None

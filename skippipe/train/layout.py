@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 
 from skippipe._scheduler import Cluster, Plan
-from skippipe.allocation import Allocation
+from skippipe.allocation import Allocation, allocation_of
 from skippipe.cluster import load_cluster, preset_spec
 from skippipe.config import AllocateConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import ALLOCATING_WORK, prepare
+from skippipe.planning import ALLOCATING_WORK, allocated, prepare
 from skippipe.train.config import TrainJob
 
 
@@ -56,14 +56,11 @@ def layout_of(job: TrainJob) -> Layout:
     """
     if job.plan is not None:
         plan = load_plan(job.plan)
-        allocation = Allocation(
-            plan.stages, tuple(plan.absent_stages), tuple(plan.layers), absent_nodes=tuple(plan.absent_nodes)
-        )
-        return Layout(plan.cluster, allocation, plan, job.plan)
+        return Layout(plan.cluster, allocation_of(plan), plan, job.plan)
     check_allocating(job.allocate)
     planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
-    instance = prepare(job.cluster, job.allocate, job.schedule, planner)
-    return Layout(instance.cluster, instance.allocation, None, job.allocate.stages or "the plan")
+    problem = allocated(prepare(job.cluster, job.allocate, job.schedule), planner)
+    return Layout(problem.cluster, allocation_of(problem), None, job.allocate.stages or "the plan")
 
 
 def node_names_of(job: TrainJob) -> list[str]:

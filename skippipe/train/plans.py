@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skippipe._scheduler import Cluster, Plan, Problem
+from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, even_shares
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
 from skippipe.model.settings import resolved_settings
-from skippipe.planning import evaluate, make_plan, state_problem
+from skippipe.planning import PlanningJob, evaluate_strategy, make_plan, state_problem
 from skippipe.train.config import DTYPES, TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import Layout
@@ -59,7 +59,7 @@ def model_note(job: TrainJob, config_sha256: str, hidden: int, layers: int) -> M
 def plan_for(job: TrainJob, cluster: Cluster, allocation: Allocation, layers: Sequence[int], note: ModelNote) -> Plan:
     """Plan with the strategy of the job, and write the model into the plan."""
     problem = state_problem(cluster, dataclasses.replace(allocation, layers=tuple(layers)), job.schedule)
-    return with_note(make_plan(problem, job.schedule.strategy, job.planner), note)
+    return with_note(make_plan(PlanningJob(problem), job.schedule.strategy, job.planner), note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,22 +117,13 @@ def planning_sha256(job: TrainJob, layout: Layout, layers: Sequence[int], note: 
 
 def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
     """Predicted iteration time of the full pipeline with the same allocation, straight and routed, in seconds."""
-    counts = plan.microbatches_per_source
-    problem = Problem(
-        plan.cluster,
-        plan.stages,
-        [counts.get(source, 0) for source in plan.stages[0]],
-        skip_ratio=0.0,
-        constraints=plan.constraints,
-        absent_stages=plan.absent_stages,
-        absent_nodes=plan.absent_nodes,
-    )
-    return {name: evaluate(problem, name, planner).iteration_s for name in ("full", "full-routed")}
+    job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
+    return {name: evaluate_strategy(job, name, planner).iteration_s for name in ("full", "full-routed")}
 
 
 def with_note(plan: Plan, note: ModelNote) -> Plan:
     """The same plan, said to be for this model."""
-    return Plan.from_json(json.dumps(json.loads(plan.to_json()) | {"model": dataclasses.asdict(note)}))
+    return plan.with_model(**dataclasses.asdict(note))
 
 
 def with_times(plan: Plan, seconds: Mapping[int, Mapping[str, float]]) -> Plan:
@@ -140,10 +131,12 @@ def with_times(plan: Plan, seconds: Mapping[int, Mapping[str, float]]) -> Plan:
 
     The times of its tasks are those of the old cluster; `simulate` gives the new ones.
     """
-    content = json.loads(plan.to_json())
-    for number, node in enumerate(content["cluster"]["nodes"]):
-        node.update({KEY_OF_KIND[kind]: time for kind, time in seconds.get(number, {}).items()})
-    return Plan.from_json(json.dumps(content))
+    cluster = plan.cluster
+    columns = {"F": cluster.forward_s, "B": cluster.backward_s, "L": cluster.loss_s}
+    for node, times in seconds.items():
+        for kind, time in times.items():
+            columns[kind][node] = time
+    return plan.with_cluster(cluster.with_times(columns["F"], columns["B"], columns["L"]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,8 +131,7 @@ def _settings(job: TrainJob, config: Any) -> dict[str, str]:
 
 def _sha256(plan: Plan) -> str:
     """Hash of a plan but for how it was found."""
-    content = json.loads(plan.to_json()) | {"solver": None}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(plan.without_report().to_json().encode()).hexdigest()
 
 
 def _train(  # noqa: PLR0913, PLR0917 - what a rank has found

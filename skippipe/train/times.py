@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from skippipe._scheduler import Plan, simulate
-from skippipe.errors import LockupError
+from skippipe.errors import DeadlockError
 from skippipe.ranks import NOBODY
 from skippipe.runtime.actions import Task
 from skippipe.runtime.executor import Timings
@@ -58,7 +58,7 @@ def reasons(
     predicted_s = plan.predicted.iteration_s
     try:
         explained_s = simulate(with_times(plan, measured)).predicted.iteration_s
-    except LockupError:
+    except DeadlockError:
         return []
     lines = [
         f"with the task times of the run the plan takes {explained_s:.3f} s, {explained_s - predicted_s:+.3f} s",

@@ -26,7 +26,7 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.checkpoint.tensors import tensor_file
 from skippipe.errors import InputError
-from skippipe.planning import make_plan, prepare, state_problem
+from skippipe.planning import make_plan, prepare
 
 WORLD = 3
 SIZE = 20_000
@@ -40,8 +40,8 @@ def a_state(iteration: int) -> TrainingState:
 
 def a_plan() -> str:
     job = make_job()
-    instance = prepare(job.cluster, job.allocate, job.schedule)
-    return make_plan(state_problem(instance.cluster, instance.allocation, job.schedule), "full", job.planner).to_json()
+    question = dataclasses.replace(prepare(job.cluster, job.allocate, job.schedule), scope=None)
+    return make_plan(question, "full", job.planner).to_json()
 
 
 PLAN = a_plan()

@@ -12,11 +12,11 @@ import pytest
 from conftest import Run
 from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
-from skippipe._scheduler import explain, upgrades
+from skippipe._scheduler import Plan, explain, upgrades
 from skippipe.plan import load_plan
 from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
-from skippipe.report.search_history import SearchEvent, read_search_history
+from skippipe.report.search_history import SearchEvent, SearchHistory, read_search_history
 
 Refused = Callable[..., str]
 
@@ -172,11 +172,24 @@ def test_help(run: Run) -> None:
     assert "skippipe report plan=plan.json compare=other.json" in text
 
 
-def test_events_of_a_search() -> None:
-    found = read_search_history({"events": EVENTS, "statistics": STATISTICS})
+@pytest.fixture
+def reporting(plans: Path) -> Callable[..., SearchHistory]:
+    """What is read of a search from a plan whose `solver` is this."""
+    content = json.loads((plans / "plan.json").read_text())
+
+    def read(**solver: Any) -> SearchHistory:
+        # A number that none can hold stands for what is no number.
+        text = json.dumps(content | {"solver": solver}).replace("NaN", "1e999")
+        return read_search_history(Plan.from_json(text).solver)
+
+    return read
+
+
+def test_events_of_a_search(reporting: Callable[..., SearchHistory]) -> None:
+    found = reporting(events=EVENTS, statistics=STATISTICS)
     assert found.events[0] == SearchEvent(0.01, 10, None, 20.0)
     assert len(found.events) == 4
-    assert read_search_history({"events": [[0.01, 10, 50.0, 0.0]]}).events == [SearchEvent(0.01, 10, 50.0, None)]
+    assert reporting(events=[[0.01, 10, 50.0, 0.0]]).events == [SearchEvent(0.01, 10, 50.0, None)]
     assert found.statistics == STATISTICS
 
 
@@ -185,6 +198,6 @@ def test_events_of_a_search() -> None:
     [None, 3, "text", [3], [[1, 2, 3]], [[0, 0, "x", 1]], [[1, 1, 5, 1], [0, 2, 5, 1]], [[0, 1, -1, 0]],
      [[True, 1, 2, 3]], [[0, 1, float("nan"), 1]]],
 )  # fmt: skip
-def test_malformed_events_count_as_absent(events: Any) -> None:
-    assert read_search_history({"events": events, "statistics": [1]}).events == []
-    assert read_search_history({"statistics": {"a": True, "b": "x", "c": 2}}).statistics == {"c": 2}
+def test_events_of_another_form_count_as_absent(events: Any, reporting: Callable[..., SearchHistory]) -> None:
+    assert reporting(events=events, statistics=[1]).events == []
+    assert reporting(statistics={"a": True, "b": "x", "c": 2}).statistics == {"c": 2}

@@ -204,8 +204,8 @@ def test_plans_of_the_planner_complete(replicas: list[int], strategy: str) -> No
         link.latency_s, link.bandwidth = 1e-3, 1e9
     assert preset_spec(machines).names
     schedule = ScheduleConfig(skip_ratio=0.0 if len(replicas) == 1 else 1 / 3)
-    problem = planning.prepare(machines, AllocateConfig(), schedule).problem
-    plan = planning.make_plan(problem, strategy, PlannerConfig(work_limit=2000))
+    job = planning.prepare(machines, AllocateConfig(objective="surrogate"), schedule)
+    plan = planning.make_plan(job, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
     buffers = min_recv_buffers(programs, 2, 2)
     assert buffers is not None

@@ -15,7 +15,7 @@ from skippipe._scheduler import Plan
 from skippipe.application import compose
 from skippipe.application.arguments import quoted
 from skippipe.errors import InputError
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import PlanningJob, make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob
 from skippipe.train.config import TrainJob
@@ -31,8 +31,9 @@ def train_job(*overrides: str) -> TrainJob:
 
 
 def plan_of(job: TrainJob) -> Plan:
-    problem = prepare(job.cluster, job.allocate, job.schedule).problem
-    return make_plan(problem, job.schedule.strategy, job.planner)
+    return make_plan(
+        PlanningJob(prepare(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
+    )
 
 
 def routes_of(plan: Plan) -> list[list[int]]:
@@ -139,7 +140,11 @@ def test_what_the_hash_covers() -> None:
             ["train.iterations=0"],
             r"arms\[0\], llama30m_0: train.iterations: expected an integer",
         ),
-        ([ArmConfig("llama30m_0")], ["allocate.sizes=[3,3]"], r"arms\[0\], llama30m_0: allocate.sizes is \[3, 3\]"),
+        (
+            [ArmConfig("llama30m_0")],
+            ["allocate.sizes=[3,3]"],
+            r"arms\[0\], llama30m_0: allocate.sizes: expected a list that adds up to",
+        ),
     ],
 )
 def test_invalid_arms(arms: list[ArmConfig], overrides: list[str], message: str) -> None:

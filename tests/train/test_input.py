@@ -43,7 +43,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["plan=missing.json"], "missing.json: cannot be read"),
         (["allocate.layers=auto"], "allocate.layers is auto, equal is expected in training: stages are built before"),
         (["allocate.decoder_layers=4"], "allocate.decoder_layers is 4, null is expected in training: the model says"),
-        (["allocate.sources=[4]"], "allocate.sources[0] is 4, different numbers below 4 are expected"),
+        (["allocate.sources=[4]"], "allocate.sources[0]: expected different numbers below 4, got 4"),
         (["cluster.file=missing.json"], "missing.json: cannot be read"),
         (["runtime.processes=5"], "runtime.processes is 5, at most the number of nodes, 4, is expected"),
         (["runtime.node=local-0"], "runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE"),

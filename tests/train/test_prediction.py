@@ -29,8 +29,8 @@ FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 def plain() -> Plan:
     """A plan of the tiny job: nodes 0 and 1 are sources; its cluster says nothing of its times."""
     job = make_job()
-    instance = prepare(job.cluster, AllocateConfig(), job.schedule, job.planner)
-    plan = make_plan(instance.problem, "skippipe", job.planner)
+    question = prepare(job.cluster, AllocateConfig(objective="surrogate"), job.schedule)
+    plan = make_plan(question, "skippipe", job.planner)
     assert sorted(plan.stages[0]) == [0, 1]
     return plan
 
@@ -128,8 +128,8 @@ def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None
     others = [node for nodes in made.stages[1:] for node in nodes]
     schedule = ScheduleConfig(microbatches_per_source=3)
     machines = ClusterConfig(file=str(path / "cluster.json"))
-    instance = prepare(machines, AllocateConfig(sources=others), schedule, PlannerConfig(work_limit=200))
-    plan = make_plan(instance.problem, "skippipe", PlannerConfig(work_limit=200))
+    question = prepare(machines, AllocateConfig(sources=others, objective="surrogate"), schedule)
+    plan = make_plan(question, "skippipe", PlannerConfig(work_limit=200))
     losses = [task for task in plan.tasks if task.kind == "L"]
     assert {task.node for task in losses} == set(others)
     assert all(task.end_s > task.start_s for task in losses)

@@ -1,6 +1,7 @@
 """What a run leaves in its folder, however often it starts and however it ends."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import make_plan, prepare, state_problem
+from skippipe.planning import make_plan, prepare
 from skippipe.study.run_history import parse_lines, read_run_history
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event, strict
@@ -157,8 +158,8 @@ def test_each_phase_keeps_its_plan(folder: Folder) -> None:
 def test_phases_and_attempts_together(tmp_path: Path) -> None:
     """Plans of phases to come keep their names as long as they are the same; those of phases that are over stay."""
     job = make_job()
-    instance = prepare(job.cluster, job.allocate, job.schedule)
-    made = make_plan(state_problem(instance.cluster, instance.allocation, job.schedule), "full", job.planner)
+    question = dataclasses.replace(prepare(job.cluster, job.allocate, job.schedule), scope=None)
+    made = make_plan(question, "full", job.planner)
     a, b, c, d = (
         Plan.from_json(json.dumps(json.loads(made.to_json()) | {"model": {"layers": number}})) for number in range(4)
     )

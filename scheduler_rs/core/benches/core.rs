@@ -13,10 +13,9 @@ use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::plan::Plan;
-use skippipe_core::plan_for;
 use skippipe_core::problem::{Instance, Problem};
+use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
-use skippipe_core::search::Options;
 use skippipe_core::search::cbs::solve;
 use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
@@ -51,7 +50,7 @@ fn problem() -> Problem {
 
 fn plan(problem: &Problem, work_limit: u64) -> Plan {
     let options = Options::new(Strategy::Skippipe, 0);
-    plan_for(problem, options, &Budget::new(None, Some(work_limit))).unwrap()
+    skippipe_core::plan(&PlanRequest::given(problem.clone(), options), &Budget::new(None, Some(work_limit))).unwrap()
 }
 
 fn simulation(c: &mut Criterion) {

@@ -1,4 +1,4 @@
-//! How long a search may go on, and how it tells what it has found so far.
+//! How long a search may go on, and how it reports what it has found so far.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -59,7 +59,13 @@ impl Budget {
     #[must_use]
     pub fn within(&self, work_limit: u64) -> Self {
         let left = self.time_limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
-        Self { is_step: true, cancelled: Arc::clone(&self.cancelled), ..Self::new(left, Some(work_limit)) }
+        Self { is_step: true, ..self.apart(left, Some(work_limit)) }
+    }
+
+    /// A budget with limits and a clock of its own, which ends early where this one does.
+    #[must_use]
+    pub fn apart(&self, time_limit: Option<Duration>, work_limit: Option<u64>) -> Self {
+        Self { cancelled: Arc::clone(&self.cancelled), ..Self::new(time_limit, work_limit) }
     }
 
     /// Work of a round that usually has `usual`: a step of another search has no more than its limit.
@@ -68,7 +74,7 @@ impl Budget {
         self.work_limit.filter(|_| self.is_step).map_or(usual, |limit| limit.min(usual))
     }
 
-    /// A budget for one part of the search that tells of it as this one does: a share of the time that is left, and of
+    /// A budget for one part of the search that reports as this one does: a share of the time that is left, and of
     /// the work where `spent` is done already.
     #[must_use]
     pub fn share(&self, share: f64, spent: u64) -> Self {
@@ -98,10 +104,10 @@ impl Budget {
         self.is_cancelled() || self.deadline.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Whether the time ends.
+    /// The time that it has, where that ends.
     #[must_use]
-    pub fn has_time_limit(&self) -> bool {
-        self.time_limit.is_some()
+    pub fn time_limit(&self) -> Option<Duration> {
+        self.time_limit
     }
 
     /// Begins another part of the search: what it has is the time that is left.
@@ -140,7 +146,7 @@ impl Budget {
         self.work.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Tells what has been found.
+    /// Reports what has been found, to whoever watches.
     pub fn report(&self, incumbent_s: f64, bound_s: f64) {
         if let Ok(mut progress) = self.progress.lock() {
             progress.incumbent_s = incumbent_s;

@@ -437,7 +437,7 @@ impl<'a> Checker<'a> {
         if bound > 0.0 && (said.gap - gap).abs() > 1e-6 {
             self.fail(format!("predicted.gap is {}, bound and tasks give {gap}", said.gap));
         }
-        let optimal = plan.solver.get("optimal").is_some_and(|x| x.as_bool() == Some(true));
+        let optimal = plan.solver.optimal == Some(true);
         if optimal && iteration > bound * (1.0 + 1e-9) {
             self.fail(format!("solver.optimal is true, but the iteration {iteration} lies above the bound {bound}"));
         }

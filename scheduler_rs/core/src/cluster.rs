@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Result, breaks_lines, invalid};
 use crate::format::{check_duration, check_format, check_number, objects, optional_object, parse, pretty};
@@ -79,20 +79,10 @@ impl Links {
 
 /// Nodes, links and message sizes; always valid.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cluster {
-    nodes: Vec<Node>,
-    links: Links,
-    region_of: Option<Vec<usize>>,
-    activation_bytes: f64,
-    gradient_bytes: Vec<f64>,
-    step_s: Vec<f64>,
-    norm_s: f64,
-    source: Option<String>,
-    workload: Option<Workload>,
-}
+pub struct Cluster(ClusterParts);
 
-/// The parts of a [`Cluster`] before they are checked.
-#[derive(Clone, Debug)]
+/// The parts of a [`Cluster`].
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClusterParts {
     /// At least one.
     pub nodes: Vec<Node>,
@@ -119,7 +109,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the first key that is wrong; `prefix` (such as `cluster.`) stands before it.
-    pub fn new(parts: ClusterParts, prefix: &str) -> Result<Self> {
+    pub fn new(mut parts: ClusterParts, prefix: &str) -> Result<Self> {
         check_nodes(&parts.nodes, prefix)?;
         let n = parts.nodes.len();
         if let Some(regions) = &parts.region_of {
@@ -165,28 +155,16 @@ impl Cluster {
         if let Some(workload) = &parts.workload {
             workload.check(n, prefix)?;
         }
-        let ClusterParts {
-            nodes,
-            mut links,
-            region_of,
-            activation_bytes,
-            gradient_bytes,
-            step_s,
-            norm_s,
-            source,
-            workload,
-        } = parts;
-        if region_of.is_none() {
-            links.write_diagonal();
+        if parts.region_of.is_none() {
+            parts.links.write_diagonal();
         }
-        Ok(Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload })
+        Ok(Self(parts))
     }
 
     /// What it is made of.
     #[must_use]
     pub fn into_parts(self) -> ClusterParts {
-        let Self { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload } = self;
-        ClusterParts { nodes, links, region_of, activation_bytes, gradient_bytes, step_s, norm_s, source, workload }
+        self.0
     }
 
     /// Reads `skippipe.cluster/1`.
@@ -200,74 +178,74 @@ impl Cluster {
     /// Writes `skippipe.cluster/1`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        pretty(&serde_json::to_value(ClusterFile::from(self)).unwrap_or_default())
+        pretty(&serde_json::to_value(self).unwrap_or_default())
     }
 
     /// All nodes, by number.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
-        &self.nodes
+        &self.0.nodes
     }
 
     /// The links as they were given.
     #[must_use]
     pub fn links(&self) -> &Links {
-        &self.links
+        &self.0.links
     }
 
     /// Region of each node, where the links are given over regions.
     #[must_use]
     pub fn region_of(&self) -> Option<&[usize]> {
-        self.region_of.as_deref()
+        self.0.region_of.as_deref()
     }
 
     /// Index into the link matrices for node `i`.
     #[must_use]
     pub fn link_index(&self, i: usize) -> usize {
-        self.region_of.as_ref().map_or(i, |regions| regions[i])
+        self.0.region_of.as_ref().map_or(i, |regions| regions[i])
     }
 
     /// Bytes of one message, forward or backward.
     #[must_use]
     pub fn activation_bytes(&self) -> f64 {
-        self.activation_bytes
+        self.0.activation_bytes
     }
 
     /// Bytes that the replicas of each stage all-reduce; empty: not modelled.
     #[must_use]
     pub fn gradient_bytes(&self) -> &[f64] {
-        &self.gradient_bytes
+        &self.0.gradient_bytes
     }
 
     /// Optimizer step of each node in seconds; empty: none.
     #[must_use]
     pub fn step_s(&self) -> &[f64] {
-        &self.step_s
+        &self.0.step_s
     }
 
     /// Exchange of the global gradient norm in seconds.
     #[must_use]
     pub fn norm_s(&self) -> f64 {
-        self.norm_s
+        self.0.norm_s
     }
 
     /// Where the figures come from.
     #[must_use]
     pub fn source(&self) -> Option<&str> {
-        self.source.as_deref()
+        self.0.source.as_deref()
     }
 
     /// What the times hold for, where that is known.
     #[must_use]
     pub fn workload(&self) -> Option<&Workload> {
-        self.workload.as_ref()
+        self.0.workload.as_ref()
     }
 
     /// The same machines with one node twice as fast: forward, loss and backward take half as long.
     #[must_use]
     pub fn with_faster_node(&self, node: usize) -> Self {
         let mut faster = self.clone();
-        let Node { forward_s, backward_s, loss_s, .. } = &mut faster.nodes[node];
+        let Node { forward_s, backward_s, loss_s, .. } = &mut faster.0.nodes[node];
         for time in [forward_s, backward_s, loss_s] {
             *time /= 2.0;
         }
@@ -279,7 +257,7 @@ impl Cluster {
     #[must_use]
     pub fn with_faster_link(&self, from: usize, to: usize) -> Self {
         let mut faster = self.clone();
-        match &mut faster.links {
+        match &mut faster.0.links {
             Links::Transfer(rows) => rows[from][to] /= 2.0,
             Links::Rated { latency_s, bandwidth, .. } => {
                 latency_s[from][to] /= 2.0;
@@ -292,7 +270,7 @@ impl Cluster {
     /// Seconds that `bytes` take from node `i` to node `j`; 0 for `i == j`.
     #[must_use]
     pub fn transfer_s(&self, i: usize, j: usize, bytes: f64) -> f64 {
-        if i == j { 0.0 } else { self.links.seconds(self.link_index(i), self.link_index(j), bytes) }
+        if i == j { 0.0 } else { self.0.links.seconds(self.link_index(i), self.link_index(j), bytes) }
     }
 
     /// Seconds of the slowest message between two different nodes of `members`, `None` where there are no two. Without
@@ -306,14 +284,14 @@ impl Cluster {
         let pairs = sharing
             .iter()
             .flat_map(|(i, count)| sharing.keys().filter(move |j| i != *j || *count > 1).map(move |j| (*i, *j)));
-        pairs.map(|(i, j)| self.links.seconds(i, j, self.activation_bytes)).reduce(f64::max)
+        pairs.map(|(i, j)| self.0.links.seconds(i, j, self.0.activation_bytes)).reduce(f64::max)
     }
 
     /// Seconds of the ring all-reduce of `stage` over `members` in that order: `2 (r - 1)` steps, each as
     /// long as its slowest edge with `gradient_bytes / r`.
     #[must_use]
     pub fn allreduce_s(&self, stage: usize, members: &[usize]) -> f64 {
-        self.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
+        self.0.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
     }
 
     /// Seconds of a ring all-reduce of `bytes` over `members` in that order.
@@ -461,9 +439,8 @@ impl ClusterFile {
     pub(crate) fn check(self, prefix: &str) -> Result<Cluster> {
         check_format(&self.format, FORMAT, prefix)?;
         let missing = |key: &str| {
-            Error::Format(format!(
-                "{prefix}{key} is missing: a cluster needs transfer_s, or latency_s, bandwidth and activation_bytes"
-            ))
+            let reason = "missing: a cluster needs transfer_s, or latency_s, bandwidth and activation_bytes".to_owned();
+            Error::Format { key: format!("{prefix}{key}"), reason, position: None, hint: None }
         };
         let links = match (self.transfer_s, self.latency_s, self.bandwidth) {
             (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
@@ -500,24 +477,30 @@ impl ClusterFile {
     }
 }
 
+impl Serialize for Cluster {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        ClusterFile::from(self).serialize(serializer)
+    }
+}
+
 impl From<&Cluster> for ClusterFile {
-    fn from(cluster: &Cluster) -> Self {
+    fn from(Cluster(parts): &Cluster) -> Self {
         let mut file = Self {
             format: FORMAT.to_owned(),
-            source: cluster.source.clone(),
-            nodes: cluster.nodes.clone(),
-            region_of: cluster.region_of.clone(),
+            source: parts.source.clone(),
+            nodes: parts.nodes.clone(),
+            region_of: parts.region_of.clone(),
             transfer_s: None,
             latency_s: None,
             bandwidth: None,
             overhead_s: None,
-            activation_bytes: Some(cluster.activation_bytes),
-            gradient_bytes: cluster.gradient_bytes.clone(),
-            step_s: cluster.step_s.clone(),
-            norm_s: cluster.norm_s,
-            workload: cluster.workload.clone(),
+            activation_bytes: Some(parts.activation_bytes),
+            gradient_bytes: parts.gradient_bytes.clone(),
+            step_s: parts.step_s.clone(),
+            norm_s: parts.norm_s,
+            workload: parts.workload.clone(),
         };
-        match &cluster.links {
+        match &parts.links {
             Links::Transfer(rows) => file.transfer_s = Some(rows.clone()),
             Links::Rated { latency_s, bandwidth, overhead_s } => {
                 file.latency_s = Some(latency_s.clone());

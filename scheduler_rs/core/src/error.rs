@@ -21,11 +21,10 @@ impl fmt::Display for TaskName {
     }
 }
 
-/// What the scheduler refuses or fails at.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+/// What the scheduler refuses or fails at. Its text is `KEY: REASON` where it speaks of a key, else the reason alone.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Error {
     /// A value that cannot be used.
-    #[error("{key} is {found}, {expected} is expected")]
     Invalid {
         /// Where the value stands, such as `cluster.nodes[3].memory`.
         key: String,
@@ -35,10 +34,17 @@ pub enum Error {
         expected: String,
     },
     /// Text that is not the format it should be.
-    #[error("{0}")]
-    Format(String),
+    Format {
+        /// Where in the content; empty: the whole.
+        key: String,
+        /// What is wrong.
+        reason: String,
+        /// Line and column, from 1, where they are known.
+        position: Option<(usize, usize)>,
+        /// What may have been meant.
+        hint: Option<String>,
+    },
     /// Proved: no plan can satisfy the rules.
-    #[error("no plan exists: {rule} cannot hold: {reason}")]
     Impossible {
         /// The rule, such as `TC1`.
         rule: &'static str,
@@ -46,15 +52,53 @@ pub enum Error {
         reason: String,
     },
     /// Nothing was found within the limit; a plan may exist.
-    #[error("no plan found within the limit: {0}")]
     NotFound(String),
     /// Tasks wait for each other in a circle.
-    #[error("locked up: {}", cycle_text(.0))]
-    Lockup(Vec<TaskName>),
+    Deadlock(Vec<TaskName>),
     /// The caller asked to stop.
-    #[error("cancelled")]
     Cancelled,
 }
+
+impl Error {
+    /// The key that it speaks of.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::Invalid { key, .. } | Self::Format { key, .. } => {
+                Some(key).filter(|key| !key.is_empty()).map(|key| &**key)
+            }
+            _ => None,
+        }
+    }
+
+    /// What is wrong, without the key.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Invalid { found, expected, .. } => format!("expected {expected}, got {found}"),
+            Self::Format { reason, position, hint, .. } => {
+                let place = position.map_or(String::new(), |(line, column)| format!(" at line {line} column {column}"));
+                let hint = hint.as_ref().map_or(String::new(), |hint| format!("; {hint}"));
+                format!("{reason}{place}{hint}")
+            }
+            Self::Impossible { rule, reason } => format!("no plan exists: {rule} cannot hold: {reason}"),
+            Self::NotFound(reason) => format!("no plan found within the limit: {reason}"),
+            Self::Deadlock(cycle) => format!("deadlock: {}", cycle_text(cycle)),
+            Self::Cancelled => "cancelled".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.key() {
+            Some(key) => write!(f, "{key}: {}", self.reason()),
+            None => f.write_str(&self.reason()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 fn cycle_text(cycle: &[TaskName]) -> String {
     let names: Vec<String> = cycle.iter().chain(cycle.first()).map(ToString::to_string).collect();

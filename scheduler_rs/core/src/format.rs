@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, invalid, shown};
+use crate::report::SearchReport;
 use crate::time::LONGEST_S;
 
 /// Bytes of text of a plan's `solver` that are kept. It may hold anything, and a value takes up to 40 times the memory
@@ -39,8 +40,8 @@ fn read<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let mut track = serde_path_to_error::Track::new();
     let value = object(serde_path_to_error::Deserializer::new(&mut reader, &mut track))
-        .map_err(|error| Error::Format(message(text, &track.path().to_string(), &error)))?;
-    reader.end().map_err(|error| Error::Format(message(text, ".", &error)))?;
+        .map_err(|error| fault(text, &track.path().to_string(), &error))?;
+    reader.end().map_err(|error| fault(text, ".", &error))?;
     Ok(value)
 }
 
@@ -54,25 +55,26 @@ fn stated_format(text: &str) -> Option<String> {
     Some(header.format)
 }
 
-/// What is wrong with a text, and where.
-fn message(text: &str, path: &str, error: &serde_json::Error) -> String {
-    let place = format!(" at line {} column {}", error.line(), error.column());
+/// What is wrong with a text, and where. Serde tells it in words alone.
+fn fault(text: &str, path: &str, error: &serde_json::Error) -> Error {
+    let position = (error.line(), error.column());
     let whole = error.to_string();
-    let reason = whole.strip_suffix(&place).unwrap_or(&whole);
+    let reason = whole.strip_suffix(&format!(" at line {} column {}", position.0, position.1)).unwrap_or(&whole);
+    let position = Some(position);
     if let Some((found, known)) = unknown_key(reason) {
         let parent = shown(path.strip_suffix(found).unwrap_or(""), MOST_MESSAGE / 2);
-        let key = shown(found, MOST_MESSAGE / 4);
-        return format!("{parent}{key}: unknown key{place}; {}", meant(found, &known));
+        let key = format!("{parent}{}", shown(found, MOST_MESSAGE / 4));
+        return Error::Format { key, reason: "unknown key".to_owned(), position, hint: Some(meant(found, &known)) };
     }
     // What the reader was about to read has no name yet.
     let path = path.strip_suffix('?').map_or(path, |parent| parent.strip_suffix('.').unwrap_or("."));
-    let key = if path == "." { String::new() } else { format!("{}: ", shown(path, MOST_MESSAGE / 2)) };
-    let told = if error.is_syntax() && reason == "expected value" {
+    let key = if path == "." { String::new() } else { shown(path, MOST_MESSAGE / 2) };
+    let reason = if error.is_syntax() && reason == "expected value" {
         format!("expected a value, got {}", found_at(text, error.line(), error.column()))
     } else {
         plain(reason)
     };
-    format!("{key}{}{place}", shown(&told, MOST_MESSAGE / 2))
+    Error::Format { key, reason: shown(&reason, MOST_MESSAGE / 2), position, hint: None }
 }
 
 /// The key and the keys that are known instead, out of Serde's words.
@@ -163,9 +165,9 @@ pub(crate) fn counts<'de, D: Deserializer<'de>>(reader: D) -> std::result::Resul
     reader.deserialize_map(Counts)
 }
 
-/// Reads what a search says of itself: any entries, in order. Those that would exceed [`MOST_SOLVER`], or that no
-/// number or stack can hold, are left out.
-pub(crate) fn solver<'de, D: Deserializer<'de>>(reader: D) -> std::result::Result<Map<String, Value>, D::Error> {
+/// Reads what a search reports of itself: any entries. Those that would exceed [`MOST_SOLVER`], or that no number or stack
+/// can hold, are left out.
+pub(crate) fn report<'de, D: Deserializer<'de>>(reader: D) -> std::result::Result<SearchReport, D::Error> {
     struct Entries;
     impl<'de> Visitor<'de> for Entries {
         type Value = Map<String, Value>;
@@ -188,7 +190,11 @@ pub(crate) fn solver<'de, D: Deserializer<'de>>(reader: D) -> std::result::Resul
             Ok(found)
         }
     }
-    reader.deserialize_map(Entries)
+    let entries = reader.deserialize_map(Entries)?;
+    if let Some(optimal) = entries.get("optimal").filter(|optimal| !optimal.is_boolean()) {
+        return Err(D::Error::custom(format_args!("optimal: expected true or false, got {optimal}")));
+    }
+    SearchReport::deserialize(Value::Object(entries)).map_err(D::Error::custom)
 }
 
 /// Reads what a plan says of its model: any value, but not of any size.
@@ -377,17 +383,17 @@ mod tests {
     #[test]
     fn a_solver_of_any_size_is_read_in_bounds() {
         #[derive(serde::Deserialize)]
-        struct Told {
-            #[serde(deserialize_with = "solver")]
-            solver: Map<String, Value>,
+        struct Part {
+            #[serde(deserialize_with = "report")]
+            solver: SearchReport,
         }
         let long = "[".to_owned() + &"0,".repeat(MOST_SOLVER / 2) + "0]";
         let deep = "[".repeat(1000) + &"]".repeat(1000);
         let text = format!(
             "{{\"solver\": {{\"seed\": 3, \"long\": {long}, \"deep\": {deep}, \"much\": 1e999, \"work\": 7}}}}"
         );
-        let told: Told = read(&text).unwrap();
-        assert_eq!(Value::Object(told.solver), serde_json::json!({"seed": 3, "work": 7}));
+        let part: Part = read(&text).unwrap();
+        assert_eq!(part.solver, SearchReport { seed: Some(3), work: Some(7), ..SearchReport::default() });
     }
 
     #[test]

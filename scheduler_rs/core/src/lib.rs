@@ -1,6 +1,6 @@
 //! Which way each microbatch takes through a pipeline over slow, uneven networks.
 //!
-//! The data flow: a [`cluster::Cluster`] and an allocation make a [`problem::Problem`]; [`plan_for`]
+//! The data flow: a [`cluster::Cluster`] and an allocation make a [`problem::Problem`]; [`plan()`]
 //! answers it with a [`plan::Plan`], whose times the event simulator ([`simulate`]) gives and whose
 //! rules [`check::check`] verifies with no code of the search. Terms and rules are those of SkipPipe
 //! (arXiv 2502.19913), made exact in the documentation of this project.
@@ -17,6 +17,8 @@ pub mod explain;
 mod format;
 pub mod plan;
 pub mod problem;
+pub mod report;
+pub mod request;
 pub mod route;
 pub mod rules;
 pub mod search;
@@ -26,4 +28,4 @@ pub mod upgrade;
 pub mod workload;
 
 pub use error::{Error, Result};
-pub use search::plan_for;
+pub use search::plan;

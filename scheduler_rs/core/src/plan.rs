@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
-use crate::format::{check_format, check_number, counts, model, object, objects, parse, pretty, solver};
+use crate::format::{check_number, counts, model, object, objects, parse, pretty, report};
 use crate::problem::{Problem, check_absent_nodes};
+use crate::report::SearchReport;
 use crate::rules::{Constraints, Strategy};
 
 /// Version that this module reads and writes.
@@ -98,11 +99,18 @@ impl Predicted {
 }
 
 /// A whole plan. Reading one checks its form; whether it keeps the rules is [`crate::check`]'s to say.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+///
+/// The fields are those of the file, in its order; `C` is another type than [`Cluster`] only while a file is read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, bound(deserialize = "C: Deserialize<'de>"))]
+pub struct Plan<C = Cluster> {
+    /// Its version.
+    pub format: PlanFormat,
     /// The cluster that it was made for.
-    pub cluster: Cluster,
+    #[serde(deserialize_with = "object")]
+    pub cluster: C,
     /// The rules that it keeps.
+    #[serde(deserialize_with = "object")]
     pub constraints: Constraints,
     /// Share of stage visits left out.
     pub skip_ratio: f64,
@@ -111,23 +119,41 @@ pub struct Plan {
     /// Nodes of each stage.
     pub stages: Vec<Vec<usize>>,
     /// Decoder layers of each stage; empty: not known.
+    #[serde(default)]
     pub layers: Vec<usize>,
     /// Nodes that serve no stage: the plan is faster without them.
+    #[serde(default)]
     pub absent_nodes: Vec<usize>,
     /// Stages that no node serves.
+    #[serde(default)]
     pub absent_stages: Vec<usize>,
     /// What model it was made for, or null.
+    #[serde(default, deserialize_with = "model")]
     pub model: Value,
     /// Microbatches that each source starts.
+    #[serde(deserialize_with = "counts")]
     pub microbatches_per_source: BTreeMap<usize, usize>,
     /// All microbatches.
+    #[serde(deserialize_with = "objects")]
     pub microbatches: Vec<Microbatch>,
     /// All tasks, those of one node in the order in which it runs them.
+    #[serde(deserialize_with = "objects")]
     pub tasks: Vec<Task>,
     /// Predicted times.
+    #[serde(deserialize_with = "object")]
     pub predicted: Predicted,
     /// How the search went.
-    pub solver: Map<String, Value>,
+    #[serde(deserialize_with = "report")]
+    pub solver: SearchReport,
+}
+
+/// [`FORMAT`], which is all that a plan may state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PlanFormat {
+    /// The version that this module reads and writes.
+    #[default]
+    #[serde(rename = "skippipe.plan/1")]
+    One,
 }
 
 impl Plan {
@@ -136,13 +162,28 @@ impl Plan {
     /// # Errors
     /// [`crate::Error::Format`] or [`crate::Error::Invalid`], naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        parse::<PlanFile>(text, FORMAT)?.check()
+        parse::<Plan<ClusterFile>>(text, FORMAT)?.check()
     }
 
     /// Writes `skippipe.plan/1`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        pretty(&serde_json::to_value(PlanFile::from(self)).unwrap_or_default())
+        pretty(&serde_json::to_value(self).unwrap_or_default())
+    }
+
+    /// The same plan for another cluster of as many nodes; its times stay, and [`crate::simulate::resimulate`] gives the
+    /// new ones.
+    ///
+    /// # Errors
+    /// Where the cluster has other nodes in number, or gradients of other stages.
+    pub fn with_cluster(&self, cluster: Cluster) -> Result<Self> {
+        let (found, expected) = (cluster.nodes().len(), self.cluster.nodes().len());
+        if found != expected {
+            return invalid("cluster.nodes", format!("a list of {found}"), format!("the {expected} nodes of the plan"));
+        }
+        let plan = Self { cluster, ..self.clone() };
+        plan.check_shapes()?;
+        Ok(plan)
     }
 
     /// The question that this plan answers.
@@ -165,41 +206,10 @@ impl Plan {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlanFile {
-    format: String,
-    #[serde(deserialize_with = "object")]
-    cluster: ClusterFile,
-    #[serde(deserialize_with = "object")]
-    constraints: Constraints,
-    skip_ratio: f64,
-    strategy: Strategy,
-    stages: Vec<Vec<usize>>,
-    #[serde(default)]
-    layers: Vec<usize>,
-    #[serde(default)]
-    absent_nodes: Vec<usize>,
-    #[serde(default)]
-    absent_stages: Vec<usize>,
-    #[serde(default, deserialize_with = "model")]
-    model: Value,
-    #[serde(deserialize_with = "counts")]
-    microbatches_per_source: BTreeMap<usize, usize>,
-    #[serde(deserialize_with = "objects")]
-    microbatches: Vec<Microbatch>,
-    #[serde(deserialize_with = "objects")]
-    tasks: Vec<Task>,
-    #[serde(deserialize_with = "object")]
-    predicted: Predicted,
-    #[serde(deserialize_with = "solver")]
-    solver: Map<String, Value>,
-}
-
-impl PlanFile {
+impl Plan<ClusterFile> {
     fn check(self) -> Result<Plan> {
-        check_format(&self.format, FORMAT, "")?;
         let plan = Plan {
+            format: self.format,
             cluster: self.cluster.check("cluster.")?,
             constraints: self.constraints,
             skip_ratio: self.skip_ratio,
@@ -220,44 +230,6 @@ impl PlanFile {
         plan.check_microbatches()?;
         plan.check_times()?;
         Ok(plan)
-    }
-}
-
-impl From<&Plan> for PlanFile {
-    fn from(plan: &Plan) -> Self {
-        let Plan {
-            cluster,
-            constraints,
-            skip_ratio,
-            strategy,
-            stages,
-            layers,
-            absent_nodes,
-            absent_stages,
-            model,
-            microbatches_per_source,
-            microbatches,
-            tasks,
-            predicted,
-            solver,
-        } = plan.clone();
-        Self {
-            format: FORMAT.to_owned(),
-            cluster: ClusterFile::from(&cluster),
-            constraints,
-            skip_ratio,
-            strategy,
-            stages,
-            layers,
-            absent_nodes,
-            absent_stages,
-            model,
-            microbatches_per_source,
-            microbatches,
-            tasks,
-            predicted,
-            solver,
-        }
     }
 }
 
@@ -320,9 +292,6 @@ impl Plan {
         for (i, task) in self.tasks.iter().enumerate() {
             check_number(|| format!("tasks[{i}].start_s"), task.start_s, 0.0)?;
             check_number(|| format!("tasks[{i}].end_s"), task.end_s, 0.0)?;
-        }
-        if let Some(optimal) = self.solver.get("optimal").filter(|x| !x.is_boolean()) {
-            return invalid("solver.optimal", optimal, "true or false");
         }
         let said = &self.predicted;
         for (key, value) in [

@@ -180,12 +180,8 @@ impl Problem {
     fn check_horizon(&self, total: usize) -> Result<()> {
         let nodes = self.cluster.nodes();
         let slowest = nodes.iter().map(|n| n.forward_s + n.backward_s + n.loss_s).fold(0.0, f64::max);
-        let mut longest: f64 = 0.0;
-        for i in 0..nodes.len() {
-            for j in 0..nodes.len() {
-                longest = longest.max(self.cluster.transfer_s(i, j, self.cluster.activation_bytes()));
-            }
-        }
+        let all: Vec<usize> = (0..nodes.len()).collect();
+        let longest = self.cluster.slowest_s(&all).unwrap_or(0.0);
         let reduce = self.stages.iter().enumerate().map(|(s, m)| self.cluster.allreduce_s(s, m)).fold(0.0, f64::max);
         let serial = total as f64 * self.stages.len() as f64 * (slowest + 4.0 * longest) + reduce;
         let most = NEVER as f64 / 8e9;

@@ -55,8 +55,8 @@ pub fn gains(explanation: &Explanation) -> Result<Vec<Gain>> {
     for upgrade in candidates(explanation) {
         let instance = Instance::new(&problem.on_faster(upgrade.of(&plan.cluster)), Rounding::Up);
         let mut simulator = Simulator::new(&instance);
-        let kept = replay.run(&mut simulator, Dispatch::Planned).map_err(|lockup| simulator.error_of(&lockup))?;
-        // Where the dispatch rule locks up, it has no iteration.
+        let kept = replay.run(&mut simulator, Dispatch::Planned).map_err(|deadlock| simulator.error_of(&deadlock))?;
+        // Where the dispatch rule deadlocks, it has no iteration.
         let ruled = replay.run(&mut simulator, Dispatch::Rule).ok().filter(|ruled| ruled.iteration < kept.iteration);
         let iteration_s = seconds(kept.iteration);
         if iteration_s < plan.predicted.iteration_s {

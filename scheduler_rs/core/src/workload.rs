@@ -44,7 +44,12 @@ impl Workload {
     /// # Errors
     /// [`crate::Error::Format`] naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::Format(format!("workload: {error}")))
+        serde_json::from_str(text).map_err(|error| Error::Format {
+            key: "workload".to_owned(),
+            reason: error.to_string(),
+            position: None,
+            hint: None,
+        })
     }
 
     /// Writes a JSON object of this part alone.

@@ -347,8 +347,14 @@ fn what_cannot_be_kept_is_said() {
     let message = |request: &Request| refused(request).to_string();
     let four = request(&[3, 3, 3, 3]);
     assert!(message(&request(&[3, 3])).contains("sizes"));
-    assert!(message(&Request { sources: Some(vec![0, 1]), ..four.clone() }).contains("sources is a list of 2"));
-    assert!(message(&Request { sources: Some(vec![0, 1, 12]), ..four.clone() }).contains("sources[2] is 12"));
+    assert!(
+        message(&Request { sources: Some(vec![0, 1]), ..four.clone() })
+            .contains("sources: expected the 3 nodes of stage 0, as many as sizes[0], got a list of 2")
+    );
+    assert!(
+        message(&Request { sources: Some(vec![0, 1, 12]), ..four.clone() })
+            .contains("sources[2]: expected a node in 0..11, got 12")
+    );
     assert!(message(&Request { sources: Some(vec![0, 1, 1]), ..four.clone() }).contains("node 1 twice"));
     assert!(
         message(&Request { max_replica_transfer_s: Some(-1.0), ..four.clone() }).contains("max_replica_transfer_s")
@@ -357,9 +363,9 @@ fn what_cannot_be_kept_is_said() {
     assert!(matches!(refused(&tight), Error::Impossible { rule: "max_replica_transfer_s", .. }));
     let stages = |stages: &[&[usize]]| stages.iter().map(|s| s.to_vec()).collect::<Vec<_>>();
     for (bad, key) in [
-        (stages(&[&[0, 1, 2], &[2, 3]]), "stages[1][0] is 2"),
-        (stages(&[&[0, 99]]), "stages[0][1] is 99"),
-        (stages(&[&[0], &[]]), "stages[1] is an empty list"),
+        (stages(&[&[0, 1, 2], &[2, 3]]), "stages[1][0]: expected "),
+        (stages(&[&[0, 99]]), "stages[0][1]: expected "),
+        (stages(&[&[0], &[]]), "stages[1]: expected "),
     ] {
         assert!(score(&cluster, &bad).unwrap_err().to_string().contains(key), "{key}");
     }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
-use skippipe_core::plan::{Microbatch, Plan, Predicted};
+use skippipe_core::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use skippipe_core::problem::{Instance, Problem};
+use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule, Strategy};
 use skippipe_core::search::cbs::{Answer, Demand, Ended, Found, Question, solve};
@@ -397,6 +398,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
         wave: b.wave,
     };
     Plan {
+        format: PlanFormat::One,
         cluster: problem.cluster().clone(),
         constraints: problem.constraints().clone(),
         skip_ratio: problem.skip_ratio(),
@@ -420,7 +422,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
             lower_bound_s: 0.0,
             gap: 0.0,
         },
-        solver: Map::new(),
+        solver: SearchReport::default(),
     }
 }
 

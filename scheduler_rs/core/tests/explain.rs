@@ -5,10 +5,9 @@ use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::explain::{Explanation, Part, Reason, Waits, explain};
 use skippipe_core::plan::Kind;
-use skippipe_core::plan_for;
 use skippipe_core::problem::Problem;
+use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
-use skippipe_core::search::Options;
 use skippipe_core::upgrade::{Upgrade, gains};
 
 /// Each microbatch: F 0 to 1, F 1.25 to 2.25, L 2.5 to 3, B 3.25 to 5.25, B 5.5 to 7.5; the second when the first is
@@ -29,7 +28,8 @@ fn explanation() -> Explanation {
     let cluster = Cluster::new(parts, "").unwrap();
     let problem = Problem::new(cluster, vec![vec![0], vec![1]], vec![], vec![2], 0.0, Constraints::default()).unwrap();
     let options = Options::new(Strategy::Full, 0);
-    explain(&plan_for(&problem, options, &Budget::new(None, Some(100))).unwrap()).unwrap()
+    explain(&skippipe_core::plan(&PlanRequest::given(problem.clone(), options), &Budget::new(None, Some(100))).unwrap())
+        .unwrap()
 }
 
 #[test]

@@ -2,32 +2,31 @@
 //! changes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/freedom.rs"]
-mod freedom;
 #[path = "common/problems.rs"]
 mod problems;
+#[path = "common/scope.rs"]
+mod scope;
 
-use freedom::{check_kept, plan, plan_if_any};
 use problems::problems;
 use proptest::prelude::*;
-use skippipe_core::allocate::joint::{Freedom, Seats, lower_bound};
+use scope::{check_kept, plan, plan_if_any};
+use skippipe_core::allocate::joint::{AllocationScope, Placement, lower_bound};
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::error::Error;
-use skippipe_core::plan_for;
 use skippipe_core::problem::Problem;
+use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy as PlanStrategy};
-use skippipe_core::search::Options;
 
 prop_compose! {
-    fn freedoms()(
+    fn scopes()(
         sizes in any::<bool>(),
         unused in any::<bool>(),
         layers in prop::option::of(0_usize..3),
         sources in prop::bool::weighted(0.8),
         limit in prop::option::weighted(0.3, 0.5_f64..4.0),
-    ) -> (Freedom, Option<usize>) {
-        (Freedom { sizes, layers: 0, unused, sources, max_replica_transfer_s: limit }, layers)
+    ) -> (AllocationScope, Option<usize>) {
+        (AllocationScope { sizes, layers: 0, unused, sources, max_replica_transfer_s: limit }, layers)
     }
 }
 
@@ -35,32 +34,32 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn rules_are_kept_and_what_must_stay_stays(problem in problems(), (freedom, layers) in freedoms()) {
+    fn rules_are_kept_and_what_must_stay_stays(problem in problems(), (scope, layers) in scopes()) {
         let stages = problem.stages().len();
-        let freedom = Freedom { layers: layers.map_or(0, |more| stages + more * stages), ..freedom };
-        let Some(plan) = plan_if_any(&problem, freedom, PlanStrategy::Skippipe, 60_000)? else { return Ok(()) };
-        check_kept(&problem, freedom, &plan)?;
-        let bound = lower_bound(&problem, freedom) as f64 / 1e9;
+        let scope = AllocationScope { layers: layers.map_or(0, |more| stages + more * stages), ..scope };
+        let Some(plan) = plan_if_any(&problem, scope, PlanStrategy::Skippipe, 60_000)? else { return Ok(()) };
+        check_kept(&problem, scope, &plan)?;
+        let bound = lower_bound(&problem, scope) as f64 / 1e9;
         prop_assert!(bound <= plan.predicted.iteration_s + 1e-6, "{bound} > {}", plan.predicted.iteration_s);
     }
 
     #[test]
-    fn no_freedom_to_bound_is_below_the_bound_of_one_allocation(problem in problems()) {
+    fn no_scope_to_bound_is_below_the_bound_of_one_allocation(problem in problems()) {
         // Every allocation's own plan is one of those that the bound speaks of.
-        let freedom = Freedom::default();
+        let scope = AllocationScope::default();
         let options = Options::new(PlanStrategy::Skippipe, 1);
-        let Ok(plan) = plan_for(&problem, options, &Budget::new(None, Some(100_000))) else { return Ok(()) };
-        prop_assert!(lower_bound(&problem, freedom) as f64 / 1e9 <= plan.predicted.iteration_s + 1e-6);
+        let Ok(plan) = skippipe_core::plan(&PlanRequest::given(problem.clone(), options), &Budget::new(None, Some(100_000))) else { return Ok(()) };
+        prop_assert!(lower_bound(&problem, scope) as f64 / 1e9 <= plan.predicted.iteration_s + 1e-6);
     }
 
     #[test]
-    fn threads_change_nothing(problem in problems(), (freedom, _) in freedoms()) {
-        let freedom = Freedom { max_replica_transfer_s: None, ..freedom };
-        match (plan(&problem, freedom, PlanStrategy::Skippipe, 1, 150_000), plan(&problem, freedom, PlanStrategy::Skippipe, 3, 150_000)) {
+    fn threads_change_nothing(problem in problems(), (scope, _) in scopes()) {
+        let scope = AllocationScope { max_replica_transfer_s: None, ..scope };
+        match (plan(&problem, scope, PlanStrategy::Skippipe, 1, 150_000), plan(&problem, scope, PlanStrategy::Skippipe, 3, 150_000)) {
             (Ok(one), Ok(three)) => {
                 prop_assert_eq!(one.stages, three.stages);
                 prop_assert_eq!(one.tasks, three.tasks);
-                prop_assert_eq!(&one.solver["allocation"], &three.solver["allocation"]);
+                prop_assert_eq!(&one.solver.allocation, &three.solver.allocation);
             }
             (Err(one), Err(three)) => prop_assert_eq!(one, three),
             _ => return Err(TestCaseError::fail("one found a plan, the other did not")),
@@ -90,10 +89,13 @@ fn times(count: usize, time: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
 }
 
 fn planned(problem: &Problem) -> f64 {
-    plan_for(problem, Options::new(PlanStrategy::Skippipe, 1), &Budget::new(None, Some(100_000)))
-        .unwrap()
-        .predicted
-        .iteration_s
+    skippipe_core::plan(
+        &PlanRequest::given(problem.clone(), Options::new(PlanStrategy::Skippipe, 1)),
+        &Budget::new(None, Some(100_000)),
+    )
+    .unwrap()
+    .predicted
+    .iteration_s
 }
 
 #[test]
@@ -105,11 +107,11 @@ fn a_far_source_need_not_start_anything() {
     };
     let all_by_the_near_one = planned(&of(vec![2, 0]));
     for sources in [false, true] {
-        let dealt = Freedom { layers: 3, sources, ..Freedom::default() };
+        let dealt = AllocationScope { layers: 3, sources, ..AllocationScope::default() };
         let found = plan(&of(vec![1, 1]), dealt, PlanStrategy::Skippipe, 1, 200_000).unwrap();
         assert!(found.predicted.iteration_s <= all_by_the_near_one + 1e-6, "{}", found.predicted.iteration_s);
         assert!(lower_bound(&of(vec![1, 1]), dealt) as f64 / 1e9 <= all_by_the_near_one);
-        let sized = Freedom { sizes: true, sources, ..Freedom::default() };
+        let sized = AllocationScope { sizes: true, sources, ..AllocationScope::default() };
         assert!(lower_bound(&of(vec![2, 0]), sized) as f64 / 1e9 <= all_by_the_near_one);
     }
 }
@@ -121,8 +123,8 @@ fn a_longer_route_may_be_quicker() {
     let cluster = equal_nodes(times(7, |i, j| if is_near(i, j) { 1.0 } else { 100.0 }));
     let stages = vec![vec![0, 3], vec![1, 4], vec![2, 5], vec![6]];
     let problem = Problem::new(cluster, stages, vec![], vec![1, 1], 1.0 / 8.0, Constraints::default()).unwrap();
-    let freedom = Freedom { sources: false, ..Freedom::default() };
-    assert!(lower_bound(&problem, freedom) as f64 / 1e9 <= planned(&problem));
+    let scope = AllocationScope { sources: false, ..AllocationScope::default() };
+    assert!(lower_bound(&problem, scope) as f64 / 1e9 <= planned(&problem));
 }
 
 #[test]
@@ -134,7 +136,8 @@ fn layers_are_shared_out_where_there_is_memory_for_them() {
         Problem::new(cluster, vec![vec![0], vec![1], vec![2]], vec![], vec![1], 0.0, Constraints::default()).unwrap()
     };
     let layers = |problem: &Problem, layers: usize| {
-        Seats::new(problem, Freedom { layers, ..Freedom::default() }).map(|seats| seats.layers().to_vec())
+        Placement::new(problem, AllocationScope { layers, ..AllocationScope::default() })
+            .map(|placement| placement.layers().to_vec())
     };
     assert_eq!(layers(&of(parts.clone()), 8).unwrap(), [2, 3, 3]);
     assert_eq!(layers(&of(parts.clone()), 7).unwrap(), [2, 3, 2]);

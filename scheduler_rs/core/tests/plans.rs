@@ -11,14 +11,16 @@ use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::error::Error;
 use skippipe_core::plan::Plan;
-use skippipe_core::plan_for;
 use skippipe_core::problem::Problem;
+use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::Strategy as PlanStrategy;
-use skippipe_core::search::Options;
 use skippipe_core::simulate::{Dispatch, resimulate};
 
 fn plan(problem: &Problem, strategy: PlanStrategy, threads: usize) -> Result<Plan, Error> {
-    plan_for(problem, Options { threads, ..Options::new(strategy, 3) }, &Budget::new(None, Some(2000)))
+    skippipe_core::plan(
+        &PlanRequest::given(problem.clone(), Options { threads, ..Options::new(strategy, 3) }),
+        &Budget::new(None, Some(2000)),
+    )
 }
 
 proptest! {
@@ -29,7 +31,7 @@ proptest! {
         for strategy in PlanStrategy::ALL {
             let plan = match plan(&problem, strategy, 1) {
                 Ok(plan) => plan,
-                Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => continue,
+                Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Deadlock(_)) => continue,
                 Err(error) => return Err(TestCaseError::fail(error.to_string())),
             };
             prop_assert_eq!(check(&plan), Vec::<String>::new());

@@ -2,20 +2,19 @@
 //! allocation is never left for a worse one, and threads change nothing.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "common/freedom.rs"]
-mod freedom;
 #[path = "common/problems.rs"]
 mod problems;
+#[path = "common/scope.rs"]
+mod scope;
 
-use freedom::{check_kept, plan, plan_if_any};
 use problems::{cluster, problems};
 use proptest::prelude::*;
-use skippipe_core::allocate::joint::{Freedom, lower_bound};
+use scope::{check_kept, plan, plan_if_any};
+use skippipe_core::allocate::joint::{AllocationScope, lower_bound};
 use skippipe_core::budget::Budget;
-use skippipe_core::plan_for;
 use skippipe_core::problem::Problem;
+use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy as PlanStrategy};
-use skippipe_core::search::Options;
 
 const BASELINES: [PlanStrategy; 4] =
     [PlanStrategy::Full, PlanStrategy::FullRouted, PlanStrategy::RandomSkip, PlanStrategy::SkippipeNoTc2];
@@ -35,11 +34,11 @@ proptest! {
     ) {
         let stages = problem.stages().len();
         let layers = more.map_or(0, |more| stages + more * stages);
-        let freedom = Freedom { sizes, layers, unused, sources, max_replica_transfer_s: limit };
-        let Some(plan) = plan_if_any(&problem, freedom, strategy, 20_000)? else { return Ok(()) };
+        let scope = AllocationScope { sizes, layers, unused, sources, max_replica_transfer_s: limit };
+        let Some(plan) = plan_if_any(&problem, scope, strategy, 20_000)? else { return Ok(()) };
         prop_assert_eq!(plan.strategy, strategy);
-        check_kept(&problem, freedom, &plan)?;
-        let bound = lower_bound(&problem, Freedom { layers, ..freedom }) as f64 / 1e9;
+        check_kept(&problem, scope, &plan)?;
+        let bound = lower_bound(&problem, AllocationScope { layers, ..scope }) as f64 / 1e9;
         if !strategy.is_full() {
             prop_assert!(bound <= plan.predicted.iteration_s + 1e-6, "{bound} > {}", plan.predicted.iteration_s);
         }
@@ -47,13 +46,13 @@ proptest! {
 
     #[test]
     fn threads_change_nothing(problem in problems(), strategy in prop::sample::select(BASELINES.to_vec())) {
-        let freedom = Freedom::default();
-        match (plan(&problem, freedom, strategy, 1, 20_000), plan(&problem, freedom, strategy, 3, 20_000)) {
+        let scope = AllocationScope::default();
+        match (plan(&problem, scope, strategy, 1, 20_000), plan(&problem, scope, strategy, 3, 20_000)) {
             (Ok(one), Ok(three)) => {
                 prop_assert_eq!(one.stages, three.stages);
                 prop_assert_eq!(one.tasks, three.tasks);
-                prop_assert_eq!(&one.solver["allocation"], &three.solver["allocation"]);
-                prop_assert_eq!(&one.solver["work"], &three.solver["work"]);
+                prop_assert_eq!(&one.solver.allocation, &three.solver.allocation);
+                prop_assert_eq!(&one.solver.work, &three.solver.work);
             }
             (Err(one), Err(three)) => prop_assert_eq!(one, three),
             _ => return Err(TestCaseError::fail("one found a plan, the other did not")),
@@ -74,8 +73,12 @@ fn what_was_found_is_at_least_as_good_as_the_first_allocation() {
     for seed in 0..2_usize {
         let problem = twelve(|i| ((i * 37 + seed * 11) % 23) as f64 / 23.0);
         for strategy in [PlanStrategy::Full, PlanStrategy::FullRouted, PlanStrategy::SkippipeNoTc2] {
-            let free = plan(&problem, Freedom::default(), strategy, 1, 2_000_000).unwrap();
-            let one = plan_for(&problem, Options::new(strategy, 3), &Budget::new(None, Some(200_000))).unwrap();
+            let free = plan(&problem, AllocationScope::default(), strategy, 1, 2_000_000).unwrap();
+            let one = skippipe_core::plan(
+                &PlanRequest::given(problem.clone(), Options::new(strategy, 3)),
+                &Budget::new(None, Some(200_000)),
+            )
+            .unwrap();
             assert!(free.predicted.iteration_s <= one.predicted.iteration_s + 1e-9, "{seed}, {}", strategy.name());
         }
     }
@@ -85,9 +88,9 @@ fn what_was_found_is_at_least_as_good_as_the_first_allocation() {
 fn straight_pipelines_are_routes_too() {
     for seed in 0..4_usize {
         let problem = twelve(|i| ((i * 29 + seed * 7) % 19) as f64 / 19.0);
-        let routed = plan(&problem, Freedom::default(), PlanStrategy::FullRouted, 1, 800_000).unwrap();
+        let routed = plan(&problem, AllocationScope::default(), PlanStrategy::FullRouted, 1, 800_000).unwrap();
         // As many of them as they get of the work of `full-routed`.
-        let straight = plan(&problem, Freedom::default(), PlanStrategy::Full, 1, 200_000).unwrap();
+        let straight = plan(&problem, AllocationScope::default(), PlanStrategy::Full, 1, 200_000).unwrap();
         assert!(routed.predicted.iteration_s <= straight.predicted.iteration_s, "{seed}");
     }
 }
@@ -108,7 +111,7 @@ fn slow_all_reduce_makes_replicas_neighbours() {
     let stages = vec![vec![0, 3], vec![1, 4], vec![2, 5]];
     let problem = Problem::new(apart, stages, vec![], vec![2, 2], 1.0 / 3.0, Constraints::default()).unwrap();
     for strategy in BASELINES {
-        let plan = plan(&problem, Freedom::default(), strategy, 1, 400_000).unwrap();
+        let plan = plan(&problem, AllocationScope::default(), strategy, 1, 400_000).unwrap();
         let split =
             plan.stages.iter().filter(|members| members.iter().any(|n| *n < 3) && members.iter().any(|n| *n >= 3));
         // Of three nodes at each site one is left over, so one stage has to be split.

@@ -8,95 +8,70 @@ use skippipe_core::error::Result;
 
 use crate::cluster::{Cluster, index};
 use crate::errors::OrRaise;
+use crate::problem::numbers;
 use crate::waiting::{Ended, Limits, wait_for};
 
 /// An allocation and what the surrogate says of it, in seconds. `stages` holds the nodes of each stage, stage 0 first,
 /// the others in the order of the shortest tour.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Scored(core::Scored);
+pub struct Scored {
+    /// Nodes of each stage.
+    stages: Vec<Vec<usize>>,
+    /// The sum of the parts.
+    score_s: f64,
+    /// Longest transfer of a message between two nodes of one stage.
+    replica_s: f64,
+    /// The tour over all stages and back to stage 0: from one to the next, the longest round trip of a message in the
+    /// bottleneck matching of their nodes.
+    tour_s: f64,
+    /// Sum over the stages of twice the mean forward.
+    compute_s: f64,
+}
 
 #[pymethods]
 impl Scored {
-    /// Nodes of each stage.
-    #[getter]
-    fn stages(&self) -> Vec<Vec<usize>> {
-        self.0.stages.clone()
-    }
-
-    /// The sum of the parts.
-    #[getter]
-    fn score_s(&self) -> f64 {
-        self.0.score_s
-    }
-
-    /// Longest transfer of a message between two nodes of one stage.
-    #[getter]
-    fn replica_s(&self) -> f64 {
-        self.0.replica_s
-    }
-
-    /// The tour over all stages and back to stage 0: from one to the next, the longest round trip of a message in the
-    /// bottleneck matching of their nodes.
-    #[getter]
-    fn tour_s(&self) -> f64 {
-        self.0.tour_s
-    }
-
-    /// Sum over the stages of twice the mean forward.
-    #[getter]
-    fn compute_s(&self) -> f64 {
-        self.0.compute_s
-    }
-
     fn __repr__(&self) -> String {
-        let core::Scored { stages, score_s, replica_s, tour_s, compute_s } = &self.0;
+        let Self { stages, score_s, replica_s, tour_s, compute_s } = self;
         format!(
             "Scored(score_s={score_s}, replica_s={replica_s}, tour_s={tour_s}, compute_s={compute_s}, stages={stages:?})"
         )
     }
 }
 
+impl From<core::Scored> for Scored {
+    fn from(core::Scored { stages, score_s, replica_s, tour_s, compute_s }: core::Scored) -> Self {
+        Self { stages, score_s, replica_s, tour_s, compute_s }
+    }
+}
+
 /// The best allocation found, and what is known of all others.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Allocated(core::Allocated);
+pub struct Allocated {
+    /// The best allocation.
+    best: Scored,
+    /// The best other one that was seen: not the same stages in another order, nor with other nodes just like these.
+    runner_up: Option<Scored>,
+    /// No allocation that was allowed has a lower score.
+    lower_bound_s: f64,
+    /// Whether the best is proved to be the best there is.
+    optimal: bool,
+    /// Counts of the search, by name.
+    statistics: BTreeMap<String, u64>,
+}
 
 #[pymethods]
 impl Allocated {
-    /// The best allocation.
-    #[getter]
-    fn best(&self) -> Scored {
-        Scored(self.0.best.clone())
-    }
-
-    /// The best other one that was seen: not the same stages in another order, nor with other nodes just like these.
-    #[getter]
-    fn runner_up(&self) -> Option<Scored> {
-        self.0.runner_up.clone().map(Scored)
-    }
-
-    /// No allocation that was allowed has a lower score.
-    #[getter]
-    fn lower_bound_s(&self) -> f64 {
-        self.0.lower_bound_s
-    }
-
-    /// Whether the best is proved to be the best there is.
-    #[getter]
-    fn optimal(&self) -> bool {
-        self.0.optimal
-    }
-
-    /// Counts of the search, by name.
-    #[getter]
-    fn statistics(&self) -> BTreeMap<&'static str, u64> {
-        self.0.statistics.clone()
-    }
-
     fn __repr__(&self) -> String {
-        let core::Allocated { best, lower_bound_s, optimal, .. } = &self.0;
+        let Self { best, lower_bound_s, optimal, .. } = self;
         format!("Allocated(score_s={}, lower_bound_s={lower_bound_s}, optimal={optimal})", best.score_s)
+    }
+}
+
+impl From<core::Allocated> for Allocated {
+    fn from(core::Allocated { best, runner_up, lower_bound_s, optimal, statistics }: core::Allocated) -> Self {
+        Self { best: best.into(), runner_up: runner_up.map(Scored::from), lower_bound_s, optimal, statistics }
     }
 }
 
@@ -110,7 +85,7 @@ pub fn score_allocation(py: Python<'_>, cluster: &Bound<'_, Cluster>, stages: Ve
     };
     let stages: Vec<Vec<usize>> = stages.iter().enumerate().map(indices).collect::<Result<_>>().or_raise()?;
     let cluster = &cluster.get().0;
-    py.detach(|| core::score(cluster, &stages)).or_raise().map(Scored)
+    py.detach(|| core::score(cluster, &stages)).or_raise().map(Scored::from)
 }
 
 /// The best allocation by the surrogate that is found within the limits; same seed and work limit: same allocation,
@@ -139,19 +114,15 @@ pub fn allocate(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Allocated> {
     let limits = Limits::new(time_limit_s, work_limit, threads, seed).or_raise()?;
-    let sizes = indices("sizes", &sizes).or_raise()?;
-    let sources = sources.map(|sources| indices("sources", &sources)).transpose().or_raise()?;
+    let sizes = numbers("sizes", &sizes).or_raise()?;
+    let sources = sources.map(|sources| numbers("sources", &sources)).transpose().or_raise()?;
     let request = Request { sizes, sources, max_replica_transfer_s };
     let options = Options { seed: limits.seed, threads: limits.threads };
     let cluster = cluster.get().0.clone();
     let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, progress.as_ref(), move |budget| {
         core::allocate(&cluster, &request, options, budget)
     })?;
-    interrupted.map_or_else(|| result.or_raise().map(Allocated), Err)
-}
-
-fn indices(key: &str, numbers: &[i64]) -> Result<Vec<usize>> {
-    numbers.iter().enumerate().map(|(i, number)| index(&format!("{key}[{i}]"), *number)).collect()
+    interrupted.map_or_else(|| result.or_raise().map(Allocated::from), Err)
 }
 
 /// A first allocation: compact stages, each near the one before it. `sizes` are the numbers of nodes, stage 0
@@ -159,5 +130,5 @@ fn indices(key: &str, numbers: &[i64]) -> Result<Vec<usize>> {
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
 pub fn greedy_allocation(cluster: &Bound<'_, Cluster>, sizes: Vec<i64>) -> PyResult<Vec<Vec<usize>>> {
-    indices("sizes", &sizes).and_then(|sizes| core::greedy(&cluster.get().0, &sizes)).or_raise()
+    numbers("sizes", &sizes).and_then(|sizes| core::greedy(&cluster.get().0, &sizes)).or_raise()
 }

@@ -168,6 +168,18 @@ impl Cluster {
         self.0.workload().map(Workload::to_json)
     }
 
+    /// The same cluster with other seconds of forward, backward, and head and loss on each node, each of shape (N,).
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
+    fn with_times(&self, forward_s: Floats, backward_s: Floats, loss_s: Floats) -> PyResult<Self> {
+        let build = || {
+            let names = self.names();
+            let memory: Vec<i64> = self.0.nodes().iter().map(|node| i64::from(node.memory)).collect();
+            let nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
+            Core::new(ClusterParts { nodes, ..self.0.clone().into_parts() }, "")
+        };
+        build().or_raise().map(Self)
+    }
+
     /// Seconds that `size_bytes` (default: one message) take from each node to each other, shape (N, N), row = sender.
     #[pyo3(signature = (size_bytes=None))]
     fn transfer_matrix(&self, size_bytes: Option<f64>) -> PyResult<Square> {

@@ -1,28 +1,45 @@
-//! Errors of the core as the exceptions of `skippipe.errors`.
+//! Errors of the core as the exceptions of `skippipe.errors`, with their fields.
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyDict, PyType};
 use skippipe_core::Error;
 
 /// A core error as a Python exception.
 pub fn raise(error: &Error) -> PyErr {
-    let name = match error {
-        Error::Invalid { .. } | Error::Format(_) => "InputError",
-        Error::Impossible { .. } => "ImpossibleError",
-        Error::NotFound(_) => "NoPlanError",
-        Error::Lockup(_) => "LockupError",
-        Error::Cancelled => return PyKeyboardInterrupt::new_err("cancelled"),
-    };
-    let message = error.to_string();
-    Python::attach(|py| match exception(py, name) {
-        Ok(class) => PyErr::from_type(class, message),
-        Err(broken) => broken,
-    })
+    Python::attach(|py| exception(py, error).unwrap_or_else(|broken| broken))
 }
 
-fn exception<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let name = match error {
+        Error::Invalid { key, found, expected } => {
+            fields.set_item("key", key)?;
+            fields.set_item("found", found)?;
+            fields.set_item("expected", expected)?;
+            "InputError"
+        }
+        Error::Format { position, .. } => {
+            fields.set_item("key", error.key())?;
+            fields.set_item("position", position)?;
+            "InputError"
+        }
+        Error::Impossible { rule, .. } => {
+            fields.set_item("rule", rule)?;
+            "ImpossibleError"
+        }
+        Error::NotFound(_) => "NoPlanError",
+        Error::Deadlock(cycle) => {
+            fields.set_item("cycle", cycle.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+            "DeadlockError"
+        }
+        Error::Cancelled => return Ok(PyKeyboardInterrupt::new_err("cancelled")),
+    };
+    Ok(PyErr::from_value(class(py, name)?.call((error.reason(),), Some(&fields))?))
+}
+
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || py.import("skippipe.errors").map(Bound::unbind))?;
     Ok(module.bind(py).getattr(name)?.cast_into::<PyType>()?)

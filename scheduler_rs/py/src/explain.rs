@@ -203,7 +203,7 @@ impl Upgrade {
     }
 }
 
-/// Explains a plan as its own order runs. Raises LockupError or InputError as `simulate` does.
+/// Explains a plan as its own order runs. Raises DeadlockError or InputError as `simulate` does.
 #[pyfunction]
 pub fn explain(py: Python<'_>, plan: &Bound<'_, Plan>) -> PyResult<Explanation> {
     let plan = &plan.get().0;

@@ -8,6 +8,8 @@ mod errors;
 mod explain;
 mod plan;
 mod problem;
+mod report;
+mod request;
 mod search;
 mod waiting;
 
@@ -25,7 +27,11 @@ mod _scheduler {
     #[pymodule_export]
     use crate::plan::{Microbatch, Plan, Predicted, Task};
     #[pymodule_export]
-    use crate::problem::{Constraints, Freedom, Problem};
+    use crate::problem::{Constraints, Problem};
     #[pymodule_export]
-    use crate::search::{benchmark_simulator, plan, simulate};
+    use crate::report::{AllocationReport, LeftOut, RunnerUp, SearchEvent, SearchReport};
+    #[pymodule_export]
+    use crate::request::{AllocationScope, PlanRequest, UnallocatedProblem};
+    #[pymodule_export]
+    use crate::search::{benchmark_simulator, first_allocation, plan, simulate};
 }

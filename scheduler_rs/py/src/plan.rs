@@ -2,165 +2,107 @@
 
 use std::collections::BTreeMap;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
+use skippipe_core::report::SearchReport as CoreReport;
+use skippipe_core::workload::Workload;
 
 use crate::cluster::Cluster;
 use crate::errors::OrRaise;
 use crate::problem::{Constraints, Problem};
+use crate::report::SearchReport;
 
 /// One microbatch and its way through the pipeline.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Microbatch(CoreMicrobatch);
+pub struct Microbatch {
+    /// Unique number.
+    id: usize,
+    /// Stage-0 node that it starts from and comes home to.
+    source: usize,
+    /// Nodes in order of the forward pass.
+    nodes: Vec<usize>,
+    /// Their stages.
+    stages: Vec<usize>,
+    /// Route, shared by at most `waves` microbatches of one source.
+    route: usize,
+    /// Place among those, from 0.
+    wave: usize,
+}
 
 #[pymethods]
 impl Microbatch {
-    /// Unique number.
-    #[getter]
-    fn id(&self) -> usize {
-        self.0.id
-    }
-
-    /// Stage-0 node that it starts from and comes home to.
-    #[getter]
-    fn source(&self) -> usize {
-        self.0.source
-    }
-
-    /// Nodes in order of the forward pass.
-    #[getter]
-    fn nodes(&self) -> Vec<usize> {
-        self.0.nodes.clone()
-    }
-
-    /// Their stages.
-    #[getter]
-    fn stages(&self) -> Vec<usize> {
-        self.0.stages.clone()
-    }
-
-    /// Route, shared by at most `waves` microbatches of one source.
-    #[getter]
-    fn route(&self) -> usize {
-        self.0.route
-    }
-
-    /// Place among those, from 0.
-    #[getter]
-    fn wave(&self) -> usize {
-        self.0.wave
-    }
-
     fn __repr__(&self) -> String {
-        let batch = &self.0;
-        format!(
-            "Microbatch(id={}, source={}, nodes={:?}, route={}, wave={})",
-            batch.id, batch.source, batch.nodes, batch.route, batch.wave
-        )
+        let Self { id, source, nodes, route, wave, .. } = self;
+        format!("Microbatch(id={id}, source={source}, nodes={nodes:?}, route={route}, wave={wave})")
+    }
+}
+
+impl From<CoreMicrobatch> for Microbatch {
+    fn from(CoreMicrobatch { id, source, nodes, stages, route, wave }: CoreMicrobatch) -> Self {
+        Self { id, source, nodes, stages, route, wave }
     }
 }
 
 /// One task of one microbatch on one node.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Task(CoreTask);
+pub struct Task {
+    /// Node that runs it.
+    node: usize,
+    /// Id of the microbatch.
+    microbatch: usize,
+    /// "F" forward, "L" head and loss, "B" backward.
+    kind: char,
+    /// Position in the route; 0 for "L".
+    hop: usize,
+    /// Seconds from the start of the iteration.
+    start_s: f64,
+    /// Seconds from the start of the iteration.
+    end_s: f64,
+}
 
 #[pymethods]
 impl Task {
-    /// Node that runs it.
-    #[getter]
-    fn node(&self) -> usize {
-        self.0.node
-    }
-
-    /// Id of the microbatch.
-    #[getter]
-    fn microbatch(&self) -> usize {
-        self.0.microbatch
-    }
-
-    /// "F" forward, "L" head and loss, "B" backward.
-    #[getter]
-    fn kind(&self) -> String {
-        self.0.kind.letter().to_string()
-    }
-
-    /// Position in the route; 0 for "L".
-    #[getter]
-    fn hop(&self) -> usize {
-        self.0.hop
-    }
-
-    /// Seconds from the start of the iteration.
-    #[getter]
-    fn start_s(&self) -> f64 {
-        self.0.start_s
-    }
-
-    /// Seconds from the start of the iteration.
-    #[getter]
-    fn end_s(&self) -> f64 {
-        self.0.end_s
-    }
-
     fn __repr__(&self) -> String {
-        let task = &self.0;
-        format!(
-            "Task({}{}{}@{}, {} s to {} s)",
-            task.microbatch,
-            task.kind.letter(),
-            task.hop,
-            task.node,
-            task.start_s,
-            task.end_s
-        )
+        let Self { node, microbatch, kind, hop, start_s, end_s } = self;
+        format!("Task({microbatch}{kind}{hop}@{node}, {start_s} s to {end_s} s)")
+    }
+}
+
+impl From<CoreTask> for Task {
+    fn from(CoreTask { node, microbatch, kind, hop, start_s, end_s }: CoreTask) -> Self {
+        Self { node, microbatch, kind: kind.letter(), hop, start_s, end_s }
     }
 }
 
 /// What the simulator gives for a plan, and how far from the best it can be.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
-pub struct Predicted(CorePredicted);
+pub struct Predicted {
+    /// Seconds of the whole iteration.
+    iteration_s: f64,
+    /// End of the last backward, in seconds.
+    pipeline_s: f64,
+    /// All-reduce of each stage, in seconds.
+    allreduce_s: Vec<f64>,
+    /// No plan of this allocation and these rules (`random-skip`, `skippipe-no-tc2`: of these routes) takes less.
+    lower_bound_s: f64,
+    /// (iteration_s - lower_bound_s) / lower_bound_s.
+    gap: f64,
+}
 
 #[pymethods]
 impl Predicted {
-    /// Seconds of the whole iteration.
-    #[getter]
-    fn iteration_s(&self) -> f64 {
-        self.0.iteration_s
-    }
-
-    /// End of the last backward, in seconds.
-    #[getter]
-    fn pipeline_s(&self) -> f64 {
-        self.0.pipeline_s
-    }
-
-    /// All-reduce of each stage, in seconds.
-    #[getter]
-    fn allreduce_s(&self) -> Vec<f64> {
-        self.0.allreduce_s.clone()
-    }
-
-    /// No plan of this allocation and these rules (`random-skip`, `skippipe-no-tc2`: of these routes) takes less.
-    #[getter]
-    fn lower_bound_s(&self) -> f64 {
-        self.0.lower_bound_s
-    }
-
-    /// (iteration_s - lower_bound_s) / lower_bound_s.
-    #[getter]
-    fn gap(&self) -> f64 {
-        self.0.gap
-    }
-
     fn __repr__(&self) -> String {
-        format!(
-            "Predicted(iteration_s={}, lower_bound_s={}, gap={})",
-            self.0.iteration_s, self.0.lower_bound_s, self.0.gap
-        )
+        let Self { iteration_s, lower_bound_s, gap, .. } = self;
+        format!("Predicted(iteration_s={iteration_s}, lower_bound_s={lower_bound_s}, gap={gap})")
+    }
+}
+
+impl From<CorePredicted> for Predicted {
+    fn from(CorePredicted { iteration_s, pipeline_s, allreduce_s, lower_bound_s, gap }: CorePredicted) -> Self {
+        Self { iteration_s, pipeline_s, allreduce_s, lower_bound_s, gap }
     }
 }
 
@@ -262,33 +204,58 @@ impl Plan {
     /// All microbatches.
     #[getter]
     fn microbatches(&self) -> Vec<Microbatch> {
-        self.0.microbatches.iter().cloned().map(Microbatch).collect()
+        self.0.microbatches.iter().cloned().map(Microbatch::from).collect()
     }
 
     /// All tasks; those of one node stand in the order in which it runs them.
     #[getter]
     fn tasks(&self) -> Vec<Task> {
-        self.0.tasks.iter().cloned().map(Task).collect()
+        self.0.tasks.iter().cloned().map(Task::from).collect()
     }
 
     /// Predicted times.
     #[getter]
     fn predicted(&self) -> Predicted {
-        Predicted(self.0.predicted.clone())
+        self.0.predicted.clone().into()
     }
 
-    /// How the search went: a JSON object as text.
+    /// How the search went.
     #[getter]
-    fn solver(&self) -> String {
-        serde_json::Value::Object(self.0.solver.clone()).to_string()
+    fn solver(&self) -> SearchReport {
+        self.0.solver.clone().into()
     }
 
-    /// The same plan; its `solver` has `told`, a JSON value as text, under `key`.
-    fn with_solver_entry(&self, key: String, told: &str) -> PyResult<Self> {
-        let value = serde_json::from_str(told).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut plan = self.0.clone();
-        plan.solver.insert(key, value);
-        Ok(Self(plan))
+    /// The same plan without how it was found.
+    fn without_report(&self) -> Self {
+        Self(Core { solver: CoreReport::default(), ..self.0.clone() })
+    }
+
+    /// The same plan for another cluster of as many nodes; its times stay, and `simulate` gives the new ones.
+    fn with_cluster(&self, cluster: &Bound<'_, Cluster>) -> PyResult<Self> {
+        self.0.with_cluster(cluster.get().0.clone()).or_raise().map(Self)
+    }
+
+    /// The same plan, said to be for this model.
+    #[pyo3(signature = (*, config_sha256, hidden, layers, microbatch_size, sequence, wire_dtype))]
+    fn with_model(
+        &self,
+        config_sha256: String,
+        hidden: u64,
+        layers: u64,
+        microbatch_size: u64,
+        sequence: u64,
+        wire_dtype: String,
+    ) -> Self {
+        let workload = Workload {
+            config_sha256: Some(config_sha256),
+            hidden: Some(hidden),
+            layers: Some(layers),
+            microbatch_size: Some(microbatch_size),
+            sequence: Some(sequence),
+            wire_dtype: Some(wire_dtype),
+            ..Workload::default()
+        };
+        Self(Core { model: workload.model(), ..self.0.clone() })
     }
 
     fn __repr__(&self) -> String {

@@ -1,7 +1,6 @@
 //! `Constraints` and `Problem`.
 
 use pyo3::prelude::*;
-use skippipe_core::allocate::joint::Freedom as CoreFreedom;
 use skippipe_core::bound::lower_bound_of;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
@@ -164,84 +163,55 @@ impl Problem {
         build().or_raise().map(Self)
     }
 
+    /// The nodes and the links between them.
+    #[getter]
+    fn cluster(&self) -> Cluster {
+        Cluster(self.0.cluster().clone())
+    }
+
+    /// Microbatches of each node of stage 0, in their order.
+    #[getter]
+    fn microbatches(&self) -> Vec<usize> {
+        self.0.microbatches().to_vec()
+    }
+
+    /// Decoder layers of each stage; empty: not known.
+    #[getter]
+    fn layers(&self) -> Vec<usize> {
+        self.0.layers().to_vec()
+    }
+
+    /// Stages that no node serves.
+    #[getter]
+    fn absent_stages(&self) -> Vec<usize> {
+        self.0.absent_stages().to_vec()
+    }
+
+    /// Nodes that serve no stage.
+    #[getter]
+    fn absent_nodes(&self) -> Vec<usize> {
+        self.0.absent_nodes()
+    }
+
+    /// Nodes of each stage.
+    #[getter]
+    fn stages(&self) -> Vec<Vec<usize>> {
+        self.0.stages().to_vec()
+    }
+
+    /// The same question under other rules.
+    #[pyo3(signature = (constraints, *, skip_ratio))]
+    fn with_rules(&self, constraints: &Bound<'_, Constraints>, skip_ratio: f64) -> PyResult<Self> {
+        self.0.with(skip_ratio, constraints.get().0.clone()).or_raise().map(Self)
+    }
+
     /// A bound in seconds that no plan of this allocation and these rules can beat.
     fn lower_bound_s(&self) -> PyResult<f64> {
         lower_bound_of(&self.0, &Budget::new(None, None)).or_raise().map(seconds)
     }
 }
 
-/// What a search may change of a problem's allocation, beside which node serves in whose place.
-///
-/// `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
-/// every other stage has at least one, and none gets more than it has unless `sizes` are free too. `layers`: so many decoder layers are shared out anew over the stages,
-/// and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of the
-/// layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
-/// two nodes of one stage takes longer, in seconds (None: any).
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
-#[derive(Clone, PartialEq)]
-pub struct Freedom(pub CoreFreedom);
-
-#[pymethods]
-impl Freedom {
-    #[new]
-    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None, unused=false))]
-    fn new(
-        sizes: bool,
-        layers: i64,
-        sources: bool,
-        max_replica_transfer_s: Option<f64>,
-        unused: bool,
-    ) -> PyResult<Self> {
-        let build = || {
-            let layers = index("layers", layers)?;
-            Ok(CoreFreedom { sizes, layers, unused, sources, max_replica_transfer_s })
-        };
-        build().or_raise().map(Self)
-    }
-
-    /// Stages may have other numbers of nodes.
-    #[getter]
-    fn sizes(&self) -> bool {
-        self.0.sizes
-    }
-
-    /// Nodes may serve no stage.
-    #[getter]
-    fn unused(&self) -> bool {
-        self.0.unused
-    }
-
-    /// Decoder layers to be shared out; 0: they stay.
-    #[getter]
-    fn layers(&self) -> usize {
-        self.0.layers
-    }
-
-    /// Other nodes may be sources.
-    #[getter]
-    fn sources(&self) -> bool {
-        self.0.sources
-    }
-
-    /// Seconds that a message within a stage takes at most; None: any.
-    #[getter]
-    fn max_replica_transfer_s(&self) -> Option<f64> {
-        self.0.max_replica_transfer_s
-    }
-
-    fn __repr__(&self) -> String {
-        let flag = |on: bool| if on { "True" } else { "False" };
-        format!(
-            "Freedom(sizes={}, layers={}, sources={}, max_replica_transfer_s={}, unused={})",
-            flag(self.0.sizes),
-            self.0.layers,
-            flag(self.0.sources),
-            self.0.max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
-            flag(self.0.unused),
-        )
-    }
-}
-
-fn numbers(key: &str, found: &[i64]) -> Result<Vec<usize>> {
+/// Numbers that have to be indices or counts.
+pub fn numbers(key: &str, found: &[i64]) -> Result<Vec<usize>> {
     found.iter().enumerate().map(|(i, number)| index(&format!("{key}[{i}]"), *number)).collect()
 }

@@ -6,56 +6,31 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
-use skippipe_core::rules::Strategy;
-use skippipe_core::search::{Method, Options, plan_for, plan_freely};
+use skippipe_core::search::first_allocation as core_first_allocation;
 use skippipe_core::simulate::{Dispatch, count_evaluations, resimulate};
 
+use crate::allocate::Allocated;
 use crate::errors::OrRaise;
 use crate::plan::Plan;
-use crate::problem::{Freedom, Problem};
-use crate::waiting::{Ended, Limits, POLL, wait_for};
+use crate::problem::Problem;
+use crate::request::PlanRequest;
+use crate::waiting::{Ended, POLL, wait_for};
 
-/// The best plan found for `problem` within the limits; same seed and work limit: same plan, whatever the number of
-/// threads. `strategy` is "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or
-/// "cbs" for conflict-based search alone, which with `suboptimality` above 1 ends with a plan of at most so many times
-/// the lower bound; `work_limit` counts search steps; `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
+/// The best plan found for a request within its limits. `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
 /// about twenty times a second (`incumbent_s` is infinite as long as there is no plan). A KeyboardInterrupt ends the
-/// search with the best plan so far (`solver` then says `interrupted`), and is raised where there is none. Raises
-/// ImpossibleError where no plan can exist, NoPlanError where none was found, LockupError where the dispatch rule locks
-/// up. With `freedom` the allocation is searched too, for the strategy that is planned by: stages, layers, cluster and
-/// microbatches of the plan may then differ from the problem's.
+/// search with the best plan so far (`solver.interrupted`), and is raised where there is none. Raises ImpossibleError
+/// where no plan can exist, NoPlanError where none was found, DeadlockError where the dispatch rule deadlocks. With a
+/// scope, stages, layers, cluster and microbatches of the plan may differ from the problem's.
 #[pyfunction]
-#[pyo3(signature = (
-    problem, strategy="skippipe", *, method="auto", suboptimality=1.0, time_limit_s=1.0, work_limit=None, threads=1,
-    seed=0, progress=None, freedom=None,
-))]
-#[expect(clippy::too_many_arguments, reason = "the options of a search")]
+#[pyo3(signature = (request, *, progress=None))]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
-pub fn plan(
-    py: Python<'_>,
-    problem: &Bound<'_, Problem>,
-    strategy: &str,
-    method: &str,
-    suboptimality: f64,
-    time_limit_s: Option<f64>,
-    work_limit: Option<i64>,
-    threads: i64,
-    seed: i64,
-    progress: Option<Bound<'_, PyAny>>,
-    freedom: Option<&Bound<'_, Freedom>>,
-) -> PyResult<Plan> {
-    let limits = Limits::new(time_limit_s, work_limit, threads, seed).or_raise()?;
-    let options = options(strategy, method, suboptimality, &limits).or_raise()?;
-    let problem = problem.get().0.clone();
-    let freedom = freedom.map(|freedom| freedom.get().0);
-    let search = move |budget: &Budget| match freedom {
-        Some(freedom) => plan_freely(&problem, freedom, options, budget),
-        None => plan_for(&problem, options, budget),
-    };
+pub fn plan(py: Python<'_>, request: &Bound<'_, PlanRequest>, progress: Option<Bound<'_, PyAny>>) -> PyResult<Plan> {
+    let PlanRequest { request, limits } = request.get().clone();
+    let search = move |budget: &Budget| skippipe_core::plan(&request, budget);
     let Ended { result, interrupted } = wait_for(py, "the planner", &limits, progress.as_ref(), search)?;
     match (result, interrupted) {
         (Ok(mut plan), Some(error)) if error.is_instance_of::<PyKeyboardInterrupt>(py) => {
-            plan.solver.insert("interrupted".to_owned(), true.into());
+            plan.solver.interrupted = true;
             Ok(Plan(plan))
         }
         (_, Some(error)) => Err(error),
@@ -63,17 +38,17 @@ pub fn plan(
     }
 }
 
-fn options(strategy: &str, method: &str, suboptimality: f64, limits: &Limits) -> Result<Options> {
-    let strategy = Strategy::from_name(strategy)?;
-    let method = match method {
-        "auto" => Method::Auto,
-        "cbs" => Method::Cbs,
-        _ => return invalid("method", format!("{method:?}"), "\"auto\" or \"cbs\""),
+/// The problem on the allocation with which the search for a request begins, and what the surrogate says of that
+/// allocation where it is the surrogate's.
+#[pyfunction]
+pub fn first_allocation(py: Python<'_>, request: &Bound<'_, PlanRequest>) -> PyResult<(Problem, Option<Allocated>)> {
+    let PlanRequest { request, limits } = request.get().clone();
+    let search = move |budget: &Budget| {
+        core_first_allocation(&request, budget).map(|(problem, found)| (problem.into_owned(), found))
     };
-    if !(suboptimality.is_finite() && suboptimality >= 1.0) {
-        return invalid("suboptimality", suboptimality, "a number of at least 1");
-    }
-    Ok(Options { strategy, seed: limits.seed, threads: limits.threads, method, suboptimality })
+    let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, None, search)?;
+    let (problem, found) = interrupted.map_or_else(|| result.or_raise(), Err)?;
+    Ok((Problem(problem), found.map(Allocated::from)))
 }
 
 fn dispatch(order: &str) -> Result<Dispatch> {
@@ -85,7 +60,7 @@ fn dispatch(order: &str) -> Result<Dispatch> {
 }
 
 /// The plan with the times that the simulator gives its tasks: in the order that it states on each node ("plan"), or
-/// in the order of the dispatch rule ("dispatch"). Raises LockupError naming the cycle, InputError where the tasks do
+/// in the order of the dispatch rule ("dispatch"). Raises DeadlockError naming the cycle, InputError where the tasks do
 /// not belong to the routes.
 #[pyfunction]
 #[pyo3(signature = (plan, *, order="plan"))]

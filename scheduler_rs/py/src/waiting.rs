@@ -16,6 +16,7 @@ pub const POLL: Duration = Duration::from_millis(50);
 const MOST_THREADS: usize = 1024;
 
 /// What a long call may take, and what it draws its random numbers from.
+#[derive(Clone, Copy)]
 pub struct Limits {
     time: Option<Duration>,
     work: Option<u64>,

@@ -20,6 +20,8 @@ pub use score::{Scored, score};
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result, invalid};
@@ -56,9 +58,10 @@ pub struct Options {
 }
 
 /// The best allocation by the surrogate.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Allocated {
     /// The best that was seen.
+    #[serde(flatten)]
     pub best: Scored,
     /// The best other one: not the same sets in another order, nor with other nodes that are just like these.
     pub runner_up: Option<Scored>,
@@ -67,7 +70,8 @@ pub struct Allocated {
     /// Proved to be the best there is.
     pub optimal: bool,
     /// Counts of the search, by name.
-    pub statistics: BTreeMap<&'static str, u64>,
+    #[serde(default)]
+    pub statistics: BTreeMap<String, u64>,
 }
 
 /// The best allocation of the cluster's nodes to stages of these sizes that is found within `budget`. The stages other
@@ -87,6 +91,14 @@ pub fn allocate(cluster: &Cluster, request: &Request, options: Options, budget: 
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     pool.install(|| searched(&question, options, budget))
+}
+
+/// Refuses sizes, sources and limits that do not fit the cluster.
+///
+/// # Errors
+/// [`Error::Invalid`] naming the key.
+pub fn check(cluster: &Cluster, request: &Request) -> Result<()> {
+    checked(cluster, request).map(drop)
 }
 
 /// The sources in ascending order.
@@ -162,7 +174,7 @@ fn searched(question: &Question<'_>, options: Options, budget: &Budget) -> Resul
         budget.report(best.unwrap_or(f64::INFINITY), bound_s);
         let proved = best.is_some_and(|best| best <= bound_s * TIGHT);
         let worked = budget.work_limit.is_some_and(|limit| genetic.steps() + exhaustive_steps + bound_steps >= limit);
-        let endless = !budget.has_time_limit() && budget.work_limit.is_none() && barren >= MOST_BARREN;
+        let endless = budget.time_limit().is_none() && budget.work_limit.is_none() && barren >= MOST_BARREN;
         if proved || worked || endless || budget.is_over() {
             break;
         }
@@ -184,6 +196,7 @@ fn searched(question: &Question<'_>, options: Options, budget: &Budget) -> Resul
         ("generations", generations),
         ("enumerated", exhaustive_steps),
     ]);
+    let statistics = statistics.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     Ok(Allocated { best, runner_up: found.next(), lower_bound_s, optimal, statistics })
 }
 

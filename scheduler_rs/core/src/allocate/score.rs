@@ -1,5 +1,7 @@
 //! What the surrogate says of a whole allocation.
 
+use serde::{Deserialize, Serialize};
+
 use super::costs::Costs;
 use super::draft::{Draft, Parts};
 use super::tour::best_tour;
@@ -7,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
 
 /// An allocation and what the surrogate says of it; its stages stand in the order of the tour, their nodes ascend.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// Nodes of each stage, stage 0 first.
     pub stages: Vec<Vec<usize>>,

@@ -15,7 +15,7 @@ use rand_pcg::Pcg64;
 use super::FEW_TASKS;
 use super::estimate::Estimate;
 use super::routes::{Change, Ground, Path, Routes};
-use crate::allocate::joint::Seats;
+use crate::allocate::joint::Placement;
 use crate::budget::Budget;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
@@ -42,13 +42,13 @@ pub struct Found {
 #[derive(Clone, Debug)]
 pub struct Settled {
     land: Land,
-    seats: Seats,
+    seats: Placement,
 }
 
 impl Settled {
     /// An allocation with the routes that are asked of it.
     #[must_use]
-    pub fn new(seats: Seats, instance: Instance, tasks: Vec<RouteTask>) -> Self {
+    pub fn new(seats: Placement, instance: Instance, tasks: Vec<RouteTask>) -> Self {
         Self { land: Land { instance, tasks }, seats }
     }
 
@@ -63,7 +63,7 @@ impl Settled {
         let count = self.land.instance.node_count();
         let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
         let (left, right) = (self.land.instance.stage_of[a], self.land.instance.stage_of[b]);
-        let fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
+        let fixed = !self.seats.scope().sources && (left == 0 || right == 0);
         if left == right || fixed || left == NO_STAGE || right == NO_STAGE {
             return;
         }
@@ -77,7 +77,7 @@ impl Settled {
 
     /// Who sits where.
     #[must_use]
-    pub fn seats(&self) -> &Seats {
+    pub fn seats(&self) -> &Placement {
         &self.seats
     }
 }
@@ -156,7 +156,7 @@ impl Land {
 pub struct Island {
     land: Land,
     /// Where the allocation may change.
-    seats: Option<Seats>,
+    seats: Option<Placement>,
     routes: Routes,
     estimate: Estimate,
     workspace: Workspace,

@@ -8,6 +8,7 @@ use super::anneal::Found;
 use super::board::{Board, Targets};
 use super::router::{Request, Router, Way};
 use super::routes::Path;
+use super::sequence::Schedule;
 use super::{Context, Objective, cbs, draw, straight};
 use crate::error::Error;
 use crate::simulate::{Batch, Outcome, Simulator, TaskId};
@@ -119,6 +120,38 @@ pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried
     *work += simulator.task_count() as u64;
     simulator.run_ranked(&found.ranks).map_err(|_| None)?;
     timed(context, board, simulator.dispatched_order(), work)
+}
+
+/// A plan as one search hands it on to the next.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// Routes and the ranks of their tasks.
+    Ranked(Found),
+    /// Routes and the order of tasks on every node.
+    Scheduled(Schedule),
+}
+
+impl Known {
+    /// Iteration and sum of homecomings.
+    pub fn key(&self) -> (Time, Time) {
+        match self {
+            Self::Ranked(found) => found.key,
+            Self::Scheduled(schedule) => schedule.key,
+        }
+    }
+
+    /// The plan with its times.
+    pub fn timed<'a>(&self, context: &Context<'a>, work: &mut u64) -> Tried<'a> {
+        match self {
+            Self::Ranked(found) => ranked(context, found, work),
+            Self::Scheduled(schedule) => scheduled(context, schedule.clone(), work),
+        }
+    }
+}
+
+/// A schedule as it stands.
+pub(super) fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) -> Tried<'a> {
+    timed(context, board_of(context, &schedule.paths), schedule.order, work)
 }
 
 /// What conflict-based search has found: the routes and order of its execution.

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
-
 use crate::bound::{is_tight, lower_bound_of, route_bound};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::plan::{Plan, Predicted};
 use crate::problem::Instance;
+use crate::report::{LeftOut, SearchEvent};
 use crate::rules::Strategy;
 use crate::simulate::{Dispatch, Replay, resimulate};
 use crate::time::{Rounding, Time, seconds};
@@ -47,20 +46,18 @@ pub(super) fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<P
     let lower_bound_s = seconds(bound).min(iteration_s);
     plan.predicted = Predicted { lower_bound_s, gap: Predicted::gap_of(iteration_s, lower_bound_s), ..plan.predicted };
     let optimal = !is_random && is_tight(Rounding::Up.nanoseconds(iteration_s), bound);
-    plan.solver.insert("optimal".to_owned(), json!(optimal));
-    if let Some(events) = plan.solver.get_mut("events").and_then(Value::as_array_mut) {
-        follow(events, iteration_s, lower_bound_s);
-    }
+    plan.solver.optimal = Some(optimal);
+    follow(&mut plan.solver.events, iteration_s, lower_bound_s);
     Ok(plan)
 }
 
 /// Has the events of a search end with this iteration, and their bounds hold for this allocation.
-fn follow(events: &mut Vec<Value>, iteration_s: f64, lower_bound_s: f64) {
-    for bound in events.iter_mut().filter_map(|event| event.get_mut(3)) {
-        *bound = json!(bound.as_f64().unwrap_or(0.0).min(lower_bound_s));
+fn follow(events: &mut Vec<SearchEvent>, iteration_s: f64, lower_bound_s: f64) {
+    for event in events.iter_mut() {
+        event.lower_s = event.lower_s.min(lower_bound_s);
     }
-    if let Some(last) = events.last().filter(|last| last[2].as_f64().is_none_or(|before| before > iteration_s)) {
-        events.push(json!([last[0], last[1], iteration_s, lower_bound_s]));
+    if let Some(last) = events.last().filter(|last| last.upper_s.is_none_or(|before| before > iteration_s)) {
+        events.push(SearchEvent { upper_s: Some(iteration_s), lower_s: lower_bound_s, ..*last });
     }
 }
 
@@ -77,9 +74,9 @@ fn fewer(cluster: &Cluster, stage: usize, members: &[usize], is_busy: &[bool]) -
         .map(|(_, rest)| rest)
 }
 
-/// What each absent node would cost in the stage where it costs least, routes and order being the same: `node`, `stage`,
-/// its all-reduce with and without the node, and the iteration with it. Of many absent nodes nothing is said.
-pub(super) fn explained(plan: &Plan) -> Vec<Value> {
+/// What each absent node would cost in the stage where it costs least, routes and order being the same. Of many absent
+/// nodes nothing is said.
+pub(super) fn explained(plan: &Plan) -> Vec<LeftOut> {
     if plan.absent_nodes.len() > MOST_EXPLAINED {
         return Vec::new();
     }
@@ -94,15 +91,12 @@ pub(super) fn explained(plan: &Plan) -> Vec<Value> {
         let tried = (1..plan.stages.len()).filter_map(|stage| joined(node, stage));
         tried.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)))
     };
-    let told = |node: &usize| {
+    let left_out = |node: &usize| {
         let (iteration_s, with_s, stage) = least(*node)?;
         let without_s = plan.predicted.allreduce_s[stage];
-        Some(json!({
-            "node": node, "stage": stage, "allreduce_s": with_s, "allreduce_without_s": without_s,
-            "iteration_s": iteration_s,
-        }))
+        Some(LeftOut { node: *node, stage, allreduce_s: with_s, allreduce_without_s: without_s, iteration_s })
     };
-    plan.absent_nodes.iter().filter_map(told).collect()
+    plan.absent_nodes.iter().filter_map(left_out).collect()
 }
 
 /// A stage with one node more, where in the ring it costs least.

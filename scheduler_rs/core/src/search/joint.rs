@@ -3,27 +3,22 @@
 
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
-use serde_json::{Map, Value, json};
 
 use super::anneal::{Found, Island, Settled, plain_ranks};
-use super::attempt::paths_of_batches;
+use super::attempt::{Known, paths_of_batches};
 use super::routes::{Ground, Path};
-use super::{Options, Start, plan_from, random_routes, stream_of};
-use crate::allocate::joint::{Freedom, Seats, lower_bound};
+use super::trace::SearchTrace;
+use super::{Options, Start, effort, plan_from, random_routes, stream_of};
+use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::problem::{Instance, Problem};
+use crate::report::RunnerUp;
 use crate::route::{RouteTask, route_tasks};
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// Work of an island in one round.
-const ROUND_WORK: u64 = 100_000;
-/// Rounds that a limit of work is good for, at least.
-const LEAST_ROUNDS: u64 = 50;
-/// How much of it goes into the first allocation alone.
-const START_SHARE: f64 = 0.05;
 /// Draws for routes of an allocation, and allocations that are tried until one has some.
 const DRAWS: u64 = 100;
 const OTHER_STARTS: u64 = 50;
@@ -43,31 +38,37 @@ const MOST_ROUNDS: u64 = 2_000;
 const MOST_SEEN: usize = 24;
 
 /// The best allocation, and how it was found.
-pub(super) struct Joint {
+pub(super) struct Joint<'a> {
     /// The question with this allocation.
     pub problem: Problem,
-    /// Routes and ranks, by the nodes of that problem.
-    pub found: Found,
-    /// Search steps.
+    /// The plan, by the nodes of that problem.
+    pub known: Known,
+    /// Search steps, and those of them that changed allocation and routes together.
     pub work: u64,
+    pub joint_work: u64,
+    /// Rounds of the latter.
+    pub rounds: u64,
     /// No allocation takes less.
     pub bound: Time,
     /// Other allocations that were seen, the best ones first, each with the nodes of its stages.
     pub seen: Vec<Vec<Vec<usize>>>,
-    /// As a plan's `solver` tells it.
-    pub told: Map<String, Value>,
-    /// Plans as they were found: as a plan's `solver.events`.
-    pub events: Vec<Value>,
+    /// Iteration on the first allocation, in seconds.
+    pub start_s: Option<f64>,
+    /// The best other allocation that was seen.
+    runner_up: Option<RunnerUp>,
+    /// Plans as they were found.
+    pub trace: SearchTrace<'a>,
 }
 
-impl Joint {
-    /// Where another allocation than the best one here came out on top, this one is the next best.
-    pub fn compare(&mut self, plan: &Plan, iteration: Time) {
-        let own = in_order(self.problem.stages().to_vec());
-        if own != in_order(plan.stages.clone()) && iteration <= self.found.key.0 {
-            let runner_up = json!({"stages": own, "iteration_s": seconds(self.found.key.0)});
-            self.told.insert("runner_up".to_owned(), runner_up);
+impl Joint<'_> {
+    /// The best other allocation than that of a plan: where another one than the best one here came out on top, this one
+    /// is the next best.
+    pub fn runner_up_of(&self, plan: &Plan, iteration: Time) -> Option<RunnerUp> {
+        if !is_same(self.problem.stages(), &plan.stages) && iteration <= self.known.key().0 {
+            let stages = in_order(self.problem.stages().to_vec());
+            return Some(RunnerUp { stages, iteration_s: seconds(self.known.key().0) });
         }
+        self.runner_up.clone()
     }
 }
 
@@ -90,19 +91,19 @@ struct Seen {
 
 /// Searches allocations, for a share of the time or the work, or for a greater one where the best allocation soon has its
 /// proof; none where the first one has no routes, which the search for one allocation then explains.
-pub(super) fn search(
-    problem: &Problem,
-    freedom: Freedom,
+pub(super) fn search<'a>(
+    problem: &'a Problem,
+    scope: AllocationScope,
     options: Options,
-    budget: &Budget,
+    budget: &'a Budget,
     (share, late_share): (f64, f64),
-) -> Result<Option<Joint>> {
-    let seats = Seats::new(problem, freedom)?;
-    let instance = seats.instance();
+) -> Result<Option<Joint<'a>>> {
+    let placement = Placement::new(problem, scope)?;
+    let instance = placement.instance();
     let tasks = route_tasks(&instance);
-    let first = Settled::new(seats, instance, tasks);
+    let first = Settled::new(placement, instance, tasks);
     let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
-    Search { problem, freedom, first, fallback, options, budget, share, late_share }.run(is_first)
+    Annealing { problem, scope, first, fallback, options, budget, share, late_share }.run(is_first)
 }
 
 /// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
@@ -132,9 +133,9 @@ fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
     Some(paths_of_batches(&batches, tasks.len()))
 }
 
-struct Search<'a> {
+struct Annealing<'a> {
     problem: &'a Problem,
-    freedom: Freedom,
+    scope: AllocationScope,
     first: Settled,
     /// Routes of the first allocation, where drawing others fails.
     fallback: Vec<Path>,
@@ -144,19 +145,18 @@ struct Search<'a> {
     late_share: f64,
 }
 
-impl Search<'_> {
-    fn run(&self, is_first: bool) -> Result<Option<Joint>> {
+impl<'a> Annealing<'a> {
+    fn run(&self, is_first: bool) -> Result<Option<Joint<'a>>> {
         let budget = self.budget;
         let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
-        let bound = lower_bound(self.problem, self.freedom);
-        let most = |share: f64| budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64);
+        let bound = lower_bound(self.problem, self.scope);
+        let most = |share: f64| effort::most_work(budget, share);
         let mut seen: Vec<Seen> = Vec::new();
-        let mut events = Vec::new();
+        let mut trace = SearchTrace::new(budget);
         let (mut best, before) = self.start(most(self.share));
         if let Some(first) = &best {
             note(&mut seen, first);
-            events.push(json!([budget.elapsed_s(), before, seconds(first.key.0), seconds(bound)]));
-            budget.report(seconds(first.key.0), seconds(bound));
+            trace.record(before, Some(first.key.0), bound);
         }
         let start_s = best.as_ref().filter(|_| is_first).map(|first| seconds(first.key.0));
         let (mut work, mut rounds) = (before, 0_u64);
@@ -187,8 +187,7 @@ impl Search<'_> {
                 if best.as_ref().is_none_or(|best| found.key < best.key) {
                     let iteration = found.key.0;
                     if best.as_ref().is_none_or(|best| iteration < best.key.0) {
-                        events.push(json!([budget.elapsed_s(), work, seconds(iteration), seconds(bound)]));
-                        budget.report(seconds(iteration), seconds(bound));
+                        trace.record(work, Some(iteration), bound);
                     }
                     best = Some(found.clone());
                     improved = rounds;
@@ -204,16 +203,10 @@ impl Search<'_> {
         let runner_up = seen
             .iter()
             .find(|s| s.stages != stages)
-            .map(|s| json!({"stages": s.stages, "iteration_s": seconds(s.key.0)}));
-        let told = [
-            ("start_s", json!(start_s)),
-            ("runner_up", json!(runner_up)),
-            ("rounds", json!(rounds)),
-            ("work", json!(work)),
-        ];
-        let told = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            .map(|s| RunnerUp { stages: s.stages.clone(), iteration_s: seconds(s.key.0) });
         let seen = seen.into_iter().map(|seen| seen.stages).collect();
-        Ok(Some(Joint { problem, found, work, bound, seen, told, events }))
+        let known = Known::Ranked(found);
+        Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.
@@ -221,10 +214,10 @@ impl Search<'_> {
         let settled = best.settled.as_deref().filter(|s| s.on().instance.node_count() <= FEW_NODES);
         let plan = settled.map(|settled| {
             let (problem, found) = translated(settled, best)?;
-            let start = Start { found, work: 0, bound };
+            let start = Start { known: Known::Ranked(found), work: 0, bound };
             plan_from(&problem, self.options, &self.budget.within(PROOF_WORK), Some(&start))
         });
-        plan.is_some_and(|plan| plan.is_ok_and(|plan| plan.solver.get("optimal") == Some(&json!(true))))
+        plan.is_some_and(|plan| plan.is_ok_and(|plan| plan.solver.optimal == Some(true)))
     }
 
     /// The first allocation as it stands, with the work that it took: what the search has to beat.
@@ -232,12 +225,12 @@ impl Search<'_> {
         let paths = self.routes(u64::MAX);
         let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
         let is_over = |island: &Island| {
-            let worked = island.work as f64 >= most as f64 * START_SHARE / self.share;
-            island.is_cold() || worked || self.budget.is_past(START_SHARE) || self.budget.is_over()
+            let worked = island.work as f64 >= most as f64 * effort::JOINT_START / self.share;
+            island.is_cold() || worked || self.budget.is_past(effort::JOINT_START) || self.budget.is_over()
         };
         while island.best().is_none() || !is_over(&island) {
             let before = island.work;
-            island.run(self.round_work(), self.budget);
+            island.run(effort::round_work(self.budget), self.budget);
             if island.work == before {
                 break;
             }
@@ -251,11 +244,6 @@ impl Search<'_> {
     fn begin(&self, number: u64) -> Island {
         let paths = self.routes(!number);
         Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
-    }
-
-    /// Work of a round: where there is little of it, rounds are short.
-    fn round_work(&self) -> u64 {
-        self.budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
     }
 
     /// About how long an iteration takes; what estimates are compared with.
@@ -288,7 +276,7 @@ impl Search<'_> {
                 None => island.restart(best, true),
             }
         }
-        island.run(self.round_work(), self.budget);
+        island.run(effort::round_work(self.budget), self.budget);
     }
 }
 
@@ -307,8 +295,8 @@ fn note(seen: &mut Vec<Seen>, found: &Found) {
 /// The problem of an allocation, and what was found by its nodes and in the order of its routes.
 fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
     let Ground { instance, tasks } = settled.on();
-    let seats = settled.seats();
-    let problem = seats.problem(instance, tasks)?;
+    let placement = settled.seats();
+    let problem = placement.problem(instance, tasks)?;
     let after = route_tasks(&Instance::new(&problem, Rounding::Up));
     let mut first = Vec::with_capacity(tasks.len());
     let mut batches = 0;
@@ -321,13 +309,13 @@ fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
     let mut ranks = Vec::with_capacity(found.ranks.len());
     for task in &after {
         let is_it = |(route, own): &(usize, &RouteTask)| {
-            !taken[*route] && seats.node_at(own.source) == task.source && own.waves == task.waves
+            !taken[*route] && placement.node_at(own.source) == task.source && own.waves == task.waves
         };
         let Some((route, own)) = tasks.iter().enumerate().find(is_it) else {
             return Err(Error::NotFound("the routes of an allocation do not fit its sources".to_owned()));
         };
         taken[route] = true;
-        paths.push(found.paths[route].iter().map(|place| seats.node_at(*place as usize) as u32).collect());
+        paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
         ranks.extend_from_slice(&found.ranks[2 * first[route]..2 * (first[route] + own.waves)]);
     }
     Ok((problem, Found { paths, ranks, key: found.key, settled: None }))

@@ -5,24 +5,25 @@ use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
-use serde_json::{Map, json};
 
 use super::anneal::{self, FIRST_RUN, Island, first_run, plain_ranks};
 use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
-    reordered, replace, straight_routes, travelled,
+    reordered, replace, scheduled, straight_routes, travelled,
 };
 use super::cbs::{self, Ended};
-use super::journal::{Journal, counts_of};
 use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
 use super::router::Router;
+use super::sequence::SequenceAnnealing;
+use super::trace::{SearchTrace, statistics_of};
 use super::{Context, FEW_TASKS, Method, Objective, Options, Solution, Start, nothing_exists};
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
+use crate::report::SearchReport;
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
 use crate::time::{NEVER, Time};
@@ -38,6 +39,8 @@ const EXCHANGES: usize = 40;
 /// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
 const FEW_NODES: usize = 12;
 const SHARE_OF_FEW: f64 = 0.25;
+/// Steps of the first run in which schedules are annealed.
+const FIRST_STEPS: u64 = 10_000;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
 /// Steps that the search for one way may take before any good one will do.
@@ -64,16 +67,16 @@ pub(super) fn solve(
     // A first plan before anything that takes time at scale.
     let blank = Outlook::blank(instance, lengths.long());
     let unprepared = Context { instance, tasks, outlook: &blank, budget, objective, seed: options.seed, sets };
-    let mut journal = Journal::new(budget);
+    let mut trace = SearchTrace::new(budget);
     let (first, work) = match start {
         Some(start) => {
             let mut work = start.work;
-            (ranked(&unprepared, &start.found, &mut work).ok(), work)
+            (start.known.timed(&unprepared, &mut work).ok(), work)
         }
         None => first(&unprepared),
     };
     let known = start.map_or(0, |start| start.bound);
-    journal.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
+    trace.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
     let blank_again = || Outlook::blank(instance, lengths.long());
     let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
     let outlook = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
@@ -87,14 +90,14 @@ pub(super) fn solve(
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
     let search = Search { context, travel, below, beneath: &beneath, options, bound };
-    let mut state = State::new(bound, journal);
+    let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
     let batches = found.best.board.batches();
     if options.strategy == Strategy::SkippipeNoTc2 {
         found.bound = route_bound(below, &batches);
     }
-    Ok(Solution { batches, order: found.best.order, bound: found.bound, statistics: found.statistics })
+    Ok(Solution { batches, order: found.best.order, bound: found.bound, report: found.report })
 }
 
 /// What was prepared; none where somebody stopped it and there is a plan already, which is then the answer.
@@ -137,7 +140,7 @@ struct Search<'a> {
 struct Found<'a> {
     best: Candidate<'a>,
     bound: Time,
-    statistics: Map<String, serde_json::Value>,
+    report: SearchReport,
 }
 
 /// What an attempt gives back.
@@ -168,12 +171,12 @@ struct State<'a> {
     rounds: u64,
     /// Why the dispatch rule ran no routes so far.
     locked: Option<Error>,
-    journal: Journal<'a>,
+    trace: SearchTrace<'a>,
     statistics: cbs::Statistics,
 }
 
 impl<'a> State<'a> {
-    fn new(bound: Time, journal: Journal<'a>) -> Self {
+    fn new(bound: Time, trace: SearchTrace<'a>) -> Self {
         Self {
             best: None,
             fastest: None,
@@ -181,13 +184,13 @@ impl<'a> State<'a> {
             work: 0,
             rounds: 0,
             locked: None,
-            journal,
+            trace,
             statistics: cbs::Statistics::default(),
         }
     }
 
     fn note(&mut self) {
-        self.journal.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
+        self.trace.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
     }
 }
 
@@ -208,6 +211,8 @@ enum Slot<'a> {
     Afresh,
     /// Small changes of routes and order.
     Anneal(Option<Box<Island>>),
+    /// Small changes of complete schedules.
+    Sequence(Option<Box<SequenceAnnealing>>),
     /// The order of the best plan, its routes as they are.
     Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
@@ -226,19 +231,21 @@ impl<'a> Search<'a> {
         } else {
             self.rounds(&mut state, &mut router)?;
         }
-        let State { best, bound, work, rounds, locked, mut journal, statistics, .. } = state;
+        let State { best, bound, work, rounds, locked, mut trace, statistics, .. } = state;
         let Some(best) = best else {
             budget.check_cancelled()?;
             let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
             return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
         };
-        journal.end(work, Some(best.outcome.iteration), bound);
-        let mut told = Map::new();
-        told.insert("work".to_owned(), json!(work));
-        told.insert("rounds".to_owned(), json!(rounds));
-        told.insert("events".to_owned(), journal.into_json());
-        told.insert("statistics".to_owned(), counts_of(&statistics, rounds, work));
-        Ok(Found { best, bound, statistics: told })
+        trace.record(work, Some(best.outcome.iteration), bound);
+        let report = SearchReport {
+            work: Some(work),
+            rounds: Some(rounds),
+            events: trace.into_events(),
+            statistics: statistics_of(&statistics, rounds, work),
+            ..SearchReport::default()
+        };
+        Ok(Found { best, bound, report })
     }
 
     /// Conflict-based search over the whole instance and nothing else, below a first plan.
@@ -380,13 +387,14 @@ impl<'a> Search<'a> {
         // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
         let is_small = self.context.instance.node_count() <= FEW_NODES && later > FIRST_RUN * FEW_TASKS as u64;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
+        let annealing = || if is_small { Slot::Sequence(None) } else { Slot::Anneal(None) };
         vec![
-            lane(Slot::Anneal(None), 0),
+            lane(annealing(), 0),
             Lane { share: proving, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
             Lane { share: placing, ..lane(Slot::Travel, 2 * later) },
             Lane { share: placing, ..lane(Slot::Exchange, 2 * later) },
             lane(Slot::Order(None), 2 * later),
-            lane(Slot::Anneal(None), 4 * later),
+            lane(annealing(), 4 * later),
         ]
     }
 
@@ -400,6 +408,7 @@ impl<'a> Search<'a> {
         match (slot, &self.travel) {
             (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
             (Slot::Anneal(island), _) => self.anneal(island, best, number),
+            (Slot::Sequence(annealing), _) => self.anneal_sequence(annealing, best, number),
             (Slot::Order(search), _) => self.reorder(search, best, number),
             (Slot::Prove(prover), _) => self.advance_proof(prover, best),
             (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
@@ -474,6 +483,41 @@ impl<'a> Search<'a> {
         let mut work = island.work - before;
         let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
         let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
+    }
+
+    /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
+    /// the best plan.
+    fn anneal_sequence(
+        &self,
+        slot: &mut Option<Box<SequenceAnnealing>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        let context = &self.context;
+        let stays = !number.is_multiple_of(ATTEMPTS);
+        let before = slot.as_ref().map_or(0, |annealing| annealing.work());
+        if slot.as_ref().is_none_or(|annealing| annealing.is_finished()) {
+            let mut rng = context.rng(number);
+            let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
+            let from = best.map(|best| (paths_of(&best.board), Some(best.order.as_slice())));
+            let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
+            let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
+            if let Some(annealing) = slot {
+                annealing.restart(&paths, order);
+            } else {
+                let annealing =
+                    SequenceAnnealing::new(context.ground(), paths, order, FIRST_STEPS, context.rng(!number));
+                *slot = Some(Box::new(annealing));
+            }
+        }
+        let Some(annealing) = slot else { return Attempt::failed(ROUND_WORK) };
+        annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
+        let mut work = annealing.work() - before;
+        let is_better = best.is_none_or(|best| annealing.key() < best.cost);
+        let better = if is_better { annealing.best() } else { None };
+        let tried = better.map_or(Err(None), |schedule| scheduled(context, schedule, &mut work));
         context.budget.add_work(work);
         Attempt { tried, ..Attempt::failed(work) }
     }

@@ -6,9 +6,9 @@
 
 use rayon::prelude::*;
 
-use super::anneal::{Found, Island, plain_ranks};
 use super::attempt::paths_of_batches;
 use super::routes::{Ground, Path};
+use super::sequence::{Schedule, SequenceAnnealing};
 use super::{Options, random_routes, stream_of};
 use crate::budget::Budget;
 use crate::problem::{Instance, Problem};
@@ -23,6 +23,8 @@ const LAST: usize = 2;
 const SIDE_BY_SIDE: usize = 8;
 /// Draws for routes of an allocation.
 const DRAWS: u64 = 100;
+/// Steps of an allocation's first run.
+const FIRST_STEPS: u64 = 2_500;
 /// Work of the many runs that begin the race, as a share of all its work.
 const FIRST_SHARE: f64 = 0.3;
 /// Streams of random numbers that no other search uses.
@@ -31,7 +33,7 @@ const STREAM: u64 = 1 << 32;
 /// The winner, and all the work that was done.
 pub(super) struct Raced {
     pub problem: Problem,
-    pub found: Found,
+    pub schedule: Schedule,
     pub work: u64,
 }
 
@@ -40,7 +42,7 @@ struct Runner {
     problem: Problem,
     instance: Instance,
     tasks: Vec<RouteTask>,
-    island: Island,
+    annealing: SequenceAnnealing,
     /// No plan takes less.
     bound: Time,
     /// Place among those that entered.
@@ -53,10 +55,10 @@ impl Runner {
         let instance = Instance::new(&problem, Rounding::Up);
         let tasks = route_tasks(&instance);
         let paths = drawn(&instance, &tasks, seed, number, 0)?;
-        let scale = (0..instance.node_count()).map(|n| instance.least_work(n)).max().unwrap_or(1).max(1) * 16;
         let rng = stream_of(seed, STREAM + (number << 16));
-        let island = Island::new(Ground { instance: &instance, tasks: &tasks }, paths, rng, scale);
-        Some(Self { problem, instance, tasks, island, bound, number })
+        let ground = Ground { instance: &instance, tasks: &tasks };
+        let annealing = SequenceAnnealing::new(ground, paths, None, FIRST_STEPS, rng);
+        Some(Self { problem, instance, tasks, annealing, bound, number })
     }
 
     /// One run to its end; from other routes, where it is not the first.
@@ -64,14 +66,13 @@ impl Runner {
         if level > 0
             && let Some(paths) = drawn(&self.instance, &self.tasks, seed, self.number, level)
         {
-            let ranks = plain_ranks(self.tasks.iter().map(|t| t.waves).sum());
-            self.island.restart(&Found { paths, ranks, key: (NEVER, NEVER), settled: None }, false);
+            self.annealing.restart(&paths, None);
         }
-        self.island.run(u64::MAX / 2, budget);
+        self.annealing.run(u64::MAX / 2, budget);
     }
 
     fn key(&self) -> (Time, Time) {
-        self.island.best().map_or((NEVER, NEVER), |best| best.key)
+        self.annealing.key()
     }
 }
 
@@ -107,7 +108,7 @@ pub(super) fn race(
             })
             .collect();
         for runner in ran.into_iter().flatten() {
-            work += runner.island.work;
+            work += runner.annealing.work();
             best = best.min(runner.key().0);
             runners.push(runner);
         }
@@ -126,14 +127,14 @@ pub(super) fn race(
             if is_over(work, shares.1, most as f64) {
                 break;
             }
-            let before: u64 = chunk.iter().map(|runner| runner.island.work).sum();
+            let before: u64 = chunk.iter().map(|runner| runner.annealing.work()).sum();
             chunk.par_iter_mut().for_each(|runner| runner.run(level, options.seed, budget));
-            work += chunk.iter().map(|runner| runner.island.work).sum::<u64>() - before;
+            work += chunk.iter().map(|runner| runner.annealing.work()).sum::<u64>() - before;
             best = chunk.iter().map(|runner| runner.key().0).fold(best, Time::min);
         }
     }
     budget.add_work(work);
-    let winner = runners.into_iter().filter(|r| r.island.best().is_some()).min_by_key(|r| (r.key(), r.number))?;
-    let found = winner.island.best().cloned()?;
-    Some(Raced { problem: winner.problem, found, work })
+    let winner = runners.into_iter().filter(|r| r.key().0 < NEVER).min_by_key(|r| (r.key(), r.number))?;
+    let schedule = winner.annealing.best()?;
+    Some(Raced { problem: winner.problem, schedule, work })
 }

@@ -12,29 +12,26 @@ mod chain;
 mod objective;
 
 use rayon::prelude::*;
-use serde_json::{Map, Value, json};
 
 use self::candidate::Candidate;
 use self::chain::Chain;
 use self::objective::{Construction, Key};
-use super::{Options, idle, plan_for, prove_possible, sweep, told_left_out};
-use crate::allocate::joint::{Freedom, Seats, lower_bound};
+use super::allocation::plan_of_first;
+use super::trace::SearchTrace;
+use super::{Options, effort, idle, plan_allocated, prove_possible, sweep};
+use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Predicted};
 use crate::problem::{Instance, Problem};
+use crate::report::{AllocationReport, RunnerUp, SearchEvent};
 use crate::route::route_tasks;
 use crate::rules::Strategy;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// How much of the time or the work the local search gets; the rest goes into plans for what it found.
-const SHARE: f64 = 0.7;
 /// Chains side by side: always as many, so that threads change nothing but the time.
 const CHAINS: u64 = 2;
-/// Work of a chain in one round, and rounds that a limit of work is good for, at least.
-const ROUND_WORK: u64 = 100_000;
-const LEAST_ROUNDS: u64 = 50;
 /// Without a limit of work or time the local search ends after so many rounds.
 const MOST_ROUNDS: u64 = 500;
 /// Allocations that are planned after the local search, and how many side by side.
@@ -43,30 +40,30 @@ const SIDE_BY_SIDE: usize = 8;
 /// Work for the plan of one of them, where there is as much. Straight pipelines stop by themselves.
 const PLAN_WORK: u64 = 200_000;
 
-/// The best plan of `options.strategy` for an allocation that `freedom` allows; `asked` is the question as the strategy
+/// The best plan of `options.strategy` for an allocation that `scope` allows; `asked` is the question as the strategy
 /// understands it.
 ///
 /// # Errors
-/// As [`super::plan_freely`].
-pub(super) fn plan(asked: &Problem, freedom: Freedom, options: Options, budget: &Budget) -> Result<Plan> {
+/// As [`super::plan`].
+pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &Budget) -> Result<Plan> {
     let instance = Instance::new(asked, Rounding::Up);
     // The first allocation may have no plan where others do: then nothing is known of stage sets.
     let sets = prove_possible(&instance, &route_tasks(&instance)).ok().flatten();
     let construction = Construction::new(options, sets.as_deref());
-    Search { asked, freedom, options, budget, construction }.run()
+    LocalSearch { asked, scope, options, budget, construction }.run()
 }
 
 /// See [`plan`].
-struct Search<'a> {
+struct LocalSearch<'a> {
     asked: &'a Problem,
-    freedom: Freedom,
+    scope: AllocationScope,
     options: Options,
     budget: &'a Budget,
     construction: Construction<'a>,
 }
 
 /// The search as it stands.
-struct State {
+struct State<'a> {
     elites: Elites,
     first: Candidate,
     work: u64,
@@ -75,7 +72,9 @@ struct State {
     start: Option<Time>,
     /// No allocation takes less.
     bound: Time,
-    events: Vec<Value>,
+    /// The best iteration so far, whenever there was a better one.
+    trace: SearchTrace<'a>,
+    best: Time,
 }
 
 /// A plan, and what it is compared by: for random routes that is a median, not the plan's own iteration.
@@ -84,14 +83,15 @@ struct Planned {
     iteration: Time,
 }
 
-impl Search<'_> {
+impl<'a> LocalSearch<'a> {
     fn run(&self) -> Result<Plan> {
-        let bound = lower_bound(self.asked, self.freedom);
-        let is_small = sweep::is_listable(self.asked, self.freedom);
+        let bound = lower_bound(self.asked, self.scope);
+        let is_small = sweep::is_listable(self.asked, self.scope);
         let most = if is_small { usize::MAX } else { ELITES };
-        let first = Candidate::new(Seats::new(self.asked, self.freedom)?);
+        let first = Candidate::new(Placement::new(self.asked, self.scope)?);
         let elites = Elites::new(most);
-        let mut state = State { elites, first, work: 0, rounds: 0, start: None, bound, events: Vec::new() };
+        let trace = SearchTrace::new(self.budget);
+        let mut state = State { elites, first, work: 0, rounds: 0, start: None, bound, trace, best: NEVER };
         self.start(&mut state);
         if is_small {
             self.look_at_all(&mut state);
@@ -101,21 +101,15 @@ impl Search<'_> {
         let (planned, runner_up) = self.plan_elites(&mut state)?;
         match planned {
             Some(planned) => {
-                let plan =
-                    self.written(self.without_idle(planned.plan, state.bound)?, runner_up.as_ref(), state, is_small);
-                Ok(if self.freedom.unused { told_left_out(plan) } else { plan })
+                let plan = self.without_idle(planned.plan, state.bound)?;
+                Ok(self.reported(plan, runner_up, state, is_small))
             }
-            None => plan_for(self.asked, self.options, self.budget).map_err(|error| match error {
-                Error::Impossible { rule, reason } => Error::NotFound(format!(
-                    "no allocation was found that has a plan; for the first one {rule} cannot hold: {reason}"
-                )),
-                other => other,
-            }),
+            None => plan_of_first(self.asked, self.options, self.budget),
         }
     }
 
     /// The first allocation as it stands.
-    fn start(&self, state: &mut State) {
+    fn start(&self, state: &mut State<'a>) {
         let judged = self.construction.judge(&state.first, 0, self.budget);
         state.work += judged.work;
         state.start = Some(judged.key.0).filter(|iteration| *iteration < NEVER);
@@ -124,17 +118,20 @@ impl Search<'_> {
     }
 
     /// Every allocation of a small cluster.
-    fn look_at_all(&self, state: &mut State) {
-        let all = sweep::all(self.asked, self.freedom);
+    fn look_at_all(&self, state: &mut State<'a>) {
+        let all = sweep::all(self.asked, self.scope);
         for some in all.chunks(SIDE_BY_SIDE) {
-            if self.budget.is_over() || self.budget.is_past(SHARE) || state.work >= self.most(SHARE) {
+            if self.budget.is_over()
+                || self.budget.is_past(effort::LOCAL)
+                || state.work >= effort::most_work(self.budget, effort::LOCAL)
+            {
                 break;
             }
             let judged: Vec<_> = some
                 .par_iter()
                 .filter_map(|stages| {
                     let other = self.asked.reallocated(stages.clone()).ok()?;
-                    let candidate = Candidate::new(Seats::new(&other, self.freedom).ok()?);
+                    let candidate = Candidate::new(Placement::new(&other, self.scope).ok()?);
                     let judged = self.construction.judge(&candidate, 0, self.budget);
                     Some((judged, candidate))
                 })
@@ -150,17 +147,17 @@ impl Search<'_> {
     }
 
     /// Rounds of the chains.
-    fn climb(&self, state: &mut State) {
+    fn climb(&self, state: &mut State<'a>) {
         let chain = |number| Chain::new(self.construction, &state.first, number, self.options.seed);
         let mut chains: Vec<Chain<'_>> = (0..CHAINS).map(chain).collect();
         let before = state.work;
-        while state.rounds < MOST_ROUNDS && state.work < self.most(SHARE) {
+        while state.rounds < MOST_ROUNDS && state.work < effort::most_work(self.budget, effort::LOCAL) {
             let is_best = state.elites.best().is_some_and(|(key, _)| is_tight(key.0, state.bound));
-            if is_best || self.budget.is_over() || self.budget.is_past(SHARE) {
+            if is_best || self.budget.is_over() || self.budget.is_past(effort::LOCAL) {
                 break;
             }
             let best = state.elites.best().map(|(_, candidate)| candidate);
-            let round_work = self.round_work();
+            let round_work = effort::round_work(self.budget);
             chains.par_iter_mut().for_each(|chain| chain.advance(best, round_work, self.budget));
             state.rounds += 1;
             let total = before + chains.iter().map(Chain::work).sum::<u64>();
@@ -180,7 +177,7 @@ impl Search<'_> {
     }
 
     /// Plans the best allocations that were seen, best first; the best plan, and that of another allocation.
-    fn plan_elites(&self, state: &mut State) -> Result<(Option<Planned>, Option<Value>)> {
+    fn plan_elites(&self, state: &mut State<'a>) -> Result<(Option<Planned>, Option<RunnerUp>)> {
         let mut elites = std::mem::take(&mut state.elites.all);
         elites.retain(|(key, _)| key.0 < NEVER);
         // What seemed good may have been good luck: the first allocation is held against it as well.
@@ -191,7 +188,9 @@ impl Search<'_> {
         let mut planned: Vec<Planned> = Vec::new();
         for some in elites.chunks(SIDE_BY_SIDE) {
             let best = planned.first().map_or(NEVER, |best| best.iteration);
-            let is_enough = self.budget.is_over() || state.work >= self.most(1.0) || is_tight(best, state.bound);
+            let is_enough = self.budget.is_over()
+                || state.work >= effort::most_work(self.budget, 1.0)
+                || is_tight(best, state.bound);
             if !planned.is_empty() && is_enough {
                 break;
             }
@@ -204,7 +203,7 @@ impl Search<'_> {
                 match result {
                     Ok(Some(other)) => planned.push(other),
                     Ok(None)
-                    | Err(Error::Cancelled | Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => {}
+                    | Err(Error::Cancelled | Error::Impossible { .. } | Error::NotFound(_) | Error::Deadlock(_)) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -218,7 +217,7 @@ impl Search<'_> {
         let mut planned = planned.into_iter();
         let best = planned.next();
         let runner_up =
-            planned.next().map(|other| json!({"stages": other.plan.stages, "iteration_s": seconds(other.iteration)}));
+            planned.next().map(|other| RunnerUp { stages: other.plan.stages, iteration_s: seconds(other.iteration) });
         Ok((best, runner_up))
     }
 
@@ -233,11 +232,11 @@ impl Search<'_> {
             Ok(_) => {}
             Err(error) => return (Err(error), 0),
         }
-        let plan = match plan_for(problem, Options { threads: 1, ..self.options }, budget) {
+        let plan = match plan_allocated(problem, Options { threads: 1, ..self.options }, budget) {
             Ok(plan) => plan,
             Err(error) => return (Err(error), self.plan_work()),
         };
-        let work = plan.solver.get("work").and_then(Value::as_u64).unwrap_or(0);
+        let work = plan.solver.work();
         let own = Rounding::Up.nanoseconds(plan.predicted.iteration_s);
         let (iteration, more) = self.construction.validate(problem, own);
         (Ok(Some(Planned { plan, iteration })), work + more)
@@ -246,12 +245,12 @@ impl Search<'_> {
     /// The plan without nodes that only cost, where they may be left out. Which nodes random routes leave idle is chance.
     fn without_idle(&self, plan: Plan, bound: Time) -> Result<Plan> {
         let is_chance = self.options.strategy == Strategy::RandomSkip;
-        let stays = !self.freedom.unused || is_chance || self.budget.is_cancelled();
+        let stays = !self.scope.unused || is_chance || self.budget.is_cancelled();
         if stays { Ok(plan) } else { idle::without_idle(plan, bound, self.budget) }
     }
 
-    /// The plan, with how its allocation was found.
-    fn written(&self, mut plan: Plan, runner_up: Option<&Value>, state: State, is_small: bool) -> Plan {
+    /// The plan, which reports how its allocation was found.
+    fn reported(&self, mut plan: Plan, runner_up: Option<RunnerUp>, state: State<'a>, is_small: bool) -> Plan {
         let iteration_s = plan.predicted.iteration_s;
         let bound_s = seconds(state.bound).min(iteration_s);
         // What holds for all allocations holds for this one.
@@ -260,58 +259,45 @@ impl Search<'_> {
         plan.predicted.gap = Predicted::gap_of(iteration_s, lower_bound_s);
         let is_full = self.options.strategy == Strategy::Full;
         if is_full && is_tight(Rounding::Up.nanoseconds(iteration_s), state.bound) {
-            plan.solver.insert("optimal".to_owned(), json!(true));
+            plan.solver.optimal = Some(true);
         }
-        let told = [
-            ("start_s", json!(state.start.map(seconds))),
-            ("runner_up", json!(runner_up)),
-            ("rounds", json!(state.rounds)),
-            ("work", json!(state.work)),
-            ("lower_bound_s", json!(bound_s)),
-            ("planned_one_by_one", json!(is_small)),
-        ];
-        let told: Map<String, Value> = told.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let wall_s = self.budget.elapsed_s();
-        let mut events = state.events;
-        events.push(json!([wall_s, state.work, iteration_s, lower_bound_s]));
-        plan.solver.insert("allocation".to_owned(), Value::Object(told));
-        plan.solver.insert("events".to_owned(), Value::Array(events));
-        plan.solver.insert("work".to_owned(), json!(state.work));
-        plan.solver.insert("threads".to_owned(), json!(self.options.threads));
-        plan.solver.insert("wall_s".to_owned(), json!(wall_s));
+        let elapsed_s = self.budget.elapsed_s();
+        let mut events = state.trace.into_events();
+        events.push(SearchEvent { elapsed_s, work: state.work, upper_s: Some(iteration_s), lower_s: lower_bound_s });
+        plan.solver.allocation = Some(AllocationReport {
+            start_s: state.start.map(seconds),
+            runner_up,
+            rounds: state.rounds,
+            work: state.work,
+            lower_bound_s: bound_s,
+            planned_one_by_one: is_small,
+            left_out: Vec::new(),
+        });
+        plan.solver.events = events;
+        plan.solver.work = Some(state.work);
+        plan.solver.threads = Some(self.options.threads);
+        plan.solver.wall_s = Some(elapsed_s);
         plan
     }
 
-    /// Tells of the best allocation so far.
-    fn tell(&self, state: &mut State) {
+    /// Notes the best allocation so far.
+    fn tell(&self, state: &mut State<'a>) {
         if let Some(iteration) = state.elites.best().map(|(key, _)| key.0).filter(|time| *time < NEVER) {
             self.note(state, iteration);
         }
     }
 
-    fn note(&self, state: &mut State, iteration: Time) {
-        let best = state.events.last().and_then(|event| event[2].as_f64()).unwrap_or(f64::INFINITY);
-        if seconds(iteration) < best {
-            let event = json!([self.budget.elapsed_s(), state.work, seconds(iteration), seconds(state.bound)]);
-            state.events.push(event);
-            self.budget.report(seconds(iteration), seconds(state.bound));
+    fn note(&self, state: &mut State<'a>, iteration: Time) {
+        if iteration < state.best {
+            state.best = iteration;
+            state.trace.record(state.work, Some(iteration), state.bound);
         }
-    }
-
-    /// Work after which the search goes on to what comes next.
-    fn most(&self, share: f64) -> u64 {
-        self.budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64)
     }
 
     /// Work for one plan: the first ones together take no more than the local search leaves.
     fn plan_work(&self) -> u64 {
-        let left = |limit: u64| ((limit as f64 * (1.0 - SHARE)) as u64 / SIDE_BY_SIDE as u64).max(1_000);
+        let left = |limit: u64| ((limit as f64 * (1.0 - effort::LOCAL)) as u64 / SIDE_BY_SIDE as u64).max(1_000);
         self.budget.work_limit.map_or(PLAN_WORK, |limit| left(limit).min(PLAN_WORK))
-    }
-
-    /// Work of a chain in one round: where there is little of it, rounds are short.
-    fn round_work(&self) -> u64 {
-        self.budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
     }
 }
 

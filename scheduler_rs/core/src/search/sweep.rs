@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rayon::prelude::*;
 
-use super::{Options, plan_for};
-use crate::allocate::joint::{Freedom, Seats};
+use super::{Options, plan_allocated};
+use crate::allocate::joint::{AllocationScope, Placement};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
@@ -54,30 +54,34 @@ struct Open {
 }
 
 /// Whether so few allocations are allowed that each can be planned by itself.
-pub(super) fn is_small(problem: &Problem, freedom: Freedom) -> bool {
+pub(super) fn is_small(problem: &Problem, scope: AllocationScope) -> bool {
     let nodes = problem.cluster().nodes().len();
-    let equal = problem.microbatches().windows(2).all(|pair| pair[0] == pair[1]);
-    let full = Freedom { unused: false, ..freedom };
-    !freedom.sizes && freedom.layers == 0 && equal && nodes <= MOST_NODES && count(problem, full) <= MOST
+    let full = AllocationScope { unused: false, ..scope };
+    has_equal_sources(problem, scope) && nodes <= MOST_NODES && count(problem, full) <= MOST
+}
+
+/// Whether an allocation is no more than who serves which stage.
+pub(super) fn has_equal_sources(problem: &Problem, scope: AllocationScope) -> bool {
+    !scope.sizes && scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Whether all of them can be listed, those without some of the nodes too where nodes may be left out.
-pub(super) fn is_listable(problem: &Problem, freedom: Freedom) -> bool {
-    is_small(problem, freedom) && count(problem, freedom) <= MOST
+pub(super) fn is_listable(problem: &Problem, scope: AllocationScope) -> bool {
+    is_small(problem, scope) && count(problem, scope) <= MOST
 }
 
 impl Sweep {
-    /// All allocations that `freedom` allows, with the bounds that are known before a search.
+    /// All allocations that `scope` allows, with the bounds that are known before a search.
     ///
     /// # Errors
     /// [`Error::Cancelled`]
-    pub fn new(problem: &Problem, freedom: Freedom, budget: &Budget) -> Result<Self> {
+    pub fn new(problem: &Problem, scope: AllocationScope, budget: &Budget) -> Result<Self> {
         let mut left = Vec::new();
-        let is_complete = count(problem, freedom) <= MOST;
-        let freedom = Freedom { unused: freedom.unused && is_complete, ..freedom };
-        for stages in all(problem, freedom) {
+        let is_complete = count(problem, scope) <= MOST;
+        let scope = AllocationScope { unused: scope.unused && is_complete, ..scope };
+        for stages in all(problem, scope) {
             let Ok(other) = problem.reallocated(stages) else { continue };
-            if Seats::new(&other, freedom).is_ok() {
+            if Placement::new(&other, scope).is_ok() {
                 let bound = lower_bound_of(&other, budget)?;
                 left.push(Open { problem: other, bound, reached: NEVER });
             }
@@ -132,7 +136,7 @@ impl Sweep {
             let chunk: Vec<Open> = self.open.drain(..count).collect();
             let planned: Vec<_> = chunk
                 .par_iter()
-                .map(|o| (o.bound < best).then(|| plan_for(&o.problem, one, &budget.within(effort))))
+                .map(|o| (o.bound < best).then(|| plan_allocated(&o.problem, one, &budget.within(effort))))
                 .collect();
             for (open, planned) in chunk.into_iter().zip(planned) {
                 match planned {
@@ -156,7 +160,7 @@ impl Sweep {
     }
 
     fn take(&mut self, mut open: Open, plan: Plan) {
-        self.work += plan.solver.get("work").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        self.work += plan.solver.work();
         open.bound = open.bound.max(Rounding::Down.nanoseconds(plan.predicted.lower_bound_s));
         let iteration = iteration_of(&plan);
         open.reached = open.reached.min(iteration);
@@ -189,22 +193,22 @@ pub(super) fn iteration_of(plan: &Plan) -> Time {
 }
 
 /// Numbers of nodes that a stage may have.
-fn sizes(stage: usize, members: &[usize], freedom: Freedom) -> std::ops::RangeInclusive<usize> {
-    if stage > 0 && freedom.unused { 1..=members.len() } else { members.len()..=members.len() }
+fn sizes(stage: usize, members: &[usize], scope: AllocationScope) -> std::ops::RangeInclusive<usize> {
+    if stage > 0 && scope.unused { 1..=members.len() } else { members.len()..=members.len() }
 }
 
 /// How many allocations there are; more than [`MOST`] are not counted on.
-fn count(problem: &Problem, freedom: Freedom) -> usize {
+fn count(problem: &Problem, scope: AllocationScope) -> usize {
     // By the number of nodes that are left, over the stages so far.
     let mut ways: BTreeMap<usize, usize> = BTreeMap::from([(problem.cluster().nodes().len(), 1)]);
-    if !freedom.unused {
+    if !scope.unused {
         ways = BTreeMap::from([(problem.stages().iter().map(Vec::len).sum(), 1)]);
     }
     for (stage, members) in problem.stages().iter().enumerate() {
         let mut next = BTreeMap::new();
         for (left, count) in ways {
-            for size in sizes(stage, members, freedom).filter(|size| *size <= left) {
-                let choices = if stage == 0 && !freedom.sources { 1 } else { binomial(left, size) };
+            for size in sizes(stage, members, scope).filter(|size| *size <= left) {
+                let choices = if stage == 0 && !scope.sources { 1 } else { binomial(left, size) };
                 let more: &mut usize = next.entry(left - size).or_default();
                 *more = more.saturating_add(count.saturating_mul(choices));
             }
@@ -219,9 +223,9 @@ fn binomial(of: usize, size: usize) -> usize {
 }
 
 /// All allocations, but only one of those that differ in nodes that are just like each other.
-pub(super) fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
+pub(super) fn all(problem: &Problem, scope: AllocationScope) -> Vec<Vec<Vec<usize>>> {
     let instance = Instance::new(problem, Rounding::Up);
-    let serves = |node: &usize| freedom.unused || instance.stage_of[*node] != NO_STAGE;
+    let serves = |node: &usize| scope.unused || instance.stage_of[*node] != NO_STAGE;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let kinds: Vec<usize> =
         nodes.iter().map(|a| nodes.iter().position(|b| a == b || instance.is_alike(*a, *b)).unwrap_or(*a)).collect();
@@ -229,34 +233,34 @@ pub(super) fn all(problem: &Problem, freedom: Freedom) -> Vec<Vec<Vec<usize>>> {
     for (stage, members) in problem.stages().iter().enumerate() {
         let mut next = Vec::new();
         for stages in &found {
-            if stage == 0 && !freedom.sources {
+            if stage == 0 && !scope.sources {
                 next.push(vec![members.clone()]);
                 continue;
             }
             let is_free = |node: &usize| serves(node) && !stages.iter().any(|s: &Vec<usize>| s.contains(node));
             let free: Vec<usize> = nodes.iter().copied().filter(is_free).collect();
-            for chosen in sizes(stage, members, freedom).flat_map(|size| choices(&free, &kinds, size)) {
+            for chosen in sizes(stage, members, scope).flat_map(|size| choices(&free, &kinds, size)) {
                 let ring = shortest_ring(problem.cluster(), stage, chosen);
                 next.push([stages.clone(), vec![ring]].concat());
             }
         }
         found = next;
     }
-    if freedom.unused {
-        found.retain(|stages| is_best_without(problem, freedom, stages));
+    if scope.unused {
+        found.retain(|stages| is_best_without(problem, scope, stages));
     }
     found
 }
 
 /// Whether no absent node could join a stage for nothing: where none could, the allocation may be better without them.
-fn is_best_without(problem: &Problem, freedom: Freedom, stages: &[Vec<usize>]) -> bool {
+fn is_best_without(problem: &Problem, scope: AllocationScope, stages: &[Vec<usize>]) -> bool {
     let cluster = problem.cluster();
     let absent = |node: &usize| !stages.iter().any(|members| members.contains(node));
     let costs = |node: usize, stage: usize, members: &[usize]| {
         let joined = shortest_ring(cluster, stage, [members, &[node]].concat());
         let has_room = members.len() < problem.stages()[stage].len();
         !has_room
-            || freedom.max_replica_transfer_s.is_some()
+            || scope.max_replica_transfer_s.is_some()
             || cluster.allreduce_s(stage, &joined) > cluster.allreduce_s(stage, members)
     };
     (0..cluster.nodes().len())

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Lockup, NO_TASK, Outcome, Simulator, TaskId};
+use super::{Deadlock, NO_TASK, Outcome, Simulator, TaskId};
 use crate::time::Time;
 
 #[derive(Debug, Default)]
@@ -47,8 +47,8 @@ impl Simulator<'_> {
     /// instant.
     ///
     /// # Errors
-    /// [`Lockup`] where microbatches wait in a circle for each other's memory.
-    pub fn run_dispatch(&mut self) -> Result<Outcome, Lockup> {
+    /// [`Deadlock`] where microbatches wait in a circle for each other's memory.
+    pub fn run_dispatch(&mut self) -> Result<Outcome, Deadlock> {
         self.run(None)
     }
 
@@ -56,12 +56,12 @@ impl Simulator<'_> {
     /// microbatch number `b` forwards have rank `ranks[2 b]`, backwards and losses `ranks[2 b + 1]`.
     ///
     /// # Errors
-    /// [`Lockup`] where microbatches wait in a circle for each other's memory.
-    pub fn run_ranked(&mut self, ranks: &[u32]) -> Result<Outcome, Lockup> {
+    /// [`Deadlock`] where microbatches wait in a circle for each other's memory.
+    pub fn run_ranked(&mut self, ranks: &[u32]) -> Result<Outcome, Deadlock> {
         self.run(Some(ranks))
     }
 
-    fn run(&mut self, ranks: Option<&[u32]>) -> Result<Outcome, Lockup> {
+    fn run(&mut self, ranks: Option<&[u32]>) -> Result<Outcome, Deadlock> {
         let mut buffers = std::mem::take(&mut self.scratch.dispatch);
         let done = self.dispatch(&mut buffers, ranks);
         let result = if done == self.node.len() { Ok(self.outcome()) } else { Err(self.memory_cycle(&buffers)) };
@@ -157,7 +157,7 @@ impl Simulator<'_> {
 
     /// Nothing happens any more: follows a waiting forward to a microbatch that holds the node it waits
     /// for, that one's waiting forward, and so on, until a task comes again.
-    fn memory_cycle(&self, buffers: &Buffers) -> Lockup {
+    fn memory_cycle(&self, buffers: &Buffers) -> Deadlock {
         let waiting_of = |batch: u32| {
             buffers
                 .nodes
@@ -177,19 +177,19 @@ impl Simulator<'_> {
             forward && !backward
         };
         let Some(mut task) = buffers.nodes.iter().flat_map(|n| &n.forwards).map(|(_, _, task)| *task).min() else {
-            return Lockup(Vec::new());
+            return Deadlock(Vec::new());
         };
         let mut path: Vec<TaskId> = Vec::new();
         loop {
             if let Some(place) = path.iter().position(|t| *t == task) {
-                return Lockup(path.split_off(place));
+                return Deadlock(path.split_off(place));
             }
             path.push(task);
             let node = self.node_of(task);
             let next = (0..self.spans.len() as u32).filter(|b| holds(*b, node)).find_map(waiting_of);
             match next {
                 Some(next) => task = next,
-                None => return Lockup(path),
+                None => return Deadlock(path),
             }
         }
     }

@@ -11,7 +11,7 @@ mod list;
 
 use bits::Bits;
 
-use super::{Batch, Lockup, NO_TASK, Outcome, Simulator, TaskId};
+use super::{Batch, Deadlock, NO_TASK, Outcome, Simulator, TaskId};
 use crate::problem::Instance;
 use crate::time::Time;
 
@@ -91,8 +91,8 @@ impl OrderGraph {
     /// The graph of `order`, which lists every task of `batches` once, on its own node.
     ///
     /// # Errors
-    /// [`Lockup`] as [`Simulator::run_order`].
-    pub fn new(instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) -> Result<Self, Lockup> {
+    /// [`Deadlock`] as [`Simulator::run_order`].
+    pub fn new(instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
         let mut simulator = Simulator::new(instance);
         simulator.load(batches);
         simulator.run_order(order)?;
@@ -126,7 +126,7 @@ impl OrderGraph {
             times: Vec::new(),
         };
         let order: Vec<TaskId> = order.iter().flatten().copied().collect();
-        if graph.reset(&order) { Ok(graph) } else { Err(Lockup(Vec::new())) }
+        if graph.reset(&order) { Ok(graph) } else { Err(Deadlock(Vec::new())) }
     }
 
     /// Takes another order of all nodes, as [`OrderGraph::order`] gives it; false where its tasks would wait for each

@@ -52,7 +52,7 @@ pub struct Outcome {
 
 /// Tasks that wait for each other in a circle, each for the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lockup(pub Vec<TaskId>);
+pub struct Deadlock(pub Vec<TaskId>);
 
 const NO_TASK: TaskId = TaskId::MAX;
 
@@ -221,13 +221,13 @@ impl<'a> Simulator<'a> {
         self.batch[task as usize] as usize
     }
 
-    /// Start of a task, after a run that did not lock up.
+    /// Start of a task, after a run that did not deadlock.
     #[must_use]
     pub fn start_of(&self, task: TaskId) -> Time {
         self.start[task as usize]
     }
 
-    /// End of a task, after a run that did not lock up.
+    /// End of a task, after a run that did not deadlock.
     #[must_use]
     pub fn end_of(&self, task: TaskId) -> Time {
         self.start[task as usize] + self.length[task as usize]
@@ -265,10 +265,10 @@ impl<'a> Simulator<'a> {
         TaskName { microbatch: self.spans[self.batch_of(task)].id, kind: kind.letter(), hop, node: self.node_of(task) }
     }
 
-    /// A lock-up with its tasks by name.
+    /// A deadlock with its tasks by name.
     #[must_use]
-    pub fn error_of(&self, lockup: &Lockup) -> Error {
-        Error::Lockup(lockup.0.iter().map(|task| self.name_of(*task)).collect())
+    pub fn error_of(&self, deadlock: &Deadlock) -> Error {
+        Error::Deadlock(deadlock.0.iter().map(|task| self.name_of(*task)).collect())
     }
 
     /// The tasks as a plan lists them: node by node, in `order`, with the times of the last run.

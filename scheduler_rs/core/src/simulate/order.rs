@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Lockup, NO_TASK, Outcome, Simulator, TaskId};
+use super::{Deadlock, NO_TASK, Outcome, Simulator, TaskId};
 use crate::time::Time;
 
 impl Simulator<'_> {
@@ -10,9 +10,9 @@ impl Simulator<'_> {
     /// homecoming of the wave before allow. `order` lists every task once, on its own node.
     ///
     /// # Errors
-    /// [`Lockup`] where the order makes tasks wait for each other; with TC1 `held` also where a
+    /// [`Deadlock`] where the order makes tasks wait for each other; with TC1 `held` also where a
     /// forward waits for memory that only a later task of the same node frees.
-    pub fn run_order(&mut self, order: &[Vec<TaskId>]) -> Result<Outcome, Lockup> {
+    pub fn run_order(&mut self, order: &[Vec<TaskId>]) -> Result<Outcome, Deadlock> {
         if self.instance.memory_is_held() {
             self.check_memory(order)?;
         }
@@ -71,7 +71,7 @@ impl Simulator<'_> {
 
     /// With a fixed order, memory is a matter of counting. A microbatch whose backward stands before its
     /// forward is left to [`Simulator::cycle`].
-    fn check_memory(&mut self, order: &[Vec<TaskId>]) -> Result<(), Lockup> {
+    fn check_memory(&mut self, order: &[Vec<TaskId>]) -> Result<(), Deadlock> {
         let mut position = std::mem::take(&mut self.scratch.next_on_node);
         position.clear();
         position.resize(self.node.len(), 0);
@@ -85,7 +85,7 @@ impl Simulator<'_> {
         result
     }
 
-    fn check_memory_of(&self, node: usize, tasks: &[TaskId], position: &[u32]) -> Result<(), Lockup> {
+    fn check_memory_of(&self, node: usize, tasks: &[TaskId], position: &[u32]) -> Result<(), Deadlock> {
         let mut held: SmallVec<[TaskId; 8]> = SmallVec::new(); // the backwards that free it again
         for (i, task) in tasks.iter().enumerate() {
             let span = self.spans[self.batch_of(*task)];
@@ -96,7 +96,7 @@ impl Simulator<'_> {
             } else if place < span.hops && position[backward as usize] > i as u32 {
                 if held.len() >= self.instance.memory[node] as usize {
                     let next = held.iter().copied().min_by_key(|b| position[*b as usize]);
-                    return Err(Lockup([Some(*task), next].into_iter().flatten().collect()));
+                    return Err(Deadlock([Some(*task), next].into_iter().flatten().collect()));
                 }
                 held.push(backward);
             }
@@ -105,7 +105,7 @@ impl Simulator<'_> {
     }
 
     /// Walks from a task that never became ready along what it waits for, until a task comes again.
-    fn cycle(&self, order: &[Vec<TaskId>]) -> Lockup {
+    fn cycle(&self, order: &[Vec<TaskId>]) -> Deadlock {
         let mut before_on_node = vec![NO_TASK; self.node.len()];
         for tasks in order {
             for pair in tasks.windows(2) {
@@ -113,7 +113,7 @@ impl Simulator<'_> {
             }
         }
         let stuck = |task: TaskId| task != NO_TASK && self.scratch.waiting[task as usize] > 0;
-        let Some(mut task) = (0..self.node.len() as TaskId).find(|t| stuck(*t)) else { return Lockup(Vec::new()) };
+        let Some(mut task) = (0..self.node.len() as TaskId).find(|t| stuck(*t)) else { return Deadlock(Vec::new()) };
         let mut seen = vec![usize::MAX; self.node.len()];
         let mut path = Vec::new();
         while seen[task as usize] == usize::MAX {
@@ -132,6 +132,6 @@ impl Simulator<'_> {
             // A stuck task waits for at least one stuck task; a finished one is never the reason.
             task = if stuck(node) { node } else { chain };
         }
-        Lockup(path.split_off(seen[task as usize]))
+        Deadlock(path.split_off(seen[task as usize]))
     }
 }

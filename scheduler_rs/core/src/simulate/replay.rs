@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Batch, Lockup, Outcome, Simulator, TaskId};
+use super::{Batch, Deadlock, Outcome, Simulator, TaskId};
 use crate::error::{Result, invalid};
 use crate::plan::{Kind, Plan, Predicted};
 use crate::problem::{Instance, NO_STAGE};
@@ -22,12 +22,12 @@ pub enum Dispatch {
 /// The plan with the times of the simulator.
 ///
 /// # Errors
-/// [`crate::Error::Lockup`], or [`crate::Error::Invalid`] where the tasks are not those of the routes.
+/// [`crate::Error::Deadlock`], or [`crate::Error::Invalid`] where the tasks are not those of the routes.
 pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
     let instance = Instance::new(&plan.problem()?, Rounding::Up);
     let replay = Replay::new(plan, &instance)?;
     let mut simulator = Simulator::new(&instance);
-    let outcome = replay.run(&mut simulator, dispatch).map_err(|lockup| simulator.error_of(&lockup))?;
+    let outcome = replay.run(&mut simulator, dispatch).map_err(|deadlock| simulator.error_of(&deadlock))?;
     let order = if dispatch == Dispatch::Rule { simulator.dispatched_order() } else { replay.order.clone() };
     let iteration_s = seconds(outcome.iteration);
     let lower_bound_s = plan.predicted.lower_bound_s.min(iteration_s);
@@ -39,8 +39,8 @@ pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
         gap: Predicted::gap_of(iteration_s, lower_bound_s),
     };
     let mut solver = plan.solver.clone();
-    if iteration_s > lower_bound_s * (1.0 + 1e-9) && solver.contains_key("optimal") {
-        solver.insert("optimal".to_owned(), false.into());
+    if iteration_s > lower_bound_s * (1.0 + 1e-9) {
+        solver.optimal = solver.optimal.and(Some(false));
     }
     Ok(Plan { tasks: simulator.plan_tasks(&order), predicted, solver, ..plan.clone() })
 }
@@ -58,7 +58,7 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
     let mut count = 0;
     while count == 0 || started.elapsed() < limit {
         for _ in 0..100 {
-            replay.run(&mut simulator, dispatch).map_err(|lockup| simulator.error_of(&lockup))?;
+            replay.run(&mut simulator, dispatch).map_err(|deadlock| simulator.error_of(&deadlock))?;
         }
         count += 100;
     }
@@ -135,7 +135,7 @@ impl Replay {
         &self,
         simulator: &mut Simulator<'_>,
         dispatch: Dispatch,
-    ) -> std::result::Result<Outcome, Lockup> {
+    ) -> std::result::Result<Outcome, Deadlock> {
         simulator.load(&self.batches);
         match dispatch {
             Dispatch::Planned => simulator.run_order(&self.order),

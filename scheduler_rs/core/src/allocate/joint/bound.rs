@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::allocate::joint::Freedom;
+use crate::allocate::joint::AllocationScope;
 use crate::bound::source_bound;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
@@ -23,9 +23,9 @@ const MOST_SETS: u64 = 200_000;
 /// Where the walks of all nodes take more steps than this, the nearest node counts and no more.
 const MOST_STEPS: usize = 100_000_000;
 
-/// Nanoseconds that every allocation takes at least which `freedom` allows for `problem`, on durations rounded down.
+/// Nanoseconds that every allocation takes at least which `scope` allows for `problem`, on durations rounded down.
 #[must_use]
-pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
+pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     let mut instance = Instance::new(problem, Rounding::Down);
     instance.allreduce.fill(0);
     if !instance.rules.cc1 {
@@ -34,9 +34,9 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
     }
     let stages = instance.stage_count();
     let tasks = route_tasks(&instance);
-    if freedom.layers > 0 {
+    if scope.layers > 0 {
         // Any stage may have a single layer, and any source a single microbatch.
-        let equal = freedom.layers as f64 / stages as f64;
+        let equal = scope.layers as f64 / stages as f64;
         let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
         for load in &mut instance.loads {
             load.forward.iter_mut().chain(&mut load.backward).for_each(least);
@@ -44,7 +44,7 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
     }
     let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
     let trips = Trips::new(&instance, &lengths);
-    let counts_are_known = freedom.layers == 0 && !freedom.sizes;
+    let counts_are_known = scope.layers == 0 && !scope.sizes;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let as_source: Vec<Time> = nodes
         .iter()
@@ -66,9 +66,9 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
     // Where microbatches are dealt anew, one source may get all of them.
     let places = if counts_are_known { instance.members[0].len() } else { 1 };
     // A node that may be left out need not be on any route.
-    let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known && !freedom.unused);
-    let bound = if freedom.sources {
-        let close = |i: usize, j: usize| is_close(problem, freedom, i, j);
+    let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known && !scope.unused);
+    let bound = if scope.sources {
+        let close = |i: usize, j: usize| is_close(problem, scope, i, j);
         let within = |time: Time| {
             let candidates: Vec<usize> = nodes.iter().copied().filter(|n| as_source[*n] <= time).collect();
             let forced = nodes.iter().filter(|n| used.time(&trips, **n) > time).count();
@@ -80,7 +80,7 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
         times.dedup();
         let reached = times.partition_point(|time| !within(*time));
         times.get(reached).copied().unwrap_or(0)
-    } else if freedom.layers > 0 {
+    } else if scope.layers > 0 {
         instance.members[0].iter().map(|node| as_source[*node]).min().unwrap_or(0)
     } else {
         instance.sources.iter().map(|source| as_source[source.node]).max().unwrap_or(0)
@@ -88,10 +88,10 @@ pub fn lower_bound(problem: &Problem, freedom: Freedom) -> Time {
     bound + instance.epilogue
 }
 
-fn is_close(problem: &Problem, freedom: Freedom, i: usize, j: usize) -> bool {
+fn is_close(problem: &Problem, scope: AllocationScope, i: usize, j: usize) -> bool {
     let cluster = problem.cluster();
     let bytes = cluster.activation_bytes();
-    freedom
+    scope
         .max_replica_transfer_s
         .is_none_or(|limit| cluster.transfer_s(i, j, bytes).max(cluster.transfer_s(j, i, bytes)) <= limit)
 }

@@ -1,7 +1,7 @@
 //! The allocation together with routes and order, by the simulated iteration.
 
 mod bound;
-mod seats;
+mod placement;
 
 pub use bound::lower_bound;
-pub use seats::{Freedom, Seats};
+pub use placement::{AllocationScope, Placement};

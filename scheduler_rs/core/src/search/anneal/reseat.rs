@@ -4,7 +4,7 @@
 use rand::RngExt;
 
 use super::Island;
-use crate::allocate::joint::Seats;
+use crate::allocate::joint::Placement;
 use crate::problem::{NO_STAGE, Source};
 use crate::search::routes::Change;
 
@@ -158,10 +158,10 @@ impl Island {
     }
 
     fn is_about_more(&mut self) -> bool {
-        let Some(freedom) = self.seats.as_ref().map(|seats| *seats.freedom()) else { return false };
-        let often = if freedom.sizes || freedom.layers > 0 {
+        let Some(scope) = self.seats.as_ref().map(|seats| *seats.scope()) else { return false };
+        let often = if scope.sizes || scope.layers > 0 {
             OTHERS
-        } else if freedom.unused {
+        } else if scope.unused {
             JOINS * (MANY_NODES / self.land.instance.node_count() as f64).min(1.0)
         } else {
             return false;
@@ -190,7 +190,7 @@ impl Island {
             self.rng.random_range(0..count)
         };
         // A node that serves no stage may come in another one's place, where nodes may be left out.
-        let unused = self.seats.as_ref().is_some_and(|seats| seats.freedom().unused);
+        let unused = self.seats.as_ref().is_some_and(|seats| seats.scope().unused);
         let is_open = |place: usize| unused || instance.stage_of[place] != NO_STAGE;
         let is_new = |x: usize, y: usize| {
             x != y && is_open(y) && (instance.stage_of[x], instance.stage_of[y]) != (NO_STAGE, NO_STAGE)
@@ -214,7 +214,7 @@ impl Island {
         let instance = &self.land.instance;
         let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
         let Some(seats) = &self.seats else { return true };
-        (!seats.freedom().sources && (left == 0 || right == 0)) || instance.is_alike(a, b)
+        (!seats.scope().sources && (left == 0 || right == 0)) || instance.is_alike(a, b)
     }
 
     fn is_about_sources(&self, exchange: Exchange) -> bool {
@@ -246,13 +246,13 @@ impl Island {
 
     /// A stage gives a layer or a node away, or a source a route; whether that could be done.
     fn other_change(&mut self) -> bool {
-        let freedom = self.seats.as_ref().map(|seats| *seats.freedom()).unwrap_or_default();
+        let scope = self.seats.as_ref().map(|seats| *seats.scope()).unwrap_or_default();
         match self.rng.random_range(0..8) {
-            0..4 if freedom.layers > 0 => self.shift_layer(),
-            4..6 if freedom.layers > 0 => self.hand_over_route(),
-            7 if freedom.sizes => self.switch_stage(),
-            _ if freedom.unused => self.join_or_leave(),
-            4..7 if freedom.layers > 0 => self.hand_over_route(),
+            0..4 if scope.layers > 0 => self.shift_layer(),
+            4..6 if scope.layers > 0 => self.hand_over_route(),
+            7 if scope.sizes => self.switch_stage(),
+            _ if scope.unused => self.join_or_leave(),
+            4..7 if scope.layers > 0 => self.hand_over_route(),
             _ => false,
         }
     }
@@ -315,7 +315,7 @@ impl Island {
         let place = self.rng.random_range(0..instance.node_count());
         let to = instance.present[self.rng.random_range(0..instance.present.len())];
         let from = instance.stage_of[place];
-        let sources = self.seats.as_ref().is_some_and(|seats| seats.freedom().sources);
+        let sources = self.seats.as_ref().is_some_and(|seats| seats.scope().sources);
         from != NO_STAGE && (sources || (from != 0 && to != 0)) && self.move_node(place, to)
     }
 
@@ -328,7 +328,7 @@ impl Island {
             NO_STAGE => instance.present[self.rng.random_range(0..instance.present.len())],
             _ => NO_STAGE,
         };
-        let has_place = |seats: &Seats| to == NO_STAGE || seats.has_place(instance, to);
+        let has_place = |seats: &Placement| to == NO_STAGE || seats.has_place(instance, to);
         to != 0 && self.seats.as_ref().is_some_and(has_place) && self.move_node(place, to)
     }
 
@@ -399,4 +399,4 @@ impl Island {
     }
 }
 
-type Saved = (super::Land, Option<Seats>, super::Routes, super::Estimate);
+type Saved = (super::Land, Option<Placement>, super::Routes, super::Estimate);

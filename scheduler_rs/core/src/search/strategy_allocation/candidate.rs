@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use crate::allocate::joint::Seats;
+use crate::allocate::joint::Placement;
 use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE, Problem, Source};
 use crate::route::route_tasks;
@@ -20,15 +20,15 @@ const INSIDE: f64 = 0.1;
 /// Who sits at which place of an instance.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    seats: Seats,
+    placement: Placement,
     instance: Instance,
 }
 
 impl Candidate {
-    /// The allocation that `seats` begin with.
-    pub fn new(seats: Seats) -> Self {
-        let instance = seats.instance();
-        Self { seats, instance }
+    /// The allocation that `placement` begin with.
+    pub fn new(placement: Placement) -> Self {
+        let instance = placement.instance();
+        Self { placement, instance }
     }
 
     /// The instance, over places.
@@ -41,15 +41,15 @@ impl Candidate {
     /// # Errors
     /// As [`Problem::new`].
     pub fn problem(&self) -> Result<Problem> {
-        self.seats.problem(&self.instance, &route_tasks(&self.instance))
+        self.placement.problem(&self.instance, &route_tasks(&self.instance))
     }
 
     /// Whether the same nodes serve the same stages with the same layers and microbatches; rings may differ.
     pub fn is_same(&self, other: &Self) -> bool {
         let (own, its) = (&self.instance, &other.instance);
-        self.seats.layers() == other.seats.layers()
+        self.placement.layers() == other.placement.layers()
             && own.members.iter().map(Vec::len).eq(its.members.iter().map(Vec::len))
-            && self.seats.stages(own).into_iter().zip(self.seats_of(other)).all(|(mut a, mut b)| {
+            && self.placement.stages(own).into_iter().zip(self.stages_of(other)).all(|(mut a, mut b)| {
                 a.sort_unstable();
                 b.sort_unstable();
                 a == b
@@ -57,14 +57,14 @@ impl Candidate {
             && self.microbatches() == other.microbatches()
     }
 
-    fn seats_of(&self, other: &Self) -> Vec<Vec<usize>> {
-        other.seats.stages(&other.instance)
+    fn stages_of(&self, other: &Self) -> Vec<Vec<usize>> {
+        other.placement.stages(&other.instance)
     }
 
     /// Microbatches of each source by node.
     fn microbatches(&self) -> Vec<(usize, usize)> {
         let mut counts: Vec<_> =
-            self.instance.sources.iter().map(|s| (self.seats.node_at(s.node), s.microbatches)).collect();
+            self.instance.sources.iter().map(|s| (self.placement.node_at(s.node), s.microbatches)).collect();
         counts.sort_unstable();
         counts
     }
@@ -72,22 +72,22 @@ impl Candidate {
     /// Another allocation, by one random change; none where the draw led nowhere or to what is not allowed. Nodes join
     /// stages and leave them only where `joins` says so too.
     pub fn changed(&self, joins: bool, rng: &mut Pcg64) -> Option<Self> {
-        let freedom = *self.seats.freedom();
+        let scope = *self.placement.scope();
         let mut other = self.clone();
-        let often = if freedom.sizes || freedom.layers > 0 {
+        let often = if scope.sizes || scope.layers > 0 {
             OTHERS
-        } else if freedom.unused && joins {
+        } else if scope.unused && joins {
             JOINS
         } else {
             0.0
         };
         let done = if rng.random_bool(often) {
             match rng.random_range(0..8) {
-                0..4 if freedom.layers > 0 => other.shift_layer(rng),
-                4..6 if freedom.layers > 0 => other.hand_over_route(rng),
-                7 if freedom.sizes => other.switch_stage(rng),
-                _ if freedom.unused && joins => other.join_or_leave(rng),
-                4..7 if freedom.layers > 0 => other.hand_over_route(rng),
+                0..4 if scope.layers > 0 => other.shift_layer(rng),
+                4..6 if scope.layers > 0 => other.hand_over_route(rng),
+                7 if scope.sizes => other.switch_stage(rng),
+                _ if scope.unused && joins => other.join_or_leave(rng),
+                4..7 if scope.layers > 0 => other.hand_over_route(rng),
                 _ => false,
             }
         } else {
@@ -126,15 +126,16 @@ impl Candidate {
     fn swap(&mut self, a: usize, b: usize) -> bool {
         let (left, right) = (self.instance.stage_of[a], self.instance.stage_of[b]);
         // Sources that are given keep their microbatches too.
-        let is_fixed = !self.seats.freedom().sources && (left == 0 || right == 0);
+        let is_fixed = !self.placement.scope().sources && (left == 0 || right == 0);
         // A node that serves no stage may come in another one's place, where nodes may be left out.
-        let is_open = |stage: usize| stage != NO_STAGE || (self.seats.freedom().unused && left != right);
+        let is_open = |stage: usize| stage != NO_STAGE || (self.placement.scope().unused && left != right);
         if a == b || is_fixed || !is_open(left) || !is_open(right) || self.instance.is_alike(a, b) {
             return false;
         }
-        self.seats.swap(&mut self.instance, a, b);
-        let fits =
-            |place: usize, stage: usize| self.instance.memory[place] > 0 && self.seats.is_close(&self.instance, stage);
+        self.placement.swap(&mut self.instance, a, b);
+        let fits = |place: usize, stage: usize| {
+            self.instance.memory[place] > 0 && self.placement.is_close(&self.instance, stage)
+        };
         fits(a, left) && fits(b, right)
     }
 
@@ -143,7 +144,7 @@ impl Candidate {
         let present = &self.instance.present;
         let from = present[rng.random_range(0..present.len())];
         let to = present[rng.random_range(0..present.len())];
-        from != to && self.seats.shift_layer(&mut self.instance, from, to)
+        from != to && self.placement.shift_layer(&mut self.instance, from, to)
     }
 
     /// A source hands the microbatches of one route on to another source.
@@ -183,7 +184,7 @@ impl Candidate {
         let place = rng.random_range(0..self.instance.node_count());
         let to = self.instance.present[rng.random_range(0..self.instance.present.len())];
         let from = self.instance.stage_of[place];
-        let is_fixed = !self.seats.freedom().sources && (from == 0 || to == 0);
+        let is_fixed = !self.placement.scope().sources && (from == 0 || to == 0);
         if from == NO_STAGE || from == to || is_fixed || self.instance.members[from].len() < 2 {
             return false;
         }
@@ -197,7 +198,7 @@ impl Candidate {
                 }
             }
         }
-        self.seats.switch(&mut self.instance, place, to) && self.seats.is_close(&self.instance, to)
+        self.placement.switch(&mut self.instance, place, to) && self.placement.is_close(&self.instance, to)
     }
 
     /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
@@ -210,9 +211,9 @@ impl Candidate {
         };
         let may = match (from, to) {
             (0, _) | (_, 0) => false,
-            (NO_STAGE, to) => self.seats.has_place(&self.instance, to),
+            (NO_STAGE, to) => self.placement.has_place(&self.instance, to),
             (from, _) => self.instance.members[from].len() > 1,
         };
-        may && self.seats.switch(&mut self.instance, place, to) && self.seats.is_close(&self.instance, to)
+        may && self.placement.switch(&mut self.instance, place, to) && self.placement.is_close(&self.instance, to)
     }
 }

@@ -18,7 +18,7 @@ const PATIENCE_OF_NODE: usize = 4;
 const KICKS: usize = 4;
 /// Draws without a change that is allowed after which a step ends.
 const MOST_DRAWS: usize = 100;
-/// Allocations that a chain tells of after a round.
+/// Allocations that a chain gives after a round.
 const MOST_SEEN: usize = 16;
 
 /// See the [module](self).

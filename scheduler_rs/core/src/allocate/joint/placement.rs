@@ -12,7 +12,7 @@ use crate::time::Rounding;
 
 /// What a search may change of a problem's allocation, beside which node serves in whose place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Freedom {
+pub struct AllocationScope {
     /// Stages may have other numbers of nodes.
     pub sizes: bool,
     /// So many decoder layers are shared out over the stages, and the microbatches over the sources; 0: both stay.
@@ -27,7 +27,7 @@ pub struct Freedom {
     pub max_replica_transfer_s: Option<f64>,
 }
 
-impl Default for Freedom {
+impl Default for AllocationScope {
     fn default() -> Self {
         Self { sizes: false, layers: 0, unused: false, sources: true, max_replica_transfer_s: None }
     }
@@ -35,61 +35,61 @@ impl Default for Freedom {
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Seats {
+pub struct Placement {
     problem: Arc<Problem>,
-    freedom: Freedom,
+    scope: AllocationScope,
     /// Node at each place.
-    occupant: Vec<usize>,
+    node_at: Vec<usize>,
     /// Decoder layers of each stage; empty: as the problem has them.
     layers: Vec<usize>,
 }
 
-impl Seats {
+impl Placement {
     /// Every node at its own place, and layers as even as memory lets them be.
     ///
     /// # Errors
     /// Where there are too few layers for the stages, or too many for the memory of a node.
-    pub fn new(problem: &Problem, freedom: Freedom) -> Result<Self> {
+    pub fn new(problem: &Problem, scope: AllocationScope) -> Result<Self> {
         let stages = problem.stages().len();
-        if freedom.layers > 0 && freedom.layers < stages {
-            return invalid("layers", freedom.layers, format!("at least one for each of the {stages} stages"));
+        if scope.layers > 0 && scope.layers < stages {
+            return invalid("layers", scope.layers, format!("at least one for each of the {stages} stages"));
         }
-        if let Some(limit) = freedom.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
+        if let Some(limit) = scope.max_replica_transfer_s.filter(|limit| limit.is_nan() || *limit < 0.0) {
             return invalid("max_replica_transfer_s", limit, "a number of seconds of at least 0");
         }
-        let seats = Self {
+        let placement = Self {
             problem: Arc::new(problem.clone()),
-            occupant: (0..problem.cluster().nodes().len()).collect(),
-            layers: if freedom.layers > 0 { shared_out(problem, freedom.layers) } else { Vec::new() },
-            freedom,
+            node_at: (0..problem.cluster().nodes().len()).collect(),
+            layers: if scope.layers > 0 { shared_out(problem, scope.layers) } else { Vec::new() },
+            scope,
         };
         for (stage, node) in problem.stages().iter().enumerate().flat_map(|(s, m)| m.iter().map(move |n| (s, *n))) {
-            if seats.memory_of(node, stage) == 0 {
+            if placement.memory_of(node, stage) == 0 {
                 return invalid(
                     format!("cluster.nodes[{node}].memory"),
                     problem.cluster().nodes()[node].memory,
-                    format!("room for a microbatch of {} layers of {}", seats.layers[stage], freedom.layers),
+                    format!("room for a microbatch of {} layers of {}", placement.layers[stage], scope.layers),
                 );
             }
         }
-        let instance = seats.instance();
-        match (0..stages).find(|stage| !seats.is_close(&instance, *stage)) {
+        let instance = placement.instance();
+        match (0..stages).find(|stage| !placement.is_close(&instance, *stage)) {
             Some(stage) => invalid(
                 format!("stages[{stage}]"),
                 format!("{:?}", problem.stages()[stage]),
                 format!(
                     "nodes with no transfer above max_replica_transfer_s = {} s",
-                    freedom.max_replica_transfer_s.unwrap_or(f64::INFINITY)
+                    scope.max_replica_transfer_s.unwrap_or(f64::INFINITY)
                 ),
             ),
-            None => Ok(seats),
+            None => Ok(placement),
         }
     }
 
     /// What may be changed.
     #[must_use]
-    pub fn freedom(&self) -> &Freedom {
-        &self.freedom
+    pub fn scope(&self) -> &AllocationScope {
+        &self.scope
     }
 
     /// Decoder layers of each stage; empty: not to be chosen.
@@ -102,7 +102,7 @@ impl Seats {
     #[must_use]
     pub fn instance(&self) -> Instance {
         let mut instance = Instance::new(&self.problem, Rounding::Up);
-        if self.freedom.layers > 0 {
+        if self.scope.layers > 0 {
             for stage in 0..instance.stage_count() {
                 self.outfit(&mut instance, stage);
             }
@@ -112,7 +112,7 @@ impl Seats {
 
     /// Has two places exchange their nodes.
     pub fn swap(&mut self, instance: &mut Instance, a: usize, b: usize) {
-        self.occupant.swap(a, b);
+        self.node_at.swap(a, b);
         let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
         if self.layers.is_empty() || left == right {
             instance.swap_seats(a, b);
@@ -159,29 +159,29 @@ impl Seats {
     /// Whether a stage may have one node more.
     #[must_use]
     pub fn has_place(&self, instance: &Instance, stage: usize) -> bool {
-        self.freedom.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
+        self.scope.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
     }
 
     /// Whether no message within a stage takes longer than is allowed; nodes of no stage send none.
     #[must_use]
     pub fn is_close(&self, instance: &Instance, stage: usize) -> bool {
-        let Some(limit) = self.freedom.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
+        let Some(limit) = self.scope.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
         let cluster = self.problem.cluster();
         let bytes = cluster.activation_bytes();
-        let nodes = || instance.members[stage].iter().map(|place| self.occupant[*place]);
+        let nodes = || instance.members[stage].iter().map(|place| self.node_at[*place]);
         nodes().all(|i| nodes().all(|j| cluster.transfer_s(i, j, bytes) <= limit))
     }
 
     /// The nodes of each stage.
     #[must_use]
     pub fn stages(&self, instance: &Instance) -> Vec<Vec<usize>> {
-        instance.members.iter().map(|places| places.iter().map(|place| self.occupant[*place]).collect()).collect()
+        instance.members.iter().map(|places| places.iter().map(|place| self.node_at[*place]).collect()).collect()
     }
 
     /// The node at a place.
     #[must_use]
     pub fn node_at(&self, place: usize) -> usize {
-        self.occupant[place]
+        self.node_at[place]
     }
 
     /// The problem of this allocation, with times and memory for its layers and the microbatches of these routes.
@@ -195,7 +195,7 @@ impl Seats {
         let base = &self.problem;
         let mut parts = base.cluster().clone().into_parts();
         if !self.layers.is_empty() {
-            for (place, node) in self.occupant.iter().enumerate() {
+            for (place, node) in self.node_at.iter().enumerate() {
                 let stage = instance.stage_of[place];
                 if stage == NO_STAGE {
                     continue;
@@ -221,7 +221,7 @@ impl Seats {
 
     /// A stage's layers as a part of an equal share.
     fn part(&self, stage: usize) -> f64 {
-        let equal = self.freedom.layers as f64 / self.problem.stages().len() as f64;
+        let equal = self.scope.layers as f64 / self.problem.stages().len() as f64;
         self.layers.get(stage).map_or(1.0, |layers| *layers as f64 / equal)
     }
 
@@ -231,7 +231,7 @@ impl Seats {
     }
 
     fn machine(&self, place: usize, stage: usize) -> Machine {
-        let number = self.occupant[place];
+        let number = self.node_at[place];
         let cluster = self.problem.cluster();
         let node = &cluster.nodes()[number];
         let part = self.part(stage);
@@ -259,7 +259,7 @@ impl Seats {
         if stage == NO_STAGE || cluster.gradient_bytes().is_empty() {
             return;
         }
-        let members: Vec<usize> = instance.members[stage].iter().map(|place| self.occupant[*place]).collect();
+        let members: Vec<usize> = instance.members[stage].iter().map(|place| self.node_at[*place]).collect();
         let bytes = cluster.gradient_bytes().get(stage).copied().unwrap_or(0.0) * self.part(stage);
         instance.allreduce[stage] = Rounding::Up.nanoseconds(cluster.ring_s(bytes, &members));
     }

@@ -1,70 +1,71 @@
 //! Plans whose search may change the allocation: how they are made, and what they have to keep.
 
 use proptest::prelude::*;
-use skippipe_core::allocate::joint::{Freedom, Seats};
+use skippipe_core::allocate::joint::{AllocationScope, Placement};
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
 use skippipe_core::error::Error;
 use skippipe_core::plan::Plan;
 use skippipe_core::problem::Problem;
+use skippipe_core::request::{FirstAllocation, Options, PlanRequest};
 use skippipe_core::rules::Strategy as PlanStrategy;
-use skippipe_core::search::{Options, plan_freely};
 
 /// Plans with so many units of work.
 pub fn plan(
     problem: &Problem,
-    freedom: Freedom,
+    scope: AllocationScope,
     strategy: PlanStrategy,
     threads: usize,
     work: u64,
 ) -> Result<Plan, Error> {
     let options = Options { threads, ..Options::new(strategy, 3) };
-    plan_freely(problem, freedom, options, &Budget::new(None, Some(work)))
+    let first = FirstAllocation::Given(problem.clone());
+    skippipe_core::plan(&PlanRequest { first, scope: Some(scope), options }, &Budget::new(None, Some(work)))
 }
 
 /// Plans on one thread; None where there is nothing to plan, or no plan was found.
 pub fn plan_if_any(
     problem: &Problem,
-    freedom: Freedom,
+    scope: AllocationScope,
     strategy: PlanStrategy,
     work: u64,
 ) -> Result<Option<Plan>, TestCaseError> {
-    match plan(problem, freedom, strategy, 1, work) {
+    match plan(problem, scope, strategy, 1, work) {
         Ok(plan) => Ok(Some(plan)),
         Err(Error::Invalid { .. }) => {
             // The first allocation is refused for what it is, or a node has no memory for its layers.
-            prop_assert!(Seats::new(problem, freedom).is_err());
+            prop_assert!(Placement::new(problem, scope).is_err());
             Ok(None)
         }
-        Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Lockup(_)) => Ok(None),
+        Err(Error::Impossible { .. } | Error::NotFound(_) | Error::Deadlock(_)) => Ok(None),
         Err(error) => Err(TestCaseError::fail(error.to_string())),
     }
 }
 
 /// The plan keeps its rules, and of the problem what was not to be changed.
-pub fn check_kept(problem: &Problem, freedom: Freedom, plan: &Plan) -> Result<(), TestCaseError> {
+pub fn check_kept(problem: &Problem, scope: AllocationScope, plan: &Plan) -> Result<(), TestCaseError> {
     prop_assert_eq!(check(plan), Vec::<String>::new());
     prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), plan);
     let sizes = |stages: &[Vec<usize>]| stages.iter().map(Vec::len).collect::<Vec<_>>();
     let (own, given) = (sizes(&plan.stages), sizes(problem.stages()));
-    if !freedom.sizes && freedom.unused {
+    if !scope.sizes && scope.unused {
         prop_assert_eq!(own[0], given[0]);
         prop_assert!(own.iter().zip(&given).all(|(own, given)| *own >= 1 && own <= given));
-    } else if !freedom.sizes {
+    } else if !scope.sizes {
         prop_assert_eq!(own, given);
     }
     let serving = plan.stages.iter().map(Vec::len).sum::<usize>();
     prop_assert_eq!(serving + plan.absent_nodes.len(), problem.cluster().nodes().len());
-    prop_assert!(freedom.unused || plan.absent_nodes == problem.absent_nodes());
-    if !freedom.sources {
+    prop_assert!(scope.unused || plan.absent_nodes == problem.absent_nodes());
+    if !scope.sources {
         prop_assert_eq!(sorted(plan.stages[0].clone()), sorted(problem.stages()[0].clone()));
     }
     prop_assert_eq!(plan.microbatches.len(), problem.microbatch_count());
-    if freedom.layers == 0 {
+    if scope.layers == 0 {
         prop_assert_eq!(&plan.cluster, problem.cluster());
     } else {
-        prop_assert_eq!(plan.layers.iter().sum::<usize>(), freedom.layers);
-        let equal = freedom.layers as f64 / problem.stages().len() as f64;
+        prop_assert_eq!(plan.layers.iter().sum::<usize>(), scope.layers);
+        let equal = scope.layers as f64 / problem.stages().len() as f64;
         for (stage, members) in plan.stages.iter().enumerate() {
             let part = plan.layers[stage] as f64 / equal;
             for node in members {
@@ -76,7 +77,7 @@ pub fn check_kept(problem: &Problem, freedom: Freedom, plan: &Plan) -> Result<()
             }
         }
     }
-    if let Some(limit) = freedom.max_replica_transfer_s {
+    if let Some(limit) = scope.max_replica_transfer_s {
         let bytes = plan.cluster.activation_bytes();
         for members in &plan.stages {
             for (i, j) in members.iter().flat_map(|i| members.iter().map(move |j| (*i, *j))) {
