@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from skippipe.model.build import empty_part
+from skippipe.model.stage_module import empty_stage_module
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,12 +19,12 @@ BACKWARD = 2
 
 def layer_flops(config: "PretrainedConfig", layer: int, sequence: int) -> float:
     """Operations of one decoder layer's forward pass for one token of a sequence of that length, on average."""
-    part = empty_part(config, stage=0, layers=range(layer, layer + 1), first=False)
+    module = empty_stage_module(config, stage=0, layers=range(layer, layer + 1), first=False)
     stated: Any = config
     heads = stated.num_attention_heads
     width = heads * (getattr(stated, "head_dim", None) or stated.hidden_size // heads)
     seen = (sequence + 1) / 2
-    return 2 * sum(_products(module, stated) for module in part.modules()) + float(2 * 2 * width * seen)
+    return 2 * sum(_products(module, stated) for module in module.modules()) + float(2 * 2 * width * seen)
 
 
 def head_flops(config: "PretrainedConfig") -> float:

@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     device: torch.device
 
 
-class NotingLayer(nn.Module):
+class ArgumentRecorder(nn.Module):
     """Stands in the place of a layer, keeps what it is given beside the hidden state, and passes that on."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LayerRunner:
     def __init__(self, body: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.body = body
         self._layers = tuple(layers)
-        self._noting = [NotingLayer() for _ in layers]
+        self._noting = [ArgumentRecorder() for _ in layers]
         self._compiled = False
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
         body.layers = nn.ModuleList(self._noting)

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from skippipe.model.build import empty_part, rebuild_buffers
-from skippipe.model.part import StageModule
+from skippipe.model.build import rebuild_buffers
+from skippipe.model.stage_module import StageModule, empty_stage_module
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,7 +60,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         dtype: of weights and activations.
 
     """
-    part = empty_part(config, stage=stage, layers=layers, first=first).to(dtype)
+    part = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
     weights = sum(_bytes(parameter) for parameter in part.parameters())
     return StageMemory(
         parameters=parameter_count(part),

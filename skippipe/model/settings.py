@@ -1,4 +1,4 @@
-"""A model's settings: from what a user gave to a configuration of transformers, and back to plain values."""
+"""Settings of a model: resolved to a configuration of transformers, and back to plain values."""
 
 import copy
 import hashlib
@@ -120,16 +120,6 @@ def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     return config
 
 
-def part_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
-    """Describe a model that has these layers of the whole one and no others."""
-    part = copy.deepcopy(config)
-    part.num_hidden_layers = len(layers)
-    part.use_cache = False
-    if getattr(part, "layer_types", None) is not None:
-        part.layer_types = list(part.layer_types[layers.start : layers.stop])
-    return part
-
-
 def plain_settings(config: "PretrainedConfig") -> dict[str, Any]:
     """Every setting of a configuration, defaults included: `model_config` of the result is the same configuration."""
     family = family_of(config.model_type)
@@ -231,10 +221,10 @@ def _check_parts(config: Any) -> None:
 
 def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
     """Build one layer without memory, so that a value that no check above knows is refused here."""
-    from skippipe.model.build import empty_part  # noqa: PLC0415 - torch is imported only where a model is built
+    from skippipe.model.stage_module import empty_stage_module  # noqa: PLC0415 - torch is imported only where a model is built
 
     try:
-        empty_part(config, stage=0, layers=range(1), first=True)
+        empty_stage_module(config, stage=0, layers=range(1), first=True)
     except Exception as error:
         raise InputError(
             f"model: transformers cannot build a {family.model_type} of these settings: {one_line(error)}"

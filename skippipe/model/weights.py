@@ -19,7 +19,8 @@ from skippipe.errors import InputError
 from skippipe.model.families import family_of
 from skippipe.model.finite import is_finite, odd_number
 from skippipe.model.folder import weight_files
-from skippipe.model.settings import one_line, part_config
+from skippipe.model.settings import one_line
+from skippipe.model.stage_module import stage_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -184,7 +185,7 @@ def _load(  # noqa: PLR0913 - what a stage is
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Have transformers make of a stage's tensors on disk those in memory, and check that they are all."""
-    part = part_config(config, layers)
+    part = stage_config(config, layers)
     if not first:  # what it does not hold is not to take memory: an embedding of one token instead
         part.vocab_size, part.pad_token_id = 1, None
     model: Any = family_of(config.model_type).model_class()

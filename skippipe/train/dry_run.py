@@ -10,9 +10,10 @@ from rich.console import Console
 from skippipe._scheduler import Plan
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
-from skippipe.model.build import config_sha256, model_config, stage_layers
+from skippipe.model.build import stage_layers
 from skippipe.model.folder import find_folder
 from skippipe.model.memory import StageMemory, stage_memory
+from skippipe.model.settings import config_sha256, model_config
 from skippipe.model.weights import check_weights
 from skippipe.ranks import assign_ranks, node_title
 from skippipe.report.terminal import plain_table

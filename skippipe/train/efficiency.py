@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined
 from torch.profiler import ProfilerActivity, profile
 
 from skippipe._scheduler import Plan
-from skippipe.errors import InputError
+from skippipe.devices import device_name, peak_flops, synchronize
 from skippipe.model.build import stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.train.config import RuntimeConfig
@@ -22,18 +22,6 @@ from skippipe.train.config import RuntimeConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-PEAK_FLOPS = {
-    "H200 NVL": 835e12,
-    "H200": 989.4e12,
-    "H100 80GB HBM3": 989.4e12,
-    "H100 SXM": 989.4e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165.2e12,
-}
-"""Operations a second of dense products in bfloat16, by the first part that a GPU's name contains; from data sheets."""
 KINDS = (
     ("optimizer", ("adam", "multi_tensor")),
     ("attention", ("flash", "fmha", "sdpa", "attention")),
@@ -63,38 +51,6 @@ def iteration_flops(plan: Plan, config: "PretrainedConfig", layers: Sequence[int
     ]
     visited = sum(of_stage[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
     return (1 + BACKWARD) * tokens * (visited + head_flops(config) * len(plan.microbatches))
-
-
-def find_device(name: str, key: str = "runtime.device") -> torch.device:
-    """The device that a setting, `key`, asks for.
-
-    Raises:
-        InputError: it is unknown or not there.
-
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"{key} is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected") from None
-    if device.type not in {"cpu", "cuda"}:
-        raise InputError(f"{key} is {name!r}, auto, cpu, cuda or cuda:NUMBER is expected")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"{key} is {name!r}, this machine has {torch.cuda.device_count()} GPUs")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def peak_flops(name: str) -> float | None:
-    """Operations a second that a device of this name can do at most; None where that is not known."""
-    if "MIG" in name:  # a slice of the device that it is named after
-        return None
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
 @dataclass(frozen=True)
@@ -133,8 +89,7 @@ class Profiler:
     def stop(self) -> None:
         """End a stretch; the first one leaves a trace for Perfetto."""
         assert self._profile is not None, "it was started"
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         ended, self._profile = self._profile, None
         ended.stop()
         if self._trace is not None:

@@ -12,10 +12,11 @@ from typing import Any
 from skippipe._scheduler import Cluster, Plan, Problem
 from skippipe.allocation import Allocation, even_shares
 from skippipe.config import PlannerConfig
+from skippipe.devices import DTYPES
 from skippipe.errors import InputError
 from skippipe.model.settings import resolved_settings
 from skippipe.planning import evaluate, make_plan, state_problem
-from skippipe.train.config import DTYPES, TrainJob
+from skippipe.train.config import TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import Layout
 from skippipe.workload import Workload, other_cut, other_sources, workload_of

@@ -22,9 +22,11 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import Saver
 from skippipe.config import PlannerConfig
 from skippipe.data.prepare import corpus_folder
+from skippipe.devices import device_name, find_device, use_device
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, config_sha256, model_config, plain_settings, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.folder import find_folder, weights_sha256
+from skippipe.model.settings import config_sha256, model_config, plain_settings
 from skippipe.plan import load_plan
 from skippipe.planning import time_limit
 from skippipe.ranks import assign_ranks
@@ -33,7 +35,7 @@ from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.stage import Stage
 from skippipe.train.calibrate import calibrated, rehearsed
 from skippipe.train.config import RuntimeConfig, TrainJob
-from skippipe.train.efficiency import device_name, find_device, iteration_flops
+from skippipe.train.efficiency import iteration_flops
 from skippipe.train.events import Event, Report
 from skippipe.train.layout import Layout, layout_of, node_names_of
 from skippipe.train.loop import Engine, Station, number_type
@@ -90,9 +92,8 @@ def train_rank(
     torch.set_num_threads(job.runtime.threads)
     config = model_config(job.model)
     check_groups(job.runtime, config)
-    device = find_device(job.runtime.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = find_device(job.runtime.device, "runtime.device")
+    use_device(device)
     with meet(place, job.runtime, node_names_of(job)) as team, contextlib.ExitStack() as stack:
         prove_key(team, job.checkpoint.key)
         team.agree("settings", _settings(job, config))
@@ -256,14 +257,14 @@ def _build(  # noqa: PLR0913 - what stages are made of
     weights = find_folder(job.model["folder"]) if fresh and "folder" in job.model else None
     stages: dict[int, Stage] = {}
     for s in served:
-        part = build_part(
+        part = build_stage_module(
             config, stage=s, layers=ranges[s], first=s == 0, seed=job.train.seed, dtype=dtype, device=device,
             weights=weights,
         )  # fmt: skip
         if job.runtime.autocast is not None:
-            part.autocast_to(getattr(torch, job.runtime.autocast))
+            part.enable_autocast(getattr(torch, job.runtime.autocast))
         if job.runtime.compile:
-            part.compile_parts()
+            part.enable_compile()
         stages[s] = Stage(part)
     return stages
 
@@ -271,7 +272,7 @@ def _build(  # noqa: PLR0913 - what stages are made of
 def build_head(job: TrainJob, config: Any, device: torch.device) -> Stage:
     """Build embedding, norm and head alone, for a rank that does not serve the first stage to time them."""
     dtype = number_type(job)
-    return Stage(build_part(config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device))
+    return Stage(build_stage_module(config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device))
 
 
 class TextFacts(NamedTuple):

@@ -44,7 +44,7 @@ def main() -> int:
     try:
         # Sent by our own supervisor over a pipe that nobody else can write to.
         job: TrainJob = pickle.load(sys.stdin.buffer)  # noqa: S301
-        from skippipe.model.build import model_config  # noqa: PLC0415 - takes ten seconds: where the supervisor waits
+        from skippipe.model.settings import model_config  # noqa: PLC0415 - takes ten seconds: where the supervisor waits
 
         model_config(job.model)  # imports what the architecture needs
         import skippipe.train.rank  # noqa: F401, PLC0415

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from skippipe.errors import InputError
 from skippipe.model import export as module
-from skippipe.model.build import config_sha256, model_config, plain_settings
 from skippipe.model.export import export_model
+from skippipe.model.settings import config_sha256, model_config, plain_settings
 from skippipe.model.weights import quiet
 
 TOKENIZER = (resources.files("skippipe.data") / "tokenizer.json").read_text(encoding="utf-8")

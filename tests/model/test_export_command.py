@@ -22,7 +22,8 @@ from skippipe.data.belonging import difference
 from skippipe.data.corpus import Corpus
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
+from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event
 
@@ -47,7 +48,7 @@ def test_the_model_of_a_run_for_plain_transformers(trained: Trained, run: Run, t
     checkpoint = open_checkpoint(folder)
     config = model_config(checkpoint.state.model)
     parts = [
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=7)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=7)
         for stage, layers in enumerate(stage_layers([1, 3], config))
     ]
     for part in parts:

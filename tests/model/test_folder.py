@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from skippipe.errors import InputError
 from skippipe.model import folder as folders
 from skippipe.model import weights as weights_module
-from skippipe.model.build import build_part, config_sha256, model_config, plain_settings
+from skippipe.model.build import build_stage_module
 from skippipe.model.folder import weights_sha256
-from skippipe.model.settings import resolved_settings, weights_folder
+from skippipe.model.settings import config_sha256, model_config, plain_settings, resolved_settings, weights_folder
 from skippipe.model.weights import check_weights
 
 INDEX = "model.safetensors.index.json"
@@ -149,19 +149,19 @@ def test_only_the_tensors_of_the_stage_are_read(name: str, tmp_path: Path, monke
     monkeypatch.setattr(weights_module, "safe_open", Watched)
     for stage, layers in enumerate([range(1), range(1, 3), range(3, 4)]):
         read.clear()
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=0, weights=tmp_path)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, weights=tmp_path)
         of_layers = [n for n in names if any(f".layers.{layer}." in n for layer in layers)]
         of_none = [n for n in names if ".layers." not in n]
         assert sorted(read) == sorted(of_layers + (of_none if stage == 0 else []))
 
 
 def test_later_stages_have_no_embedding_of_the_whole_vocabulary(tmp_path: Path) -> None:
-    from model.test_part import Allocations
+    from model.test_stage_module import Allocations
 
     write_model("llama", tmp_path, vocab_size=20_000, hidden_size=32)
     config = model_config({"folder": str(tmp_path)})
     with Allocations() as allocations:
-        part = build_part(config, stage=1, layers=range(2, 3), first=False, seed=0, weights=tmp_path)
+        part = build_stage_module(config, stage=1, layers=range(2, 3), first=False, seed=0, weights=tmp_path)
     own = sum(parameter.nbytes for parameter in part.parameters())
     assert own <= allocations.peak < 10 * own < 20_000 * 32 * 4
 
@@ -266,7 +266,7 @@ def test_weights_that_are_not_finite(odd: float, stored: torch.dtype, llama: Pat
             refused()
         assert str(caught.value) == message
     config = model_config({"folder": str(llama)})
-    part = build_part(config, stage=0, layers=range(2), first=True, seed=0, weights=llama)
+    part = build_stage_module(config, stage=0, layers=range(2), first=True, seed=0, weights=llama)
     assert len(part.layers) == 2, "the tensor is no business of the first two layers"
 
 

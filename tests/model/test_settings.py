@@ -7,7 +7,7 @@ import pytest
 from model.small import MODELS, SIZES, config_of
 
 from skippipe.errors import InputError
-from skippipe.model.build import config_sha256, model_config, plain_settings
+from skippipe.model.settings import config_sha256, model_config, plain_settings
 
 LLAMA = {**SIZES, "model_type": "llama"}
 QWEN = {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8}

@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (the extra `train`)")
 
-from skippipe.errors import InputError  # noqa: E402 - after torch is known to be there
-from skippipe.train.efficiency import IDLE, break_down, find_device, kind_of, peak_flops  # noqa: E402
+from skippipe.devices import find_device, peak_flops  # noqa: E402 - after torch is known to be there
+from skippipe.errors import InputError  # noqa: E402
+from skippipe.train.efficiency import IDLE, break_down, kind_of  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -50,5 +51,5 @@ def test_kinds_of_kernels(kernel: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "gpu", "meta", "cuda:x", "cuda:-1", "cuda:99"])
 def test_errors_name_the_setting(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^devices\[1\] is '{name}', "):
+    with pytest.raises(InputError, match=rf"^devices\[1\]: expected .*, got '{name}'$"):
         find_device(name, "devices[1]")

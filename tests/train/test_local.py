@@ -16,7 +16,8 @@ from train.test_resume import stopping_at
 
 from skippipe.checkpoint import open_checkpoint
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, model_config
+from skippipe.model.build import build_stage_module
+from skippipe.model.settings import model_config
 from skippipe.plan import load_plan
 from skippipe.train.config import RuntimeConfig, SkipChange, TrainJob
 from skippipe.train.layout import layout_of
@@ -31,7 +32,7 @@ THREE = [("local-0",), ("local-1",), ("local-2",)]
 def weights(path: Path, job: TrainJob) -> dict[str, Tensor]:
     """Weights of a run's newest checkpoint."""
     config = model_config(job.model)
-    whole = build_part(config, stage=0, layers=range(config.num_hidden_layers), first=True, seed=99)
+    whole = build_stage_module(config, stage=0, layers=range(config.num_hidden_layers), first=True, seed=99)
     named = dict(whole.named_parameters())
     open_checkpoint(path).load(dict(named))
     return {name: tensor.detach().clone() for name, tensor in named.items()}

@@ -22,8 +22,9 @@ from skippipe._scheduler import Plan
 from skippipe.checkpoint import open_checkpoint
 from skippipe.data.blocks import Order
 from skippipe.data.corpus import open_corpus
-from skippipe.model.build import build_part, config_sha256, model_config
+from skippipe.model.build import build_stage_module
 from skippipe.model.families import family_of
+from skippipe.model.settings import config_sha256, model_config
 from skippipe.train.config import TrainJob
 from skippipe.train.events import Event
 from skippipe.train.layout import layout_of
@@ -80,7 +81,9 @@ class Plain:
     def __init__(self, job: TrainJob, plan: Plan, prepared: Path) -> None:
         self.job, self.plan = job, plan
         config = model_config(job.model)
-        whole = build_part(config, stage=0, layers=range(4), first=True, seed=job.train.seed, dtype=torch.float64)
+        whole = build_stage_module(
+            config, stage=0, layers=range(4), first=True, seed=job.train.seed, dtype=torch.float64
+        )
         model: Any = family_of(config.model_type).model_class()
         self.model = model(config).to(torch.float64)
         self.routed = config.model_type == "mixtral"

@@ -12,7 +12,8 @@ from train.jobs import make_cluster, make_job
 
 from skippipe.data.corpus import open_corpus
 from skippipe.data.prepare import corpus_folder
-from skippipe.model.build import build_part, model_config
+from skippipe.model.build import build_stage_module
+from skippipe.model.settings import model_config
 from skippipe.plan import load_plan
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -42,7 +43,7 @@ def test_validation_is_the_plain_models_loss(folder: Folder, pool: Pool) -> None
     job = make_job(train__iterations=1, train__learning_rate=0.0, schedule__skip_ratio=1 / 3)
     told = train_in_pool(pool, job, FOUR, folder("run"))
     config = model_config(job.model)
-    whole = build_part(config, stage=0, layers=range(4), first=True, seed=job.train.seed).eval()
+    whole = build_stage_module(config, stage=0, layers=range(4), first=True, seed=job.train.seed).eval()
     with corpus_folder(job.data) as text:
         tokens = open_corpus(text).validation(job.data.sequence, job.data.validation_blocks).tokens.astype("int64")
     blocks = torch.from_numpy(tokens)

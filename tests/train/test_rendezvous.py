@@ -18,7 +18,7 @@ from train.alone import free_port
 from train.jobs import make_job
 
 from skippipe.errors import InputError
-from skippipe.model.build import model_config
+from skippipe.model.settings import model_config
 from skippipe.runtime.links.addresses import INTERFACE
 from skippipe.train.place import Place, check_node
 from skippipe.train.rank import _settings

@@ -1,14 +1,16 @@
-"""One stage of a model: its decoder layers, and on stage 0 embedding, final norm and head as well."""
+"""The module of one stage: its decoder layers, and on stage 0 also embedding, final norm and head."""
 
+import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from skippipe.model.families import Family
+from skippipe.devices import autocast
+from skippipe.model.families import Family, family_of
 from skippipe.model.layers import LayerRunner, compiled_for_any_batch
 
 if TYPE_CHECKING:
@@ -17,24 +19,34 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 IGNORED_LABEL = -100
-"""positions with this label take no part in the loss"""
+"""Positions with this label do not count in the loss."""
+
+
+def stage_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
+    """Configure a model of these layers of the whole one alone."""
+    own = copy.deepcopy(config)
+    own.num_hidden_layers = len(layers)
+    own.use_cache = False
+    if getattr(own, "layer_types", None) is not None:
+        own.layer_types = list(own.layer_types[layers.start : layers.stop])
+    return own
 
 
 class StageModule(nn.Module):
-    """The part of a model that one stage holds.
+    """What one stage holds of a model.
 
-    Parameters bear the names that they have in the whole model ("model.layers.3.self_attn.q_proj.weight"). The model
-    class of transformers makes masks, positions and rotary embeddings, as the architecture has them.
+    Parameters keep their names in the whole model ("model.layers.3.self_attn.q_proj.weight"). Masks, positions and
+    rotary embeddings are made by the model class of transformers, as the architecture has them.
     """
 
     def __init__(self, model: "PreTrainedModel", family: Family, *, stage: int, layers: range, first: bool) -> None:
-        """Take a model of this stage's layers, and no others, apart.
+        """Take over the submodules of a model that has this stage's layers alone.
 
         Args:
             model: of `len(layers)` layers; not to be used afterwards.
             family: its architecture.
             stage: number of the stage, for messages.
-            layers: the numbers that its layers have in the whole model.
+            layers: numbers of its layers in the whole model.
             first: whether this is stage 0, with embedding, final norm and head.
 
         """
@@ -47,39 +59,44 @@ class StageModule(nn.Module):
         self._summed_losses: Callable[[Tensor, Tensor], Tensor] = self._sum_losses
         body = cast("nn.Module", getattr(model, family.body))
         own_layers = cast("nn.ModuleList", body.layers)
-        held = nn.Module()
+        own_body = nn.Module()
         for name in self._names_in_body():
-            held.add_module(name, _numbered(own_layers, layers) if name == "layers" else body.get_submodule(name))
-        self.add_module(family.body, held)
+            own_body.add_module(name, _numbered(own_layers, layers) if name == "layers" else body.get_submodule(name))
+        self.add_module(family.body, own_body)
         if first:
             self.add_module(family.head, model.get_submodule(family.head))
         _hollow_out(body, family)
         self._run = LayerRunner(body, list(own_layers))
 
     def watch_routers(self, config: "PretrainedConfig") -> None:
-        """Take the losses of the layers' routers, if the architecture has routers and `config` (the whole's) asks."""
+        """Collect the routers' load-balancing losses if the configuration of the whole model asks for them."""
         if self.family.router is None or not getattr(config, "output_router_logits", False):
             return
         self._router_loss_scale = float(config.router_aux_loss_coef) / int(config.num_hidden_layers)
         for layer in cast("nn.ModuleList", self.get_submodule(f"{self.family.body}.layers")):
-            layer.get_submodule(self.family.router).register_forward_hook(self._note_router)
+            layer.get_submodule(self.family.router).register_forward_hook(self._record_router)
+
+    def tie_head(self, config: "PretrainedConfig") -> None:
+        """Share the embedding's weights with the head where `config` ties them; both are on stage 0."""
+        if self.first and config.tie_word_embeddings:
+            self.head.weight = self.embedding.weight
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, (b, s) int64, on stage 0: (b, s, hidden)."""
         hidden = cast("Tensor", self.embedding(tokens))
         if self.family.embedding_dropout is not None:
-            hidden = self._held(self.family.embedding_dropout)(hidden)
+            hidden = self._of_body(self.family.embedding_dropout)(hidden)
         return hidden if self._autocast is None else hidden.to(self._autocast)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the stage's layers under a causal mask.
 
         Args:
-            hidden: (b, s, hidden), what the layer before gave, whichever it was.
+            hidden: (b, s, hidden), the output of whichever layer came before.
 
         Returns:
-            The hidden state after them, of the same shape; and the loss of these layers' routers, a scalar already
-            multiplied with its coefficient, where the architecture has routers and the configuration asks for it.
+            The hidden state after them, of the same shape; and the routers' load-balancing loss, a scalar with its
+            coefficient, where the architecture has routers and the configuration asks for it.
 
         """
         self._router_logits.clear()
@@ -87,8 +104,8 @@ class StageModule(nn.Module):
             output = self._run(hidden)
         return output, self._router_loss()
 
-    def visit(self, hidden: Tensor, layers: Sequence[int]) -> Tensor:
-        """Run some of the stage's layers on (b, s, hidden), by their numbers in the whole model, in the order given."""
+    def run_layers(self, hidden: Tensor, layers: Sequence[int]) -> Tensor:
+        """Run some of the stage's layers on (b, s, hidden), by their numbers in the whole model, in the given order."""
         with self._casting(hidden):
             output = self._run(hidden, [number - self.layers.start for number in layers])
         self._router_logits.clear()
@@ -102,48 +119,45 @@ class StageModule(nn.Module):
         """Sum of the token losses of one microbatch, on stage 0.
 
         Args:
-            hidden: (b, s, hidden), what the last layer gave.
-            labels: (b, s) int64, the token that follows at each position; `IGNORED_LABEL` where none counts.
+            hidden: (b, s, hidden), the output of the last layer.
+            labels: (b, s) int64, the next token at each position; `IGNORED_LABEL` where none counts.
 
         Returns:
-            A scalar in nats, float32 (float64 where the model is): a sum, so that it can be divided by the tokens of
-            the whole iteration.
+            A scalar in nats, float32 (float64 if the model is): a sum, to be divided by the tokens of the whole
+            iteration.
 
         """
         with self._casting(hidden):
             return self._summed_losses(hidden, labels)
 
-    def autocast_to(self, dtype: torch.dtype) -> None:
-        """From now on have layers and head compute in `dtype` where torch's autocast says so; weights stay as they are.
-
-        What stages hand each other is of that type too.
-        """
+    def enable_autocast(self, dtype: torch.dtype) -> None:
+        """From now on compute in `dtype` where torch's autocast does; weights keep their type, outputs are `dtype`."""
         self._autocast = dtype
 
-    def compile_parts(self) -> None:
-        """From now on run layers and loss compiled, for any number of sequences.
+    def enable_compile(self) -> None:
+        """From now on run layers and loss compiled, for any batch size.
 
-        Layers of one kind share their code, so that a model of many takes no longer to compile.
+        Layers of one kind share their code, so compile time does not grow with depth.
         """
         self._run.compile()
         if self.first:
             self._summed_losses = compiled_for_any_batch(self._sum_losses)
 
     def _casting(self, hidden: Tensor) -> AbstractContextManager[object]:
-        return nullcontext() if self._autocast is None else torch.autocast(hidden.device.type, self._autocast)
+        return autocast(hidden.device, self._autocast)
 
     def _sum_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         logits = self.logits(hidden).flatten(0, 1)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return functional.cross_entropy(logits.to(wide), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
 
-    def draw(self, module: nn.Module) -> None:
-        """Give the parameters of one of its modules first values, as the architecture has it."""
+    def init_weights(self, module: nn.Module) -> None:
+        """Initialize the parameters of one of its submodules, as the architecture does it."""
         model: Any = self._model[0]
-        model._init_weights(module)  # noqa: SLF001 - how an architecture draws its weights stands nowhere else
+        model._init_weights(module)  # noqa: SLF001 - the only place that knows an architecture's initialization
 
     def use_plain_experts(self) -> None:
-        """Run experts one by one, where there are any: their grouped product is there up to float32 only."""
+        """Run experts one by one, if any: the grouped product exists up to float32 only."""
         if self.family.router is not None:
             self._model[0].set_experts_implementation("eager")
 
@@ -161,12 +175,12 @@ class StageModule(nn.Module):
     @property
     def embedding(self) -> nn.Module:
         """The embedding of stage 0."""
-        return self._held(self.family.embedding)
+        return self._of_body(self.family.embedding)
 
     @property
     def norm(self) -> nn.Module:
         """The final norm of stage 0."""
-        return self._held(self.family.norm)
+        return self._of_body(self.family.norm)
 
     @property
     def head(self) -> nn.Module:
@@ -175,23 +189,23 @@ class StageModule(nn.Module):
         return self.get_submodule(self.family.head)
 
     def _names_in_body(self) -> list[str]:
-        """List what the stage holds of the model's body, in the order of transformers' state dict."""
+        """Names of the stage's submodules of the body, in the order of transformers' state dict."""
         dropout = [self.family.embedding_dropout] if self.family.embedding_dropout else []
         before, after = ([self.family.embedding, *dropout], [self.family.norm]) if self.first else ([], [])
         return [*before, "layers", *after, "rotary_emb"]
 
-    def _held(self, name: str) -> nn.Module:
+    def _of_body(self, name: str) -> nn.Module:
         assert self.first, f"stage {self.stage} has no {name}: embedding, final norm and head are on stage 0"
         return self.get_submodule(f"{self.family.body}.{name}")
 
-    def _note_router(self, _router: nn.Module, _given: object, output: tuple[Tensor, ...]) -> None:
+    def _record_router(self, _router: nn.Module, _given: object, output: tuple[Tensor, ...]) -> None:
         self._router_logits.append(output[0])
 
     def _router_loss(self) -> Tensor | None:
         """Sum over the layers of the load-balancing loss of each, scaled.
 
-        Taken layer by layer, not over all layers' tokens at once as transformers does, so that it does not depend on
-        how the model is cut; for a model of one layer both are the same.
+        Computed layer by layer, not over all layers' tokens at once as in transformers, so that it does not depend on
+        the partition; for a model of one layer both are the same.
         """
         if not self._router_logits:
             return None
@@ -206,8 +220,21 @@ class StageModule(nn.Module):
         return torch.stack(losses).sum() * self._router_loss_scale
 
 
+def empty_stage_module(config: "PretrainedConfig", *, stage: int, layers: range, first: bool) -> StageModule:
+    """Build the module of one stage on the meta device: shapes without memory or weights."""
+    family = family_of(config.model_type)
+    assert layers.step == 1, "a stage is a run of layers"
+    assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
+    with torch.device("meta"):
+        model: PreTrainedModel = family.model_class()(stage_config(config, layers))
+    module = StageModule(model, family, stage=stage, layers=layers, first=first)
+    module.watch_routers(config)
+    module.tie_head(config)
+    return module
+
+
 def _numbered(layers: nn.ModuleList, numbers: range) -> nn.ModuleList:
-    """Give layers the numbers that they have in the whole model, as names."""
+    """Name layers by their numbers in the whole model."""
     named = nn.ModuleList()
     for number, layer in zip(numbers, layers, strict=True):
         named.add_module(str(number), layer)
@@ -215,7 +242,7 @@ def _numbered(layers: nn.ModuleList, numbers: range) -> nn.ModuleList:
 
 
 def _hollow_out(body: nn.Module, family: Family) -> None:
-    """Leave a model's body nothing but the making of masks and positions."""
+    """Strip a model's body of everything but masks and positions."""
     setattr(body, family.embedding, None)
     setattr(body, family.norm, nn.Identity())
     if family.embedding_dropout is not None:  # applied to the embedding once, not at the entry of every stage

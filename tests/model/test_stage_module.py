@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, empty_part, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.families import FAMILIES
 from skippipe.model.memory import parameter_count
+from skippipe.model.stage_module import empty_stage_module
 
 
 def test_a_model_of_every_architecture_is_tried() -> None:
@@ -137,9 +138,9 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def test_no_rank_ever_holds_the_whole_model() -> None:
     config = config_of("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=24, vocab_size=8000)
-    whole = parameter_count(empty_part(config, stage=0, layers=range(24), first=True))
+    whole = parameter_count(empty_stage_module(config, stage=0, layers=range(24), first=True))
     with Allocations() as allocations:
-        part = build_part(config, stage=1, layers=range(3, 5), first=False, seed=0)
+        part = build_stage_module(config, stage=1, layers=range(3, 5), first=False, seed=0)
     own = parameter_count(part)
     assert own == 2 * (3 * 128 * 128 + 3 * 128 * 256 + 2 * 128)
     assert own < whole / 15
@@ -149,7 +150,7 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
 @pytest.mark.parametrize("name", ["gpt_neox", "llama"])
 def test_dropout_comes_once_after_the_embedding(name: str) -> None:
     config = config_of("gpt_neox", hidden_dropout=0.5) if name == "gpt_neox" else config_of("llama")
-    part = build_part(config, stage=0, layers=range(0), first=True, seed=0)
+    part = build_stage_module(config, stage=0, layers=range(0), first=True, seed=0)
     given = tokens(4, 16)
     embedded = part.embed(given)
     dropped = (embedded == 0).double().mean().item()
@@ -219,5 +220,5 @@ def test_losses_are_float32_at_least() -> None:
 
 @pytest.mark.parametrize("sizes", [[], [4, 0], [1, 2], [2, 3], [5, -1]], ids=str)
 def test_sizes_that_are_no_cut_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(InputError, match=r"layers per stage are \[.*the model's 4"):
+    with pytest.raises(InputError, match=r"layers per stage: expected .*the model's 4, got \["):
         stage_layers(sizes, config_of("llama"))
