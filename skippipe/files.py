@@ -281,3 +281,21 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+TAIL_BYTES = 2**20
+"""Of the end of a file, in which its last line end is looked for at a time."""
+
+
+def cut_to_lines(descriptor: int) -> None:
+    """Cut off what follows a file's last line end: a line that a killed process, or a full disk, left torn."""
+    end = size = os.lseek(descriptor, 0, os.SEEK_END)
+    while end:
+        begin = max(end - TAIL_BYTES, 0)
+        found = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            end = begin + found + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(descriptor, end)

@@ -20,7 +20,7 @@ def study(job: StudyJob, context: Context) -> float:
     from skippipe.study.arms import compose_arms  # noqa: PLC0415
     from skippipe.study.display import console_table  # noqa: PLC0415
     from skippipe.study.study import Study  # noqa: PLC0415
-    from skippipe.train.stopping import StopRequest, outlasting_terminal  # noqa: PLC0415
+    from skippipe.train.signals import StopRequest, outlasting_terminal  # noqa: PLC0415
 
     console = make_console()
 

@@ -19,8 +19,7 @@ import numpy as np
 from skippipe.errors import InputError
 from skippipe.evaluate.intervals import Losses
 from skippipe.evaluate.omission import Way
-from skippipe.files import check_plain, open_own, read_json_object, remove_leftovers, write_text
-from skippipe.train.record import cut_to_lines
+from skippipe.files import check_plain, cut_to_lines, open_own, read_json_object, remove_leftovers, write_text
 
 FORMAT = "skippipe.evaluation/1"
 SETTINGS, RESULTS, TABLE, PAGE, PICTURE = (

@@ -15,7 +15,7 @@ from skippipe.study.config import ArmConfig
 from skippipe.study.quoting import quoted
 from skippipe.study.records import Entry, Key
 from skippipe.train.config import TrainConfig, TrainJob
-from skippipe.train.layout import layout_of
+from skippipe.train.resolve.layout import resolve_layout
 
 DECISIVE = ("plan", "cluster", "model")
 """Settings that decide about what is learnt, as a whole."""
@@ -92,7 +92,7 @@ def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[
 
 def tokens_of(job: TrainJob) -> int:
     """Tokens of a whole training; raises `InputError` where it cannot be planned as it is set."""
-    layout = layout_of(job)
+    layout = resolve_layout(job)
     if layout.plan is not None:
         count = len(layout.plan.microbatches)
     else:

@@ -1,12 +1,19 @@
 """What the lines of a run's `metrics.jsonl` come to."""
 
-import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from skippipe.train.events import Event
+from skippipe.train.observe.events import (
+    AttemptStarted,
+    Event,
+    IterationDone,
+    PlanReady,
+    RunSummary,
+    ValidationDone,
+)
 
 
 class Point(NamedTuple):
@@ -24,18 +31,18 @@ class Point(NamedTuple):
 class Progress:
     """A run so far. Of what was done twice, after a process was killed, the later lines count."""
 
-    plan: Event
-    iterations: dict[int, Event] = field(default_factory=dict)
+    plan: PlanReady
+    iterations: dict[int, IterationDone] = field(default_factory=dict)
     """by number"""
-    validations: dict[int, Event] = field(default_factory=dict)
+    validations: dict[int, ValidationDone] = field(default_factory=dict)
     """by the iterations before"""
-    summary: Event | None = None
-    """told at the end"""
+    summary: RunSummary | None = None
+    """reported at the end"""
 
     @property
     def tokens_per_iteration(self) -> int:
         """Tokens that one iteration trains on."""
-        return int(self.plan["microbatches"] * self.plan["microbatch_size"] * self.plan["sequence"])
+        return self.plan.microbatches * self.plan.microbatch_size * self.plan.sequence
 
     @property
     def tokens(self) -> int:
@@ -46,33 +53,20 @@ class Progress:
     def curve(self) -> list[Point]:
         """Losses over tokens; those that are not finite, of a run that is about to fail, are left out."""
         return [
-            Point(number * self.tokens_per_iteration, event["loss"], event.get("training_loss"))
+            Point(number * self.tokens_per_iteration, event.loss, event.training_loss)
             for number, event in sorted(self.validations.items())
-            if "not_finite" not in event
+            if math.isfinite(event.loss) and math.isfinite(event.training_loss or 0.0)
         ]
 
     @property
     def seconds(self) -> float:
         """Spent in iterations."""
-        return float(sum(event["iteration_s"] for event in self.iterations.values()))
+        return float(sum(event.iteration_s for event in self.iterations.values()))
 
     def median(self, name: str) -> float | None:
-        """Of a figure of the iterations; None where they do not tell it."""
-        found = [event[name] for event in self.iterations.values() if event.get(name) is not None]
+        """Of a field of the iterations; None where they do not have it."""
+        found = [getattr(event, name) for event in self.iterations.values() if getattr(event, name) is not None]
         return statistics.median(found) if found else None
-
-
-def parse_lines(lines: Iterable[str]) -> list[Event]:
-    """Parse lines; those that are torn are passed over."""
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "event" in event:
-            events.append(event)
-    return events
 
 
 def read_progress(events: Iterable[Event]) -> Progress | None:
@@ -82,31 +76,34 @@ def read_progress(events: Iterable[Event]) -> Progress | None:
     """
     progress: Progress | None = None
     for event in events:
-        kind = event["event"]
-        if kind == "plan":
+        if isinstance(event, PlanReady):
             if progress is None:
                 progress = Progress(event)
             progress.plan, progress.summary = event, None
-        elif progress is None:
-            continue
-        elif kind == "attempt":  # goes on after this iteration: what an earlier one has told of later ones is void
-            _forget(progress.iterations, event["iteration"] + 1)
-            _forget(progress.validations, event["iteration"] + 1)
-            progress.summary = None
-        elif kind == "iteration":
-            _forget(progress.iterations, event["iteration"])
-            _forget(progress.validations, event["iteration"])
-            progress.iterations[event["iteration"]] = event
-        elif kind == "validation":
-            _forget(progress.iterations, event["iteration"] + 1)
-            _forget(progress.validations, event["iteration"])
-            progress.validations[event["iteration"]] = event
-        elif kind == "summary":
-            progress.summary = event
+        elif progress is not None:
+            _add(progress, event)
     return progress
 
 
-def _forget(told: dict[int, Event], first: int) -> None:
-    """Drop what is told of `first` and later."""
-    for number in [number for number in told if number >= first]:
-        del told[number]
+def _add(progress: Progress, event: Event) -> None:
+    match event:
+        case AttemptStarted():  # continues after this iteration: what an earlier one reported of later ones is void
+            _forget(progress.iterations, event.iteration + 1)
+            _forget(progress.validations, event.iteration + 1)
+            progress.summary = None
+        case IterationDone():
+            _forget(progress.iterations, event.iteration)
+            _forget(progress.validations, event.iteration)
+            progress.iterations[event.iteration] = event
+        case ValidationDone():
+            _forget(progress.iterations, event.iteration + 1)
+            _forget(progress.validations, event.iteration)
+            progress.validations[event.iteration] = event
+        case RunSummary():
+            progress.summary = event
+
+
+def _forget(reported: dict[int, Any], first: int) -> None:
+    """Drop what is reported of iteration `first` and later ones."""
+    for number in [number for number in reported if number >= first]:
+        del reported[number]

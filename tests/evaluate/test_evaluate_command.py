@@ -177,7 +177,7 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     assert "omit: 'half' is not known" in refused("evaluate", *given, "omit=[half]", "output=out")
     assert "omit: 'stages:3': 3 is too high" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
     assert "device is 'tpu', auto, cpu" in refused("evaluate", checkpoint, text, "device=tpu", "output=out")
-    assert "layers per stage are [1, 1]" in refused("evaluate", *given, "layers=[1,1]", "output=out")
+    assert "layers per stage: expected positive numbers" in refused("evaluate", *given, "layers=[1,1]", "output=out")
     assert "at most the 64 positions" in refused("evaluate", *given, "data.sequence=65", "output=out")
     assert "compare is ['x'], at least two" in refused("evaluate", "compare=[x]", "output=out")
     assert "x: holds no table.json" in refused("evaluate", "compare=[x,y]", "output=out")

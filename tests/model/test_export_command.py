@@ -25,7 +25,7 @@ from skippipe.errors import InputError
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
-from skippipe.train.events import Event
+from skippipe.train.observe.events import Event
 
 Trained = tuple[Path, list[Event]]
 

@@ -18,7 +18,7 @@ from skippipe.checkpoint.shelf import FOLDER, Shelf
 from skippipe.errors import InputError
 from skippipe.files import open_new, open_own, write_text
 from skippipe.train.config import CheckpointConfig
-from skippipe.train.folder import check_checkpoints, check_folder
+from skippipe.train.launch.run_folder import check_checkpoints, check_folder
 
 CANARY = "nobody writes here\n"
 FILES = [

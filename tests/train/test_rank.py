@@ -112,5 +112,5 @@ def test_divergence_is_an_error(folder: Folder) -> None:
 
 def test_a_plan_that_its_stages_cannot_hold(folder: Folder) -> None:
     job = make_job(cluster=make_cluster(6, [2, 1, 1, 1, 1]))
-    with pytest.raises(ValueError, match=r"model.num_hidden_layers is 4, at least the number of stages, 5"):
+    with pytest.raises(ValueError, match=r"model.num_hidden_layers: expected at least the number of stages, 5, got 4"):
         train_alone(job, folder("run"))
