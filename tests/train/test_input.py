@@ -98,7 +98,10 @@ def test_a_plan_for_another_model(change: str, message: str, plan_file: Path, re
         ("model.model_type=bert", "bert"),
         ("model.vocab_size=1000", "model.vocab_size: expected at least the 1024 entries of the tokenizer, got 1000"),
         ("data.sequence=65", "data.sequence: expected at most model.max_position_embeddings (64), got 65"),
-        ("data.validation_blocks=1", "data.validation: expected at least one microbatch of 2 sequences (train.microbatch_size), got 1 of 32"),
+        (
+            "data.validation_blocks=1",
+            "data.validation: expected at least one microbatch of 2 sequences (train.microbatch_size), got 1 of 32",
+        ),
         (
             "train.layers=[1,1,1]",
             "train.layers: expected 3 positive numbers that add up to the model's 4 layers, got [1, 1, 1]",

@@ -30,7 +30,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def whole(run: Path) -> int:
-    """IterationResult of the newest whole checkpoint, 0 where there is none."""
+    """Iteration of the newest whole checkpoint, 0 where there is none."""
     return open_checkpoint(run).state.iteration if any((run / FOLDER).glob("iteration-*")) else 0
 
 

@@ -94,7 +94,7 @@ class Torchrun:
 
 
 def newest(run: Path) -> int:
-    """IterationResult of the newest complete checkpoint."""
+    """Iteration of the newest complete checkpoint."""
     return open_checkpoint(run).state.iteration
 
 
@@ -105,7 +105,7 @@ def kill_and_go_on(torchrun: Torchrun, shown: Torchrun, rank: int, run: Path) ->
     shown.until(lambda out: "resumed after iteration" in out)
     (resumed,) = re.findall(r"resumed after iteration (\d+) from", shown.out)
     assert 0 < int(resumed) <= newest(run)
-    before = shown.out.split("goes on after")[0]
+    before = shown.out.split("resumed after")[0]
     assert int(resumed) >= int(re.findall(r"^checkpoint after iteration (\d+)", before, re.MULTILINE)[-1])
 
 
@@ -143,7 +143,7 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
         Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1") as b,
     ):
         kill_and_go_on(b, a, 1, tmp_path / "run")
-        a.until(lambda out: "iteration" in out.split("goes on after")[1].split("\n", 1)[1])
+        a.until(lambda out: "iteration" in out.split("resumed after")[1].split("\n", 1)[1])
         a.ranks()
         # Ctrl-C at the machine that does not serve the rendezvous: that of the other one used to wait for five minutes.
         b.ranks()
