@@ -14,10 +14,10 @@ class ExportJob:
     """`skippipe export`: write the model of a checkpoint as a folder that transformers reads."""
 
     checkpoint: str = MISSING
-    """a checkpoint, or a run's folder: the newest whole one of it"""
+    """a checkpoint, or the folder of a run: its newest complete one"""
     output: str = MISSING
-    """the folder; a new or an empty one"""
+    """the folder, new or empty"""
     dtype: str = setting("float32", choices=DTYPES)
-    """numbers of the weights: float32, bfloat16 or float16"""
+    """dtype of the weights: float32, bfloat16 or float16"""
     key: str | None = None
     """the file with the secret that the checkpoint is signed with; null: the user's own (~/.config/skippipe)"""

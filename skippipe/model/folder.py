@@ -35,15 +35,15 @@ class WeightFiles:
 def find_folder(name: object) -> Path:
     """Check that `model.folder` is a folder with a configuration; raise `InputError` where it is not."""
     if not isinstance(name, str) or not name:
-        raise InputError(f"model.folder is {name!r}, a folder with {CONFIG} and safetensors files is expected")
+        raise InputError(f"model.folder: expected a folder with {CONFIG} and safetensors files, got {name!r}")
     folder = Path(name)
     if not folder.is_dir():
         raise InputError(
-            f"model.folder is {name}: there is no such folder, and nothing is downloaded here; a model of the hub is "
-            f"fetched by: hf download NAME --local-dir FOLDER"
+            f"model.folder: no such folder: {name}; nothing is downloaded here, a model of the hub is fetched by: hf "
+            "download NAME --local-dir FOLDER"
         )
     if not (folder / CONFIG).is_file():
-        raise InputError(f"model.folder is {name}: there is no {CONFIG} in it")
+        raise InputError(f"model.folder: expected a folder with {CONFIG}, got {name}")
     check_utf8(folder, "model.folder")
     return folder
 
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{path}: {str(error).removeprefix('model.')}") from None
     if content.get("quantization_config") is not None:
-        raise InputError(f"{path}: quantization_config is set, a model with plain floating-point weights is expected")
+        raise InputError(f"{path}: quantization_config: expected plain floating-point weights, got quantized ones")
     return content
 
 
@@ -80,33 +80,33 @@ def weight_files(folder: Path) -> WeightFiles:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise InputError(
-            f"{folder}: holds its weights in pickle only ({', '.join(pickles[:3])}), which runs whatever code is in it "
-            f"and is never opened here; {WEIGHTS} is expected"
+            f"{folder}: expected {WEIGHTS}, got weights in pickle only ({', '.join(pickles[:3])}), which can run any "
+            "code and is never opened here"
         )
-    raise InputError(f"{folder}: holds no weights, {WEIGHTS} or {INDEX} is expected")
+    raise InputError(f"{folder}: expected {WEIGHTS} or {INDEX}, got no weights")
 
 
 def _indexed(path: Path) -> WeightFiles:
     weight_map = read_json_object(str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path}: weight_map is {weight_map!r}, the file of each tensor is expected")
+        raise InputError(f"{path}: weight_map: expected the file of each tensor, got {weight_map!r}")
     index: dict[str, Path] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise InputError(f"{path}: weight_map.{tensor} is {file!r}, a safetensors file beside it is expected")
+            raise InputError(f"{path}: weight_map.{tensor}: expected a safetensors file beside it, got {file!r}")
         index[tensor] = path.with_name(file)
     paths = tuple(sorted(set(index.values())))
     for file in paths:
         if not file.is_file():
-            raise InputError(f"{path}: names {file.name}, which is not there")
+            raise InputError(f"{path}: no such file: {file.name}")
     return WeightFiles(path, paths, index)
 
 
 def weights_sha256(folder: Path) -> str:
-    """Hash of a folder's weights, in hexadecimal: different where two ranks would start from different ones.
+    """Hash of a folder's weights, in hexadecimal: differs where two ranks would start from different ones.
 
-    Made of the names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes, of a part of each of its
-    stretches, so that a hundred gigabytes take seconds. It is no proof against somebody who wants to deceive.
+    Made of names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes only samples are hashed, so
+    that a hundred gigabytes take seconds. It does not detect forgery.
     """
     digest = hashlib.sha256()
     for path in weight_files(folder).paths:

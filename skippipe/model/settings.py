@@ -80,7 +80,7 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
         return config
     kind = own.setdefault("model_type", config.model_type)
     if kind != config.model_type:
-        raise InputError(f"model.model_type is {kind!r}, {folder / CONFIG} has {config.model_type!r}")
+        raise InputError(f"model.model_type: expected {config.model_type!r} as in {folder / CONFIG}, got {kind!r}")
     return _config(plain_settings(config) | own)
 
 
@@ -142,7 +142,7 @@ def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
     known = _setting_names(family)
     for key in given:
         if key not in known:
-            raise InputError(f"model.{key} is no setting of {family.model_type}, which has {', '.join(known)}")
+            raise InputError(f"model.{key}: unknown setting of {family.model_type}; choose from {', '.join(known)}")
 
 
 def _check(key: str, value: Any) -> None:
@@ -199,8 +199,8 @@ def _check_heads(config: Any) -> None:
     turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2:
         raise InputError(
-            f"model: rotary embeddings turn {turned} numbers of a head, which is {width} wide (head_dim, or hidden_size"
-            f" / num_attention_heads), an even number of at least 2 is expected"
+            "model: expected rotary embeddings over an even number of at least 2 dimensions of a head, got "
+            f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
         )
 
 
@@ -232,7 +232,7 @@ def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
 
 
 def _refusal(key: str, value: Any, expected: str) -> InputError:
-    return InputError(f"model.{key} is {value!r}, {expected} is expected")
+    return InputError(f"model.{key}: expected {expected}, got {value!r}")
 
 
 def _is_int(value: Any) -> bool:

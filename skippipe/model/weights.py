@@ -42,8 +42,8 @@ class _Source:
     """the open file that holds each tensor, by the tensor's name on disk"""
     paths: Mapping[str, Path]
 
-    def place(self, name: str) -> Path:
-        """Which file to name in a message about a tensor; names in memory may be others than those on disk."""
+    def file_of(self, name: str) -> Path:
+        """The file to name in a message about a tensor, whose name in memory may differ from that on disk."""
         return self.paths.get(name, self.stated_by)
 
 
@@ -95,7 +95,7 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> _Source:
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: is no whole safetensors file: {one_line(error)}") from None
+            raise InputError(f"{path}: expected a complete safetensors file, got {one_line(error)}") from None
         names = list(file.keys())
         files |= dict.fromkeys(names, file)
         paths |= dict.fromkeys(names, path)
@@ -110,7 +110,7 @@ def _check_layers(source: _Source, layers: int) -> None:
         number = _LAYER.fullmatch(name)
         if number is not None and int(number[2]) >= layers:
             raise InputError(
-                f"{source.place(name)}: holds {name}, the settings are of a model of {layers} layers "
+                f"{source.file_of(name)}: holds {name}, the settings are of a model of {layers} layers "
                 f"(num_hidden_layers)"
             )
 
@@ -130,15 +130,15 @@ def _check_experts(source: _Source, config: Any) -> None:
         shape = list(file.get_slice(name).get_shape())
         if sorted(shape) != sides:
             raise InputError(
-                f"{source.place(name)}: {name} has the shape {shape}, by the settings a matrix of the sides "
-                f"{sides[0]} and {sides[1]} is expected"
+                f"{source.file_of(name)}: {name}: expected a {sides[0]} x {sides[1]} matrix by the settings, got shape "
+                f"{shape}"
             )
     for (before, after), found in numbers.items():
         for number in sorted(set(range(config.num_local_experts)) ^ found)[:1]:
             name = f"{before}{number}{after}"
             there = "is surplus" if number in found else "is missing"
             raise InputError(
-                f"{source.place(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
+                f"{source.file_of(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
             )
 
 
@@ -208,7 +208,7 @@ def _load(  # noqa: PLR0913 - what a stage is
         _check_tied(source, loaded[embedding], loaded.pop(head, None))
     converted = {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
     for name, tensor in converted.items():  # what was finite may be too large for another type
-        _check_finite(tensor, source.place(name), name, f" in {str(dtype).removeprefix('torch.')}")
+        _check_finite(tensor, source.file_of(name), name, f" in {str(dtype).removeprefix('torch.')}")
     return converted
 
 
@@ -222,14 +222,14 @@ def _check(source: _Source, told: Mapping[str, Any], layers: range, *, first: bo
     for name, found, expected in sorted(told["mismatched_keys"]):
         whole = _whole_name(name, layers)
         raise InputError(
-            f"{source.place(whole)}: {whole} has the shape {list(found)}, by the settings {list(expected)} is expected"
+            f"{source.file_of(whole)}: {whole}: expected shape {list(expected)} by the settings, got {list(found)}"
         )
     for name in missing[:1]:
         _check_float(source, name)
         raise InputError(f"{source.stated_by}: {name} is missing{_and_more(missing)}")
     for name in surplus[:1]:
         raise InputError(
-            f"{source.place(name)}: holds {name}{_and_more(surplus)}, for which the model has no place by its settings"
+            f"{source.file_of(name)}: holds {name}{_and_more(surplus)}, which the model does not have by its settings"
         )
     if told["error_msgs"]:
         raise InputError(f"{source.stated_by}: {'; '.join(map(str, told['error_msgs']))}")
@@ -239,7 +239,7 @@ def _check_float(source: _Source, name: str) -> None:
     """Refuse a tensor that is there, but holds no plain floating-point numbers."""
     kind = source.files[name].get_slice(name).get_dtype() if name in source.files else None
     if kind is not None and kind not in FLOATS:
-        raise InputError(f"{source.place(name)}: {name} is of {kind}, one of {', '.join(FLOATS)} is expected")
+        raise InputError(f"{source.file_of(name)}: {name}: expected one of {', '.join(FLOATS)}, got {kind}")
 
 
 def _check_tied(source: _Source, embedding: Tensor, head: Tensor | None) -> None:

@@ -176,7 +176,9 @@ def test_what_is_refused(given: list[str], refused: Callable[..., str], run: Run
     assert "model is nowhere: a folder with config.json" in refused("evaluate", "model=nowhere", text, "output=out")
     assert "omit: 'half' is not known" in refused("evaluate", *given, "omit=[half]", "output=out")
     assert "omit: 'stages:3': 3 is too high" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
-    assert "device is 'tpu', auto, cpu" in refused("evaluate", checkpoint, text, "device=tpu", "output=out")
+    assert "device: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused(
+        "evaluate", checkpoint, text, "device=tpu", "output=out"
+    )
     assert "layers per stage: expected positive numbers" in refused("evaluate", *given, "layers=[1,1]", "output=out")
     assert "at most the 64 positions" in refused("evaluate", *given, "data.sequence=65", "output=out")
     assert "compare is ['x'], at least two" in refused("evaluate", "compare=[x]", "output=out")

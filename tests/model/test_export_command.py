@@ -214,7 +214,9 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     folder, _ = trained
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    assert "copy is a folder with files in it" in refused("export", f"checkpoint={folder}", "output=copy")
+    assert "copy: expected a new or empty folder, got one with files in it" in refused(
+        "export", f"checkpoint={folder}", "output=copy"
+    )
     assert "checkpoint is not set" in refused("export", "output=new")
     assert "nowhere: there is no such folder" in refused("export", "checkpoint=nowhere", "output=new")
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
@@ -231,6 +233,6 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     older.write_bytes(older.read_bytes()[:-1])
     assert newest.name in refused("export", "checkpoint=copy", "output=new")
     assert "model.folder is not set" in refused("train", "--dry-run", "model=pretrained")
-    assert "model.folder is copy: there is no config.json" in refused(
+    assert "model.folder: expected a folder with config.json, got copy" in refused(
         "train", "--dry-run", "model=pretrained", "model.folder=copy"
     )

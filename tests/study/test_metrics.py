@@ -85,15 +85,12 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
 
 def test_losses_that_are_no_numbers_are_no_points() -> None:
     """A run that diverges may be validated before it fails; its records are JSON."""
+    diverging = {3: {"loss": float("nan")}, 6: {"training_loss": float("inf")}}
     events = [
-        replace(event, loss=float("nan")) if event.iteration == 3
-        else replace(event, training_loss=float("inf")) if event.iteration == 6
-        else event
-        for event in told(0, 6, 0) if isinstance(event, ValidationDone)
-    ]  # fmt: skip
-    iterations = [event for event in told(0, 6, 0) if isinstance(event, IterationDone)]
-    lines = [to_json(event) for event in sorted([*events, *iterations], key=lambda event: event.iteration)]
-    progress = read_progress(read_events([to_json(PLAN), *lines]))
+        replace(event, **diverging.get(event.iteration, {})) if isinstance(event, ValidationDone) else event
+        for event in told(0, 6, 0)
+    ]
+    progress = read_progress(read_events(map(to_json, events)))
     assert progress is not None
     assert progress.curve == [Point(0, 9.0, None)]
     assert progress.tokens == 6 * 60
