@@ -124,7 +124,7 @@ class CheckpointConfig:
     keep: int = setting(2, within=AT_LEAST_1)
     """how many checkpoints stay; the newest"""
     resume: str | None = None
-    """a checkpoint or the folder of a run to resume from in a new folder; a folder with checkpoints resumes by itself"""
+    """a checkpoint or the folder of a run to resume from in a new folder; a folder with checkpoints needs none"""
     key: str | None = None
     """a file with the secret that checkpoints are signed with, the same on all machines of a job; null: the user's own
     (~/.config/skippipe)"""
