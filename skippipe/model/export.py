@@ -109,7 +109,7 @@ def _check_words(tokenizer: Any, config: Any) -> None:
     if words[word] >= config.vocab_size:
         raise InputError(
             f"tokenizer: expected tokens below model.vocab_size ({config.vocab_size}), got {words[word]} for {word!r}: "
-            "it is not that of the model"
+            "it is not the model's tokenizer"
         )
 
 
@@ -119,9 +119,9 @@ def _with_end(stated: Any, end: int) -> Any:
 
 
 def _special_tokens(tokenizer: Any, config: Any) -> dict[str, str]:
-    """Say which tokens begin, end and fill texts: those that the configuration names, if they are special at all.
+    """Beginning, end and padding tokens: those that the configuration names, if they are special tokens.
 
-    A configuration left at its defaults may name any token as the end of a text; the data then had the usual one.
+    A configuration left at its defaults may name any token as the end of a text; the data then used the usual one.
     """
     special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found: dict[str, str] = {}
@@ -142,8 +142,8 @@ def _save_tokenizer(tokenizer: Any, special: Mapping[str, str], positions: int, 
     wrapped = make(tokenizer_object=tokenizer, model_max_length=positions, **special)
     wrapped.save_pretrained(folder)
     if not _read_alike(tokenizer, folder):
-        # For some architectures AutoTokenizer takes that one's own way of splitting texts, whatever the file says; not
-        # where a class of one's own is stated, and it never loads one for them. None is: so the file decides.
+        # For some architectures AutoTokenizer uses a pre-tokenizer of its own, whatever the file says, unless the file
+        # names a custom class. An empty one keeps it from both: the file decides.
         wrapped.init_kwargs["auto_map"] = {"AutoTokenizer": [None, None]}
         wrapped.save_pretrained(folder)
 

@@ -12,12 +12,12 @@ from skippipe.model.families import family_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""Files that hold the words of a tokenizer; a folder with none of them has no tokenizer."""
+"""Files of a tokenizer's vocabulary; a folder with none of them has no tokenizer."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HASHED_WHOLE = 256 * 2**20
-"""bytes up to which a file is hashed as a whole; of a larger one, parts"""
+"""Bytes up to which a file is hashed completely; a larger one is sampled."""
 PART, STRIDE = 64 * 2**10, 8 * 2**20
-"""of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a part of every tensor of some size"""
+"""Of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a sample of every large tensor."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class WeightFiles:
     """Where the tensors of a model are."""
 
     stated_by: Path
-    """the one file that holds them all, or the index that says which file holds which"""
+    """the only file, or the index of several"""
     paths: tuple[Path, ...]
     """the safetensors files"""
     index: Mapping[str, Path] | None
-    """the file of each tensor by name, where there is an index"""
+    """the file of each tensor by name, if there is an index"""
 
 
 def find_folder(name: object) -> Path:
-    """Check that `model.folder` is a folder with a configuration; raise `InputError` where it is not."""
+    """Check that `model.folder` is a folder with a configuration; raises `InputError` if it is not."""
     if not isinstance(name, str) or not name:
         raise InputError(f"model.folder: expected a folder with {CONFIG} and safetensors files, got {name!r}")
     folder = Path(name)
@@ -67,12 +67,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def own_tokenizer(folder: Path) -> str | None:
-    """Name a model's own tokenizer as `data.tokenizer` does; None: there is none in its folder."""
+    """A model's own tokenizer, as a value of `data.tokenizer`; None: there is none in its folder."""
     return str(folder) if any((folder / name).is_file() for name in TOKENIZERS) else None
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Find a folder's safetensors files; raise `InputError` where there are none, or where one is missing."""
+    """Find a folder's safetensors files; raises `InputError` if there are none, or one is missing."""
     if (folder / WEIGHTS).is_file():
         return WeightFiles(folder / WEIGHTS, (folder / WEIGHTS,), None)
     if (folder / INDEX).is_file():

@@ -33,23 +33,23 @@ _SHARES = ("attention_dropout", "hidden_dropout", "router_jitter_noise")
 _AT_LEAST_0 = ("initializer_range", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder")
-"""what configurations of transformers have beside, and training has no use for"""
+"""Fields of configurations that training does not use."""
 
 
 def weights_folder(model: "Mapping[str, Any]") -> Path | None:
-    """Find the folder that a model's weights are from, if `folder` is set; `InputError` where it is no such folder."""
+    """The folder of a model's weights, if `folder` is set; raises `InputError` if it cannot be used."""
     return find_folder(model["folder"]) if "folder" in model else None
 
 
 def resolved_settings(model: "Mapping[str, Any]") -> dict[str, Any]:
-    """Resolve what a user gave to plain settings, without torch.
+    """Resolve settings of the user to plain ones, without torch.
 
     Args:
-        model: the settings themselves; or `folder` and settings that are to come on top of its `config.json`.
+        model: the settings themselves; or `folder` and settings on top of its `config.json`.
 
     Returns:
-        The settings, without `folder`. Where they are from a file, all its keys are among them, also those that are no
-        setting of a model; and a setting may have the name that an older transformers had for it.
+        The settings, without `folder`. Those from a file include keys that are no settings of a model, and may have the
+        names that older versions of transformers had for them.
 
     Raises:
         InputError: the folder or its file cannot be used.
@@ -85,7 +85,7 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
 
 
 def _own(model: "Mapping[str, Any]") -> dict[str, Any]:
-    """What stands beside `folder`."""
+    """All settings but `folder`."""
     return {key: value for key, value in model.items() if key != "folder"}
 
 
@@ -146,7 +146,7 @@ def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
 
 
 def _check(key: str, value: Any) -> None:
-    """Check one value by itself; its type, where nothing is said here, is checked by transformers."""
+    """Check one value by itself; types that are not checked here are checked by transformers."""
     if value is None:
         return
     if key in _AT_LEAST_1 and (not _is_int(value) or value < 1):
@@ -244,5 +244,5 @@ def _is_number(value: Any) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error of another package in one line."""
+    """Message of another package's error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

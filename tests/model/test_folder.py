@@ -425,7 +425,7 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
 
     right = index["weight_map"]
     other = next(file for file in files if file != right[UP])
-    assert f"says that {other} holds {UP}, which it does not" in refusal(right | {UP: other})
+    assert f"expected {UP} in {other}, which does not hold it" in refusal(right | {UP: other})
     assert "no such file: gone.safetensors" in refusal(right | {UP: "gone.safetensors"})
     assert f"weight_map.{UP}: expected a safetensors file beside it, got '../x.safetensors'" in refusal(
         right | {UP: "../x.safetensors"}

@@ -170,7 +170,9 @@ def test_input_that_cannot_be_used(refused: Callable[..., str], tmp_path: Path) 
     few = "arms=[{experiment: llama30m_0}]"
     assert "arms[0], mars: experiment=mars is not known" in refused("study", "arms=[{experiment: mars}]")
     assert "study-text: there is no such folder" in refused("study", few, "devices=[cpu]", "records=a.json")
-    assert "devices[0]: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused("study", few, "devices=[tpu]", "records=a.json")
+    assert "devices[0]: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused(
+        "study", few, "devices=[tpu]", "records=a.json"
+    )
     assert "devices: expected at least one device, got []" in refused("study", few, "devices=[]", "records=a.json")
     assert "minutes is -1.0, a finite number of at least 0" in refused("study", "minutes=-1")
     (tmp_path / "a.json").write_text("[]")
