@@ -14,7 +14,7 @@ from conftest import SHARED, Run
 from model.folders import change_weights, read_whole
 from model.small import logits_of
 from tokenizers import Tokenizer
-from train.alone import of_kind, train_alone
+from train.alone import Told, of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
@@ -25,9 +25,8 @@ from skippipe.errors import InputError
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
-from skippipe.train.observe.events import Event
 
-Trained = tuple[Path, list[Event]]
+Trained = tuple[Path, list[Told]]
 
 
 @pytest.fixture(scope="module")

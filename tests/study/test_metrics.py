@@ -34,7 +34,7 @@ def iteration(number: int, process: int) -> Event:
     )  # fmt: skip
 
 
-def validation(number: int, process: int) -> Event:
+def validation(number: int, process: int) -> ValidationDone:
     return ValidationDone(iteration=number, loss=9 - number / 10, tokens=60, attempt=process)
 
 
@@ -85,11 +85,8 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
 
 def test_losses_that_are_no_numbers_are_no_points() -> None:
     """A run that diverges may be validated before it fails; its records are JSON."""
-    diverging = {3: {"loss": float("nan")}, 6: {"training_loss": float("inf")}}
-    events = [
-        replace(event, **diverging.get(event.iteration, {})) if isinstance(event, ValidationDone) else event
-        for event in told(0, 6, 0)
-    ]
+    events = [*told(0, 2, 0), iteration(3, 0), replace(validation(3, 0), loss=float("nan"))]
+    events += [iteration(6, 0), replace(validation(6, 0), training_loss=float("inf"))]
     progress = read_progress(read_events(map(to_json, events)))
     assert progress is not None
     assert progress.curve == [Point(0, 9.0, None)]

@@ -1,5 +1,6 @@
 """Settings in, description of the run out."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ def resolve(job: TrainJob) -> RunSpec:
         NoPlanError: no allocation was found within the work limit.
 
     """
+    job = copy.deepcopy(job)  # what becomes of the settings afterwards does not matter
     layout, train = resolve_layout(job), job.train
     if layout.plan is not None:
         check_model(layout.plan, _stated_model(job), layout.origin)
@@ -51,9 +53,9 @@ def resolve(job: TrainJob) -> RunSpec:
     return RunSpec(
         layout=layout,
         phases=phases,
-        planner=dataclasses.replace(job.planner),
-        model=ModelSpec(dict(job.model), folder, None if train.layers is None else tuple(train.layers)),
-        data=DataSpec(dataclasses.replace(text), train.microbatch_size),
+        planner=job.planner,
+        model=ModelSpec(job.model, folder, None if train.layers is None else tuple(train.layers)),
+        data=DataSpec(text, train.microbatch_size),
         precision=Precision(train.dtype, job.runtime.autocast),
         device=_select(DeviceSpec, job.runtime),
         communication=_select(CommunicationSpec, job.runtime),
@@ -92,7 +94,7 @@ def plan_phases(job: TrainJob) -> tuple[PlanPhase, ...]:
         raise InputError(
             f"train.skip_changes: expected none with plan={job.plan}: each phase of the run needs its own plan"
         )
-    phases = [PlanPhase(0, dataclasses.replace(job.schedule))]
+    phases = [PlanPhase(0, job.schedule)]
     for number, change in enumerate(changes):
         after = round(change.after * iterations)
         if not phases[-1].after < after < iterations:
