@@ -14,7 +14,7 @@ from conftest import SHARED, Run
 from model.folders import change_weights, read_whole
 from model.small import logits_of
 from tokenizers import Tokenizer
-from train.alone import Told, of_kind, train_alone
+from train.alone import EventDict, of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
@@ -26,7 +26,7 @@ from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
 
-Trained = tuple[Path, list[Told]]
+Trained = tuple[Path, list[EventDict]]
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def test_the_model_of_a_run_for_plain_transformers(trained: Trained, run: Run, t
 
 
 def test_a_training_goes_on_from_what_was_exported(trained: Trained, run: Run, tmp_path: Path) -> None:
-    folder, told = trained
+    folder, reported = trained
     for dtype in ("float32", "bfloat16"):
         assert run("export", f"checkpoint={folder}", f"output={dtype}", f"dtype={dtype}").status == 0
-    before = [event["loss"] for event in of_kind(told, "validation")]
+    before = [event["loss"] for event in of_kind(reported, "validation")]
     after = {}
     for dtype in ("float32", "bfloat16"):
         further = tmp_path / f"further-{dtype}"

@@ -38,7 +38,7 @@ def validation(number: int, process: int) -> ValidationDone:
     return ValidationDone(iteration=number, loss=9 - number / 10, tokens=60, attempt=process)
 
 
-def told(first: int, last: int, process: int) -> list[Event]:
+def reported(first: int, last: int, process: int) -> list[Event]:
     """What a process reports that goes on after `first`: its validation, and iterations, one after every third."""
     events: list[Event] = [replace(PLAN, attempt=process), validation(first, process)]
     for number in range(first + 1, last + 1):
@@ -49,7 +49,7 @@ def told(first: int, last: int, process: int) -> list[Event]:
 
 
 def test_a_run_in_one_go() -> None:
-    events = [*told(0, 7, 0), ValidationDone(iteration=7, loss=8.0, tokens=60, training_loss=7.5)]
+    events = [*reported(0, 7, 0), ValidationDone(iteration=7, loss=8.0, tokens=60, training_loss=7.5)]
     progress = read_progress(events)
     assert progress is not None
     assert progress.tokens == 7 * 60
@@ -70,7 +70,7 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
         reached = max(expected, default=0)
         first = max(reached - back, 0)
         last = first + more
-        events += told(first, last, process)
+        events += reported(first, last, process)
         expected = {n: p for n, p in expected.items() if n <= first} | dict.fromkeys(
             range(first + 1, last + 1), process
         )
@@ -85,7 +85,7 @@ def test_whatever_was_killed_the_later_lines_count(stretches: list[tuple[int, in
 
 def test_losses_that_are_no_numbers_are_no_points() -> None:
     """A run that diverges may be validated before it fails; its records are JSON."""
-    events = [*told(0, 2, 0), iteration(3, 0), replace(validation(3, 0), loss=float("nan"))]
+    events = [*reported(0, 2, 0), iteration(3, 0), replace(validation(3, 0), loss=float("nan"))]
     events += [iteration(6, 0), replace(validation(6, 0), training_loss=float("inf"))]
     progress = read_progress(read_events(map(to_json, events)))
     assert progress is not None
@@ -94,14 +94,14 @@ def test_losses_that_are_no_numbers_are_no_points() -> None:
 
 
 def test_lines_that_are_torn() -> None:
-    events = told(0, 4, 0)
+    events = reported(0, 4, 0)
     lines = [to_json(event) for event in events]
     torn = [*lines[:3], lines[3][:20], "", "[1, 2]", '"event"', *lines[4:], lines[-1][: len(lines[-1]) // 2]]
     assert read_events(torn) == [*events[:3], *events[4:]]
 
 
 def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
-    events = [*told(0, 4, 0), SUMMARY, *told(4, 6, 1)]
+    events = [*reported(0, 4, 0), SUMMARY, *reported(4, 6, 1)]
     progress = read_progress(events)
     assert progress is not None
     assert progress.summary is None
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
 
 def test_an_attempt_makes_void_what_came_later() -> None:
     """Also before it has told of an iteration of its own."""
-    first = [AttemptStarted(attempt=1, iteration=0, time=""), *told(0, 7, 0), SUMMARY]
+    first = [AttemptStarted(attempt=1, iteration=0, time=""), *reported(0, 7, 0), SUMMARY]
     progress = read_progress([*first, AttemptStarted(attempt=2, iteration=4, time="")])
     assert progress is not None
     assert sorted(progress.iterations) == [1, 2, 3, 4]

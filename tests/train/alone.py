@@ -17,19 +17,19 @@ from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
 
-Told = dict[str, Any]
+EventDict = dict[str, Any]
 """An event as `metrics.jsonl` has it."""
 
 
-def plain(event: Event) -> Told:
+def plain(event: Event) -> EventDict:
     """An event as `metrics.jsonl` has it."""
-    content: Told = json.loads(to_json(event))
+    content: EventDict = json.loads(to_json(event))
     return content
 
 
-def noting(told: list[Told]) -> Report:
+def record_into(reported: list[EventDict]) -> Report:
     """A report that keeps events."""
-    return lambda event: told.append(plain(event))
+    return lambda event: reported.append(plain(event))
 
 
 def free_port() -> int:
@@ -46,32 +46,34 @@ def only_rank(spec: RunSpec) -> RankSpec:
     return RankSpec(0, 1, tuple(spec.layout.cluster.names), "127.0.0.1", free_port(), supervised=True)
 
 
-def train_alone(job: TrainJob, folder: Path) -> list[Told]:
+def train_alone(job: TrainJob, folder: Path) -> list[EventDict]:
     """Train in this process, which serves all nodes; give what is reported."""
-    told: list[Told] = []
+    reported: list[EventDict] = []
     spec = resolve(job)
-    train_rank(spec, only_rank(spec), folder, noting(told))
-    return told
+    train_rank(spec, only_rank(spec), folder, record_into(reported))
+    return reported
 
 
-def rank_in_pool(rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int) -> list[Told]:
+def rank_in_pool(
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int
+) -> list[EventDict]:
     """In a warm worker: leave its group, train, and come back to one of the same size."""
-    told: list[Told] = []
+    reported: list[EventDict] = []
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
-    train_rank(resolve(job), rank_spec, folder, noting(told))
+    train_rank(resolve(job), rank_spec, folder, record_into(reported))
     pools.join(rank, len(names), str(folder / "back"))
-    return told
+    return reported
 
 
-def train_in_pool(pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path) -> list[Told]:
+def train_in_pool(pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path) -> list[EventDict]:
     """Train with one warm worker for each entry of `names`; give what rank 0 reports."""
     port = free_port()
-    told: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port) for _ in names], timeout_s=120)
-    assert not any(told[1:]), "only rank 0 reports"
-    return list(told[0])
+    reported: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port) for _ in names], timeout_s=120)
+    assert not any(reported[1:]), "only rank 0 reports"
+    return list(reported[0])
 
 
-def of_kind(events: Sequence[Told], kind: str) -> list[Told]:
+def of_kind(events: Sequence[EventDict], kind: str) -> list[EventDict]:
     """The events of one kind."""
     return [event for event in events if event["event"] == kind]

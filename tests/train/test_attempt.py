@@ -106,12 +106,12 @@ def test_a_rank_that_ends_is_no_riddle_to_those_that_wait(agent: int) -> None:
         (KeyboardInterrupt(), PeerStoppedError, "it was asked to stop"),
     ):
         ranks = at_once(lambda: come(agent, 0), lambda: come(agent, 1))
-        told, _ = at_once(
+        reported, _ = at_once(
             lambda ranks=ranks: ranks[0].receive("start/1", 20.0, "b"),  # type: ignore[misc]
             lambda ranks=ranks, error=error: ranks[1].announce_end(error, 5.0),  # type: ignore[misc]
         )
-        assert isinstance(told, kind)
-        assert str(told) == f"node b (rank 1) has ended: {why}"
+        assert isinstance(reported, kind)
+        assert str(reported) == f"node b (rank 1) has ended: {why}"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import pool as pools
 import pytest
-from train.alone import Told, free_port, noting
+from train.alone import EventDict, free_port, record_into
 from train.jobs import make_job
 
 from skippipe.checkpoint.key import load_key
@@ -45,7 +45,7 @@ class Talking(Rendezvous):
 TOLD = threading.Condition()
 
 
-def teams(store: Any = None, *, local: bool = False) -> list[Rendezvous]:
+def three_ranks(store: Any = None, *, local: bool = False) -> list[Rendezvous]:
     """Three ranks with a store between them, and no process group."""
     texts: Any = {} if store is None else store
     group: Any = None
@@ -70,8 +70,8 @@ def together(ranks: list[Callable[[], object]]) -> list[str | None]:
     return got
 
 
-def prove(team: Rendezvous, key: str | None) -> Callable[[], None]:
-    return lambda: authenticate(team, key)
+def prove(rendezvous: Rendezvous, key: str | None) -> Callable[[], None]:
+    return lambda: authenticate(rendezvous, key)
 
 
 @pytest.fixture
@@ -88,20 +88,20 @@ def key(tmp_path: Path) -> Callable[[str], str]:
     return call
 
 
-def test_all_know_it(key: Callable[[str], str]) -> None:
-    ranks = teams()
-    assert together([prove(team, key("the same secret")) for team in ranks]) == [None] * 3
-    told = [ranks[0].receive("proofs", rank) for rank in range(3)]
-    assert len(set(told)) == 3, "nobody can pass on another's answer as his own"
-    again = teams()
-    assert together([prove(team, key("the same secret")) for team in again]) == [None] * 3
-    assert not {again[0].receive("proofs", rank) for rank in range(3)} & set(told), "nor one of another meeting"
+def test_all_ranks_know_it(key: Callable[[str], str]) -> None:
+    ranks = three_ranks()
+    assert together([prove(rendezvous, key("the same secret")) for rendezvous in ranks]) == [None] * 3
+    reported = [ranks[0].receive("proofs", rank) for rank in range(3)]
+    assert len(set(reported)) == 3, "nobody can pass on another's answer as his own"
+    again = three_ranks()
+    assert together([prove(rendezvous, key("the same secret")) for rendezvous in again]) == [None] * 3
+    assert not {again[0].receive("proofs", rank) for rank in range(3)} & set(reported), "nor one of another meeting"
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_one_has_another(wrong: int, key: Callable[[str], str]) -> None:
     keys = [key("another" if rank == wrong else "the same") for rank in range(3)]
-    got = together([prove(team, keys[team.rank]) for team in teams()])
+    got = together([prove(rendezvous, keys[rendezvous.rank]) for rendezvous in three_ranks()])
     named = wrong or 1
     title = {1: "node b, c (rank 1)", 2: "node d (rank 2)"}
     for rank, message in enumerate(got):
@@ -117,9 +117,9 @@ def test_one_has_another(wrong: int, key: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("nonce", ["replayed", "{}", '{"path": "\\u001b[2J"}', "[" * 100_000, '{"path": 5}'])
 def test_somebody_without_it(nonce: str, key: Callable[[str], str]) -> None:
     """One that has listened to another meeting, and one that says nonsense."""
-    before = teams()
-    assert together([prove(team, key("the secret")) for team in before]) == [None] * 3
-    ranks = teams()
+    before = three_ranks()
+    assert together([prove(rendezvous, key("the secret")) for rendezvous in before]) == [None] * 3
+    ranks = three_ranks()
 
     def stranger() -> None:
         ranks[2].publish("nonces", before[0].receive("nonces", 2) if nonce == "replayed" else nonce)
@@ -138,29 +138,29 @@ def test_somebody_without_it(nonce: str, key: Callable[[str], str]) -> None:
 def test_a_store_that_turns_back_the_clock(key: Callable[[str], str]) -> None:
     """Old numbers of all ranks would make old answers right."""
     texts: dict[str, str] = {}
-    assert together([prove(team, key("the secret")) for team in teams(texts)]) == [None] * 3
+    assert together([prove(rendezvous, key("the secret")) for rendezvous in three_ranks(texts)]) == [None] * 3
 
     class Forged(dict[str, str]):
         def __setitem__(self, key: str, value: str) -> None:
             pass
 
-    (message,) = together([prove(teams(Forged(texts))[0], key("the secret"))])
+    (message,) = together([prove(three_ranks(Forged(texts))[0], key("the secret"))])
     assert message is not None
     assert "another text than this rank has published" in message
 
 
-def rank_of_a_job(rank: int, job: TrainJob, keys: list[str], folder: Path, port: int) -> list[Told]:
+def rank_of_a_job(rank: int, job: TrainJob, keys: list[str], folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: train as a rank that torchrun has started, with a secret of its own."""
-    told: list[Told] = []
+    reported: list[EventDict] = []
     pools.leave()
     spec = resolve(dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, key=keys[rank])))
     names = tuple(spec.layout.cluster.names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MASTER_ADDR", "127.0.0.1")
         patch.setenv("MASTER_PORT", str(port))
-        train_rank(spec, RankSpec(rank, 2, names[rank::2], "127.0.0.1", port), folder, noting(told))
+        train_rank(spec, RankSpec(rank, 2, names[rank::2], "127.0.0.1", port), folder, record_into(reported))
     pools.join(rank, 2, str(folder / f"back-{port}"))
-    return told
+    return reported
 
 
 def test_real_ranks(key: Callable[[str], str], pool: pools.Pool, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_real_ranks(key: Callable[[str], str], pool: pools.Pool, tmp_path: Path)
 
 def test_none_is_needed_on_one_machine(tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing")
-    assert together([prove(team, missing) for team in teams(local=True)]) == [None] * 3
+    assert together([prove(rendezvous, missing) for rendezvous in three_ranks(local=True)]) == [None] * 3
     group: Any = None
     nothing: Any = None
     alone = Rendezvous(RankSpec(0, 1, ("a",), "host", 1), [("a",)], nothing, group, 1.0)
@@ -191,8 +191,10 @@ def test_none_is_needed_on_one_machine(tmp_path: Path) -> None:
 
 
 def test_the_secret_itself_is_never_told(key: Callable[[str], str]) -> None:
-    ranks = teams()
+    ranks = three_ranks()
     path = key("the secret")
-    assert together([prove(team, path) for team in ranks]) == [None] * 3
-    told = json.dumps([ranks[0].receive(name, rank) for name in ("nonces", "proofs", "proved") for rank in range(3)])
-    assert load_key(path).decode() not in told
+    assert together([prove(rendezvous, path) for rendezvous in ranks]) == [None] * 3
+    reported = json.dumps(
+        [ranks[0].receive(name, rank) for name in ("nonces", "proofs", "proved") for rank in range(3)]
+    )
+    assert load_key(path).decode() not in reported

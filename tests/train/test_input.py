@@ -159,23 +159,25 @@ def test_names_that_do_not_match(
     node: str, message: str, torchrun: Callable[..., None], plan_file: Path, refused: Refused
 ) -> None:
     torchrun()
-    told = refused("train", *TINY, f"plan={plan_file}", f"runtime.node={node}")
-    assert f"node {node.replace(',', ', ')} (rank 0): {message}" in told
+    reported = refused("train", *TINY, f"plan={plan_file}", f"runtime.node={node}")
+    assert f"node {node.replace(',', ', ')} (rank 0): {message}" in reported
 
 
 def test_a_rank_by_accident(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     """As in a shell inside a job of Slurm or MPI."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    told = refused("train", *TINY)
-    assert "runtime.node: expected nodes of the plan (local-0, local-1, local-2, local-3), got null, which is" in told
-    assert "RANK and WORLD_SIZE in the environment make this process one rank of a job" in told
+    reported = refused("train", *TINY)
+    assert (
+        "runtime.node: expected nodes of the plan (local-0, local-1, local-2, local-3), got null, which is" in reported
+    )
+    assert "RANK and WORLD_SIZE in the environment make this process one rank of a job" in reported
 
 
 def test_a_rank_beyond_the_job(torchrun: Callable[..., None], refused: Refused) -> None:
     torchrun(RANK="2", WORLD_SIZE="2")
-    told = refused("train", *TINY, "runtime.node=local-1")
-    assert "environment variable RANK: expected a number below WORLD_SIZE (2), got 2" in told
+    reported = refused("train", *TINY, "runtime.node=local-1")
+    assert "environment variable RANK: expected a number below WORLD_SIZE (2), got 2" in reported
 
 
 def test_a_rendezvous_that_nobody_serves(torchrun: Callable[..., None], run: Run, tmp_path: Path) -> None:

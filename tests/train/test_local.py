@@ -85,8 +85,8 @@ def test_a_profile_says_where_time_goes(folder: Folder, profile: int) -> None:
     """Also where a validation lies between, which is not counted, or the run ends before it does."""
     path = folder("run")
     settings: dict[str, Any] = {"runtime__group": 8, "runtime__profile": profile, "train__validate_every": 9}
-    told = train_alone(make_job(**ONE_EACH, train__iterations=12, data__validation_blocks=200, **settings), path)
-    (summary,) = of_kind(told, "summary")
+    reported = train_alone(make_job(**ONE_EACH, train__iterations=12, data__validation_blocks=200, **settings), path)
+    (summary,) = of_kind(reported, "summary")
     shares = summary["breakdown"]["shares"]
     assert summary["breakdown"]["iterations"] == min(profile, 4)
     assert sum(shares.values()) == pytest.approx(1.0, abs=0.05)
@@ -108,9 +108,9 @@ def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> N
         assert load_plan(str(beside / name)).skip_ratio == pytest.approx(skip_ratio)
     for stop in (2, 4, 6, 8):
         path = folder(f"cut at {stop}")
-        told: list[Any] = []
+        reported: list[Any] = []
         spec = resolve(job)
-        assert train_rank(spec, only_rank(spec), path, stopping_at(stop, told)) is not None
+        assert train_rank(spec, only_rank(spec), path, stopping_at(stop, reported)) is not None
         again = train_alone(job, path)
         assert of_kind(again, "resumed")[0]["plan_kept"]
         losses = {e["iteration"]: e["loss"] for e in of_kind(whole, "iteration")}

@@ -14,7 +14,7 @@ import pool as pools
 import pytest
 import torch
 from torch import Tensor, nn
-from train.alone import Told, free_port, of_kind, rank_in_pool
+from train.alone import EventDict, free_port, of_kind, rank_in_pool
 from train.conftest import Folder
 from train.jobs import make_job
 
@@ -61,7 +61,7 @@ class Done(NamedTuple):
     """when this rank's last action ended"""
 
 
-def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[Told], list[Done]]:
+def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[EventDict], list[Done]]:
     """In a warm worker: be a rank of a training, and note the times of its iterations."""
     done: list[Done] = []
     iterate = Engine.iterate
@@ -163,7 +163,7 @@ def test_a_training_is_a_plain_loop(
     run = folder("run")
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
     job.model |= model
-    results: list[tuple[list[Told], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
+    results: list[tuple[list[EventDict], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
     events = results[0][0]
     plan = Plan.from_json((run / "plan.json").read_text())
     visits = [len(m.stages) for m in plan.microbatches]
@@ -228,7 +228,7 @@ def test_every_rank_is_told_of_another_plan_file(
         assert said.endswith(" on node local-1 (rank 1)")
 
 
-def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[Told]:
+def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training that comes to another plan than the others."""
     if other is None:
         return rank_in_pool(rank, job, FOUR, folder, port)

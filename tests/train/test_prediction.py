@@ -86,9 +86,9 @@ def test_what_is_not_known_is_said(plain: Plan) -> None:
     assert judged(stating(plain)) == unsaid
     assert judged(stating(plain, microbatch_size=2)) == unsaid
     assert judged(stating(plain, dataclasses.asdict(MODEL)), make_job()) == unsaid
-    told = judged(stating(plain, **STATED, sources=[0, 2]))
-    assert told.holds
-    assert "times of local-1 are without the embedding" in told.note
+    reported = judged(stating(plain, **STATED, sources=[0, 2]))
+    assert reported.holds
+    assert "times of local-1 are without the embedding" in reported.note
 
 
 def test_microbatches_together_are_no_plan(plain: Plan) -> None:
@@ -101,16 +101,16 @@ def test_a_run_shows_no_prediction_of_others(plain: Plan, folder: Folder, tmp_pa
     """It trains, since the order holds; no event has the times of another microbatch."""
     path = tmp_path / "plan.json"
     save_plan(stating(plain, **STATED | {"microbatch_size": 8}), path)
-    told = train_alone(make_job(plan=str(path), train__iterations=2), folder("run"))
-    (plan,) = of_kind(told, "plan")
+    reported = train_alone(make_job(plan=str(path), train__iterations=2), folder("run"))
+    (plan,) = of_kind(reported, "plan")
     assert plan["predicted_s"] is None
     assert plan["lower_bound_s"] is None
     assert plan["full"] == {}
     assert "microbatch_size 8, here it is 2" in plan["prediction_note"]
-    iterations = of_kind(told, "iteration")
+    iterations = of_kind(reported, "iteration")
     assert len(iterations) == 2
     assert all("predicted_s" not in event for event in iterations)
-    (summary,) = of_kind(told, "summary")
+    (summary,) = of_kind(reported, "summary")
     assert summary["predicted_s"] is None
     assert summary["measured_s"] > 0
 
@@ -118,8 +118,8 @@ def test_a_run_shows_no_prediction_of_others(plain: Plan, folder: Folder, tmp_pa
 def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None:
     """Every node has the time of a loss, sources or not; a plan from the file with other sources pays for it."""
     path = folder("run")
-    told = train_in_pool(pool, make_job(runtime__calibrate=True, train__iterations=1), FOUR, path)
-    (event,) = of_kind(told, "plan")
+    reported = train_in_pool(pool, make_job(runtime__calibrate=True, train__iterations=1), FOUR, path)
+    (event,) = of_kind(reported, "plan")
     assert event["prediction_note"] == ""
     assert event["predicted_s"] > 0
     content = json.loads((path / "cluster.json").read_text())

@@ -19,7 +19,7 @@ QUICK = CommunicationSpec(start_timeout_s=1.0, timeout_s=5.0)
 
 
 @pytest.fixture
-def teams() -> list[Rendezvous]:
+def ranks() -> list[Rendezvous]:
     """Three ranks with a store between them, and no process group."""
     names: list[tuple[str, ...]] = [("a",), ("b", "c"), ("d",)]
     client = StoreClient(dist.HashStore, 5.0)  # type: ignore[attr-defined]
@@ -31,17 +31,17 @@ def teams() -> list[Rendezvous]:
     ]
 
 
-def together(teams: list[Rendezvous], key: str, facts: list[dict[str, str]]) -> list[Any]:
+def together(ranks: list[Rendezvous], key: str, facts: list[dict[str, str]]) -> list[Any]:
     """Have all ranks state their facts at the same time; what each gets, errors too."""
-    got: list[Any] = [None] * len(teams)
+    got: list[Any] = [None] * len(ranks)
 
     def one(rank: int) -> None:
         try:
-            got[rank] = teams[rank].check_equal(key, facts[rank])
+            got[rank] = ranks[rank].check_equal(key, facts[rank])
         except InputError as error:
             got[rank] = str(error)
 
-    threads = [threading.Thread(target=one, args=[rank]) for rank in range(len(teams))]
+    threads = [threading.Thread(target=one, args=[rank]) for rank in range(len(ranks))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -49,31 +49,31 @@ def together(teams: list[Rendezvous], key: str, facts: list[dict[str, str]]) -> 
     return got
 
 
-def test_all_state_the_same(teams: list[Rendezvous]) -> None:
-    got = together(teams, "facts", [{"plan": "x"}, {"plan": "x", "text": "y"}, {"plan": "x"}])
+def test_all_state_the_same(ranks: list[Rendezvous]) -> None:
+    got = together(ranks, "facts", [{"plan": "x"}, {"plan": "x", "text": "y"}, {"plan": "x"}])
     assert got == [{"plan": "x", "text": "y"}] * 3
 
 
-def test_the_node_that_differs_is_named_on_every_rank(teams: list[Rendezvous]) -> None:
-    got = together(teams, "facts", [{"plan": "x"}, {"plan": "y"}, {"plan": "x"}])
+def test_the_node_that_differs_is_named_on_every_rank(ranks: list[Rendezvous]) -> None:
+    got = together(ranks, "facts", [{"plan": "x"}, {"plan": "y"}, {"plan": "x"}])
     assert got == ["plan: expected x as on node a (rank 0), got y on node b, c (rank 1)"] * 3
 
 
-def test_of_long_values_the_difference_is_told(teams: list[Rendezvous]) -> None:
-    got = together(teams, "facts", [{"cut": f"[{'0, ' * 100}{end}]"} for end in (1, 1, 2)])
+def test_of_long_values_the_difference_is_told(ranks: list[Rendezvous]) -> None:
+    got = together(ranks, "facts", [{"cut": f"[{'0, ' * 100}{end}]"} for end in (1, 1, 2)])
     zeros = "..., 0, 0, 0, 0, 0, 0, "
     assert got[0] == f"cut: expected {zeros}1] as on node a (rank 0), got {zeros}2] on node d (rank 2)"
 
 
-def test_a_rank_that_says_nothing(teams: list[Rendezvous]) -> None:
-    slow = Rendezvous(teams[0].rank_spec, teams[0].names_by_rank, teams[0].texts, teams[0].group, 0.2)
+def test_a_rank_that_says_nothing(ranks: list[Rendezvous]) -> None:
+    slow = Rendezvous(ranks[0].rank_spec, ranks[0].names_by_rank, ranks[0].texts, ranks[0].group, 0.2)
     with pytest.raises(RendezvousError, match=r"timed out after 0.2 s waiting for node b, c \(rank 1\)"):
         slow.receive("facts", 1)
 
 
-def test_what_rank_0_makes_all_get(teams: list[Rendezvous]) -> None:
-    assert teams[0].broadcast("plan", lambda: "made") == "made"
-    assert teams[2].broadcast("plan", lambda: pytest.fail("only rank 0 makes")) == "made"
+def test_what_rank_0_makes_all_get(ranks: list[Rendezvous]) -> None:
+    assert ranks[0].broadcast("plan", lambda: "made") == "made"
+    assert ranks[2].broadcast("plan", lambda: pytest.fail("only rank 0 makes")) == "made"
 
 
 def test_nobody_at_the_rendezvous() -> None:

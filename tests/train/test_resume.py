@@ -16,7 +16,7 @@ import pool as pools
 import pytest
 import torch
 from torch import Tensor
-from train.alone import Told, free_port, of_kind, only_rank, plain, train_alone
+from train.alone import EventDict, free_port, of_kind, only_rank, plain, train_alone
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
@@ -39,42 +39,42 @@ ITERATIONS = 7
 DROPOUT = {"attention_dropout": 0.2}
 
 
-def stopping_at(iteration: int, told: list[Told]) -> Report:
+def stopping_at(iteration: int, reported: list[EventDict]) -> Report:
     """A report that has this process asked to stop in the iteration after `iteration`."""
 
     def report(event: Event) -> None:
-        told.append(plain(event))
+        reported.append(plain(event))
         if isinstance(event, IterationDone) and event.iteration == iteration:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return report
 
 
-def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[Told]:
+def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[EventDict]:
     """In a warm worker: leave its group, train, be asked to stop perhaps, and come back to a group of the same size."""
-    told: list[Told] = []
+    reported: list[EventDict] = []
     spec = resolve(job)
     names = assign_nodes(spec.layout.cluster.names, processes)
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
-    asked = train_rank(spec, rank_spec, folder, stopping_at(stop_at, told))
+    asked = train_rank(spec, rank_spec, folder, stopping_at(stop_at, reported))
     assert (asked is None) == (stop_at == NEVER)
     pools.join(rank, len(names), str(folder.parent / f"back-{port}"))
-    return told
+    return reported
 
 
-Train = Callable[..., list[Told]]
+Train = Callable[..., list[EventDict]]
 
 
 @pytest.fixture
 def train(pool: pools.Pool) -> Train:
     """Train with warm workers in a folder; gives what rank 0 tells."""
 
-    def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[Told]:
+    def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[EventDict]:
         world = processes or len(resolve_layout(job).cluster.names)
         port = free_port()
-        told: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
-        return list(told[0])
+        reported: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
+        return list(reported[0])
 
     return call
 
@@ -84,7 +84,7 @@ def job_of(**changes: Any) -> TrainJob:
     return dataclasses.replace(job, model=job.model | DROPOUT)
 
 
-def losses(events: Sequence[Told]) -> dict[int, float]:
+def losses(events: Sequence[EventDict]) -> dict[int, float]:
     return {event["iteration"]: event["loss"] for event in of_kind(events, "iteration")}
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_comes_to_the_same(skip_ratio: float, train: Trai
     assert open_checkpoint(broken).state.iteration == ITERATIONS
 
 
-def one_rank_without_pickle(*arguments: Any) -> list[Told]:
+def one_rank_without_pickle(*arguments: Any) -> list[EventDict]:
     """In a warm worker: as `one_rank`, where torch cannot make an object of what it is sent or reads."""
     from torch.distributed import distributed_c10d
 
@@ -151,12 +151,12 @@ def test_nothing_is_unpickled(pool: pools.Pool, folder: Folder) -> None:
     """Four ranks join, measure, train, save, stop and go on: whatever they tell each other or read is no pickle."""
     run = folder("run")
     job = job_of(checkpoint__every=1, runtime__calibrate=True)
-    told: list[Told] = []
+    reported: list[EventDict] = []
     for stop_at in (2, NEVER):
         port = free_port()
-        told = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
-    assert of_kind(told, "resumed")
-    assert of_kind(told, "checkpoint")
+        reported = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
+    assert of_kind(reported, "resumed")
+    assert of_kind(reported, "checkpoint")
 
 
 def test_checkpoints_are_made_while_training_goes_on(folder: Folder) -> None:
@@ -217,22 +217,22 @@ def back_to(run: Path, latest: int) -> int:
     return at
 
 
-def validations(events: Sequence[Told]) -> dict[int, float]:
+def validations(events: Sequence[EventDict]) -> dict[int, float]:
     return {event["iteration"]: event["loss"] for event in of_kind(events, "validation")}
 
 
 @pytest.fixture(scope="module")
-def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Told]]:
+def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[EventDict]]:
     """A run to its end, with a checkpoint of most iterations."""
     run = tmp_path_factory.mktemp("finished") / "run"
     run.mkdir()
     port = free_port()
-    told: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
-    return run, list(told[0])
+    reported: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
+    return run, list(reported[0])
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[Told]], tmp_path: Path) -> None:
+def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[EventDict]], tmp_path: Path) -> None:
     """At the moment of change the model is what it was, and the text goes on where it was."""
     run, known = tmp_path / "run", validations(finished[1])
     shutil.copytree(finished[0], run)
@@ -274,9 +274,9 @@ def test_every_block_once_in_an_epoch_whatever_changes(folder: Folder, monkeypat
         job_of(schedule=ScheduleConfig(microbatches_per_source=2, skip_ratio=0.0)),
     ]
     for job in jobs:
-        told: list[Told] = []
+        reported: list[EventDict] = []
         spec = resolve(dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=1000)))
-        train_rank(spec, only_rank(spec), run, stopping_at(open_or_0(run) + 2, told))
+        train_rank(spec, only_rank(spec), run, stopping_at(open_or_0(run) + 2, reported))
         trained_on = open_checkpoint(run).state.position
         used += [place for place in read if place < trained_on]  # what was read ahead was not used
         read.clear()
@@ -350,8 +350,8 @@ def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
     for path in (run / FOLDER).iterdir():
         if int(path.name.removeprefix("iteration-")) > 2:
             (path / "plan.json").write_text("{}")
-    told = train_alone(job_of(checkpoint__every=2, checkpoint__keep=1), run)
-    assert of_kind(told, "resumed")[0]["iteration"] <= 2
+    reported = train_alone(job_of(checkpoint__every=2, checkpoint__keep=1), run)
+    assert of_kind(reported, "resumed")[0]["iteration"] <= 2
     left = {path.name for path in (run / FOLDER).iterdir()}
     assert {name for name in left if not name.startswith("damaged-")} == {f"iteration-{ITERATIONS:06d}"}
     assert f"damaged-iteration-{ITERATIONS:06d}" in left
@@ -383,8 +383,8 @@ def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatc
         copy(self, tensors, copied)
 
     monkeypatch.setattr(Saver, "_copy", late)
-    told = train_alone(with_every(job_of()), slow)
-    assert sum(event["blocked_s"] for event in of_kind(told, "checkpoint")) > 0.1, "training had to wait"
+    reported = train_alone(with_every(job_of()), slow)
+    assert sum(event["blocked_s"] for event in of_kind(reported, "checkpoint")) > 0.1, "training had to wait"
     for path in (slow / FOLDER).iterdir():
         other = plain / FOLDER / path.name
         if other.exists():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pool as pools
 import pytest
-from train.alone import Told, free_port, of_kind, only_rank, train_alone
+from train.alone import EventDict, free_port, of_kind, only_rank, train_alone
 from train.conftest import Folder
 from train.jobs import make_job
 from train.test_resume import NEVER, back_to, job_of, one_rank, with_every
@@ -63,7 +63,7 @@ def iteration(number: int) -> Event:
     )
 
 
-def lines_of(run: Path) -> list[Told]:
+def lines_of(run: Path) -> list[EventDict]:
     """The events of a run, read as strictly as JSON is defined."""
     return [json.loads(line, parse_constant=refuse) for line in (run / METRICS).read_text().splitlines()]
 
@@ -88,7 +88,7 @@ def lines_of(run: Path) -> list[Told]:
         ),
     ],
 )  # fmt: skip
-def test_numbers_that_are_not_finite(event: Event, written: Told) -> None:
+def test_numbers_that_are_not_finite(event: Event, written: EventDict) -> None:
     """They are null in the file, and come back as they were."""
     line = to_json(event)
     content = json.loads(line, parse_constant=refuse)
@@ -195,23 +195,23 @@ def test_each_phase_keeps_its_plan(folder: Folder) -> None:
     run = folder("run")
     job = with_every(job_of())
     first = train_alone(job, run)
-    (told,) = of_kind(first, "plan")
-    assert told["files"] == {"plans": {"0": "plan.json"}, "cluster": "cluster.json", "settings": "config.yaml"}
+    (reported,) = of_kind(first, "plan")
+    assert reported["files"] == {"plans": {"0": "plan.json"}, "cluster": "cluster.json", "settings": "config.yaml"}
     kept = {name: (run / name).read_bytes() for name in ("plan.json", "cluster.json", "config.yaml")}
     at = back_to(run, 4)
     other = with_every(job_of(schedule=ScheduleConfig(microbatches_per_source=3, skip_ratio=0.0)))
-    (told,) = of_kind(train_alone(other, run), "plan")
+    (reported,) = of_kind(train_alone(other, run), "plan")
     plan, settings = f"plan_after_{at}.json", f"config_after_{at}.yaml"
-    assert told["files"] == {"plans": {"0": plan}, "cluster": "cluster.json", "settings": settings}
+    assert reported["files"] == {"plans": {"0": plan}, "cluster": "cluster.json", "settings": settings}
     assert {name: (run / name).read_bytes() for name in kept} == kept
     assert (load_plan(str(run / "plan.json")).skip_ratio, load_plan(str(run / plan)).skip_ratio) != (0.0, 0.0)
     assert load_plan(str(run / plan)).skip_ratio == 0.0
     files = sorted(path.name for path in run.iterdir())
     assert back_to(run, at) == at
-    (told,) = of_kind(train_alone(other, run), "plan")
-    assert told["files"]["settings"] == settings
+    (reported,) = of_kind(train_alone(other, run), "plan")
+    assert reported["files"]["settings"] == settings
     third = sorted(path.name for path in run.iterdir())
-    assert third == files or told["files"]["plans"]["0"] not in {"plan.json", plan}, "the same plan is kept once"
+    assert third == files or reported["files"]["plans"]["0"] not in {"plan.json", plan}, "the same plan is kept once"
 
 
 def test_phases_and_attempts_together(tmp_path: Path) -> None:
@@ -258,7 +258,9 @@ def recorder(run: Path, iteration: int = 0) -> RunLog:
         (InputError("x: expected y"), None, {"outcome": "failed", "error": "InputError", "message": "x: expected y"}),
     ],
 )
-def test_how_it_ended(error: BaseException | None, asked: signal.Signals | None, outcome: Told, tmp_path: Path) -> None:
+def test_how_it_ended(
+    error: BaseException | None, asked: signal.Signals | None, outcome: EventDict, tmp_path: Path
+) -> None:
     """After the process that wrote has torn its last line."""
     leaves = contextlib.nullcontext() if error is None else pytest.raises(type(error))
     with leaves, logged_end(tmp_path, lambda _: None) as log:
@@ -282,8 +284,8 @@ def test_an_attempt_that_tells_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_tears_no_line(tmp_path: Path) -> None:
-    told: list[Event] = []
-    record = RunLog(tmp_path, told.append, 0)
+    reported: list[Event] = []
+    record = RunLog(tmp_path, reported.append, 0)
     record(iteration(1))
     record(LogFailed(message="x" * 10_000))  # the limit below is not to be met by TensorBoard's file
     size = (tmp_path / METRICS).stat().st_size
@@ -296,7 +298,7 @@ def test_a_full_disk_tears_no_line(tmp_path: Path) -> None:
     record(iteration(3))
     record.close()
     assert [event.get("iteration") for event in lines_of(tmp_path)] == [0, 1, None, 3]
-    assert [event.message for event in told if isinstance(event, LogFailed)][1:] == [
+    assert [event.message for event in reported if isinstance(event, LogFailed)][1:] == [
         f"{tmp_path / METRICS} cannot be written: File too large"
     ]
 

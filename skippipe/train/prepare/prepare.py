@@ -68,8 +68,8 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
         SchedulerError: a rank did not answer, or there is no plan.
 
     """
-    model = partition_model(spec, config)
     rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
+    model = partition_model(spec, config)
     _check_layout(spec, model, rendezvous)
     batches = None
     if is_source(spec, rendezvous):
@@ -78,35 +78,25 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256)
     served = sorted({spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank})
+    size, sequence, dtype = spec.data.microbatch_size, spec.data.sequence, spec.precision.torch_dtype
     context = RankContext(
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
         stages=build_stages(spec, model, served, device, fresh=resume.checkpoint is None),
         link=GlooLink(rendezvous.group),
-        boundary=Boundary(
-            spec.data.microbatch_size, spec.data.sequence, config.hidden_size, spec.precision.torch_dtype, device
-        ),
+        boundary=Boundary(size, sequence, config.hidden_size, dtype, device),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=config.vocab_size,
     )
     engines = _prepare_engines(context, model, resume, metadata, log)
-    progress = resume.progress
-    optimizer = StageOptimizer(
-        context.stages,
-        spec.optimizer,
-        tokens=engines[0].tokens,
-        iterations=spec.iterations - progress.iteration,
-        seen=progress.tokens,
-    )
     saver = _make_saver(spec, rendezvous, resume)
-    resume.load(context.stages, optimizer)
-    rendezvous.all_gather("loaded", "", READING_S)  # a rank that is silent from here on has failed
+    optimizer = _load_optimizer(context, engines[0].tokens, resume)
     return TrainingLoop(
         context,
         engines,
         optimizer=optimizer,
-        start=progress,
+        start=resume.progress,
         batches=batches,
         metadata=metadata,
         saver=saver,
@@ -143,6 +133,21 @@ def _share_metadata(rendezvous: Rendezvous, batches: TokenBatches | None, model:
     tokenizer = rendezvous.receive("tokenizer", source) if rendezvous.rank == 0 else None
     text_sha256, tokens, microbatches = json.loads(stated["properties of the text"])
     return RunMetadata(text_sha256, tokens, microbatches, tokenizer, model)
+
+
+def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> StageOptimizer:
+    """Make the optimizer for iterations of so many tokens, and load weights and state from the checkpoint, if any."""
+    progress = resume.progress
+    optimizer = StageOptimizer(
+        context.stages,
+        context.spec.optimizer,
+        tokens=tokens,
+        iterations=context.spec.iterations - progress.iteration,
+        seen=progress.tokens,
+    )
+    resume.load(context.stages, optimizer)
+    context.rendezvous.all_gather("loaded", "", READING_S)  # a rank that is silent from here on has failed
+    return optimizer
 
 
 def _prepare_engines(
