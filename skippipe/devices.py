@@ -42,11 +42,6 @@ class Precision:
     """type in which torch's autocast computes; None: no autocast"""
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one number of type `dtype`."""
-        return DTYPES[self.dtype]
-
-    @property
     def torch_dtype(self) -> "torch.dtype":
         """`dtype` as torch has it."""
         return _torch_dtype(self.dtype)

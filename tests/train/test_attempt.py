@@ -80,7 +80,7 @@ def test_an_attempt_does_not_meet_what_a_dead_one_has_left(agent: int) -> None:
     with pytest.raises(RendezvousError, match=r"timed out after 0.2 s waiting for node b \(settings\)"):
         second[0].receive("settings/1", 0.2, "node b")
     # A rank of the dead attempt that is still there, as on another machine, does not wait for ever.
-    with pytest.raises(RendezvousError, match="rank 0 has started again, and this rank has not"):
+    with pytest.raises(RendezvousError, match="rank 0 was restarted, but this rank was not"):
         first[1].receive("settings/0", 20.0, "rank 0")
 
 

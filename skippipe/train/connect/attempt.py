@@ -82,7 +82,7 @@ class Attempt:
                 check_no_rank_left(self.client, self.own)
                 opened = self.client.get("attempt")
                 if opened is not None and opened != self.name:
-                    raise RendezvousError("rank 0 has started again, and this rank has not")
+                    raise RendezvousError("rank 0 was restarted, but this rank was not")
         raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
 
     @property

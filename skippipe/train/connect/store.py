@@ -128,7 +128,7 @@ def open_store(rank_spec: RankSpec, timeout_s: float) -> StoreClient:
         raise
     except TimeoutError:
         raise RendezvousError(
-            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: nothing there answers as one does"
+            f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: no store answers there"
         ) from None
     except (RuntimeError, ValueError, OSError) as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):
@@ -179,6 +179,6 @@ def reached() -> Iterator[None]:
     except SchedulerError:
         raise
     except TimeoutError:
-        raise RendezvousError("the rendezvous gives no answer any more") from None
+        raise RendezvousError("the rendezvous no longer answers") from None
     except RuntimeError as error:
         raise RendezvousError(f"the rendezvous is gone: {first_line(error)}") from None

@@ -248,7 +248,7 @@ def _watch(parent: subprocess.Popen[bytes], workers: Sequence[Worker], pipes: Se
     if any(worker.status is None for worker in workers):
         parent.wait(END_S)
         log = workers[0].log.with_name("parent.txt")
-        raise WorkerError(f"the parent of all workers {_end(parent.returncode)}; none is left{_log_tail(log)}")
+        raise WorkerError(f"the parent of all workers {_end(parent.returncode)}; no worker is left{_log_tail(log)}")
 
 
 def _take_from_parent(events: Sequence[Event], workers: Sequence[Worker], report: Report) -> None:
