@@ -161,7 +161,7 @@ def test_an_arm_that_fails_is_noted(run: Run, tmp_path: Path, own: Path, prepare
     out = study("devices=[cpu]")
     assert "cpu: wrong, seed 0: train failed" in out
     place = "own settings/experiment/wrong.yaml:7"
-    note = f"train: skippipe train: {place}: runtime.processes is 9, at most the number of nodes, 4, is expected"
+    note = f"train: skippipe train: {place}: runtime.processes: expected at most the number of nodes, 4, got 9"
     assert study.entry("wrong")["note"] == note
     assert f"- wrong, seed 0 failed: {note}\n" in (tmp_path / "kept/mine.md").read_text()
 
