@@ -16,11 +16,11 @@ def study(job: StudyJob, context: Context) -> float:
     check_installed("a study", NEEDED)
     # Imported here: --help does without.
     from skippipe.checkpoint.key import load_key  # noqa: PLC0415
+    from skippipe.devices import find_devices  # noqa: PLC0415
     from skippipe.study.arms import compose_arms  # noqa: PLC0415
-    from skippipe.study.devices import find_devices  # noqa: PLC0415
     from skippipe.study.display import console_table  # noqa: PLC0415
     from skippipe.study.study import Study  # noqa: PLC0415
-    from skippipe.train.stopping import StopRequest, outlasting_terminal  # noqa: PLC0415
+    from skippipe.train.signals import StopRequest, outlasting_terminal  # noqa: PLC0415
 
     console = make_console()
 

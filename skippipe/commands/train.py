@@ -11,6 +11,6 @@ def train(job: TrainJob, context: Context) -> float:
     """Train, or with `dry_run` only check; returns the validation loss at the end (0 for a check)."""
     check_installed("training", NEEDED)
     # Imported here: planning and --help do without torch.
-    from skippipe.train.launch import launch  # noqa: PLC0415
+    from skippipe.train.launch.launch import launch  # noqa: PLC0415
 
     return launch(job, context)

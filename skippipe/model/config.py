@@ -11,13 +11,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass
 class ExportJob:
-    """`skippipe export`: write the model of a checkpoint as a folder that transformers reads."""
+    """Settings of `skippipe export`."""
 
     checkpoint: str = MISSING
-    """a checkpoint, or a run's folder: the newest whole one of it"""
+    """a checkpoint, or a run's folder for its latest complete one"""
     output: str = MISSING
-    """the folder; a new or an empty one"""
+    """output folder, new or empty"""
     dtype: str = setting("float32", choices=DTYPES)
-    """numbers of the weights: float32, bfloat16 or float16"""
+    """dtype of the weights: float32, bfloat16 or float16"""
     key: str | None = None
-    """the file with the secret that the checkpoint is signed with; null: the user's own (~/.config/skippipe)"""
+    """file with the key that checkpoints are signed with; null: the user's own (~/.config/skippipe)"""

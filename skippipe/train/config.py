@@ -17,147 +17,144 @@ from skippipe.config import (
     setting,
 )
 from skippipe.data.config import DataConfig
+from skippipe.devices import AUTOCASTS, DTYPES
 
 BACKENDS = ("gloo",)
 STAGE_GRADIENTS = ("exact", "per_visit")
-DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
-"""Types of numbers, as torch names them, and the bytes of each."""
 BELOW_1 = Range(0, 0.999999)
-AUTOCASTS = ("bfloat16",)
 
 
 @dataclass
 class RuntimeConfig:
-    """The processes and how they talk."""
+    """Processes, devices and communication."""
 
     node: str | None = None
-    """which nodes of the plan this process serves: NAME or NAME,NAME; null: the host name (local runs set it)"""
+    """nodes of the plan that this process serves: NAME or NAME,NAME; null: the host name (local runs set it)"""
     backend: str = setting("gloo", choices=BACKENDS)
-    """what carries the messages"""
+    """communication backend"""
     processes: int | None = setting(None, within=AT_LEAST_1)
-    """processes of a local run, the nodes dealt to them; null: one for each node"""
+    """processes of a local run, over which the nodes are distributed; null: one per node"""
     port: int = setting(0, within=Range(0, 65535))
-    """where the processes of a local run meet on 127.0.0.1; 0: any free port"""
+    """rendezvous port of a local run on 127.0.0.1; 0: any free port"""
     threads: int = setting(1, within=Range(1, 1024))
-    """threads of torch in each process"""
+    """torch threads per process"""
     recv_buffers: int = setting(2, within=AT_LEAST_1)
-    """inputs that may wait on each link"""
+    """receive buffers per link"""
     sends_in_flight: int = setting(2, within=AT_LEAST_1)
-    """messages that a process may have under way"""
+    """maximum number of sends in flight per process"""
     timeout_s: float = setting(60.0, within=ABOVE_0)
-    """seconds after which training fails where a message stays out; beside three times the longer of the predicted and
-    the latest iteration, for which a healthy process may wait for the busiest"""
+    """seconds allowed for a message beyond normal waiting: timeout = timeout_s + 3 x max(predicted, last iteration)"""
     start_timeout_s: float = setting(120.0, within=ABOVE_0)
-    """seconds within which all processes must have met"""
+    """seconds allowed for the rendezvous of all processes"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
-    """bytes that each process may take; --dry-run refuses what needs more; null: not checked"""
+    """memory limit per process in bytes, checked by --dry-run; null: not checked"""
     calibrate: bool = True
-    """where no plan is given: time stages and messages first, in place of the figures of the cluster"""
+    """without a plan: first measure stages and messages, instead of using the figures of the cluster"""
     group: int = setting(1, within=AT_LEAST_1)
-    """one process alone: microbatches that go through a stage in one pass, at most; 1: the plan's order, to the bit"""
+    """single process only: maximum number of microbatches per pass through a stage; 1: exactly the plan's order"""
     device: str = "cpu"
-    """where stages compute: cpu; one process alone may take cuda, cuda:1 and so on, or auto: a GPU if there is one"""
+    """cpu; for a single process also cuda, cuda:1 etc., or auto: a GPU if available"""
     autocast: str | None = setting(None, choices=AUTOCASTS)
-    """one process alone: compute in this type where torch's autocast does; weights stay of train.dtype"""
+    """single process only: dtype of torch autocast; weights keep train.dtype"""
     compile: bool = False
-    """one process alone: compile layers and loss with torch.compile"""
+    """single process only: compile layers and loss with torch.compile"""
     profile: int = setting(0, within=AT_LEAST_0)
-    """one process alone: iterations to take apart, for where their time goes and for trace.json; 0: none"""
+    """single process only: iterations to profile, for the time breakdown and trace.json; 0: none"""
 
 
 @dataclass
 class SkipChange:
-    """Another skip ratio from some point of a run on."""
+    """A change of the skip ratio during a run."""
 
     after: float = setting(within=Range(0, 1))
-    """share of the run's iterations that come before"""
+    """fraction of the run's iterations before the change"""
     skip_ratio: float = setting(within=Range(0, 1))
-    """as schedule.skip_ratio"""
+    """the new schedule.skip_ratio"""
 
 
 @dataclass
 class TrainConfig:
-    """How the model learns."""
+    """Optimization."""
 
     iterations: int = setting(120, within=AT_LEAST_1)
-    """iterations, each one step of the optimizer over all microbatches"""
+    """iterations; each is one optimizer step over all microbatches"""
     microbatch_size: int = setting(4, within=AT_LEAST_1)
-    """sequences of a microbatch"""
+    """sequences per microbatch"""
     layers: list[int] | None = setting(None, within=AT_LEAST_0)
-    """decoder layers of each stage, e.g. [1,2,3]; null: as the plan says, else as even as can be"""
+    """decoder layers per stage, e.g. [1,2,3]; null: as in the plan, else as even as possible"""
     learning_rate: float = setting(3e-3, within=AT_LEAST_0)
-    """the highest learning rate"""
+    """peak learning rate"""
     final_learning_rate: float = setting(0.1, within=Range(0, 1))
-    """what is left of it at the end, as a share"""
+    """final learning rate as a fraction of the peak"""
     warmup: float = setting(0.1, within=Range(0, 1))
-    """share of the run's tokens over which it rises from 0; a cosine over the rest"""
+    """fraction of the run's tokens for linear warm-up; then cosine decay"""
     weight_decay: float = setting(0.1, within=AT_LEAST_0)
-    """decay of AdamW, for weight matrices alone"""
+    """weight decay of AdamW, on weight matrices only"""
     beta1: float = setting(0.9, within=BELOW_1)
-    """AdamW: decay of the mean"""
+    """AdamW: decay rate of the first moment"""
     beta2: float = setting(0.95, within=BELOW_1)
-    """AdamW: decay of the mean square"""
+    """AdamW: decay rate of the second moment"""
     epsilon: float = setting(1e-8, within=ABOVE_0)
-    """AdamW: what is added to the root"""
+    """AdamW: epsilon added to the denominator"""
     clip_norm: float | None = setting(1.0, within=ABOVE_0)
-    """gradients of a greater norm, over all stages, are scaled down to it; null: never"""
+    """clip the global gradient norm, over all stages; null: no clipping"""
     stage_gradient: str = setting("exact", choices=STAGE_GRADIENTS)
-    """exact: the derivative of the mean loss; per_visit: a stage's gradient times microbatches / visits"""
+    """exact: gradient of the mean loss; per_visit: a stage's gradient scaled by microbatches / visits"""
     dtype: str = setting("float32", choices=tuple(DTYPES))
-    """numbers of weights, messages and gradients"""
+    """dtype of weights, messages and gradients"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
-    """seed of the weights and of the order of the text"""
+    """seed of weight initialization and data order"""
     validate_every: int | None = setting(20, within=AT_LEAST_1)
-    """iterations between validations of the whole model; null: only before and after"""
+    """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
-    """take the whole model's loss also on as much of the training text, the sequences that were trained on first"""
+    """also validate the full model on as much of the training text: the sequences trained on first"""
     skip_changes: list[SkipChange] = field(default_factory=list)
-    """skip ratios later in the run, e.g. [{after: 0.8, skip_ratio: 0}]; before the first: schedule.skip_ratio"""
+    """later skip ratios, e.g. [{after: 0.8, skip_ratio: 0}]; a run starts with schedule.skip_ratio"""
 
 
 @dataclass
 class CheckpointConfig:
-    """What is kept of a run, so that it can go on; in `folder`, which all nodes have to see."""
+    """Checkpoints, in `folder`, which must be visible to all nodes."""
 
     enabled: bool = True
-    """save checkpoints; after the last iteration, and where the run is asked to stop, in any case"""
+    """save checkpoints: every so many iterations, after the last one, and when the run is asked to stop"""
     every: int | None = setting(50, within=AT_LEAST_1)
     """iterations between checkpoints; null: only at the end"""
     keep: int = setting(2, within=AT_LEAST_1)
-    """so many stay, the newest"""
+    """number of latest checkpoints kept"""
     resume: str | None = None
-    """a checkpoint or a run's folder to go on from in a new folder; a folder that has checkpoints goes on by itself"""
+    """a checkpoint or run folder from which to resume in a new folder; a folder with checkpoints resumes by itself"""
     key: str | None = None
-    """a file with the secret that checkpoints are signed with, the same on all machines of a job; null: the user's own
+    """file with the key that checkpoints are signed with, the same on all machines of a job; null: the user's own
     (~/.config/skippipe)"""
 
 
 @dataclass
 class TrainJob:
-    """`skippipe train`: train a model by a plan; alone with local processes, under torchrun as one rank of a job."""
+    """Settings of `skippipe train`."""
 
     plan: str | None = None
-    """a skippipe.plan/1 file; null: plan anew for the cluster, whose times are measured first"""
+    """a skippipe.plan/1 file; null: plan for the cluster, after measuring its times"""
     cluster: ClusterConfig = MISSING
-    """the machines, where no plan is given"""
+    """the cluster, if no plan is given"""
     allocate: AllocateConfig = field(default_factory=AllocateConfig)
-    """which node serves which stage, where no plan is given: by the surrogate, since stages are built before anything
-    is measured"""
+    """allocation of nodes to stages, if no plan is given: by the surrogate, since stages are built before anything is
+    measured"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """what is asked for, where no plan is given"""
+    """strategy, skip ratio and constraints, if no plan is given"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
-    """how long and how hard to search"""
+    """search budget and method"""
     model: dict[str, Any] = field(default_factory=dict)
-    """the model: model_type and its settings, as transformers names them; +model.KEY=VALUE adds one"""
+    """the model: model_type and its settings, named as in transformers; +model.KEY=VALUE adds one"""
     data: DataConfig = field(default_factory=DataConfig)
     """the text"""
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    """the processes"""
+    """processes, devices and communication"""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """how the model learns"""
+    """optimization"""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """what is kept, so that the run can go on"""
+    """checkpoints"""
     folder: str | None = None
-    """what the run writes goes here; a run that is there goes on from its newest checkpoint; null: runs/DATE_TIME"""
+    """output folder of the run; an existing run resumes from its latest checkpoint; null: runs/DATE_TIME"""
     dry_run: bool = False
-    """check plan, model, data and memory in this one process, and stop (the same as --dry-run)"""
+    """only check plan, model, data and memory, in this process (also --dry-run)"""
