@@ -16,7 +16,7 @@ from skippipe._scheduler import Plan, score_allocation
 from skippipe.application import compose
 from skippipe.plan import load_plan
 from skippipe.report.stages import cost, members, moved, slowest_inside, stage_table
-from skippipe.train.layout import layout_of
+from skippipe.train.resolve.layout import resolve_layout
 
 Write = Callable[[str, Any], Path]
 WORK = "planner.work_limit=20000"
@@ -98,7 +98,7 @@ def test_every_rank_of_a_training_allocates_alike() -> None:
     """Whatever its threads, and however little time its planner has."""
     arguments = ("cluster=geo20", "allocate.max_replica_transfer_s=3.9")
     one, other = (
-        layout_of(compose("train", [*arguments, *more]))
+        resolve_layout(compose("train", [*arguments, *more]))
         for more in ([], ["planner.threads=3", "planner.time_limit_s=0.01"])
     )
     assert one.stages == other.stages

@@ -9,15 +9,15 @@ from skippipe.checkpoint.key import load_key
 from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
+from skippipe.devices import find_devices
 from skippipe.errors import SIGNALLED, SUCCESS
 from skippipe.study.arms import compose_arms
 from skippipe.study.config import StudyJob
-from skippipe.study.devices import find_devices
 from skippipe.study.display import console_table
 from skippipe.study.markdown import millions
 from skippipe.study.records import ArmRecord
 from skippipe.study.study import Study
-from skippipe.train.stopping import StopRequest, outlasting_terminal
+from skippipe.train.signals import StopRequest, outlasting_terminal
 
 
 def study(job: StudyJob, context: Context) -> float:

@@ -2,7 +2,7 @@
 
 from skippipe.commands.command import Context
 from skippipe.train.config import TrainJob
-from skippipe.train.launch import launch
+from skippipe.train.launch.launch import launch
 
 
 def train(job: TrainJob, context: Context) -> float:

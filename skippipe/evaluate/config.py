@@ -6,7 +6,7 @@ from omegaconf import MISSING
 
 from skippipe.config import AT_LEAST_1, Range, setting
 from skippipe.data.config import DataConfig
-from skippipe.train.config import AUTOCASTS, DTYPES
+from skippipe.devices import AUTOCASTS, DTYPES
 
 UNITS = ("layers", "stages")
 

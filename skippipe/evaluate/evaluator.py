@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from skippipe import devices
 from skippipe.data.blocks import Tokens
 from skippipe.evaluate.intervals import Losses
-from skippipe.model.build import StageModule
 from skippipe.model.layers import compiled_for_any_batch
+from skippipe.model.stage_module import StageModule
 
 TIMED_PASSES, TIMED_S = 5, 0.25
 """A time is the median of at least this many passes, taking at least this many seconds in total."""
@@ -45,9 +46,9 @@ class Evaluator:
         self._all_layers = tuple(module.layers)
         self._losses: Callable[[Tensor, Tensor], Tensor] = self._block_losses
         if autocast is not None:
-            module.autocast_to(autocast)
+            module.enable_autocast(autocast)
         if compiled:
-            module.compile_parts()
+            module.enable_compile()
             self._losses = compiled_for_any_batch(self._block_losses)
         tokens = torch.from_numpy(np.asarray(blocks).astype(np.int64)).to(device)
         self._batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in torch.split(tokens, batch)]
@@ -78,12 +79,11 @@ class Evaluator:
         return time.perf_counter() - began
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        devices.synchronize(self._device)
 
     def _run(self, path: Sequence[int], tokens: Tensor, labels: Tensor) -> Tensor:
-        hidden = self._module.visit(self._module.embed(tokens), path)
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+        hidden = self._module.run_layers(self._module.embed(tokens), path)
+        with devices.autocast(self._device, self._autocast):
             return self._losses(hidden, labels)
 
     def _block_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:

@@ -15,8 +15,10 @@ from skippipe.data.corpus import Corpus
 from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
 from skippipe.errors import InputError
 from skippipe.evaluate.config import EvaluateJob
-from skippipe.model.build import StageModule, build_part, config_sha256, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.folder import CONFIG, own_tokenizer, weights_sha256
+from skippipe.model.settings import config_sha256, model_config
+from skippipe.model.stage_module import StageModule
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -107,7 +109,7 @@ def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
     config = model_config({"folder": str(folder)})
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:
-        return build_part(
+        return build_stage_module(
             config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device, weights=folder
         )
 
@@ -122,7 +124,7 @@ def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
 
 
 def _drawn(config: "PretrainedConfig", dtype: torch.dtype, device: torch.device) -> StageModule:
-    return build_part(config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device)
+    return build_stage_module(config, stage=0, layers=_all(config), first=True, seed=0, dtype=dtype, device=device)
 
 
 def _all(config: "PretrainedConfig") -> range:

@@ -17,6 +17,7 @@ from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus, open_corpus
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.data.prepare import corpus_folder
+from skippipe.devices import Precision, device_name, find_device
 from skippipe.errors import InputError, SchedulerError
 from skippipe.evaluate.compare import read_tables
 from skippipe.evaluate.config import EvaluateJob
@@ -39,7 +40,6 @@ from skippipe.evaluate.summary import NONE, Row, summarise, table_json
 from skippipe.evaluate.table import Rows, markdown
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.model.flops import layer_flops
-from skippipe.train.efficiency import device_name, find_device
 
 TIMED_DRAWS = 3
 """per omission: times hardly depend on which layers are skipped"""
@@ -155,11 +155,12 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
 
 
 def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> Evaluator:
-    module = model.load(getattr(torch, job.dtype), device)
-    autocast = None if job.autocast is None else getattr(torch, job.autocast)
+    precision = Precision(job.dtype, job.autocast)
+    module = model.load(precision.torch_dtype, device)
     return Evaluator(
-        module, text.blocks.tokens, batch=job.batch, device=device, autocast=autocast, compiled=job.compile
-    )
+        module, text.blocks.tokens, batch=job.batch, device=device, autocast=precision.torch_autocast,
+        compiled=job.compile,
+    )  # fmt: skip
 
 
 def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:

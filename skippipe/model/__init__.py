@@ -1,1 +1,1 @@
-"""Models of transformers, cut into stages: each rank builds the layers of its own stages and no others."""
+"""Models of transformers, partitioned into stages: each rank builds the layers of its own stages alone."""

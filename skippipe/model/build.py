@@ -1,4 +1,4 @@
-"""Build one stage's part of a model, never the whole, with weights that do not depend on how the model is cut."""
+"""Build the module of one stage, never the whole model; weights do not depend on how the model is partitioned."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,38 +10,25 @@ import torch
 from torch import nn
 
 from skippipe.errors import InputError
-from skippipe.model.families import family_of
-from skippipe.model.part import IGNORED_LABEL, StageModule
-from skippipe.model.settings import config_sha256, model_config, part_config, plain_settings
+from skippipe.model.stage_module import StageModule, empty_stage_module
 from skippipe.model.weights import stage_weights
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-__all__ = [
-    "IGNORED_LABEL",
-    "StageModule",
-    "build_part",
-    "config_sha256",
-    "empty_part",
-    "model_config",
-    "plain_settings",
-    "stage_layers",
-]
+    from transformers import PretrainedConfig
 
 INITIAL_DTYPE = torch.float32
-"""weights are drawn in it, on the CPU, and then converted"""
+"""Weights are drawn in it, on the CPU, and then converted."""
 
 
 def stage_layers(sizes: Sequence[int], config: "PretrainedConfig") -> list[range]:
-    """Deal a model's layers to stages.
+    """Partition a model's decoder layers.
 
     Args:
-        sizes: number of decoder layers of each stage, as a plan's `layers` has them.
-        config: the model's.
+        sizes: number of decoder layers of each stage, as in a plan's `layers`.
+        config: of the model.
 
     Returns:
-        The numbers of each stage's layers.
+        The layer numbers of each stage.
 
     Raises:
         InputError: a stage has no layer, or the sizes do not add up to the model's layers.
@@ -50,12 +37,12 @@ def stage_layers(sizes: Sequence[int], config: "PretrainedConfig") -> list[range
     total = int(config.num_hidden_layers)
     if min(sizes, default=0) < 1 or sum(sizes) != total:
         raise InputError(
-            f"layers per stage are {list(sizes)}, numbers of at least 1 are expected whose sum is the model's {total}"
+            f"layers per stage: expected positive numbers that add up to the model's {total}, got {list(sizes)}"
         )
     return [range(begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-def build_part(  # noqa: PLR0913 - what a part is
+def build_stage_module(  # noqa: PLR0913 - what defines a stage
     config: "PretrainedConfig",
     *,
     stage: int,
@@ -66,71 +53,58 @@ def build_part(  # noqa: PLR0913 - what a part is
     device: torch.device | str = "cpu",
     weights: Path | None = None,
 ) -> StageModule:
-    """Build one stage's part of a model.
+    """Build the module of one stage.
 
-    Without `weights`, every module's are drawn as transformers draws them, from a generator seeded by `seed` and the
-    module's name in the whole model: whatever the cut, the same weights. One module at a time is held in float32 on
-    the CPU.
+    Without `weights`, the parameters of every submodule are initialized as transformers does it, from a generator
+    seeded by `seed` and the submodule's name in the whole model: the same weights for every partition. One submodule at
+    a time is held in float32 on the CPU.
 
     Args:
-        config: the model's, by `model_config`.
+        config: of the whole model, by `model_config`.
         stage: number of the stage, for messages.
-        layers: the numbers of its layers in the whole model.
+        layers: numbers of its layers in the whole model.
         first: whether it is stage 0, with embedding, final norm and head.
-        seed: of the weights, where they are drawn.
+        seed: of the initial weights.
         dtype: of the weights.
         device: where they go.
-        weights: a folder whose safetensors files hold them; of these, the tensors of this part alone are read.
+        weights: a folder whose safetensors files hold them; only this stage's tensors are read.
 
     Returns:
-        The part, in training mode.
+        The module, in training mode.
 
     Raises:
         InputError: the weights in the folder cannot be used, or do not fit the configuration.
 
     """
-    part = empty_part(config, stage=stage, layers=layers, first=first)
+    module = empty_stage_module(config, stage=stage, layers=layers, first=first)
     if weights is None:
-        _draw_all(part, config, seed, dtype, torch.device(device))
+        _init_all(module, config, seed, dtype, torch.device(device))
     else:
         read = stage_weights(config, weights, layers=layers, first=first, dtype=dtype)
-        part.load_state_dict(read, strict=True, assign=True)
-    _tie(part, config)
-    for parameter in part.parameters():
+        module.load_state_dict(read, strict=True, assign=True)
+    module.tie_head(config)
+    for parameter in module.parameters():
         parameter.data = parameter.data.to(device)
-    rebuild_buffers(part, torch.device(device))
-    _check_complete(part)
+    rebuild_buffers(module, torch.device(device))
+    _check_complete(module)
     if dtype == torch.float64:
-        part.use_plain_experts()
-    return part.train()
+        module.use_plain_experts()
+    return module.train()
 
 
-def empty_part(config: "PretrainedConfig", *, stage: int, layers: range, first: bool) -> StageModule:
-    """Build one stage's part on the meta device: every shape, no memory, no weights."""
-    family = family_of(config.model_type)
-    assert layers.step == 1, "a stage is a run of layers"
-    assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
-    with torch.device("meta"):
-        model: PreTrainedModel = family.model_class()(part_config(config, layers))
-    part = StageModule(model, family, stage=stage, layers=layers, first=first)
-    part.watch_routers(config)
-    _tie(part, config)
-    return part
-
-
-def _draw_all(
-    part: StageModule, config: "PretrainedConfig", seed: int, dtype: torch.dtype, device: torch.device
+def _init_all(
+    stage: StageModule, config: "PretrainedConfig", seed: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Give all parameters of a part memory and first values; a tied head has none of its own."""
+    """Allocate and initialize all parameters of a stage; a tied head has none of its own."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for name, module in part.named_modules():
-            if not (config.tie_word_embeddings and name == part.family.head):
-                _draw(part, name, module, seed)
+        for name, module in stage.named_modules():
+            if not (config.tie_word_embeddings and name == stage.family.head):
+                _init(stage, name, module, seed)
                 _convert(module, dtype, device)
 
 
-def _draw(part: StageModule, name: str, module: nn.Module, seed: int) -> None:
-    """Give a module's own parameters memory and values."""
+def _init(stage: StageModule, name: str, module: nn.Module, seed: int) -> None:
+    """Allocate and initialize a submodule's own parameters."""
     own = dict(module.named_parameters(recurse=False))
     if not own:
         return
@@ -138,14 +112,14 @@ def _draw(part: StageModule, name: str, module: nn.Module, seed: int) -> None:
         values = torch.full(parameter.shape, float("nan"), dtype=INITIAL_DTYPE)
         setattr(module, key, nn.Parameter(values, requires_grad=parameter.requires_grad))
     torch.default_generator.manual_seed(module_seed(seed, name))  # the CPU alone, unlike torch.manual_seed
-    part.draw(module)
+    stage.init_weights(module)
     for key, parameter in module.named_parameters(recurse=False):
         if parameter.isnan().any():
-            raise RuntimeError(f"transformers gives {name}.{key} no first value")
+            raise RuntimeError(f"transformers does not initialize {name}.{key}")
 
 
 def module_seed(seed: int, name: str) -> int:
-    """Seed of the weights of one module, by its name in the whole model: 63 bits of a hash."""
+    """Seed of a submodule's initial weights, by its name in the whole model: 63 bits of a hash."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
@@ -154,21 +128,15 @@ def _convert(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
         parameter.data = parameter.data.to(device=device, dtype=dtype)
 
 
-def _tie(part: StageModule, config: "PretrainedConfig") -> None:
-    """Let the head share the embedding's weights, where the model has it so; both are on stage 0."""
-    if part.first and config.tie_word_embeddings:
-        part.head.weight = part.embedding.weight
-
-
-def rebuild_buffers(part: StageModule, device: torch.device) -> None:
-    """Compute what is no weight, the frequencies of the rotary embedding, in float32 where the layers are."""
-    rotary, config = part.rotary, part.config
+def rebuild_buffers(stage: StageModule, device: torch.device) -> None:
+    """Compute the non-persistent buffers, the rotary frequencies, in float32 on the layers' device."""
+    rotary, config = stage.rotary, stage.config
     rebuilt = type(rotary)(config=config)
     for name, buffer in rebuilt.named_buffers():
         setattr(rotary, name, buffer.to(device))
 
 
-def _check_complete(part: StageModule) -> None:
-    missing = [name for name, tensor in part.state_dict(keep_vars=True).items() if tensor.is_meta]
-    missing += [name for name, buffer in part.named_buffers() if buffer.is_meta]
+def _check_complete(stage: StageModule) -> None:
+    missing = [name for name, tensor in stage.state_dict(keep_vars=True).items() if tensor.is_meta]
+    missing += [name for name, buffer in stage.named_buffers() if buffer.is_meta]
     assert not missing, f"never given values: {', '.join(missing)}"

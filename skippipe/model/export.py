@@ -42,7 +42,7 @@ def export_model(
     output: Path,
     dtype: torch.dtype,
 ) -> Exported:
-    """Write a model, whole or not at all.
+    """Write a model, completely or not at all.
 
     Args:
         settings: the model's, by `plain_settings`.
@@ -52,8 +52,8 @@ def export_model(
         dtype: of the weights.
 
     Raises:
-        InputError: the folder cannot be written, the weights are not finite in `dtype`, or the tokenizer has words that
-            the model does not know.
+        InputError: the folder cannot be written, the weights are not finite in `dtype`, or the tokenizer has tokens
+            beyond the model's vocabulary.
 
     """
     config = _config_to_read(settings)
@@ -73,7 +73,7 @@ def export_model(
 
 
 def _config_to_read(settings: Mapping[str, Any]) -> Any:
-    """Make the configuration that a reader of the folder expects: what is for training alone is off."""
+    """Make the configuration for readers of the folder: what is for training alone is off."""
     config: Any = model_config(settings)
     config.use_cache = True
     if hasattr(config, "output_router_logits"):
@@ -84,14 +84,14 @@ def _config_to_read(settings: Mapping[str, Any]) -> Any:
 def _filled(
     config: "PretrainedConfig", load: Callable[[dict[str, Tensor]], None], dtype: torch.dtype
 ) -> "PreTrainedModel":
-    """Build the whole model, in memory once, and have it filled."""
+    """Build the whole model, once in memory, and have it filled."""
     with torch.device("meta"):
         model: Any = family_of(config.model_type).model_class()(config)
     model.to(dtype).to_empty(device="cpu")
     model.tie_weights()
     state: dict[str, Tensor] = model.state_dict()
     for tensor in state.values():
-        tensor.fill_(float("nan"))  # so that what is never filled is seen
+        tensor.fill_(float("nan"))  # so that what is never filled is found
     load(state)
     for name, tensor in state.items():
         if not tensor.isfinite().all():
@@ -109,19 +109,19 @@ def _check_words(tokenizer: Any, config: Any) -> None:
     if words[word] >= config.vocab_size:
         raise InputError(
             f"tokenizer: expected tokens below model.vocab_size ({config.vocab_size}), got {words[word]} for {word!r}: "
-            "it is not that of the model"
+            "it is not the model's tokenizer"
         )
 
 
 def _with_end(stated: Any, end: int) -> Any:
-    """Tokens that end a text: those stated, if the right one is among them, else that one."""
+    """End-of-text tokens: those stated, if the right one is among them, else that one."""
     return stated if end in (stated if isinstance(stated, list) else [stated]) else end
 
 
 def _special_tokens(tokenizer: Any, config: Any) -> dict[str, str]:
-    """Say which tokens begin, end and fill texts: those that the configuration names, if they are special at all.
+    """Beginning, end and padding tokens: those that the configuration names, if they are special tokens.
 
-    A configuration left at its defaults may name any token as the end of a text; the data then had the usual one.
+    A configuration left at its defaults may name any token as the end of a text; the data then used the usual one.
     """
     special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found: dict[str, str] = {}
@@ -142,14 +142,14 @@ def _save_tokenizer(tokenizer: Any, special: Mapping[str, str], positions: int, 
     wrapped = make(tokenizer_object=tokenizer, model_max_length=positions, **special)
     wrapped.save_pretrained(folder)
     if not _read_alike(tokenizer, folder):
-        # For some architectures AutoTokenizer takes that one's own way of splitting texts, whatever the file says; not
-        # where a class of one's own is stated, and it never loads one for them. None is: so the file decides.
+        # For some architectures AutoTokenizer uses a pre-tokenizer of its own, whatever the file says, unless the file
+        # names a custom class. An empty one keeps it from both: the file decides.
         wrapped.init_kwargs["auto_map"] = {"AutoTokenizer": [None, None]}
         wrapped.save_pretrained(folder)
 
 
 def _read_alike(tokenizer: Any, folder: Path) -> bool:
-    """Whether transformers, left to itself, reads the tokenizer that was written."""
+    """Whether transformers reads the tokenizer as it was written."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - slow
 
     read: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -159,7 +159,7 @@ def _read_alike(tokenizer: Any, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Have a folder written beside `output`, hidden, which takes its name at the end; an error leaves nothing.
+    """Give a hidden staging folder beside `output`, which is renamed to it at the end; an error leaves nothing.
 
     Raises:
         InputError: `output` is there already and not empty, or the disk takes no more; the message names it.
@@ -167,12 +167,12 @@ def new_folder(output: Path) -> Iterator[Path]:
     """
     check_new_folder(output)
     try:
-        with _draft_beside(output) as draft:
-            yield draft
-            for path in draft.iterdir():
+        with _staging_beside(output) as staging:
+            yield staging
+            for path in staging.iterdir():
                 _sync(path)
-            sync_folder(draft)
-            draft.rename(output)  # over an empty folder, if there is one; never over one with files in it
+            sync_folder(staging)
+            staging.rename(output)  # over an empty folder, if there is one; never over one with files in it
         sync_folder(output.parent)
     except OSError as error:
         raise _unwritable(output, error.strerror or error) from None
@@ -184,28 +184,28 @@ def check_new_folder(output: Path) -> None:
     """Raise `InputError` unless `output` can become a new folder: called before the work whose result goes there."""
     check_utf8(output, "output")
     if output.is_dir() and any(output.iterdir()):
-        raise InputError(f"output={output} is a folder with files in it, a new one is expected")
+        raise InputError(f"output={output}: expected a new or empty folder, got one with files in it")
     if output.exists() and not output.is_dir():
-        raise InputError(f"output={output} is a file, a new folder is expected")
+        raise InputError(f"output={output}: expected a new or empty folder, got a file")
     if not output.parent.is_dir():
         raise _unwritable(output, f"the folder {output.parent} does not exist")
     try:
-        with _draft_beside(output):
+        with _staging_beside(output):
             pass
     except OSError as error:
         raise _unwritable(output, error.strerror or error) from None
 
 
 @contextlib.contextmanager
-def _draft_beside(output: Path) -> Iterator[Path]:
+def _staging_beside(output: Path) -> Iterator[Path]:
     """Make an empty hidden folder beside `output`, removed at the end if it is still there."""
-    draft = output.with_name(f".{output.name[:200]}.{os.getpid()}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    staging = output.with_name(f".{output.name[:200]}.{os.getpid()}.tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
     try:
-        yield draft
+        yield staging
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _unwritable(output: Path, reason: object) -> InputError:

@@ -1,8 +1,8 @@
-"""What differs between the architectures that can be cut into stages.
+"""What differs between the architectures that can be partitioned into stages.
 
-All of them are decoder-only models of transformers: an embedding, a list of decoder layers that pass on one hidden
-state, a final norm and a head. Masks, positions and rotary embeddings are left to the model class itself, which is
-run on one stage's layers alone; so an architecture needs no more than a few names here.
+All are decoder-only models of transformers: an embedding, a list of decoder layers with one hidden state between them,
+a final norm and a head. Masks, positions and rotary embeddings are left to the model class itself, which is run on one
+stage's layers alone; so an architecture needs only a few names here.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class Family:
     embedding_dropout: str | None = None
     """dropout between the embedding and the first layer, where there is one"""
     router: str | None = None
-    """what routes tokens to experts within a layer, where something does: such layers have a loss of their own"""
+    """routes tokens to experts within a layer, in mixtures of experts; such layers have a load-balancing loss"""
 
     def config_class(self) -> "type[PretrainedConfig]":
         """The class of its configurations."""
@@ -63,10 +63,10 @@ def family_of(model_type: object) -> Family:
     """Look up an architecture.
 
     Raises:
-        InputError: it is none of those that can be cut into stages; the message lists them.
+        InputError: it cannot be partitioned into stages; the message lists those that can.
 
     """
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise InputError(f"model.model_type is {model_type!r}, one of {', '.join(FAMILIES)} is expected")
+        raise InputError(f"model.model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}")
     return family

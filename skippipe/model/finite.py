@@ -1,4 +1,4 @@
-"""Whether tensors hold numbers that can be trained on."""
+"""Whether tensors are finite."""
 
 import torch
 from torch import Tensor

@@ -12,12 +12,12 @@ from skippipe.model.families import family_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""Files that hold the words of a tokenizer; a folder with none of them has no tokenizer."""
+"""Files of a tokenizer's vocabulary; a folder with none of them has no tokenizer."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HASHED_WHOLE = 256 * 2**20
-"""bytes up to which a file is hashed as a whole; of a larger one, parts"""
+"""Bytes up to which a file is hashed completely; a larger one is sampled."""
 PART, STRIDE = 64 * 2**10, 8 * 2**20
-"""of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a part of every tensor of some size"""
+"""Of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a sample of every large tensor."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,25 @@ class WeightFiles:
     """Where the tensors of a model are."""
 
     stated_by: Path
-    """the one file that holds them all, or the index that says which file holds which"""
+    """the only file, or the index of several"""
     paths: tuple[Path, ...]
     """the safetensors files"""
     index: Mapping[str, Path] | None
-    """the file of each tensor by name, where there is an index"""
+    """the file of each tensor by name, if there is an index"""
 
 
 def find_folder(name: object) -> Path:
-    """Check that `model.folder` is a folder with a configuration; raise `InputError` where it is not."""
+    """Check that `model.folder` is a folder with a configuration; raises `InputError` if it is not."""
     if not isinstance(name, str) or not name:
-        raise InputError(f"model.folder is {name!r}, a folder with {CONFIG} and safetensors files is expected")
+        raise InputError(f"model.folder: expected a folder with {CONFIG} and safetensors files, got {name!r}")
     folder = Path(name)
     if not folder.is_dir():
         raise InputError(
-            f"model.folder is {name}: there is no such folder, and nothing is downloaded here; a model of the hub is "
-            f"fetched by: hf download NAME --local-dir FOLDER"
+            f"model.folder: no such folder: {name}; nothing is downloaded here, a model of the hub is fetched by: hf "
+            "download NAME --local-dir FOLDER"
         )
     if not (folder / CONFIG).is_file():
-        raise InputError(f"model.folder is {name}: there is no {CONFIG} in it")
+        raise InputError(f"model.folder: expected a folder with {CONFIG}, got {name}")
     check_utf8(folder, "model.folder")
     return folder
 
@@ -62,17 +62,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{path}: {str(error).removeprefix('model.')}") from None
     if content.get("quantization_config") is not None:
-        raise InputError(f"{path}: quantization_config is set, a model with plain floating-point weights is expected")
+        raise InputError(f"{path}: quantization_config: expected plain floating-point weights, got quantized ones")
     return content
 
 
 def own_tokenizer(folder: Path) -> str | None:
-    """Name a model's own tokenizer as `data.tokenizer` does; None: there is none in its folder."""
+    """A model's own tokenizer, as a value of `data.tokenizer`; None: there is none in its folder."""
     return str(folder) if any((folder / name).is_file() for name in TOKENIZERS) else None
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Find a folder's safetensors files; raise `InputError` where there are none, or where one is missing."""
+    """Find a folder's safetensors files; raises `InputError` if there are none, or one is missing."""
     if (folder / WEIGHTS).is_file():
         return WeightFiles(folder / WEIGHTS, (folder / WEIGHTS,), None)
     if (folder / INDEX).is_file():
@@ -80,33 +80,33 @@ def weight_files(folder: Path) -> WeightFiles:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise InputError(
-            f"{folder}: holds its weights in pickle only ({', '.join(pickles[:3])}), which runs whatever code is in it "
-            f"and is never opened here; {WEIGHTS} is expected"
+            f"{folder}: expected {WEIGHTS}, got weights in pickle only ({', '.join(pickles[:3])}), which can run any "
+            "code and is never opened here"
         )
-    raise InputError(f"{folder}: holds no weights, {WEIGHTS} or {INDEX} is expected")
+    raise InputError(f"{folder}: expected {WEIGHTS} or {INDEX}, got no weights")
 
 
 def _indexed(path: Path) -> WeightFiles:
     weight_map = read_json_object(str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path}: weight_map is {weight_map!r}, the file of each tensor is expected")
+        raise InputError(f"{path}: weight_map: expected the file of each tensor, got {weight_map!r}")
     index: dict[str, Path] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise InputError(f"{path}: weight_map.{tensor} is {file!r}, a safetensors file beside it is expected")
+            raise InputError(f"{path}: weight_map.{tensor}: expected a safetensors file beside it, got {file!r}")
         index[tensor] = path.with_name(file)
     paths = tuple(sorted(set(index.values())))
     for file in paths:
         if not file.is_file():
-            raise InputError(f"{path}: names {file.name}, which is not there")
+            raise InputError(f"{path}: no such file: {file.name}")
     return WeightFiles(path, paths, index)
 
 
 def weights_sha256(folder: Path) -> str:
-    """Hash of a folder's weights, in hexadecimal: different where two ranks would start from different ones.
+    """Hash of a folder's weights, in hexadecimal: differs where two ranks would start from different ones.
 
-    Made of the names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes, of a part of each of its
-    stretches, so that a hundred gigabytes take seconds. It is no proof against somebody who wants to deceive.
+    Made of names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes only samples are hashed, so
+    that a hundred gigabytes take seconds. It does not detect forgery.
     """
     digest = hashlib.sha256()
     for path in weight_files(folder).paths:

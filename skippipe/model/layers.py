@@ -1,4 +1,4 @@
-"""Run a stage's layers with the masks and positions that the model class of transformers would make for them."""
+"""Run a stage's layers with the masks and positions that the model class of transformers makes for them."""
 
 import os
 import tempfile
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 REMEMBERED_SHAPES = 16
-"""training and validation batches, whole and cut short, and groups of microbatches of several sizes"""
+"""Batches of training and validation, the last ones shorter, and groups of microbatches of several sizes."""
 
 COMPILE_CACHE, SHARED_CACHE = "TORCHINDUCTOR_CACHE_DIR", "torchinductor_"
-"""Torch's variable for where it keeps what it has compiled, and how the name begins that it chooses by itself."""
+"""Torch's variable for its cache of compiled code, and the prefix of its default name."""
 
 
 class Shape(NamedTuple):
@@ -25,15 +25,15 @@ class Shape(NamedTuple):
     device: torch.device
 
 
-class NotingLayer(nn.Module):
-    """Stands in the place of a layer, keeps what it is given beside the hidden state, and passes that on."""
+class ArgumentRecorder(nn.Module):
+    """Takes the place of a layer, records the arguments beside the hidden state, and passes that on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.given: dict[str, Any] = {}
 
     def forward(self, hidden: Tensor, **given: Any) -> Tensor:
-        """Note `given`."""
+        """Record `given`."""
         self.given = given
         return hidden
 
@@ -41,8 +41,8 @@ class NotingLayer(nn.Module):
 class LayerRunner:
     """Calls layers one after the other, with the arguments that the model class has for each.
 
-    The model class itself holds layers that only note their arguments (mask, position embeddings). It is run once for
-    each shape: the arguments are the same for every microbatch, and making them takes as long as a small layer does.
+    The model class itself holds layers that only record their arguments (mask, position embeddings). It is run once per
+    shape: the arguments are the same for every microbatch, and making them takes as long as a small layer.
 
     Args:
         body: the model class with `len(layers)` layers, which are taken from it; without embedding and final norm.
@@ -53,10 +53,10 @@ class LayerRunner:
     def __init__(self, body: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.body = body
         self._layers = tuple(layers)
-        self._noting = [NotingLayer() for _ in layers]
+        self._recorders = [ArgumentRecorder() for _ in layers]
         self._compiled = False
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
-        body.layers = nn.ModuleList(self._noting)
+        body.layers = nn.ModuleList(self._recorders)
 
     def __call__(self, hidden: Tensor, places: Sequence[int] | None = None) -> Tensor:
         """Run all layers on (b, s, hidden), or those at some places among them, in the order of these."""
@@ -81,16 +81,16 @@ class LayerRunner:
         if known is None:
             while len(self._arguments) >= REMEMBERED_SHAPES:
                 self._arguments.pop(next(iter(self._arguments)))
-            known = self._arguments[shape] = self._noted(hidden)
+            known = self._arguments[shape] = self._recorded(hidden)
         return known
 
-    def _noted(self, hidden: Tensor) -> list[dict[str, Any]]:
+    def _recorded(self, hidden: Tensor) -> list[dict[str, Any]]:
         device = torch.device("cpu") if hidden.is_meta else hidden.device  # masks depend on values of positions
-        with torch.inference_mode(mode=False), torch.no_grad():  # what is noted is also used where gradients are taken
+        with torch.inference_mode(mode=False), torch.no_grad():  # what is recorded is also used with autograd
             nothing = torch.zeros((), dtype=hidden.dtype, device=device).expand(hidden.shape)
             self.body(inputs_embeds=nothing, use_cache=False)
-        given = _moved([layer.given for layer in self._noting], hidden.device)
-        for layer in self._noting:
+        given = _moved([layer.given for layer in self._recorders], hidden.device)
+        for layer in self._recorders:
             layer.given = {}
         return given
 
@@ -118,10 +118,10 @@ def _moved(given: list[dict[str, Any]], device: torch.device) -> list[dict[str, 
 
 
 def own_compile_cache() -> None:
-    """Have torch keep what it compiles in a folder of the user's own, unless a variable names another.
+    """Have torch keep compiled code in a folder of the user, unless a variable names another.
 
-    By itself it takes a folder in that of temporary files, under a name that any user of the machine can take first,
-    and sets the variable to it when some module is imported; what lies there is run and unpickled.
+    By default it uses a folder among the temporary files, under a name that any user of the machine can take first, and
+    sets the variable to it when some module is imported; files there are executed and unpickled.
     """
     chosen = os.environ.get(COMPILE_CACHE)
     shared = (

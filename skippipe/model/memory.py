@@ -1,4 +1,4 @@
-"""What one stage of a model takes of memory, found without building it."""
+"""Memory of one stage of a model, estimated without building it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from skippipe.model.build import empty_part, rebuild_buffers
-from skippipe.model.part import StageModule
+from skippipe.model.build import rebuild_buffers
+from skippipe.model.stage_module import StageModule, empty_stage_module
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -22,7 +22,7 @@ ADAMW_STATES = 2
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes that one stage takes on one rank, but for what torch itself and the temporaries of single layers take."""
+    """Bytes of one stage on one rank, without torch itself and temporaries within layers."""
 
     parameters: int
     """number of parameters, tied weights once"""
@@ -31,11 +31,11 @@ class StageMemory:
     gradient_bytes: int
     """gradients, of the weights' type; what replicas of the stage exchange"""
     optimizer_bytes: int
-    """what AdamW keeps, of the weights' type"""
+    """state of AdamW, of the weights' type"""
     activation_bytes: int
-    """what one microbatch holds from its forward to its backward, input and output of the stage included"""
+    """held for one microbatch from its forward to its backward, input and output of the stage included"""
     loss_bytes: int
-    """what one microbatch's loss holds until its backward, which follows at once; 0 but on stage 0"""
+    """held for one microbatch's loss until its backward, which follows at once; 0 except on stage 0"""
 
 
 def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
@@ -48,27 +48,27 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     sequence: int,
     dtype: torch.dtype = torch.float32,
 ) -> StageMemory:
-    """Estimate what one stage takes, by a forward pass on tensors that have a shape and no memory.
+    """Estimate the memory of one stage by a forward pass on meta tensors.
 
     Args:
-        config: the model's.
+        config: of the whole model.
         stage: number of the stage.
-        layers: the numbers of its layers in the whole model.
+        layers: numbers of its layers in the whole model.
         first: whether it is stage 0.
-        batch: sequences in a microbatch.
-        sequence: tokens in a sequence.
+        batch: sequences per microbatch.
+        sequence: tokens per sequence.
         dtype: of weights and activations.
 
     """
-    part = empty_part(config, stage=stage, layers=layers, first=first).to(dtype)
-    weights = sum(_bytes(parameter) for parameter in part.parameters())
+    module = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
+    weights = sum(_bytes(parameter) for parameter in module.parameters())
     return StageMemory(
-        parameters=parameter_count(part),
+        parameters=parameter_count(module),
         weight_bytes=weights,
         gradient_bytes=weights,
         optimizer_bytes=ADAMW_STATES * weights,
-        activation_bytes=_activation_bytes(part, batch, sequence, dtype),
-        loss_bytes=_loss_bytes(part, batch, sequence, dtype) if first else 0,
+        activation_bytes=_activation_bytes(module, batch, sequence, dtype),
+        loss_bytes=_loss_bytes(module, batch, sequence, dtype) if first else 0,
     )
 
 
@@ -78,10 +78,10 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def saved_bytes(run: Callable[[], Any], without: Iterable[Tensor]) -> int:
-    """Bytes that autograd keeps of what `run` computes: each storage once, those of `without` not at all."""
+    """Bytes that autograd saves while `run` computes: each storage once, those of `without` not at all."""
     known = {_storage(tensor) for tensor in without}
     kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # a storage that is freed could be given out, and counted, a second time
+    alive: list[Tensor] = []  # a freed storage could be allocated, and counted, again
 
     def pack(tensor: Tensor) -> Tensor:
         if _storage(tensor) not in known:
@@ -95,29 +95,29 @@ def saved_bytes(run: Callable[[], Any], without: Iterable[Tensor]) -> int:
     return sum(kept.values())
 
 
-def _activation_bytes(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
-    rebuild_buffers(part, torch.device("cpu"))  # positions are computed, not only shaped
-    hidden = _shaped(part, batch, sequence, dtype)
+def _activation_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+    rebuild_buffers(module, torch.device("cpu"))  # positions are computed, not only shaped
+    hidden = _shaped(module, batch, sequence, dtype)
 
     def run() -> tuple[Tensor, Tensor | None]:
-        output, local_loss = part(hidden)
+        output, local_loss = module(hidden)
         return output, local_loss
 
     with ShapesOnly():
-        saved = saved_bytes(run, [*part.parameters(), hidden])
-    return saved + 2 * _bytes(hidden)  # the output may be saved nowhere, but is held; counted twice at worst
+        saved = saved_bytes(run, [*module.parameters(), hidden])
+    return saved + 2 * _bytes(hidden)  # the output is held even if nothing saves it; counted twice at worst
 
 
-def _loss_bytes(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
-    hidden = _shaped(part, batch, sequence, dtype)
+def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+    hidden = _shaped(module, batch, sequence, dtype)
     labels = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
-    saved = saved_bytes(lambda: part.loss(hidden, labels), [*part.parameters(), hidden])
-    logits = batch * sequence * int(part.config.vocab_size)
+    saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
+    logits = batch * sequence * int(module.config.vocab_size)
     return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
 
 
-def _shaped(part: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(batch, sequence, part.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+def _shaped(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(batch, sequence, module.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -125,10 +125,10 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class ShapesOnly(TorchFunctionMode):
-    """Within: tensors without memory keep what tensors with memory would.
+    """Within: autograd saves for meta tensors what it would save for real ones.
 
-    Left to itself, torch takes the plain way of attention for them, which keeps the weights of all pairs of positions,
-    and refuses to count each expert's tokens and, depending on their type, to multiply them with its weights.
+    Otherwise torch computes their attention by the math kernel, which saves the weights of all pairs of positions, and
+    does not support the functions that mixtures of experts need.
     """
 
     def __torch_function__(

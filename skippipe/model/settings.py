@@ -1,4 +1,4 @@
-"""A model's settings: from what a user gave to a configuration of transformers, and back to plain values."""
+"""Settings of a model: resolved to a configuration of transformers, and back to plain values."""
 
 import copy
 import hashlib
@@ -33,23 +33,23 @@ _SHARES = ("attention_dropout", "hidden_dropout", "router_jitter_noise")
 _AT_LEAST_0 = ("initializer_range", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder")
-"""what configurations of transformers have beside, and training has no use for"""
+"""Fields of configurations that training does not use."""
 
 
 def weights_folder(model: "Mapping[str, Any]") -> Path | None:
-    """Find the folder that a model's weights are from, if `folder` is set; `InputError` where it is no such folder."""
+    """The folder of a model's weights, if `folder` is set; raises `InputError` if it cannot be used."""
     return find_folder(model["folder"]) if "folder" in model else None
 
 
 def resolved_settings(model: "Mapping[str, Any]") -> dict[str, Any]:
-    """Resolve what a user gave to plain settings, without torch.
+    """Resolve settings of the user to plain ones, without torch.
 
     Args:
-        model: the settings themselves; or `folder` and settings that are to come on top of its `config.json`.
+        model: the settings themselves; or `folder` and settings on top of its `config.json`.
 
     Returns:
-        The settings, without `folder`. Where they are from a file, all its keys are among them, also those that are no
-        setting of a model; and a setting may have the name that an older transformers had for it.
+        The settings, without `folder`. Those from a file include keys that are no settings of a model, and may have the
+        names that older versions of transformers had for them.
 
     Raises:
         InputError: the folder or its file cannot be used.
@@ -80,12 +80,12 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
         return config
     kind = own.setdefault("model_type", config.model_type)
     if kind != config.model_type:
-        raise InputError(f"model.model_type is {kind!r}, {folder / CONFIG} has {config.model_type!r}")
+        raise InputError(f"model.model_type: expected {config.model_type!r} as in {folder / CONFIG}, got {kind!r}")
     return _config(plain_settings(config) | own)
 
 
 def _own(model: "Mapping[str, Any]") -> dict[str, Any]:
-    """What stands beside `folder`."""
+    """All settings but `folder`."""
     return {key: value for key, value in model.items() if key != "folder"}
 
 
@@ -120,16 +120,6 @@ def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     return config
 
 
-def part_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
-    """Describe a model that has these layers of the whole one and no others."""
-    part = copy.deepcopy(config)
-    part.num_hidden_layers = len(layers)
-    part.use_cache = False
-    if getattr(part, "layer_types", None) is not None:
-        part.layer_types = list(part.layer_types[layers.start : layers.stop])
-    return part
-
-
 def plain_settings(config: "PretrainedConfig") -> dict[str, Any]:
     """Every setting of a configuration, defaults included: `model_config` of the result is the same configuration."""
     family = family_of(config.model_type)
@@ -152,11 +142,11 @@ def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
     known = _setting_names(family)
     for key in given:
         if key not in known:
-            raise InputError(f"model.{key} is no setting of {family.model_type}, which has {', '.join(known)}")
+            raise InputError(f"model.{key}: unknown setting of {family.model_type}; choose from {', '.join(known)}")
 
 
 def _check(key: str, value: Any) -> None:
-    """Check one value by itself; its type, where nothing is said here, is checked by transformers."""
+    """Check one value by itself; types that are not checked here are checked by transformers."""
     if value is None:
         return
     if key in _AT_LEAST_1 and (not _is_int(value) or value < 1):
@@ -209,8 +199,8 @@ def _check_heads(config: Any) -> None:
     turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2:
         raise InputError(
-            f"model: rotary embeddings turn {turned} numbers of a head, which is {width} wide (head_dim, or hidden_size"
-            f" / num_attention_heads), an even number of at least 2 is expected"
+            "model: expected rotary embeddings over an even number of at least 2 dimensions of a head, got "
+            f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
         )
 
 
@@ -231,10 +221,10 @@ def _check_parts(config: Any) -> None:
 
 def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
     """Build one layer without memory, so that a value that no check above knows is refused here."""
-    from skippipe.model.build import empty_part  # noqa: PLC0415 - torch is imported only where a model is built
+    from skippipe.model.stage_module import empty_stage_module  # noqa: PLC0415 - torch is imported only where a model is built
 
     try:
-        empty_part(config, stage=0, layers=range(1), first=True)
+        empty_stage_module(config, stage=0, layers=range(1), first=True)
     except Exception as error:
         raise InputError(
             f"model: transformers cannot build a {family.model_type} of these settings: {one_line(error)}"
@@ -242,7 +232,7 @@ def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
 
 
 def _refusal(key: str, value: Any, expected: str) -> InputError:
-    return InputError(f"model.{key} is {value!r}, {expected} is expected")
+    return InputError(f"model.{key}: expected {expected}, got {value!r}")
 
 
 def _is_int(value: Any) -> bool:
@@ -254,5 +244,5 @@ def _is_number(value: Any) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error of another package in one line."""
+    """Message of another package's error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
 """Weights of one stage, from the safetensors files of a folder; nothing else is read of them, and nothing unpickled.
 
-How an architecture lies on disk and how it lies in memory is known to transformers (the experts of a Mixtral are many
-matrices there and one here): its own loading is given a model of this stage's layers and the tensors of these.
+How tensors on disk map to those in memory is known to transformers (the experts of a Mixtral are many matrices there
+and one here): its own loading gets a model of this stage's layers and their tensors.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ from skippipe.errors import InputError
 from skippipe.model.families import family_of
 from skippipe.model.finite import is_finite, odd_number
 from skippipe.model.folder import weight_files
-from skippipe.model.settings import one_line, part_config
+from skippipe.model.settings import one_line
+from skippipe.model.stage_module import stage_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""types of tensors that are weights, as safetensors calls them"""
+"""Types of weights, by the names of safetensors."""
 _LAYER = re.compile(r"((?:.*?\.)?layers\.)(\d+)(\..+)")
-"""what comes before a layer's number, the number, and what comes after"""
+"""Prefix, number and suffix of a layer's tensor."""
 _EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\..+)")
-"""the same for experts, where they are apart"""
+"""The same for experts that are stored separately."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class _Source:
     """the open file that holds each tensor, by the tensor's name on disk"""
     paths: Mapping[str, Path]
 
-    def place(self, name: str) -> Path:
-        """Which file to name in a message about a tensor; names in memory may be others than those on disk."""
+    def file_of(self, name: str) -> Path:
+        """The file to name in a message about a tensor, whose name in memory may differ from that on disk."""
         return self.paths.get(name, self.stated_by)
 
 
@@ -52,15 +53,15 @@ def stage_weights(
     """Read the weights of one stage.
 
     Args:
-        config: the whole model's.
+        config: of the whole model.
         folder: with `model.safetensors`, or with several files and their index.
-        layers: the numbers of the stage's layers in the whole model.
+        layers: numbers of the stage's layers in the whole model.
         first: whether it is stage 0, with embedding, final norm and head.
-        dtype: what the weights are converted to, one at a time.
+        dtype: of the result; weights are converted one at a time.
 
     Returns:
-        The weights by their names in the whole model, on the CPU, in memory of their own; head and embedding are one
-        tensor where the model ties them.
+        The weights by their names in the whole model, on the CPU, not memory-mapped; head and embedding are one tensor
+        if the model ties them.
 
     Raises:
         InputError: a file is broken, or tensors are missing, too many, or of other shapes than the settings ask for;
@@ -74,7 +75,7 @@ def stage_weights(
         given = _read(source, layers, first=first)
         loaded = _load(config, source, given, layers, first=first, dtype=dtype)
         files = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
-        # A tensor that needed no conversion still lies in the mapped file, which somebody might change.
+        # A tensor that needed no conversion is still mapped from the file, which may change.
         weights = {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() in files else tensor
             for name, tensor in loaded.items()
@@ -94,13 +95,13 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> _Source:
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: is no whole safetensors file: {one_line(error)}") from None
+            raise InputError(f"{path}: expected a complete safetensors file, got {one_line(error)}") from None
         names = list(file.keys())
         files |= dict.fromkeys(names, file)
         paths |= dict.fromkeys(names, path)
     for name, path in (found.index or {}).items():
         if paths.get(name) != path:
-            raise InputError(f"{found.stated_by}: says that {path.name} holds {name}, which it does not")
+            raise InputError(f"{found.stated_by}: expected {name} in {path.name}, which does not hold it")
     return _Source(found.stated_by, files, paths)
 
 
@@ -109,7 +110,7 @@ def _check_layers(source: _Source, layers: int) -> None:
         number = _LAYER.fullmatch(name)
         if number is not None and int(number[2]) >= layers:
             raise InputError(
-                f"{source.place(name)}: holds {name}, the settings are of a model of {layers} layers "
+                f"{source.file_of(name)}: holds {name}, the settings are of a model of {layers} layers "
                 f"(num_hidden_layers)"
             )
 
@@ -129,22 +130,22 @@ def _check_experts(source: _Source, config: Any) -> None:
         shape = list(file.get_slice(name).get_shape())
         if sorted(shape) != sides:
             raise InputError(
-                f"{source.place(name)}: {name} has the shape {shape}, by the settings a matrix of the sides "
-                f"{sides[0]} and {sides[1]} is expected"
+                f"{source.file_of(name)}: {name}: expected a {sides[0]} x {sides[1]} matrix by the settings, got shape "
+                f"{shape}"
             )
     for (before, after), found in numbers.items():
         for number in sorted(set(range(config.num_local_experts)) ^ found)[:1]:
             name = f"{before}{number}{after}"
             there = "is surplus" if number in found else "is missing"
             raise InputError(
-                f"{source.place(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
+                f"{source.file_of(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
             )
 
 
 def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
-    """Read a stage's tensors, under the names that they have where its layers are the only ones.
+    """Read a stage's tensors, under their names in a model of its layers alone.
 
-    On stage 0 also those of no layer. Masks, that once were kept beside weights, are left out: they are no numbers.
+    On stage 0 also those outside layers. Masks, which older versions saved as well, are not floating point and skipped.
     """
     given: dict[str, Tensor] = {}
     for name, file in source.files.items():
@@ -158,9 +159,9 @@ def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise `InputError` naming file and tensor where a folder's weights hold NaN or infinity; reads all of them once.
+    """Raise `InputError` naming file and tensor if a folder's weights hold NaN or infinity; reads all of them once.
 
-    Building a stage checks its own weights; this is for who builds none.
+    Building a stage checks its own weights; this is for callers that build none.
     """
     with contextlib.ExitStack() as stack:
         source = _open(folder, stack)
@@ -183,66 +184,66 @@ def _load(  # noqa: PLR0913 - what a stage is
     first: bool,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Have transformers make of a stage's tensors on disk those in memory, and check that they are all."""
-    part = part_config(config, layers)
-    if not first:  # what it does not hold is not to take memory: an embedding of one token instead
+    """Have transformers convert a stage's tensors on disk to those in memory, and check that they are complete."""
+    part = stage_config(config, layers)
+    if not first:  # an embedding that it does not hold should take no memory: one token instead
         part.vocab_size, part.pad_token_id = 1, None
     model: Any = family_of(config.model_type).model_class()
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
-            model, told = model.from_pretrained(
+            model, report = model.from_pretrained(
                 None,
                 config=part,
                 state_dict=dict(given),
                 dtype=dtype,
-                ignore_mismatched_sizes=True,  # they are told
+                ignore_mismatched_sizes=True,  # they are reported
                 output_loading_info=True,
             )
     except Exception as error:
         raise InputError(f"{source.stated_by}: the weights do not fit the settings: {one_line(error)}") from error
-    _check(source, told, layers, first=first)
+    _check(source, report, layers, first=first)
     loaded = {_whole_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
     if first and config.tie_word_embeddings:
         head, embedding = _tied_names(config)
         _check_tied(source, loaded[embedding], loaded.pop(head, None))
     converted = {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
-    for name, tensor in converted.items():  # what was finite may be too large for another type
-        _check_finite(tensor, source.place(name), name, f" in {str(dtype).removeprefix('torch.')}")
+    for name, tensor in converted.items():  # a finite weight may overflow in another type
+        _check_finite(tensor, source.file_of(name), name, f" in {str(dtype).removeprefix('torch.')}")
     return converted
 
 
-def _check(source: _Source, told: Mapping[str, Any], layers: range, *, first: bool) -> None:
-    """Raise `InputError` if tensors are missing, surplus or of other shapes; `told` is by transformers."""
+def _check(source: _Source, report: Mapping[str, Any], layers: range, *, first: bool) -> None:
+    """Raise `InputError` if tensors are missing, surplus or of other shapes; `report` is by transformers."""
 
     def named(names: Iterable[str]) -> list[str]:
         return sorted(_whole_name(name, layers) for name in names if first or _LAYER.fullmatch(name))
 
-    missing, surplus = named(told["missing_keys"]), named(told["unexpected_keys"])
-    for name, found, expected in sorted(told["mismatched_keys"]):
+    missing, surplus = named(report["missing_keys"]), named(report["unexpected_keys"])
+    for name, found, expected in sorted(report["mismatched_keys"]):
         whole = _whole_name(name, layers)
         raise InputError(
-            f"{source.place(whole)}: {whole} has the shape {list(found)}, by the settings {list(expected)} is expected"
+            f"{source.file_of(whole)}: {whole}: expected shape {list(expected)} by the settings, got {list(found)}"
         )
     for name in missing[:1]:
         _check_float(source, name)
         raise InputError(f"{source.stated_by}: {name} is missing{_and_more(missing)}")
     for name in surplus[:1]:
         raise InputError(
-            f"{source.place(name)}: holds {name}{_and_more(surplus)}, for which the model has no place by its settings"
+            f"{source.file_of(name)}: holds {name}{_and_more(surplus)}, which the model does not have by its settings"
         )
-    if told["error_msgs"]:
-        raise InputError(f"{source.stated_by}: {'; '.join(map(str, told['error_msgs']))}")
+    if report["error_msgs"]:
+        raise InputError(f"{source.stated_by}: {'; '.join(map(str, report['error_msgs']))}")
 
 
 def _check_float(source: _Source, name: str) -> None:
-    """Refuse a tensor that is there, but holds no plain floating-point numbers."""
+    """Refuse a tensor that is not floating point."""
     kind = source.files[name].get_slice(name).get_dtype() if name in source.files else None
     if kind is not None and kind not in FLOATS:
-        raise InputError(f"{source.place(name)}: {name} is of {kind}, one of {', '.join(FLOATS)} is expected")
+        raise InputError(f"{source.file_of(name)}: {name}: expected one of {', '.join(FLOATS)}, got {kind}")
 
 
 def _check_tied(source: _Source, embedding: Tensor, head: Tensor | None) -> None:
-    """Refuse a head that is there and is another than the embedding: transformers would not tie them."""
+    """Refuse a head that differs from the embedding: transformers would not tie them."""
     if head is not None and not torch.equal(head, embedding):
         raise InputError(
             f"{source.stated_by}: head and embedding differ, and tie_word_embeddings is true; "
@@ -257,7 +258,7 @@ def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:
 
 
 def _whole_name(name: str, layers: range) -> str:
-    """Name in the whole model of what has a name in a model of these layers alone."""
+    """Name in the whole model of a tensor of a model of these layers alone."""
     place = _LAYER.fullmatch(name)
     return name if place is None else f"{place[1]}{int(place[2]) + layers.start}{place[3]}"
 
@@ -268,7 +269,7 @@ def _and_more(names: list[str]) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within: transformers shows no progress and no report; what it has to say is checked."""
+    """Within: transformers shows no progress and no report, which is checked instead."""
     from transformers import utils  # noqa: PLC0415 - slow
 
     logging: Any = utils.logging

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from skippipe.model.part import StageModule
+from skippipe.model.stage_module import StageModule
 
 StageGradient = Literal["exact", "per_visit"]
 """exact: derivative of the mean loss, whatever the stage saw; per_visit: that times microbatches / visits"""

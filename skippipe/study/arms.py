@@ -15,7 +15,7 @@ from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
 from skippipe.study.records import ArmKey, ArmRecord
 from skippipe.train.config import TrainConfig, TrainJob
-from skippipe.train.layout import layout_of
+from skippipe.train.resolve.layout import resolve_layout
 
 DECISIVE = ("plan", "cluster", "model")
 """Settings that determine what is learnt, as complete groups."""
@@ -92,7 +92,7 @@ def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[
 
 def tokens_of(job: TrainJob) -> int:
     """Tokens of a complete training; raises `InputError` if the settings cannot be planned."""
-    layout = layout_of(job)
+    layout = resolve_layout(job)
     if layout.plan is not None:
         count = len(layout.plan.microbatches)
     else:

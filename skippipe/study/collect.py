@@ -10,14 +10,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import skippipe
-from skippipe.errors import InputError
+from skippipe.errors import InputError, in_file
 from skippipe.evaluate.compare import read_table
 from skippipe.evaluate.results import TABLE
 from skippipe.evaluate.summary import Row
 from skippipe.study.arms import Arm, plain_settings_sha256
 from skippipe.study.records import ArmRecord
-from skippipe.study.run_history import Point, RunHistory, parse_lines, read_run_history
-from skippipe.train.record import METRICS, SETTINGS
+from skippipe.study.run_history import Point, RunHistory, read_run_history
+from skippipe.train.observe.events import read_events
+from skippipe.train.observe.run_log import METRICS, SETTINGS
 
 EVALUATION = "evaluation"
 """folder of an arm's evaluation within its run's folder"""
@@ -42,7 +43,10 @@ def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) ->
     if (folder / METRICS).is_file():
         check_settings(arm, folder)
         lines = (folder / METRICS).read_text("utf-8", errors="replace").splitlines()
-        history = read_run_history(parse_lines(lines))
+        try:
+            history = read_run_history(read_events(lines))
+        except InputError as error:
+            raise in_file(error, str(folder / METRICS)) from None
     if history is None:
         return dataclasses.replace(planned_record(arm), note=note)
     day = dt.datetime.fromtimestamp((folder / METRICS).stat().st_mtime, dt.UTC).date().isoformat()
@@ -82,23 +86,23 @@ def planned_record(arm: Arm) -> ArmRecord:
 def started_record(
     arm: Arm, history: RunHistory, *, text: str | None, date: str, versions: Mapping[str, str]
 ) -> ArmRecord:
-    """Record of an arm that has started."""
-    plan, summary = history.plan, history.summary or {}
-    breakdown = summary.get("breakdown") or {"shares": {}}
+    """What is known of an arm that has begun."""
+    plan, summary = history.plan, history.summary
+    breakdown = None if summary is None else summary.breakdown
     return dataclasses.replace(
         planned_record(arm),
-        skip_ratio=plan["skip_ratio"],
+        skip_ratio=plan.skip_ratio,
         text=text,
-        text_tokens=plan["training_tokens"],
-        model=plan["model"],
-        parameters=plan["parameters"],
+        text_tokens=plan.training_tokens,
+        model=plan.model,
+        parameters=plan.parameters,
         tokens_done=history.tokens,
         finished=history.summary is not None and history.tokens >= arm.tokens,
         seconds=round(history.seconds, 1),
         tokens_per_s=_rounded(history.median("tokens_per_s"), 0),
         mfu=_rounded(history.median("mfu"), 4),
-        device=plan.get("device"),
-        breakdown={kind: round(share, 4) for kind, share in breakdown["shares"].items()},
+        device=plan.device,
+        breakdown={} if breakdown is None else {kind: round(share, 4) for kind, share in breakdown.shares.items()},
         date=date,
         versions=dict(versions),
         curve=[Point(p.tokens, round(p.loss, 5), _rounded(p.training_loss, 5)) for p in history.curve],

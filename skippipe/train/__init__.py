@@ -1,1 +1,1 @@
-"""Training: from settings to processes, from a plan to steps of the optimizer. Nothing here imports torch by itself."""
+"""Training, one folder for each step: resolve, launch, connect, prepare, loop; observe watches all of them."""

@@ -17,13 +17,11 @@ from skippipe.config import (
     setting,
 )
 from skippipe.data.config import DataConfig
+from skippipe.devices import AUTOCASTS, DTYPES
 
 BACKENDS = ("gloo",)
 STAGE_GRADIENTS = ("exact", "per_visit")
-DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
-"""Types of numbers, as torch names them, and the bytes of each."""
 BELOW_1 = Range(0, 0.999999)
-AUTOCASTS = ("bfloat16",)
 
 
 @dataclass

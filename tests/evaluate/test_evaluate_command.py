@@ -176,8 +176,10 @@ def test_refusals(given: list[str], refused: Callable[..., str], run: Run, tmp_p
     )
     assert "omit: 'half': expected none, random" in refused("evaluate", *given, "omit=[half]", "output=out")
     assert "omit: 'stages:3': expected stages from 0 to" in refused("evaluate", *given, "omit=[stages:3]", "output=out")
-    assert "device is 'tpu', auto, cpu" in refused("evaluate", checkpoint, text, "device=tpu", "output=out")
-    assert "layers per stage are [1, 1]" in refused("evaluate", *given, "layers=[1,1]", "output=out")
+    assert "device: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused(
+        "evaluate", checkpoint, text, "device=tpu", "output=out"
+    )
+    assert "layers per stage: expected positive numbers" in refused("evaluate", *given, "layers=[1,1]", "output=out")
     assert "data.sequence: expected at most 64, the positions" in refused(
         "evaluate", *given, "data.sequence=65", "output=out"
     )

@@ -84,7 +84,7 @@ def test_compiled_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     config, blocks = config_of("llama"), tokens(3, 16).numpy()
     plain = Evaluator(parts_of(config, [LAYERS])[0], blocks, batch=2, device=CPU)
     (part,) = parts_of(config, [LAYERS])
-    monkeypatch.setattr(part, "compile_parts", lambda: None)
+    monkeypatch.setattr(part, "enable_compile", lambda: None)
     compiled = Evaluator(part, blocks, batch=2, device=CPU, compiled=True)
     np.testing.assert_allclose(compiled.losses((0, 3)), plain.losses((0, 3)), rtol=1e-6)
 

@@ -11,8 +11,10 @@ from model.small import config_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from skippipe.model.build import StageModule, build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.families import family_of
+from skippipe.model.settings import model_config
+from skippipe.model.stage_module import StageModule
 from skippipe.model.weights import quiet
 
 WEIGHTS = "model.safetensors"
@@ -48,7 +50,7 @@ def parts_in(
     """All parts of the model in a folder."""
     config = model_config({"folder": str(folder), **own})
     return [
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype, weights=folder)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype, weights=folder)
         for stage, layers in enumerate(stage_layers(sizes, config))
     ]
 

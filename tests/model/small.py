@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from skippipe.model.build import StageModule, build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.families import family_of
+from skippipe.model.settings import model_config
+from skippipe.model.stage_module import StageModule
 
 VOCABULARY, LAYERS = 97, 4
 SIZES = {
@@ -64,7 +66,7 @@ def parts_of(
 ) -> list[StageModule]:
     """All parts of a model."""
     return [
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=seed, dtype=dtype)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=seed, dtype=dtype)
         for stage, layers in enumerate(stage_layers(sizes, config))
     ]
 

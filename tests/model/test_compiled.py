@@ -10,17 +10,18 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
-from skippipe.model.build import StageModule, build_part
+from skippipe.model.build import build_stage_module
 from skippipe.model.layers import own_compile_cache
+from skippipe.model.stage_module import StageModule
 
 BATCHES = (3, 2, 5, 7)
 
 
 def one_stage(*, compiled: bool) -> StageModule:
     config = config_of("llama-tied", num_hidden_layers=3)
-    part = build_part(config, stage=0, layers=range(3), first=True, seed=1)
+    part = build_stage_module(config, stage=0, layers=range(3), first=True, seed=1)
     if compiled:
-        part.compile_parts()
+        part.enable_compile()
     return part
 
 

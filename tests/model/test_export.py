@@ -18,8 +18,8 @@ from torch import Tensor
 
 from skippipe.errors import InputError
 from skippipe.model import export as module
-from skippipe.model.build import config_sha256, model_config, plain_settings
 from skippipe.model.export import export_model
+from skippipe.model.settings import config_sha256, model_config, plain_settings
 from skippipe.model.weights import quiet
 
 TOKENIZER = (resources.files("skippipe.data") / "tokenizer.json").read_text(encoding="utf-8")
@@ -162,9 +162,9 @@ def test_outputs_that_cannot_be_used(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").write_text("precious")
-    with pytest.raises(InputError, match=r"^output=.*full is a folder with files in it, a new one is expected"):
+    with pytest.raises(InputError, match=r"^output=.*full: expected a new or empty folder, got one with files in it"):
         exporting(full)
-    with pytest.raises(InputError, match=r"^output=.*mine is a file, a new folder is expected"):
+    with pytest.raises(InputError, match=r"^output=.*mine: expected a new or empty folder, got a file"):
         exporting(full / "mine")
     with pytest.raises(InputError, match=r"^output=.* cannot be written: the folder .*nowhere does not exist"):
         exporting(tmp_path / "nowhere" / "out")

@@ -14,7 +14,7 @@ from conftest import SHARED, Run
 from model.folders import change_weights, read_whole
 from model.small import logits_of
 from tokenizers import Tokenizer
-from train.alone import of_kind, train_alone
+from train.alone import EventDict, of_kind, train_alone
 from train.jobs import make_job
 
 from skippipe.checkpoint import open_checkpoint
@@ -22,11 +22,11 @@ from skippipe.data.corpus import Corpus
 from skippipe.data.model_tokenizer import difference
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
+from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
-from skippipe.train.events import Event
 
-Trained = tuple[Path, list[Event]]
+Trained = tuple[Path, list[EventDict]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_model_of_a_run_for_plain_transformers(trained: Trained, run: Run, t
     checkpoint = open_checkpoint(folder)
     config = model_config(checkpoint.state.model)
     parts = [
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=7)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=7)
         for stage, layers in enumerate(stage_layers([1, 3], config))
     ]
     for part in parts:
@@ -62,10 +62,10 @@ def test_the_model_of_a_run_for_plain_transformers(trained: Trained, run: Run, t
 
 
 def test_a_training_goes_on_from_what_was_exported(trained: Trained, run: Run, tmp_path: Path) -> None:
-    folder, told = trained
+    folder, reported = trained
     for dtype in ("float32", "bfloat16"):
         assert run("export", f"checkpoint={folder}", f"output={dtype}", f"dtype={dtype}").status == 0
-    before = [event["loss"] for event in of_kind(told, "validation")]
+    before = [event["loss"] for event in of_kind(reported, "validation")]
     after = {}
     for dtype in ("float32", "bfloat16"):
         further = tmp_path / f"further-{dtype}"
@@ -213,7 +213,9 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     folder, _ = trained
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    assert "copy is a folder with files in it" in refused("export", f"checkpoint={folder}", "output=copy")
+    assert "copy: expected a new or empty folder, got one with files in it" in refused(
+        "export", f"checkpoint={folder}", "output=copy"
+    )
     assert "checkpoint: expected checkpoint=..., got nothing" in refused("export", "output=new")
     assert "nowhere: no such folder" in refused("export", "checkpoint=nowhere", "output=new")
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
@@ -230,6 +232,6 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     older.write_bytes(older.read_bytes()[:-1])
     assert newest.name in refused("export", "checkpoint=copy", "output=new")
     assert "model.folder: expected model.folder=..., got nothing" in refused("train", "--dry-run", "model=pretrained")
-    assert "model.folder is copy: there is no config.json" in refused(
+    assert "model.folder: expected a folder with config.json, got copy" in refused(
         "train", "--dry-run", "model=pretrained", "model.folder=copy"
     )

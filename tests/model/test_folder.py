@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from skippipe.errors import InputError
 from skippipe.model import folder as folders
 from skippipe.model import weights as weights_module
-from skippipe.model.build import build_part, config_sha256, model_config, plain_settings
+from skippipe.model.build import build_stage_module
 from skippipe.model.folder import weights_sha256
-from skippipe.model.settings import resolved_settings, weights_folder
+from skippipe.model.settings import config_sha256, model_config, plain_settings, resolved_settings, weights_folder
 from skippipe.model.weights import check_weights
 
 INDEX = "model.safetensors.index.json"
@@ -149,19 +149,19 @@ def test_only_the_tensors_of_the_stage_are_read(name: str, tmp_path: Path, monke
     monkeypatch.setattr(weights_module, "safe_open", Watched)
     for stage, layers in enumerate([range(1), range(1, 3), range(3, 4)]):
         read.clear()
-        build_part(config, stage=stage, layers=layers, first=stage == 0, seed=0, weights=tmp_path)
+        build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, weights=tmp_path)
         of_layers = [n for n in names if any(f".layers.{layer}." in n for layer in layers)]
         of_none = [n for n in names if ".layers." not in n]
         assert sorted(read) == sorted(of_layers + (of_none if stage == 0 else []))
 
 
 def test_later_stages_have_no_embedding_of_the_whole_vocabulary(tmp_path: Path) -> None:
-    from model.test_part import Allocations
+    from model.test_stage_module import Allocations
 
     write_model("llama", tmp_path, vocab_size=20_000, hidden_size=32)
     config = model_config({"folder": str(tmp_path)})
     with Allocations() as allocations:
-        part = build_part(config, stage=1, layers=range(2, 3), first=False, seed=0, weights=tmp_path)
+        part = build_stage_module(config, stage=1, layers=range(2, 3), first=False, seed=0, weights=tmp_path)
     own = sum(parameter.nbytes for parameter in part.parameters())
     assert own <= allocations.peak < 10 * own < 20_000 * 32 * 4
 
@@ -228,17 +228,25 @@ def test_what_older_versions_kept_beside_weights(tmp_path: Path) -> None:
     ("name", "changes", "message"),
     [
         ("llama", {UP: None}, f"{UP} is missing"),
-        ("llama", {UP: torch.ones(47, 32)}, f"{UP} has the shape [47, 32], by the settings [48, 32] is expected"),
-        ("llama", {UP: torch.ones(48, 32, dtype=torch.int8)}, f"{UP} is of I8, one of F64, F32, F16, BF16 is expected"),
-        ("llama", {UP.replace("up", "side"): torch.ones(4)}, "holds model.layers.2.mlp.side_proj.weight, for which"),
-        ("llama", {"vision.weight": torch.ones(4)}, "holds vision.weight, for which the model has no place"),
+        ("llama", {UP: torch.ones(47, 32)}, f"{UP}: expected shape [48, 32] by the settings, got [47, 32]"),
+        ("llama", {UP: torch.ones(48, 32, dtype=torch.int8)}, f"{UP}: expected one of F64, F32, F16, BF16, got I8"),
+        ("llama", {UP.replace("up", "side"): torch.ones(4)}, "side_proj.weight, which the model does not have"),
+        ("llama", {"vision.weight": torch.ones(4)}, "holds vision.weight, which the model does not have"),
         ("llama", {UP.replace(".2.", ".4."): torch.ones(4)}, "mlp.up_proj.weight, the settings are of a model of 4"),
         ("llama", {"model.norm.weight": None}, "model.norm.weight is missing"),
-        ("llama", {"lm_head.weight": torch.ones(98, 32)}, "lm_head.weight has the shape [98, 32]"),
+        (
+            "llama",
+            {"lm_head.weight": torch.ones(98, 32)},
+            "lm_head.weight: expected shape [97, 32] by the settings, got [98, 32]",
+        ),
         ("mixtral", {EXPERT: None}, f"{EXPERT} is missing, by the settings there are 4 experts"),
         ("mixtral", {EXPERT.replace(".1.", ".4."): torch.ones(48, 32)}, "experts.4.w3.weight is surplus, by the"),
-        ("mixtral", {EXPERT: torch.ones(48, 31)}, f"{EXPERT} has the shape [48, 31], by the settings a matrix"),
-        ("mixtral", {EXPERT: torch.ones(48, 32, dtype=torch.uint8)}, f"{EXPERT} is of U8"),
+        (
+            "mixtral",
+            {EXPERT: torch.ones(48, 31)},
+            f"{EXPERT}: expected a 32 x 48 matrix by the settings, got shape [48, 31]",
+        ),
+        ("mixtral", {EXPERT: torch.ones(48, 32, dtype=torch.uint8)}, "expected one of F64, F32, F16, BF16, got U8"),
     ],
 )
 def test_weights_that_do_not_fit(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -266,7 +274,7 @@ def test_weights_that_are_not_finite(odd: float, stored: torch.dtype, llama: Pat
             refused()
         assert str(caught.value) == message
     config = model_config({"folder": str(llama)})
-    part = build_part(config, stage=0, layers=range(2), first=True, seed=0, weights=llama)
+    part = build_stage_module(config, stage=0, layers=range(2), first=True, seed=0, weights=llama)
     assert len(part.layers) == 2, "the tensor is no business of the first two layers"
 
 
@@ -295,8 +303,8 @@ def test_weights_that_are_finite_in_another_type_alone(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"hidden_size": 64}, "[97, 32], by the settings [97, 64] is expected"),
-        ({"vocab_size": 100}, "[97, 32], by the settings [100, 32] is expected"),
+        ({"hidden_size": 64}, "expected shape [97, 64] by the settings, got [97, 32]"),
+        ({"vocab_size": 100}, "expected shape [100, 32] by the settings, got [97, 32]"),
         ({"num_hidden_layers": 3}, "holds model.layers.3."),
         ({"num_hidden_layers": 5}, "model.layers.4."),
         ({"attention_bias": True}, "self_attn.k_proj.bias is missing (and 7 more)"),
@@ -312,12 +320,15 @@ def test_settings_that_change_shapes(own: dict[str, Any], message: str, llama: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2', one of llama, "),
-        ({"model_type": None}, "model_type is None, one of llama, "),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is set"),
-        ({"hidden_size": 0}, "model.hidden_size is 0, an integer of at least 1"),
+        ({"model_type": "gpt2"}, "model_type: expected one of llama, "),
+        ({"model_type": None}, "model_type: expected one of llama, "),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: expected plain floating-point weights",
+        ),
+        ({"hidden_size": 0}, "model.hidden_size: expected an integer of at least 1"),
         ({"hidden_size": "big"}, "hidden_size"),
-        ({"num_key_value_heads": 3}, "model.num_key_value_heads is 3, a divisor"),
+        ({"num_key_value_heads": 3}, "model.num_key_value_heads: expected a divisor"),
     ],
 )
 def test_a_configuration_that_cannot_be_used(changes: dict[str, Any], message: str, llama: Path) -> None:
@@ -329,21 +340,21 @@ def test_a_configuration_that_cannot_be_used(changes: dict[str, Any], message: s
 
 
 def test_settings_beside_the_folder_are_checked(llama: Path) -> None:
-    with pytest.raises(InputError, match=r"^model\.dropout is no setting of llama"):
+    with pytest.raises(InputError, match=r"^model\.dropout: unknown setting of llama"):
         model_config({"folder": str(llama), "dropout": 0.1})
-    with pytest.raises(InputError, match=r"^model\.model_type is 'qwen3', .*config\.json has 'llama'"):
+    with pytest.raises(InputError, match=r"^model\.model_type: expected 'llama' as in .*config\.json, got 'qwen3'"):
         model_config({"folder": str(llama), "model_type": "qwen3"})
-    with pytest.raises(InputError, match=r"^model\.attention_dropout is 2"):
+    with pytest.raises(InputError, match=r"^model\.attention_dropout: expected .*, got 2"):
         model_config({"folder": str(llama), "attention_dropout": 2})
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^model\.folder is meta-llama/X: there is no such folder.*hf download NAME"):
+    with pytest.raises(InputError, match=r"^model\.folder: no such folder: meta-llama/X.*hf download NAME"):
         weights_folder({"folder": "meta-llama/X"})
-    with pytest.raises(InputError, match=r"^model\.folder is .*: there is no config\.json in it"):
+    with pytest.raises(InputError, match=r"^model\.folder: expected a folder with config\.json, got "):
         resolved_settings({"folder": str(tmp_path)})
     for other in (None, 3, ""):
-        with pytest.raises(InputError, match=r"^model\.folder is "):
+        with pytest.raises(InputError, match=r"^model\.folder: expected a folder with .* got "):
             weights_folder({"folder": other})
     assert weights_folder({"model_type": "llama"}) is None
 
@@ -366,10 +377,10 @@ def test_pickles_are_never_opened(llama: Path) -> None:
     parts_in(llama, [2, 2])
     assert not trace.exists(), "beside safetensors"
     (llama / WEIGHTS).unlink()
-    with pytest.raises(InputError, match=r"holds its weights in pickle only \(model\.pt, pytorch_model"):
+    with pytest.raises(InputError, match=r"got weights in pickle only \(model\.pt, pytorch_model"):
         parts_in(llama, [2, 2])
     (llama / WEIGHTS).write_bytes(pickle.dumps(Bomb(trace)))
-    with pytest.raises(InputError, match=r"model\.safetensors: is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected a complete safetensors file"):
         parts_in(llama, [2, 2])
     assert not trace.exists()
     pickle.loads(pickle.dumps(Bomb(trace)))
@@ -381,7 +392,7 @@ def test_pickles_are_never_opened(llama: Path) -> None:
 def test_a_truncated_file(keep: int, llama: Path) -> None:
     content = (llama / WEIGHTS).read_bytes()
     (llama / WEIGHTS).write_bytes(content[:keep])
-    with pytest.raises(InputError, match=r"model\.safetensors: is no whole safetensors file: "):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected a complete safetensors file, got "):
         parts_in(llama, [2, 2])
 
 
@@ -389,13 +400,15 @@ def test_a_broken_header(llama: Path) -> None:
     content = bytearray((llama / WEIGHTS).read_bytes())
     content[8:20] = b"x" * 12
     (llama / WEIGHTS).write_bytes(content)
-    with pytest.raises(InputError, match=r"model\.safetensors: is no whole safetensors file: "):
+    with pytest.raises(InputError, match=r"model\.safetensors: expected a complete safetensors file, got "):
         parts_in(llama, [2, 2])
 
 
 def test_no_weights(llama: Path) -> None:
     (llama / WEIGHTS).unlink()
-    with pytest.raises(InputError, match=r"holds no weights, model\.safetensors or model\.safetensors\.index\.json is"):
+    with pytest.raises(
+        InputError, match=r"expected model\.safetensors or model\.safetensors\.index\.json, got no weights"
+    ):
         parts_in(llama)
 
 
@@ -412,11 +425,15 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
 
     right = index["weight_map"]
     other = next(file for file in files if file != right[UP])
-    assert f"says that {other} holds {UP}, which it does not" in refusal(right | {UP: other})
-    assert "names gone.safetensors, which is not there" in refusal(right | {UP: "gone.safetensors"})
-    assert f"weight_map.{UP} is '../x.safetensors'" in refusal(right | {UP: "../x.safetensors"})
-    assert f"weight_map.{UP} is 'pytorch_model.bin'" in refusal(right | {UP: "pytorch_model.bin"})
-    assert "weight_map is None" in refusal(None)
+    assert f"expected {UP} in {other}, which does not hold it" in refusal(right | {UP: other})
+    assert "no such file: gone.safetensors" in refusal(right | {UP: "gone.safetensors"})
+    assert f"weight_map.{UP}: expected a safetensors file beside it, got '../x.safetensors'" in refusal(
+        right | {UP: "../x.safetensors"}
+    )
+    assert f"weight_map.{UP}: expected a safetensors file beside it, got 'pytorch_model.bin'" in refusal(
+        right | {UP: "pytorch_model.bin"}
+    )
+    assert "weight_map: expected the file of each tensor, got None" in refusal(None)
 
 
 def test_hash_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

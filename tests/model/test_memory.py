@@ -7,8 +7,9 @@ import pytest
 import torch
 from model.small import MODELS, config_of, parts_of, whole_of
 
-from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.memory import parameter_count, saved_bytes, stage_memory
+from skippipe.model.settings import model_config
 
 BATCH, SEQUENCE = 2, 24
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,7 +23,7 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
         predicted = stage_memory(
             config, stage=stage, layers=layers, first=stage == 0, batch=BATCH, sequence=SEQUENCE, dtype=dtype
         )
-        part = build_part(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype)
+        part = build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype)
         hidden = torch.randn(BATCH, SEQUENCE, 32, dtype=dtype, requires_grad=True)
         weights = sum(parameter.nbytes for parameter in part.parameters())
         assert predicted.parameters == parameter_count(part)

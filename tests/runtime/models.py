@@ -17,8 +17,9 @@ from reference.simulator import run_order
 from torch import Tensor, nn
 
 from skippipe._scheduler import Plan
-from skippipe.model.build import build_part, model_config, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.families import family_of
+from skippipe.model.settings import model_config
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor, MessageSpec
@@ -157,7 +158,7 @@ def train(rank: int, training: Training) -> Trained:
     layers = stage_layers(training.layers, config)
     own = [s for s, nodes in enumerate(plan.stages) if rank in {training.ranks[n] for n in nodes}]
     stages = {
-        s: Stage(build_part(config, stage=s, layers=layers[s], first=s == 0, seed=training.seed, dtype=dtype))
+        s: Stage(build_stage_module(config, stage=s, layers=layers[s], first=s == 0, seed=training.seed, dtype=dtype))
         for s in own
     }
     parameters = [p for stage in stages.values() for p in stage.parameters]
@@ -199,7 +200,9 @@ class Plain:
         self.config = config_of(training)
         self.dtype = getattr(torch, training.dtype)
         total = sum(training.layers)
-        whole = build_part(self.config, stage=0, layers=range(total), first=True, seed=training.seed, dtype=self.dtype)
+        whole = build_stage_module(
+            self.config, stage=0, layers=range(total), first=True, seed=training.seed, dtype=self.dtype
+        )
         family = family_of(self.config.model_type)
         model: Any = family.model_class()
         self.model = model(self.config).to(self.dtype)

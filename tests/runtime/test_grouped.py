@@ -11,7 +11,7 @@ from runtime.test_exactness import NEOX, QWEN3, TIED
 
 from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
-from skippipe.model.build import build_part, stage_layers
+from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.stage import Stage
 
@@ -19,7 +19,9 @@ from skippipe.runtime.stage import Stage
 def stages_of(training: Training) -> dict[int, Stage]:
     config = config_of(training)
     return {
-        s: Stage(build_part(config, stage=s, layers=layers, first=s == 0, seed=training.seed, dtype=torch.float64))
+        s: Stage(
+            build_stage_module(config, stage=s, layers=layers, first=s == 0, seed=training.seed, dtype=torch.float64)
+        )
         for s, layers in enumerate(stage_layers(training.layers, config))
     }
 

@@ -19,7 +19,7 @@ from skippipe.planning import PlanningJob, make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob
 from skippipe.train.config import TrainJob
-from skippipe.train.plans import phases_of
+from skippipe.train.resolve.resolve import plan_phases
 
 EXPERIMENTS = sorted(path.stem for path in (Path(skippipe.conf.__file__).parent / "experiment").glob("llama30m_*.yaml"))
 NO_CC = [f"llama30m_33_no_cc{number}" for number in (1, 2, 3)]
@@ -106,8 +106,8 @@ def test_schedules_over_training() -> None:
         ("llama30m_33_then_0", {0: 1 / 3, 2442: 0.0}),
         ("llama30m_50_to_0", {0: 0.5, 1221: 0.25, 2442: 0.0}),
     ):
-        phases = phases_of(train_job(f"experiment={name}"))
-        assert {phase.after: phase.job.schedule.skip_ratio for phase in phases} == pytest.approx(expected)
+        phases = plan_phases(train_job(f"experiment={name}"))
+        assert {phase.after: phase.schedule.skip_ratio for phase in phases} == pytest.approx(expected)
 
 
 def test_what_the_hash_covers() -> None:

@@ -161,7 +161,7 @@ def test_failure_of_an_arm_is_recorded(run: Run, tmp_path: Path, own: Path, prep
     out = study("devices=[cpu]")
     assert "cpu: wrong, seed 0: train failed" in out
     place = "own settings/experiment/wrong.yaml:7"
-    note = f"train: skippipe train: {place}: runtime.processes is 9, at most the number of nodes, 4, is expected"
+    note = f"train: skippipe train: {place}: runtime.processes: expected at most the number of nodes, 4, got 9"
     assert study.entry("wrong")["note"] == note
     assert f"- wrong, seed 0 failed: {note}\n" in (tmp_path / "kept/mine.md").read_text()
 
@@ -172,7 +172,9 @@ def test_refusals(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "study-text: expected a folder written by `skippipe data prepare`" in refused(
         "study", few, "devices=[cpu]", "records=a.json"
     )
-    assert "devices[0] is 'tpu'" in refused("study", few, "devices=[tpu]", "records=a.json")
+    assert "devices[0]: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused(
+        "study", few, "devices=[tpu]", "records=a.json"
+    )
     assert "devices: expected at least one device, got []" in refused("study", few, "devices=[]", "records=a.json")
     assert "minutes: expected a finite number of at least 0, got -1.0" in refused("study", "minutes=-1")
     (tmp_path / "a.json").write_text("[]")

@@ -1,6 +1,7 @@
 """Trains with all ranks in one place: one process that serves every node, or warm workers."""
 
 import contextlib
+import json
 import random
 import socket
 from collections.abc import Sequence
@@ -10,10 +11,25 @@ from typing import Any
 import pool as pools
 
 from skippipe.train.config import TrainJob
-from skippipe.train.events import Event
-from skippipe.train.layout import layout_of
-from skippipe.train.place import Place
+from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.observe.events import Event, Report, to_json
 from skippipe.train.rank import train_rank
+from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
+
+EventDict = dict[str, Any]
+"""An event as `metrics.jsonl` has it."""
+
+
+def plain(event: Event) -> EventDict:
+    """An event as `metrics.jsonl` has it."""
+    content: EventDict = json.loads(to_json(event))
+    return content
+
+
+def record_into(reported: list[EventDict]) -> Report:
+    """A report that keeps events."""
+    return lambda event: reported.append(plain(event))
 
 
 def free_port() -> int:
@@ -25,31 +41,39 @@ def free_port() -> int:
             return port
 
 
-def train_alone(job: TrainJob, folder: Path) -> list[Event]:
-    """Train in this process, which serves all nodes; give what is told."""
-    told: list[Event] = []
-    names = tuple(layout_of(job).cluster.names)
-    train_rank(job, Place(0, 1, names, "127.0.0.1", free_port(), local=True), folder, told.append)
-    return told
+def only_rank(spec: RunSpec) -> RankSpec:
+    """One process that serves all nodes."""
+    return RankSpec(0, 1, tuple(spec.layout.cluster.names), "127.0.0.1", free_port(), supervised=True)
 
 
-def rank_in_pool(rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int) -> list[Event]:
+def train_alone(job: TrainJob, folder: Path) -> list[EventDict]:
+    """Train in this process, which serves all nodes; give what is reported."""
+    reported: list[EventDict] = []
+    spec = resolve(job)
+    train_rank(spec, only_rank(spec), folder, record_into(reported))
+    return reported
+
+
+def rank_in_pool(
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int
+) -> list[EventDict]:
     """In a warm worker: leave its group, train, and come back to one of the same size."""
-    told: list[Event] = []
+    reported: list[EventDict] = []
     pools.leave()
-    train_rank(job, Place(rank, len(names), names[rank], "127.0.0.1", port, local=True), folder, told.append)
+    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
+    train_rank(resolve(job), rank_spec, folder, record_into(reported))
     pools.join(rank, len(names), str(folder / "back"))
-    return told
+    return reported
 
 
-def train_in_pool(pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path) -> list[Event]:
-    """Train with one warm worker for each entry of `names`; give what rank 0 tells."""
+def train_in_pool(pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path) -> list[EventDict]:
+    """Train with one warm worker for each entry of `names`; give what rank 0 reports."""
     port = free_port()
-    told: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port) for _ in names], timeout_s=120)
-    assert not any(told[1:]), "only rank 0 tells"
-    return list(told[0])
+    reported: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port) for _ in names], timeout_s=120)
+    assert not any(reported[1:]), "only rank 0 reports"
+    return list(reported[0])
 
 
-def of_kind(events: Sequence[Event], kind: str) -> list[Event]:
+def of_kind(events: Sequence[EventDict], kind: str) -> list[EventDict]:
     """The events of one kind."""
     return [event for event in events if event["event"] == kind]

@@ -17,8 +17,7 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.reading import latest_complete
 from skippipe.errors import InputError
 from skippipe.files import open_new, open_own, write_text
-from skippipe.train.config import CheckpointConfig
-from skippipe.train.folder import check_checkpoints, check_folder
+from skippipe.train.launch.run_folder import check_checkpoints, check_folder
 
 CANARY = "nobody writes here\n"
 FILES = [
@@ -80,7 +79,7 @@ def place(path: Path) -> Path:
 def check_refused(foreign: Path, name: str, found: str, run: Run | None) -> None:
     before = snapshot(foreign)
     with pytest.raises(InputError, match=rf"/{name}: expected .*, got {found}; nothing is written through it"):
-        check_folder(foreign, "run", CheckpointConfig())
+        check_folder(foreign, "run", None)
     assert snapshot(foreign) == before
     if run is None:
         return
@@ -122,7 +121,7 @@ def test_what_is_no_part_of_a_run_is_left_alone(foreign: Path, canary: Path) -> 
     (foreign / "notes").symlink_to(canary)
     (foreign / "latest.txt").symlink_to(canary / "canary")
     (foreign.parent / "link").symlink_to(foreign)
-    check_folder(foreign.parent / "link", "link", CheckpointConfig())
+    check_folder(foreign.parent / "link", "link", None)
 
 
 @pytest.fixture(scope="module")
@@ -147,19 +146,19 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     before = snapshot(foreign)
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
+    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is complete: ")
     assert result.err.count("signature mismatch") == len(checkpoints) == 2
     assert snapshot(foreign) == before
     shutil.copytree(trained / CHECKPOINTS, foreign / CHECKPOINTS, dirs_exist_ok=True)
-    check_folder(foreign, "run", CheckpointConfig())
+    check_folder(foreign, "run", None)
     for path in checkpoints:  # ours, with the weights of somebody else
         file = next((path / "tensors").iterdir())
         file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    check_folder(foreign, "run", CheckpointConfig())
+    check_folder(foreign, "run", None)
     before = snapshot(foreign)
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is whole: ")
+    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is complete: ")
     assert result.err.count("sha256 mismatch") == 2
     assert snapshot(foreign) == before
 
@@ -168,7 +167,7 @@ def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
     """What the supervisor has checked, rank 0 takes as it is; and nothing else."""
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
-    checked = check_checkpoints(copy, "copy", CheckpointConfig())
+    checked = check_checkpoints(copy, "copy", None)
     shelf, secret = CheckpointDirectory(copy / CHECKPOINTS), load_key(None)
     newest = shelf.all()[0]
     file = next((newest / "tensors").iterdir())
@@ -179,10 +178,10 @@ def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
         assert checkpoint is not None
         assert checkpoint.path == found
         assert len(damaged) == (found != newest)
-    older = check_checkpoints(copy, "copy", CheckpointConfig())
+    older = check_checkpoints(copy, "copy", None)
     assert older not in {None, checked}
     shutil.rmtree(copy / CHECKPOINTS)
-    assert check_checkpoints(copy, "copy", CheckpointConfig()) is None
+    assert check_checkpoints(copy, "copy", None) is None
 
 
 @pytest.mark.parametrize("name", [manifest.MANIFEST, "state.json", "tensors/rank-00000.safetensors"])

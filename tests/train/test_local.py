@@ -9,20 +9,21 @@ import pytest
 import torch
 from pool import Pool
 from torch import Tensor
-from train.alone import free_port, of_kind, train_alone, train_in_pool
+from train.alone import of_kind, only_rank, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 from train.test_resume import stopping_at
 
 from skippipe.checkpoint import open_checkpoint
 from skippipe.errors import InputError
-from skippipe.model.build import build_part, model_config
+from skippipe.model.build import build_stage_module
+from skippipe.model.settings import model_config
 from skippipe.plan import load_plan
-from skippipe.train.config import RuntimeConfig, SkipChange, TrainJob
-from skippipe.train.layout import layout_of
-from skippipe.train.place import Place, check_alone
-from skippipe.train.plans import phases_of
+from skippipe.train.config import SkipChange, TrainJob
+from skippipe.train.connect.rank_spec import check_single_process
 from skippipe.train.rank import train_rank
+from skippipe.train.resolve.layout import resolve_layout
+from skippipe.train.resolve.resolve import plan_phases, resolve
 
 ONE_EACH = {"cluster": make_cluster(3, [1, 1, 1]), "schedule__microbatches_per_source": 6, "schedule__skip_ratio": 0.3}
 THREE = [("local-0",), ("local-1",), ("local-2",)]
@@ -31,7 +32,7 @@ THREE = [("local-0",), ("local-1",), ("local-2",)]
 def weights(path: Path, job: TrainJob) -> dict[str, Tensor]:
     """Weights of a run's newest checkpoint."""
     config = model_config(job.model)
-    whole = build_part(config, stage=0, layers=range(config.num_hidden_layers), first=True, seed=99)
+    whole = build_stage_module(config, stage=0, layers=range(config.num_hidden_layers), first=True, seed=99)
     named = dict(whole.named_parameters())
     open_checkpoint(path).load(dict(named))
     return {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -84,8 +85,8 @@ def test_a_profile_says_where_time_goes(folder: Folder, profile: int) -> None:
     """Also where a validation lies between, which is not counted, or the run ends before it does."""
     path = folder("run")
     settings: dict[str, Any] = {"runtime__group": 8, "runtime__profile": profile, "train__validate_every": 9}
-    told = train_alone(make_job(**ONE_EACH, train__iterations=12, data__validation_blocks=200, **settings), path)
-    (summary,) = of_kind(told, "summary")
+    reported = train_alone(make_job(**ONE_EACH, train__iterations=12, data__validation_blocks=200, **settings), path)
+    (summary,) = of_kind(reported, "summary")
     shares = summary["breakdown"]["shares"]
     assert summary["breakdown"]["iterations"] == min(profile, 4)
     assert sum(shares.values()) == pytest.approx(1.0, abs=0.05)
@@ -107,10 +108,9 @@ def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> N
         assert load_plan(str(beside / name)).skip_ratio == pytest.approx(skip_ratio)
     for stop in (2, 4, 6, 8):
         path = folder(f"cut at {stop}")
-        names = tuple(layout_of(job).cluster.names)
-        told: list[Any] = []
-        place = Place(0, 1, names, "127.0.0.1", free_port(), local=True)
-        assert train_rank(job, place, path, stopping_at(stop, told)) is not None
+        reported: list[Any] = []
+        spec = resolve(job)
+        assert train_rank(spec, only_rank(spec), path, stopping_at(stop, reported)) is not None
         again = train_alone(job, path)
         assert of_kind(again, "resumed")[0]["plan_kept"]
         losses = {e["iteration"]: e["loss"] for e in of_kind(whole, "iteration")}
@@ -122,36 +122,36 @@ def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([SkipChange(0.0, 0.5)], r"skip_changes\[0\].after is 0.0, that is after 0 of 4 iterations"),
-        ([SkipChange(1.0, 0.5)], "more than 0 and less than 4 is expected"),
-        ([SkipChange(0.5, 0.5), SkipChange(0.5, 0.0)], r"skip_changes\[1\].after .*more than 2"),
+        ([SkipChange(0.0, 0.5)], r"skip_changes\[0\].after: .*got 0.0, which is after 0$"),
+        ([SkipChange(1.0, 0.5)], "more than 0 and fewer than 4 iterations, got 1.0"),
+        ([SkipChange(0.5, 0.5), SkipChange(0.5, 0.0)], r"skip_changes\[1\].after: .*more than 2"),
     ],
 )
 def test_changes_follow_one_another(changes: list[SkipChange], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        phases_of(make_job(train__skip_changes=changes))
+        plan_phases(make_job(train__skip_changes=changes))
 
 
 def test_changes_need_plans_of_their_own() -> None:
-    with pytest.raises(InputError, match=r"skip_changes is set, and plan is plan.json"):
-        phases_of(make_job(plan="plan.json", train__skip_changes=[SkipChange(0.5, 0.0)]))
+    with pytest.raises(InputError, match=r"skip_changes: expected none with plan=plan.json"):
+        plan_phases(make_job(plan="plan.json", train__skip_changes=[SkipChange(0.5, 0.0)]))
 
 
 @pytest.mark.parametrize(
     "setting", [{"group": 2}, {"device": "cuda"}, {"autocast": "bfloat16"}, {"compile": True}, {"profile": 1}]
 )
 def test_what_one_process_alone_can_do(setting: dict[str, Any]) -> None:
-    config = RuntimeConfig(**setting)
-    check_alone(config, 1)
-    with pytest.raises(InputError, match=f"runtime.{next(iter(setting))} is .*runtime=local"):
-        check_alone(config, 2)
+    spec = resolve(make_job(**{f"runtime__{name}": value for name, value in setting.items()}))
+    check_single_process(spec, 1)
+    with pytest.raises(InputError, match=f"runtime.{next(iter(setting))}: expected .*runtime=local"):
+        check_single_process(spec, 2)
 
 
 @pytest.mark.parametrize(
-    ("device", "message"), [("gpu", "auto, cpu, cuda"), ("meta", "auto, cpu, cuda"), ("cuda:99", "has . GPUs")]
+    ("device", "message"), [("gpu", "auto, cpu, cuda"), ("meta", "auto, cpu, cuda"), ("cuda:99", "one of the . GPUs")]
 )
 def test_devices_that_are_not_there(device: str, message: str, folder: Folder) -> None:
-    with pytest.raises(InputError, match=f"runtime.device is '{device}'.*{message}"):
+    with pytest.raises(InputError, match=f"runtime.device: expected {message}.*, got '{device}'"):
         train_alone(make_job(runtime__device=device), folder("run"))
 
 
@@ -163,7 +163,7 @@ def test_router_losses_are_taken_one_by_one(folder: Folder) -> None:
         "num_experts_per_tok": 1,
         "output_router_logits": True,
     }
-    with pytest.raises(InputError, match=r"runtime.group is 2, 1 is expected with model.output_router_logits"):
+    with pytest.raises(InputError, match=r"runtime.group: expected 1 with model.output_router_logits, got 2"):
         train_alone(job, folder("run"))
 
 
@@ -179,7 +179,7 @@ def test_a_node_that_is_left_out_changes_nothing(folder: Folder, pool: Pool) -> 
     path = other.parent / "four.plan.json"
     path.write_text(json.dumps(plan))
     planned = dataclasses.replace(job, plan=str(path))
-    assert layout_of(planned).used == ["local-0", "local-1", "local-2"]
+    assert resolve_layout(planned).used == ["local-0", "local-1", "local-2"]
     found = train_in_pool(pool, planned, THREE, other)
     losses = [[event["loss"] for event in of_kind(events, "iteration")] for events in (without, found)]
     assert losses[0] == losses[1] != []

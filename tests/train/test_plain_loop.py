@@ -14,7 +14,7 @@ import pool as pools
 import pytest
 import torch
 from torch import Tensor, nn
-from train.alone import free_port, of_kind, rank_in_pool
+from train.alone import EventDict, free_port, of_kind, rank_in_pool
 from train.conftest import Folder
 from train.jobs import make_job
 
@@ -22,13 +22,14 @@ from skippipe._scheduler import Plan
 from skippipe.checkpoint import open_checkpoint
 from skippipe.data.blocks import BlockOrder
 from skippipe.data.corpus import open_corpus
-from skippipe.model.build import build_part, config_sha256, model_config
+from skippipe.model.build import build_stage_module
 from skippipe.model.families import family_of
+from skippipe.model.settings import model_config
 from skippipe.train.config import TrainJob
-from skippipe.train.events import Event
-from skippipe.train.layout import layout_of
-from skippipe.train.loop import Engine, Iteration
-from skippipe.train.plans import model_note, plan_for
+from skippipe.train.loop.engine import Engine, IterationResult
+from skippipe.train.prepare.planning import plan_phase
+from skippipe.train.prepare.stages import partition_model
+from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 RATES = [0.005, 0.01, 0.00775, 0.00325, 0.001]
@@ -60,12 +61,12 @@ class Done(NamedTuple):
     """when this rank's last action ended"""
 
 
-def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[Event], list[Done]]:
+def noted(rank: int, job: TrainJob, folder: Path, port: int) -> tuple[list[EventDict], list[Done]]:
     """In a warm worker: be a rank of a training, and note the times of its iterations."""
     done: list[Done] = []
     iterate = Engine.iterate
 
-    def noting(self: Engine, *given: Any, **named: Any) -> Iteration:
+    def noting(self: Engine, *given: Any, **named: Any) -> IterationResult:
         found = iterate(self, *given, **named)
         done.append(Done(found.seconds, found.timings.ends[-1]))
         return found
@@ -80,7 +81,9 @@ class Plain:
     def __init__(self, job: TrainJob, plan: Plan, prepared: Path) -> None:
         self.job, self.plan = job, plan
         config = model_config(job.model)
-        whole = build_part(config, stage=0, layers=range(4), first=True, seed=job.train.seed, dtype=torch.float64)
+        whole = build_stage_module(
+            config, stage=0, layers=range(4), first=True, seed=job.train.seed, dtype=torch.float64
+        )
         model: Any = family_of(config.model_type).model_class()
         self.model = model(config).to(torch.float64)
         self.routed = config.model_type == "mixtral"
@@ -162,7 +165,7 @@ def test_a_training_is_a_plain_loop(
     run = folder("run")
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
     job.model |= model
-    results: list[tuple[list[Event], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
+    results: list[tuple[list[EventDict], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
     events = results[0][0]
     plan = Plan.from_json((run / "plan.json").read_text())
     visits = [len(m.stages) for m in plan.microbatches]
@@ -211,9 +214,9 @@ def test_every_rank_is_told_of_another_learning_rate(prepared: Path, folder: Fol
 def write_plan(path: Path, prepared: Path, skip_ratio: float) -> Path:
     """Write a plan of the layout of these tests."""
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
-    layout = layout_of(job)
-    note = model_note(job, config_sha256(model_config(job.model)), 32, 4)
-    path.write_text(plan_for(job, layout.cluster, layout.allocation, [1, 2, 1], note).to_json())
+    spec = resolve(job)
+    model = partition_model(spec, model_config(job.model))
+    path.write_text(plan_phase(spec, spec.phases[0], spec.layout.cluster, model).to_json())
     return path
 
 
@@ -227,11 +230,11 @@ def test_every_rank_is_told_of_another_plan_file(
         assert said.endswith(" on node local-1 (rank 1)")
 
 
-def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[Event]:
+def with_another_plan(rank: int, job: TrainJob, other: str | None, folder: Path, port: int) -> list[EventDict]:
     """In a warm worker: be a rank of a training that comes to another plan than the others."""
     if other is None:
         return rank_in_pool(rank, job, FOUR, folder, port)
-    with patch("skippipe.train.rank.make_plans", lambda *_, **__: [Plan.from_json(Path(other).read_text())]):
+    with patch("skippipe.train.prepare.prepare.make_plans", lambda *_, **__: [Plan.from_json(Path(other).read_text())]):
         return rank_in_pool(rank, job, FOUR, folder, port)
 
 

@@ -17,9 +17,12 @@ from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, Schedu
 from skippipe.errors import InputError
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import make_plan, prepare
-from skippipe.train.plans import ModelNote, Prediction, judge_prediction
+from skippipe.train.prepare.prediction import Prediction, judge_prediction
+from skippipe.train.prepare.stages import PartitionedModel
+from skippipe.train.resolve.plan_model import PlanModel
+from skippipe.train.resolve.resolve import resolve
 
-NOTE = ModelNote("ab", 32, 4, 2, 32, "float32")
+MODEL = PlanModel("ab", 32, 4, 2, 32, "float32")
 STATED: dict[str, Any] = {"hidden": 32, "layers": 4, "microbatch_size": 2, "sequence": 32, "wire_dtype": "float32"}
 CUT: dict[str, Any] = {"node_layers": [2, 2, 1, 1], "sources": [0, 1]}
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -45,13 +48,16 @@ def stating(plan: Plan, model: Any = None, *, message_bytes: float = 8192, **wor
 def judged(
     plan: Plan, job: Any = None, *, device: str | None = "cpu", layers: tuple[int, ...] = (2, 1, 1)
 ) -> Prediction:
-    return judge_prediction(plan, NOTE, layers, job or make_job(plan="plan.json"), device)
+    spec = resolve(job or make_job())
+    if job is None:  # the plan is given
+        spec = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, plan=plan))
+    return judge_prediction(plan, PartitionedModel(None, MODEL, list(layers)), spec, device)
 
 
 def test_what_fits_is_a_prediction(plain: Plan) -> None:
     assert judged(stating(plain, **STATED, **CUT, device="cpu")) == Prediction(holds=True, note="")
     assert judged(stating(plain, **STATED, device="NVIDIA H100"), device=None) == Prediction(holds=True, note="")
-    assert judged(stating(plain, dataclasses.asdict(NOTE))) == Prediction(holds=True, note="")
+    assert judged(stating(plain, dataclasses.asdict(MODEL))) == Prediction(holds=True, note="")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_what_fits_is_a_prediction(plain: Plan) -> None:
         ({"config_sha256": "cd"}, "hold for config_sha256 cd, here it is ab (model)"),
         ({"message_bytes": 524288}, "hold for messages of 524,288 bytes (activation_bytes), here they have 8,192"),
         ({"device": "NVIDIA H100"}, "hold for NVIDIA H100, here it is cpu (runtime.device)"),
-        ({"node_layers": [4, 4, 1, 1]}, "another cut: stage 0 has 2 decoder layers, the node times hold for 4"),
+        ({"node_layers": [4, 4, 1, 1]}, "another partition: stage 0 has 2 decoder layers, the node times hold for 4"),
     ],
 )
 def test_what_does_not_fit_is_none(workload: dict[str, Any], note: str, plain: Plan) -> None:
@@ -79,10 +85,10 @@ def test_what_is_not_known_is_said(plain: Plan) -> None:
     unsaid = Prediction(holds=True, note="neither plan nor cluster says which model and microbatch its times hold for")
     assert judged(stating(plain)) == unsaid
     assert judged(stating(plain, microbatch_size=2)) == unsaid
-    assert judged(stating(plain, dataclasses.asdict(NOTE)), make_job()) == unsaid
-    told = judged(stating(plain, **STATED, sources=[0, 2]))
-    assert told.holds
-    assert "times of local-1 are without the embedding" in told.note
+    assert judged(stating(plain, dataclasses.asdict(MODEL)), make_job()) == unsaid
+    reported = judged(stating(plain, **STATED, sources=[0, 2]))
+    assert reported.holds
+    assert "times of local-1 are without the embedding" in reported.note
 
 
 def test_microbatches_together_are_no_plan(plain: Plan) -> None:
@@ -95,16 +101,16 @@ def test_a_run_shows_no_prediction_of_others(plain: Plan, folder: Folder, tmp_pa
     """It trains, since the order holds; no event has the times of another microbatch."""
     path = tmp_path / "plan.json"
     save_plan(stating(plain, **STATED | {"microbatch_size": 8}), path)
-    told = train_alone(make_job(plan=str(path), train__iterations=2), folder("run"))
-    (plan,) = of_kind(told, "plan")
+    reported = train_alone(make_job(plan=str(path), train__iterations=2), folder("run"))
+    (plan,) = of_kind(reported, "plan")
     assert plan["predicted_s"] is None
     assert plan["lower_bound_s"] is None
     assert plan["full"] == {}
     assert "microbatch_size 8, here it is 2" in plan["prediction_note"]
-    iterations = of_kind(told, "iteration")
+    iterations = of_kind(reported, "iteration")
     assert len(iterations) == 2
     assert all("predicted_s" not in event for event in iterations)
-    (summary,) = of_kind(told, "summary")
+    (summary,) = of_kind(reported, "summary")
     assert summary["predicted_s"] is None
     assert summary["measured_s"] > 0
 
@@ -112,8 +118,8 @@ def test_a_run_shows_no_prediction_of_others(plain: Plan, folder: Folder, tmp_pa
 def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None:
     """Every node has the time of a loss, sources or not; a plan from the file with other sources pays for it."""
     path = folder("run")
-    told = train_in_pool(pool, make_job(runtime__calibrate=True, train__iterations=1), FOUR, path)
-    (event,) = of_kind(told, "plan")
+    reported = train_in_pool(pool, make_job(runtime__calibrate=True, train__iterations=1), FOUR, path)
+    (event,) = of_kind(reported, "plan")
     assert event["prediction_note"] == ""
     assert event["predicted_s"] > 0
     content = json.loads((path / "cluster.json").read_text())
@@ -136,7 +142,7 @@ def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None
     assert plan.model is not None
     assert STATED.items() <= json.loads(plan.model).items()
     save_plan(plan, path / "other.json")
-    with pytest.raises(InputError, match=r"the plan is for another model: its microbatch_size is 2, here it is 4"):
+    with pytest.raises(InputError, match=r"the plan is for another model: train.microbatch_size: expected 2, got 4"):
         train_alone(make_job(plan=str(path / "other.json"), train__microbatch_size=4), folder("refused"))
 
 

@@ -54,5 +54,5 @@ def test_a_worker_that_hangs(tmp_path: Path) -> None:
     finally:
         running.close()
     assert status == 1
-    assert err.startswith("skippipe train: node local-3 (rank 3) has said nothing while others failed; ")
+    assert err.startswith("skippipe train: node local-3 (rank 3) reported nothing while others failed; ")
     assert "Traceback" not in err

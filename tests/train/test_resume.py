@@ -16,7 +16,7 @@ import pool as pools
 import pytest
 import torch
 from torch import Tensor
-from train.alone import free_port, of_kind, train_alone
+from train.alone import EventDict, free_port, of_kind, only_rank, plain, train_alone
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
@@ -27,52 +27,54 @@ from skippipe.checkpoint.tensors import open_tensors
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
-from skippipe.train.events import Event
-from skippipe.train.layout import layout_of
-from skippipe.train.place import Place, deal
+from skippipe.train.connect.rank_spec import RankSpec, assign_nodes
+from skippipe.train.loop.token_batches import TokenBatches
+from skippipe.train.observe.events import Event, IterationDone, Report
 from skippipe.train.rank import train_rank
-from skippipe.train.texts import Texts
+from skippipe.train.resolve.layout import resolve_layout
+from skippipe.train.resolve.resolve import resolve
 
 NEVER = 10**6
 ITERATIONS = 7
 DROPOUT = {"attention_dropout": 0.2}
 
 
-def stopping_at(iteration: int, told: list[Event]) -> Callable[[Event], None]:
+def stopping_at(iteration: int, reported: list[EventDict]) -> Report:
     """A report that has this process asked to stop in the iteration after `iteration`."""
 
     def report(event: Event) -> None:
-        told.append(event)
-        if event["event"] == "iteration" and event["iteration"] == iteration:
+        reported.append(plain(event))
+        if isinstance(event, IterationDone) and event.iteration == iteration:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return report
 
 
-def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[Event]:
+def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[EventDict]:
     """In a warm worker: leave its group, train, be asked to stop perhaps, and come back to a group of the same size."""
-    told: list[Event] = []
-    names = deal(layout_of(job).cluster.names, processes)
+    reported: list[EventDict] = []
+    spec = resolve(job)
+    names = assign_nodes(spec.layout.cluster.names, processes)
     pools.leave()
-    place = Place(rank, len(names), names[rank], "127.0.0.1", port, local=True)
-    asked = train_rank(job, place, folder, stopping_at(stop_at, told))
+    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
+    asked = train_rank(spec, rank_spec, folder, stopping_at(stop_at, reported))
     assert (asked is None) == (stop_at == NEVER)
     pools.join(rank, len(names), str(folder.parent / f"back-{port}"))
-    return told
+    return reported
 
 
-Train = Callable[..., list[Event]]
+Train = Callable[..., list[EventDict]]
 
 
 @pytest.fixture
 def train(pool: pools.Pool) -> Train:
     """Train with warm workers in a folder; gives what rank 0 tells."""
 
-    def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[Event]:
-        world = processes or len(layout_of(job).cluster.names)
+    def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[EventDict]:
+        world = processes or len(resolve_layout(job).cluster.names)
         port = free_port()
-        told: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
-        return list(told[0])
+        reported: list[Any] = pool.run(one_rank, [(job, processes, folder, port, stop_at)] * world, timeout_s=120)
+        return list(reported[0])
 
     return call
 
@@ -82,7 +84,7 @@ def job_of(**changes: Any) -> TrainJob:
     return dataclasses.replace(job, model=job.model | DROPOUT)
 
 
-def losses(events: Sequence[Event]) -> dict[int, float]:
+def losses(events: Sequence[EventDict]) -> dict[int, float]:
     return {event["iteration"]: event["loss"] for event in of_kind(events, "iteration")}
 
 
@@ -128,7 +130,7 @@ def test_a_run_that_was_stopped_comes_to_the_same(skip_ratio: float, train: Trai
     assert open_checkpoint(broken).state.iteration == ITERATIONS
 
 
-def one_rank_without_pickle(*arguments: Any) -> list[Event]:
+def one_rank_without_pickle(*arguments: Any) -> list[EventDict]:
     """In a warm worker: as `one_rank`, where torch cannot make an object of what it is sent or reads."""
     from torch.distributed import distributed_c10d
 
@@ -146,15 +148,15 @@ def one_rank_without_pickle(*arguments: Any) -> list[Event]:
 
 
 def test_nothing_is_unpickled(pool: pools.Pool, folder: Folder) -> None:
-    """Four ranks meet, measure, train, save, stop and go on: whatever they tell each other or read is no pickle."""
+    """Four ranks join, measure, train, save, stop and go on: whatever they tell each other or read is no pickle."""
     run = folder("run")
     job = job_of(checkpoint__every=1, runtime__calibrate=True)
-    told: list[Event] = []
+    reported: list[EventDict] = []
     for stop_at in (2, NEVER):
         port = free_port()
-        told = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
-    assert of_kind(told, "resumed")
-    assert of_kind(told, "checkpoint")
+        reported = pool.run(one_rank_without_pickle, [(job, None, run, port, stop_at)] * 4, timeout_s=120)[0]
+    assert of_kind(reported, "resumed")
+    assert of_kind(reported, "checkpoint")
 
 
 def test_checkpoints_are_made_while_training_goes_on(folder: Folder) -> None:
@@ -215,22 +217,22 @@ def back_to(run: Path, latest: int) -> int:
     return at
 
 
-def validations(events: Sequence[Event]) -> dict[int, float]:
+def validations(events: Sequence[EventDict]) -> dict[int, float]:
     return {event["iteration"]: event["loss"] for event in of_kind(events, "validation")}
 
 
 @pytest.fixture(scope="module")
-def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event]]:
+def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[EventDict]]:
     """A run to its end, with a checkpoint of most iterations."""
     run = tmp_path_factory.mktemp("finished") / "run"
     run.mkdir()
     port = free_port()
-    told: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
-    return run, list(told[0])
+    reported: list[Any] = pool.run(one_rank, [(with_every(job_of()), None, run, port, NEVER)] * 4, timeout_s=120)
+    return run, list(reported[0])
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[Event]], tmp_path: Path) -> None:
+def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[EventDict]], tmp_path: Path) -> None:
     """At the moment of change the model is what it was, and the text goes on where it was."""
     run, known = tmp_path / "run", validations(finished[1])
     shutil.copytree(finished[0], run)
@@ -241,7 +243,7 @@ def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, li
     rel = 1e-12 if job.train.microbatch_size == 2 else 1e-6
     assert validations(there)[at] == pytest.approx(known[at], rel=rel)
     assert [event["plan_kept"] for event in of_kind(there, "resumed")] == [processes is not None]
-    blocks = job.train.microbatch_size * 3 * len(layout_of(job).stages[0])
+    blocks = job.train.microbatch_size * 3 * len(resolve_layout(job).stages[0])
     done = open_checkpoint(run).state
     before = open_checkpoint(run / CHECKPOINTS / f"iteration-{at:06d}").state
     assert (done.iteration, done.position) == (ITERATIONS, before.position + blocks * (ITERATIONS - at))
@@ -258,13 +260,13 @@ def test_every_block_once_in_an_epoch_whatever_changes(folder: Folder, monkeypat
     run = folder("run")
     read: list[int] = []
     used: list[int] = []
-    real = Texts.training_batches
+    real = TokenBatches.training_batches
 
-    def noting(self: Texts, place: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        read.extend(range(place, place + count * self.size))
-        return real(self, place, count)
+    def noting(self: TokenBatches, position: int, count: int) -> list[tuple[Tensor, Tensor]]:
+        read.extend(range(position, position + count * self.microbatch_size))
+        return real(self, position, count)
 
-    monkeypatch.setattr(Texts, "training_batches", noting)
+    monkeypatch.setattr(TokenBatches, "training_batches", noting)
     jobs = [
         job_of(),
         job_of(cluster=make_cluster(5, [3, 1, 1])),
@@ -272,11 +274,9 @@ def test_every_block_once_in_an_epoch_whatever_changes(folder: Folder, monkeypat
         job_of(schedule=ScheduleConfig(microbatches_per_source=2, skip_ratio=0.0)),
     ]
     for job in jobs:
-        told: list[Event] = []
-        names = tuple(layout_of(job).cluster.names)
-        place = Place(0, 1, names, "127.0.0.1", free_port(), local=True)
-        train_rank(dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=1000)), place, run,
-                   stopping_at(open_or_0(run) + 2, told))  # fmt: skip
+        reported: list[EventDict] = []
+        spec = resolve(dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=1000)))
+        train_rank(spec, only_rank(spec), run, stopping_at(open_or_0(run) + 2, reported))
         trained_on = open_checkpoint(run).state.position
         used += [place for place in read if place < trained_on]  # what was read ahead was not used
         read.clear()
@@ -321,9 +321,7 @@ def test_none_that_is_whole_is_no_beginning(folder: Folder) -> None:
     train_alone(job_of(), run)
     for path in (run / CHECKPOINTS).iterdir():
         (path / "state.json").write_text("{}")
-    with pytest.raises(
-        InputError, match=r"none of its checkpoints is whole: .*state\.json: expected \d+ bytes, got 2:"
-    ):
+    with pytest.raises(InputError, match=r"none of its checkpoints is complete: .*state\.json: has 2 bytes"):
         train_alone(job_of(), run)
     assert all((path / "manifest.json").exists() for path in (run / CHECKPOINTS).iterdir()), "what was there is there"
 
@@ -331,10 +329,10 @@ def test_none_that_is_whole_is_no_beginning(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train__seed": 5}, "train.seed was 0, here it is 5: the order of the text depends on it"),
+        ({"train__seed": 5}, "train.seed: expected 0, got 5: the order of the text depends on it"),
         ({"data__sequence": 16}, r"was trained on another text \(data\.\*\)"),
-        ({"model": {**make_job().model, **DROPOUT, "hidden_size": 64}}, "model.hidden_size is 32 there, here it is 64"),
-        ({"model": make_job().model}, "model.attention_dropout is 0.2 there, here it is 0.0"),
+        ({"model": {**make_job().model, **DROPOUT, "hidden_size": 64}}, "model.hidden_size: expected 32, got 64"),
+        ({"model": make_job().model}, "model.attention_dropout: expected 0.2, got 0.0"),
     ],
 )
 def test_of_another_run(changes: dict[str, Any], message: str, folder: Folder) -> None:
@@ -352,8 +350,8 @@ def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
     for path in (run / CHECKPOINTS).iterdir():
         if int(path.name.removeprefix("iteration-")) > 2:
             (path / "plan.json").write_text("{}")
-    told = train_alone(job_of(checkpoint__every=2, checkpoint__keep=1), run)
-    assert of_kind(told, "resumed")[0]["iteration"] <= 2
+    reported = train_alone(job_of(checkpoint__every=2, checkpoint__keep=1), run)
+    assert of_kind(reported, "resumed")[0]["iteration"] <= 2
     left = {path.name for path in (run / CHECKPOINTS).iterdir()}
     assert {name for name in left if not name.startswith("damaged-")} == {f"iteration-{ITERATIONS:06d}"}
     assert f"damaged-iteration-{ITERATIONS:06d}" in left
@@ -385,8 +383,8 @@ def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatc
         copy(self, tensors, copied)
 
     monkeypatch.setattr(CheckpointSaver, "_copy", late)
-    told = train_alone(with_every(job_of()), slow)
-    assert sum(event["blocked_s"] for event in of_kind(told, "checkpoint")) > 0.1, "training had to wait"
+    reported = train_alone(with_every(job_of()), slow)
+    assert sum(event["blocked_s"] for event in of_kind(reported, "checkpoint")) > 0.1, "training had to wait"
     for path in (slow / CHECKPOINTS).iterdir():
         other = plain / CHECKPOINTS / path.name
         if other.exists():

@@ -99,7 +99,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert unfinished, "at least one of them was being saved"
     running = begin(broken)
     assert running.end(120) == (0, "")
-    assert any(f"goes on after iteration {newest} from" in line for line in running.lines)
+    assert any(f"resumed after iteration {newest} from" in line for line in running.lines)
     assert losses(broken / "run") == losses(unbroken / "run")
     assert whole(broken / "run") == 60
     assert not list((broken / "run" / CHECKPOINTS).glob(".*"))
@@ -117,8 +117,8 @@ def test_asked_to_stop(tmp_path: Path) -> None:
     for number, status, message in ((signal.SIGTERM, 0, ""), (signal.SIGINT, 130, "interrupted\n")):
         got, err, running = stop(tmp_path, number)
         assert (got, err) == (status, message)
-        (line,) = [line for line in running.lines if line.startswith("asked to stop, ended after iteration")]
-        assert line.endswith("; the same command goes on from there\n")
+        (line,) = [line for line in running.lines if line.startswith("stopped on request after iteration")]
+        assert line.endswith("; the same command resumes from there\n")
         assert whole(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
         assert list(losses(tmp_path / "run"))[-1] == whole(tmp_path / "run")
         end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -138,7 +138,7 @@ def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: 
         assert running.end(30) == (0, "")
     finally:
         running.close()
-    assert any(line.startswith("asked to stop, ended after iteration") for line in running.lines)
+    assert any(line.startswith("stopped on request after iteration") for line in running.lines)
 
 
 def test_asked_to_stop_before_anything_was_trained(tmp_path: Path) -> None:

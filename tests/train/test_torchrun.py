@@ -102,10 +102,10 @@ def kill_and_go_on(torchrun: Torchrun, shown: Torchrun, rank: int, run: Path) ->
     """Kill a rank while it trains, and see that the next attempt resumes from the newest complete checkpoint."""
     shown.until(lambda out: re.search(r"^checkpoint after iteration [1-9]", out, re.MULTILINE) is not None)
     os.kill(torchrun.ranks()[rank], signal.SIGKILL)
-    shown.until(lambda out: "goes on after iteration" in out)
-    (resumed,) = re.findall(r"goes on after iteration (\d+) from", shown.out)
+    shown.until(lambda out: "resumed after iteration" in out)
+    (resumed,) = re.findall(r"resumed after iteration (\d+) from", shown.out)
     assert 0 < int(resumed) <= newest(run)
-    before = shown.out.split("goes on after")[0]
+    before = shown.out.split("resumed after")[0]
     assert int(resumed) >= int(re.findall(r"^checkpoint after iteration (\d+)", before, re.MULTILINE)[-1])
 
 
@@ -143,7 +143,7 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
         Torchrun(tmp_path, "b", [*options, "--node-rank=1"], *settings, "runtime.node=local-1") as b,
     ):
         kill_and_go_on(b, a, 1, tmp_path / "run")
-        a.until(lambda out: "iteration" in out.split("goes on after")[1].split("\n", 1)[1])
+        a.until(lambda out: "iteration" in out.split("resumed after")[1].split("\n", 1)[1])
         a.ranks()
         # Ctrl-C at the machine that does not serve the rendezvous: that of the other one used to wait for five minutes.
         b.ranks()
@@ -151,7 +151,7 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
         for torchrun in (b, a):
             assert torchrun.process.wait(60) != 0
             torchrun.end()
-        (stopped,) = re.findall(r"asked to stop, ended after iteration (\d+)", a.out)
+        (stopped,) = re.findall(r"stopped on request after iteration (\d+)", a.out)
         assert newest(tmp_path / "run") == int(stopped) == iterations(tmp_path / "run")[-1]
         with socket.socket() as door:  # so the same command can go on
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,0 +1,140 @@
+"""Compute devices: which one a setting names, what it can do, and the number types in which it computes.
+
+Training, evaluation and studies all use this module. Settings are declared and studies are summarised without torch,
+so torch is imported only by the functions that need it.
+"""
+# ruff: noqa: PLC0415 - see above
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skippipe.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
+"""Number types by torch's names, and the bytes of each."""
+AUTOCASTS = ("bfloat16",)
+PEAK_FLOPS = {
+    "H200 NVL": 835e12,
+    "H200": 989.4e12,
+    "H100 80GB HBM3": 989.4e12,
+    "H100 SXM": 989.4e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165.2e12,
+}
+"""Dense bfloat16 FLOP/s from data sheets, by the first key that a GPU's name contains."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number types of a model."""
+
+    dtype: str = "float32"
+    """type of weights, gradients and messages; one of `DTYPES`"""
+    autocast: str | None = None
+    """type in which torch's autocast computes; None: no autocast"""
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        """`dtype` as torch has it."""
+        return _torch_dtype(self.dtype)
+
+    @property
+    def torch_autocast(self) -> "torch.dtype | None":
+        """`autocast` as torch has it."""
+        return None if self.autocast is None else _torch_dtype(self.autocast)
+
+
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def find_device(name: str, key: str) -> "torch.device":
+    """The device that a setting names.
+
+    Args:
+        name: `cpu`, `cuda`, `cuda:NUMBER`, or `auto` for a GPU if there is one.
+        key: of the setting, for messages.
+
+    Raises:
+        InputError: the device is unknown or absent.
+
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in {"cpu", "cuda"}:
+        raise InputError(f"{key}: expected auto, cpu, cuda or cuda:NUMBER, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"{key}: expected one of the {torch.cuda.device_count()} GPUs of this machine, got {name!r}")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def find_devices(names: Sequence[str] | None) -> list[str]:
+    """Names of the devices to use: those asked for by `devices`, else all GPUs, else the CPU.
+
+    Raises:
+        InputError: the list is empty, or a device is unknown or absent.
+
+    """
+    import torch
+
+    if names is None:
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    if not names:
+        raise InputError("devices: expected at least one device, got []")
+    for number, name in enumerate(names):
+        find_device(name, f"devices[{number}]")
+    return list(names)
+
+
+def device_name(device: "torch.device") -> str:
+    """Model name of a GPU; `cpu` otherwise."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def use_device(device: "torch.device") -> None:
+    """Make a GPU the current one of this process."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def synchronize(device: "torch.device") -> None:
+    """Wait until a GPU has finished all work; a CPU always has."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def autocast(device: "torch.device", dtype: "torch.dtype | None") -> AbstractContextManager[object]:
+    """Within: torch's autocast to `dtype`; None: nothing."""
+    import torch
+
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense bfloat16 FLOP/s of the device of this name; None: not known."""
+    if "MIG" in name:  # a slice of the device that it is named after
+        return None
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)

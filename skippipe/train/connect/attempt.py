@@ -1,0 +1,251 @@
+"""The ranks of a job find each other in the store.
+
+torchrun keeps one store for all attempts of a job, so it still holds the keys of attempts that have failed. Counting
+attempts would not help: with rendezvous c10d the agents of different machines count differently. So rank 0 opens an
+attempt under a new random name, the other ranks answer to that name, and it prefixes all later keys.
+"""
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from skippipe.errors import SchedulerError
+from skippipe.ranks import node_title, shown_names
+from skippipe.runtime.links.addresses import listening_address
+from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
+
+REPORT_S = 3.0
+"""How long a rank that fails waits, at most, for the others to read why: the store may end with it."""
+
+
+class PeerStoppedError(SchedulerError):
+    """Another rank was asked to stop before training began, and has ended."""
+
+
+class Presence(NamedTuple):
+    """What a rank says of itself while the ranks find each other."""
+
+    token: str
+    """random, new for every process"""
+    attempt: str | None
+    """the attempt that it takes part in"""
+    names: tuple[str, ...]
+    """of the nodes that it serves"""
+    address: str
+    """from which it reaches the rendezvous"""
+    listens: str | None
+    """where Gloo listens for the other ranks; None: at an interface that the user has named"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a job: its ranks, and the texts that they exchange."""
+
+    client: StoreClient
+    rank: int
+    name: str
+    ranks: tuple[Presence, ...]
+
+    @property
+    def names_by_rank(self) -> list[tuple[str, ...]]:
+        """Names of the nodes that each rank serves."""
+        return [presence.names for presence in self.ranks]
+
+    def publish(self, key: str, text: str) -> None:
+        """Publish a text for all ranks.
+
+        Raises:
+            RendezvousError: the store is gone.
+
+        """
+        with reached():
+            self.client.set(f"{self.name}/{key}", text)
+
+    def receive(self, key: str, timeout_s: float, who: str) -> str:
+        """Wait for a text.
+
+        Raises:
+            RendezvousError: it takes more than `timeout_s` seconds, or a rank has ended in the meantime.
+            PeerStoppedError: a rank was asked to stop.
+
+        """
+        with reached():
+            for text in self.client.wait(f"{self.name}/{key}", time.monotonic() + timeout_s):
+                if text is not None:
+                    return text
+                check_no_rank_left(self.client, self.own)
+                opened = self.client.get("attempt")
+                if opened is not None and opened != self.name:
+                    raise RendezvousError("rank 0 was restarted, but this rank was not")
+        raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
+
+    @property
+    def own(self) -> Presence:
+        """This rank."""
+        return self.ranks[self.rank]
+
+    def announce_end(self, error: BaseException, report_s: float) -> None:
+        """Tell the other ranks that this one has ended, and why; wait up to `report_s` seconds for them to read it."""
+        message = f"{node_title(self.own.names, self.rank)} has ended: {_reason(error)}"
+        stopped = not isinstance(error, Exception)
+        announce_end(self.client, self.own, message, self.ranks, stopped=stopped, report_s=report_s)
+
+
+def find_ranks(
+    client: StoreClient, rank_spec: RankSpec, nodes: Sequence[str], timeout_s: float, deadline: float
+) -> Attempt:
+    """Wait for all ranks of this attempt.
+
+    Args:
+        client: the store.
+        rank_spec: this rank.
+        nodes: names of the plan's nodes, for messages.
+        timeout_s: seconds within which all ranks have to join, for messages.
+        deadline: when they are over, by the monotonic clock.
+
+    Raises:
+        RendezvousError: a rank has not joined; all that have name it, and the nodes that no rank serves.
+        PeerStoppedError: a rank was asked to stop.
+
+    """
+    with reached():
+        return _find_ranks(client, rank_spec, nodes, timeout_s, deadline)
+
+
+def _find_ranks(
+    client: StoreClient, rank_spec: RankSpec, nodes: Sequence[str], timeout_s: float, deadline: float
+) -> Attempt:
+    own = Presence(secrets.token_hex(8), None, rank_spec.names, _address(rank_spec), listening_address())
+    if rank_spec.rank == 0:
+        own = own._replace(attempt=own.token)
+    client.set(f"here/{rank_spec.rank}", json.dumps(own))
+    if own.attempt is not None:
+        client.set("attempt", own.attempt)
+    try:
+        while True:
+            opened = client.get("attempt")
+            if opened is not None and own.attempt != opened:
+                own = own._replace(attempt=opened)
+                client.set(f"here/{rank_spec.rank}", json.dumps(own))
+            attempt = _complete(client, rank_spec, own)
+            if attempt is not None:
+                return attempt
+            check_no_rank_left(client, own)
+            if time.monotonic() > deadline:
+                raise _absent_error(client, rank_spec, nodes, timeout_s, own)
+            time.sleep(MOST_PAUSE_S)
+    except (KeyboardInterrupt, SystemExit) as error:
+        message = f"{node_title(rank_spec.names, rank_spec.rank)} has ended: {_reason(error)}"
+        announce_end(client, own, message, presences(client, rank_spec.world), stopped=True, report_s=REPORT_S)
+        raise
+
+
+def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attempt | None:
+    """The attempt, once rank 0, which may be this one, has found all ranks in it."""
+    if own.attempt is None:
+        return None
+    if rank_spec.rank == 0:
+        present = presences(client, rank_spec.world)
+        if all(presence is not None and presence.attempt == own.attempt for presence in present):
+            client.set(f"{own.attempt}/ranks", json.dumps(present))
+    text = client.get(f"{own.attempt}/ranks")
+    ranks = () if text is None else tuple(map(_presence, json.loads(text)))
+    # A failed attempt, which may still be the open one when this rank starts, does not include it.
+    if ranks and ranks[rank_spec.rank].token == own.token:
+        return Attempt(client, rank_spec.rank, own.attempt, ranks)
+    return None
+
+
+def presences(client: StoreClient, world: int) -> list[Presence | None]:
+    """What ranks have said of themselves, by rank; may be those of a failed attempt."""
+    texts = (client.get(f"here/{rank}") for rank in range(world))
+    return [None if text is None else _presence(json.loads(text)) for text in texts]
+
+
+def _presence(values: Sequence[Any]) -> Presence:
+    token, attempt, names, address, listens = values
+    return Presence(token, attempt, tuple(names), address, listens)
+
+
+def _absent_error(
+    client: StoreClient, rank_spec: RankSpec, nodes: Sequence[str], timeout_s: float, own: Presence
+) -> RendezvousError:
+    """Say which ranks have not joined, here and to all that have."""
+    present = presences(client, rank_spec.world)
+    joined = {
+        rank: presence
+        for rank, presence in enumerate(present)
+        if presence is not None and (rank == rank_spec.rank or presence.attempt == own.attempt)
+    }
+    # If all seem to be there, rank 0 is that of a failed attempt.
+    absent = [rank for rank in range(rank_spec.world) if rank not in joined] or [0]
+    served = {name for rank, presence in joined.items() if rank not in absent for name in presence.names}
+    unserved = [name for name in nodes if name not in served]
+    message = f"timed out after {timeout_s:g} s waiting for rank {', rank '.join(map(str, absent))}"
+    if unserved:
+        message += f"; nodes of the plan that no rank serves yet: {shown_names(unserved)}"
+    announce_end(client, own, message, list(joined.values()), report_s=REPORT_S)
+    return RendezvousError(message)
+
+
+def announce_end(  # noqa: PLR0913 - by keyword
+    client: StoreClient,
+    own: Presence,
+    message: str,
+    others: Sequence[Presence | None],
+    *,
+    stopped: bool = False,
+    report_s: float = 0.0,
+) -> None:
+    """Tell `others` why this rank ends, and wait up to `report_s` seconds for them to read it.
+
+    The first rank that ends explains the rest: one that has been told so itself says nothing more.
+    """
+    tokens = [presence.token for presence in others if presence is not None and presence.token != own.token]
+    with contextlib.suppress(RuntimeError, OSError):  # the store is gone, and no rank can read it
+        left = client.get("left")
+        if left is not None and own.token in json.loads(left)["tokens"]:
+            client.set(f"read/{own.token}", "")
+            return
+        client.set("left", json.dumps({"message": message, "tokens": tokens, "stopped": stopped}))
+        deadline = time.monotonic() + report_s
+        for token in tokens:
+            for _ in client.wait(f"read/{token}", deadline):
+                pass
+
+
+def check_no_rank_left(client: StoreClient, own: Presence) -> None:
+    """Raise the reason if another rank has told this one that it has ended."""
+    text = client.get("left")
+    if text is None:
+        return
+    left = json.loads(text)
+    if own.token in left["tokens"]:
+        client.set(f"read/{own.token}", "")
+        # As if a connection were lost: the rank that failed first explains the rest.
+        raise (PeerStoppedError if left["stopped"] else RendezvousError)(left["message"]) from ConnectionError()
+
+
+def _reason(error: BaseException) -> str:
+    """Why a rank ends, in a line."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "it was asked to stop"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _address(rank_spec: RankSpec) -> str:
+    """The address from which this machine reaches the rendezvous: equal for ranks of one machine."""
+    if rank_spec.supervised:
+        return rank_spec.host
+    for family, kind, protocol, _, target in socket.getaddrinfo(rank_spec.host, rank_spec.port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.connect(target)  # sends nothing
+            address: str = probe.getsockname()[0]
+            return address
+    return ""

@@ -1,0 +1,78 @@
+"""Ranks authenticate each other: each proves that it knows the secret that checkpoints are signed with.
+
+torch neither encrypts nor authenticates a rendezvous: whoever reaches its port can take the place of a rank. Here each
+rank draws a nonce, and answers with a keyed hash over the nonces of all ranks, which only a holder of the secret can
+compute and which is of no use in any other run. What is sent later is not protected by it.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+
+from skippipe.checkpoint.key import default_path, load_key
+from skippipe.errors import InputError
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.connect.store import RendezvousError
+
+PURPOSE = "skippipe.proof/1"
+"""Separates these hashes from those of manifests, which use the same secret."""
+LONGEST_PATH = 300
+
+
+def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
+    """Prove to all ranks that this one knows the secret, and have all prove it.
+
+    Processes that `skippipe train` starts itself belong to one user on one machine, and skip this.
+
+    Args:
+        rendezvous: all ranks.
+        key: the file with the secret, `checkpoint.key`; None: the user's own.
+
+    Raises:
+        InputError: a rank has another secret than rank 0; the message names it, and both files.
+        RendezvousError: a rank did not answer, or the store does not keep what is published.
+
+    """
+    if rendezvous.rank_spec.supervised or rendezvous.world == 1:
+        return
+    secret, path = load_key(key), key or str(default_path())
+    mine = json.dumps({"nonce": secrets.token_hex(32), "path": path})
+    stated = rendezvous.all_gather("nonces", mine)
+    if stated[rendezvous.rank] != mine:  # else old answers would do for old numbers
+        raise RendezvousError("the rendezvous returns another text than this rank has published")
+    transcript = json.dumps([PURPOSE, rendezvous.names_by_rank, stated])
+    proofs = rendezvous.all_gather("proofs", _proof(secret, transcript, rendezvous.rank))
+    wrong = [
+        rank
+        for rank, proof in enumerate(proofs)
+        if not hmac.compare_digest(proof.encode(), _proof(secret, transcript, rank).encode())
+    ]
+    with contextlib.suppress(RendezvousError):
+        rendezvous.all_gather("proved", "")  # no rank leaves, and takes the store along, before all have read
+    if wrong:
+        other = rendezvous.rank if wrong[0] == 0 else wrong[0]  # rank 0 is the one to compare with
+        raise InputError(
+            f"{rendezvous.title(other)}: expected the checkpoint.key of {rendezvous.title(0)}, got another secret; "
+            f"copy {_path(stated[0])} of rank 0 to {_path(stated[other])} of rank {other} (readable by its owner "
+            "alone: chmod 600), or give all nodes the same file by checkpoint.key=FILE"
+        )
+
+
+def _proof(secret: bytes, transcript: str, rank: int) -> str:
+    """What only a holder of the secret can answer in this run, and only as this rank."""
+    return hmac.new(
+        secret, f"{hashlib.sha256(transcript.encode()).hexdigest()} {rank}".encode(), hashlib.sha256
+    ).hexdigest()
+
+
+def _path(stated: str) -> str:
+    """Where a rank says that its secret lies, if that can be shown: anybody may have sent it."""
+    try:
+        path = json.loads(stated)["path"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        path = None
+    if isinstance(path, str) and path.isprintable() and len(path) <= LONGEST_PATH:
+        return path
+    return "the file of checkpoint.key"

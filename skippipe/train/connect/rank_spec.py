@@ -1,0 +1,107 @@
+"""One process of a job: its rank, the nodes that it serves, and where it meets the others."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from skippipe.errors import InputError
+from skippipe.ranks import shown_names
+from skippipe.train.resolve.spec import DeviceSpec, RunSpec
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets for each rank."""
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """One rank of a job."""
+
+    rank: int
+    world: int
+    names: tuple[str, ...]
+    """of the nodes that it serves"""
+    host: str
+    """of the rendezvous"""
+    port: int
+    listener: int | None = None
+    """file descriptor of a socket that listens there already, on the first rank of a local run"""
+    verified: str | None = None
+    """hash of the manifest of a checkpoint whose files our own supervisor has verified, so that rank 0 need not"""
+    supervised: bool = False
+    """whether the process belongs to our own supervisor on this machine"""
+    agent_store: bool = False
+    """whether torchrun's agent serves the store of the rendezvous, and not rank 0"""
+
+
+def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun or a similar launcher has started this process as one rank of a job."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def torchrun_rank(node: str | None, environment: Mapping[str, str] = os.environ) -> RankSpec:
+    """Read the rank from the variables of torchrun; `node` is `runtime.node`."""
+    missing = [name for name in TORCHRUN if name not in environment]
+    if missing:
+        raise InputError(
+            f"environment: expected {', '.join(TORCHRUN)} as torchrun sets them, got no {', '.join(missing)}; {_HINT}"
+        )
+    numbers = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    for name, value in numbers.items():
+        if not value.isdecimal():
+            raise InputError(f"environment variable {name}: expected a number, got {value!r}")
+    rank, world = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    if rank >= world:
+        raise InputError(f"environment variable RANK: expected a number below WORLD_SIZE ({world}), got {rank}")
+    return RankSpec(
+        rank=rank,
+        world=world,
+        names=node_names(node),
+        host=environment["MASTER_ADDR"],
+        port=int(numbers["MASTER_PORT"]),
+        agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def node_names(node: str | None) -> tuple[str, ...]:
+    """Names that `runtime.node` lists; the host name if it is not set."""
+    names = tuple(name.strip() for name in (socket.gethostname() if node is None else node).split(","))
+    if not all(names):
+        raise InputError(f"runtime.node: expected NAME or NAME,NAME, got {node!r}")
+    return names
+
+
+_HINT = (
+    "RANK and WORLD_SIZE in the environment make this process one rank of a job; without them, skippipe train starts "
+    "its own processes"
+)
+
+
+def check_node(node: str | None, nodes: Sequence[str]) -> None:
+    """Raise `InputError` where `node`, the `runtime.node` of a rank, names what is not among the plan's `nodes`."""
+    unknown = [name for name in node_names(node) if name not in nodes]
+    if unknown:
+        got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
+        raise InputError(f"runtime.node: expected nodes of the plan ({shown_names(nodes)}), got {got}; {_HINT}")
+
+
+def assign_nodes(names: Sequence[str], processes: int | None) -> list[tuple[str, ...]]:
+    """Assign the nodes of a plan to the processes of a local run, round robin; None: one process per node."""
+    count = len(names) if processes is None else processes
+    if count > len(names):
+        raise InputError(f"runtime.processes: expected at most the number of nodes, {len(names)}, got {count}")
+    return [tuple(names[first::count]) for first in range(count)]
+
+
+def check_single_process(spec: RunSpec, processes: int) -> None:
+    """Raise `InputError` where several processes are asked for what only one that serves all nodes can do."""
+    if processes == 1:
+        return
+    usual = {item.name: item.default for item in fields(DeviceSpec)} | {"autocast": None}
+    settings = {name: getattr(spec.device, name, spec.precision.autocast) for name in usual}
+    for key, value in settings.items():
+        if value != usual[key]:
+            raise InputError(
+                f"runtime.{key}: expected {usual[key]} with {processes} processes, got {value}; runtime=local has one "
+                "process serve all nodes"
+            )

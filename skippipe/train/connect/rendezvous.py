@@ -1,0 +1,236 @@
+"""The rendezvous: all ranks of a job, connected; they exchange text under keys and check that they agree.
+
+Text goes through the store (`store.py`), and every wait has a time limit.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+from itertools import islice, takewhile
+from typing import Protocol
+
+import torch.distributed as dist
+
+from skippipe.errors import ActionError, InputError
+from skippipe.ranks import node_title
+from skippipe.runtime.links.addresses import INTERFACE, interfaces
+from skippipe.runtime.links.gloo import first_line
+from skippipe.train.connect.attempt import REPORT_S, Attempt, Presence, find_ranks
+from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.store import RendezvousError, open_store
+from skippipe.train.resolve.spec import CommunicationSpec
+
+SHOWN_DIFFERENCES = 3
+"""Most differences between ranks that one message names."""
+
+
+class Texts(Protocol):
+    """The store, as the ranks of one attempt use it."""
+
+    def publish(self, key: str, text: str) -> None:
+        """Publish a text for all ranks."""
+
+    def receive(self, key: str, timeout_s: float, who: str) -> str:
+        """Wait for a text of a rank, which messages call `who`."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """All ranks of a job. Each key is used once."""
+
+    rank_spec: RankSpec
+    names_by_rank: list[tuple[str, ...]]
+    texts: Texts
+    group: dist.ProcessGroup
+    """all ranks, for messages and for what is summed after iterations"""
+    timeout_s: float
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.rank_spec.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.rank_spec.world
+
+    def title(self, rank: int) -> str:
+        """What messages call a rank: its nodes."""
+        return node_title(self.names_by_rank[rank], rank)
+
+    @contextlib.contextmanager
+    def transferring(self, what: str, ranks: Iterable[int]) -> Iterator[None]:
+        """Within: transfers between `ranks` that are no actions of a program.
+
+        Raises:
+            ActionError: one of them failed or timed out; the message names `what` they are for, and the other ranks.
+
+        """
+        try:
+            yield
+        except OSError as error:
+            others = ", ".join(self.title(rank) for rank in ranks if rank != self.rank)
+            raise ActionError(f"{what}, with {others}: {error}") from error
+
+    def publish(self, key: str, text: str) -> None:
+        """Publish a text of this rank."""
+        self.texts.publish(f"{key}/{self.rank}", text)
+
+    def receive(self, key: str, rank: int, extra_s: float = 0.0) -> str:
+        """Wait for a text of another rank, `extra_s` longer than usual if it takes that long to make."""
+        return self.texts.receive(f"{key}/{rank}", self.timeout_s + extra_s, self.title(rank))
+
+    def all_gather(self, key: str, text: str, extra_s: float = 0.0) -> list[str]:
+        """Publish this rank's text and receive those of all, by rank."""
+        self.publish(key, text)
+        return [self.receive(key, rank, extra_s) for rank in range(self.world)]
+
+    def broadcast(self, key: str, make: Callable[[], str], extra_s: float = 0.0) -> str:
+        """Have rank 0 make a text, which may take `extra_s`, and give it to all ranks."""
+        if self.rank == 0:
+            self.publish(key, make())
+        return self.receive(key, 0, extra_s)
+
+    def check_equal(self, key: str, values: Mapping[str, str]) -> dict[str, str]:
+        """Check that no two ranks state different values under one name; a rank need not state all names.
+
+        Returns:
+            All values that any rank states.
+
+        Raises:
+            InputError: values differ; the message has names, values and nodes.
+
+        """
+        stated: list[dict[str, str]] = [json.loads(text) for text in self.all_gather(key, json.dumps(dict(values)))]
+        first: dict[str, int] = {}
+        differing: dict[str, int] = {}
+        for rank, theirs in enumerate(stated):
+            for what, value in theirs.items():
+                if stated[first.setdefault(what, rank)][what] != value:
+                    differing.setdefault(what, rank)
+        if differing:
+            shown: list[str] = []
+            for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
+                expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
+                shown.append(
+                    f"{what}: expected {expected} as on {self.title(first[what])}, got {got} on {self.title(rank)}"
+                )
+            raise InputError("; ".join(shown))
+        return {what: stated[rank][what] for what, rank in first.items()}
+
+
+@contextlib.contextmanager
+def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()) -> Iterator[Rendezvous]:
+    """Join the other ranks; at the end, leave together.
+
+    Args:
+        rank_spec: this rank.
+        spec: backend and time limits.
+        nodes: names of the plan's nodes, for messages.
+
+    Raises:
+        RendezvousError: the store cannot be reached or served, or a rank did not join in time.
+        PeerStoppedError: another rank was asked to stop before all had joined.
+
+    """
+    deadline = time.monotonic() + spec.start_timeout_s
+    with contextlib.closing(open_store(rank_spec, spec.start_timeout_s)) as client:
+        attempt = find_ranks(client, rank_spec, nodes, spec.start_timeout_s, deadline)
+        try:
+            check_reachable(attempt.ranks)
+            _connect(rank_spec, spec, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
+            group = dist.group.WORLD
+            assert group is not None
+            rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, spec.start_timeout_s)
+            yield rendezvous
+            _leave(rendezvous)
+        except BaseException as error:
+            # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
+            silent = rank_spec.supervised or isinstance(error, ActionError)
+            attempt.announce_end(error, 0.0 if silent else REPORT_S)
+            raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _leave(rendezvous: Rendezvous) -> None:
+    """Wait until all ranks are done; rank 0, which may serve the store, waits until no rank needs it any more."""
+    rendezvous.all_gather("end", "")
+    with contextlib.suppress(RendezvousError):  # a store that another process serves may be gone before
+        rendezvous.publish("gone", "")
+        if rendezvous.rank == 0:
+            for rank in range(rendezvous.world):
+                rendezvous.receive("gone", rank)
+
+
+LEAST_CONNECTING_S = 5.0
+"""Time for connecting to the other ranks, however late the last one joined."""
+
+
+def _connect(rank_spec: RankSpec, spec: CommunicationSpec, attempt: Attempt, timeout_s: float) -> None:
+    """Make the process group; in the thread of the store, since Gloo waits for other ranks with signals blocked."""
+
+    def connect() -> None:
+        dist.init_process_group(
+            spec.backend,
+            store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store),  # type: ignore[attr-defined]
+            rank=rank_spec.rank,
+            world_size=rank_spec.world,
+            timeout=timedelta(seconds=spec.timeout_s),
+        )
+
+    try:
+        attempt.client.call(connect, timeout_s)
+    except TimeoutError:
+        raise RendezvousError(
+            f"the ranks cannot connect to each other within {timeout_s:.0f} s{_advice(attempt)}"
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise RendezvousError(
+            f"the ranks cannot connect to each other: {first_line(error)}{_advice(attempt)}"
+        ) from None
+
+
+def _advice(attempt: Attempt) -> str:
+    listens = attempt.own.listens
+    return "" if listens is None else f"; Gloo listens at {listens} here, {INTERFACE} may name another interface"
+
+
+def check_reachable(ranks: Sequence[Presence]) -> None:
+    """Raise `RendezvousError` where ranks run on several machines, and Gloo listens where others cannot reach it."""
+    if len({presence.address for presence in ranks}) == 1:
+        return
+    hidden = [
+        node_title(presence.names, rank)
+        for rank, presence in enumerate(ranks)
+        if presence.listens is not None and ip_address(presence.listens.split("%")[0]).is_loopback
+    ]
+    if hidden:
+        raise RendezvousError(
+            f"{', '.join(hidden)}: the host name resolves to a loopback address there, which ranks on other machines "
+            f"cannot reach; set {INTERFACE} to the network interface, on this machine one of {', '.join(interfaces())}"
+        )
+
+
+SHOWN_CHARACTERS, SHOWN_BEFORE = 80, 20
+"""Of two long texts so many characters are shown, and so many of these before the first difference."""
+
+
+def _about_difference(one: str, other: str) -> tuple[str, str]:
+    """Both texts; of long ones the neighbourhood of the first difference."""
+    if max(len(one), len(other)) <= SHOWN_CHARACTERS:
+        return one, other
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    begin = max(alike - SHOWN_BEFORE, 0)
+
+    def cut(text: str) -> str:
+        end = begin + SHOWN_CHARACTERS
+        return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
+
+    return cut(one), cut(other)

@@ -1,0 +1,171 @@
+"""`skippipe train --dry-run`: plan, model, text and memory, checked in one process for any number of ranks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skippipe._scheduler import Plan
+from skippipe.console.output import Console, plain_table
+from skippipe.data.prepare import corpus_folder
+from skippipe.errors import InputError
+from skippipe.model.memory import StageMemory, stage_memory
+from skippipe.model.settings import model_config
+from skippipe.model.weights import check_weights
+from skippipe.ranks import assign_ranks, node_title
+from skippipe.runtime.deadlock import peak_recv_buffers
+from skippipe.runtime.lower import lower, lower_evaluation
+from skippipe.train.connect.rank_spec import assign_nodes, check_single_process
+from skippipe.train.loop.engine import safe_buffers
+from skippipe.train.loop.token_batches import open_batches
+from skippipe.train.observe.display import plan_lines
+from skippipe.train.prepare.planning import full_pipelines, plan_phase, plan_ready
+from skippipe.train.prepare.prediction import Prediction, judge_prediction
+from skippipe.train.prepare.stages import PartitionedModel, partition_model
+from skippipe.train.resolve.spec import RunSpec
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Most bytes that one rank takes, without torch itself."""
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+    parameters: int
+    weights: int
+    """weights, gradients and optimizer state"""
+    activations: int
+    """of the microbatches that the plan lets its nodes hold at one time, and of one loss"""
+    messages: int
+    """receive buffers and sends in flight"""
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.weights + self.activations + self.messages
+
+
+def dry_run(spec: RunSpec, console: Console) -> None:
+    """Check everything that can be checked before a run, and print what it will take.
+
+    Raises:
+        InputError: something does not fit; the message names it.
+        SchedulerError: there is no plan, or it would deadlock.
+
+    """
+    config: Any = model_config(spec.model.settings)
+    if spec.model.folder is not None:
+        check_weights(spec.model.folder)
+    model = partition_model(spec, config)
+    with corpus_folder(spec.data.text) as folder:
+        batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, folder)
+    layout = spec.layout
+    plan = layout.plan or plan_phase(spec, spec.phases[0], layout.cluster, model)
+    names_by_rank = assign_nodes(layout.used, spec.launch.processes)
+    check_single_process(spec, len(names_by_rank))
+    rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
+    programs = lower(plan, rank_of)
+    validation = lower_evaluation(plan, rank_of, batches.validation_microbatches)
+    recv_buffers = safe_buffers([programs, validation], spec.communication)
+    estimates = _stage_memories(spec, model)
+    receives, sends = peak_recv_buffers(programs, recv_buffers), spec.communication.sends_in_flight
+    grouped, message_bytes = spec.device.group > 1, model.plan_model.message_bytes
+    ranks = [
+        rank_memory(plan, names, estimates, (receives[rank] + sends) * message_bytes, grouped=grouped)
+        for rank, names in enumerate(names_by_rank)
+    ]
+    prediction = _predict(spec, model, plan)
+    event = plan_ready(
+        spec, model, plan, prediction, full_pipelines(plan, spec.planner) if prediction.holds else {},
+        parameters=sum(estimate.parameters for estimate in estimates), processes=len(names_by_rank),
+        training_tokens=batches.training.tokens.size, recv_buffers=recv_buffers, device=spec.device.device,
+    )  # fmt: skip
+    for line in plan_lines(event):
+        console.write_line(line)
+    _show(console, ranks)
+    if not grouped:
+        console.write_line(f"proved deadlock-free with recv_buffers={recv_buffers}, sends_in_flight={sends}")
+    check_memory(ranks, spec.memory_bytes)
+
+
+def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]:
+    return [
+        stage_memory(
+            model.config,
+            stage=number,
+            layers=layers,
+            first=number == 0,
+            batch=spec.data.microbatch_size,
+            sequence=spec.data.sequence,
+            dtype=spec.precision.torch_dtype,
+        )
+        for number, layers in enumerate(model.stage_layers)
+    ]
+
+
+def _predict(spec: RunSpec, model: PartitionedModel, plan: Plan) -> Prediction:
+    device = "cpu" if spec.device.device == "cpu" else None  # the run may be on another machine
+    prediction = judge_prediction(plan, model, spec, device)
+    if spec.layout.plan is None and spec.calibrate:
+        later = "; training times the stages first (runtime.calibrate)"
+        return replace(prediction, note=prediction.note + later if prediction.note else "")
+    return prediction
+
+
+def rank_memory(
+    plan: Plan, names: Sequence[str], estimates: Sequence[StageMemory], messages: int, *, grouped: bool = False
+) -> RankMemory:
+    """Add up what a rank takes that serves the nodes `names`: weights once per stage, activations for every node.
+
+    With `grouped` passes, all microbatches of an iteration are held at one time, and their losses are taken together.
+    """
+    stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+    held = Counter(task.node for task in plan.tasks if task.kind == "F") if grouped else most_held(plan)
+    losses = len(plan.microbatches) if grouped else 1
+    nodes = [plan.cluster.names.index(name) for name in names]
+    stages = sorted({stage_of[node] for node in nodes})
+    return RankMemory(
+        names=tuple(names),
+        stages=tuple(stages),
+        parameters=sum(estimates[s].parameters for s in stages),
+        weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
+        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
+        + losses * sum(estimates[s].loss_bytes for s in stages),
+        messages=messages,
+    )
+
+
+def most_held(plan: Plan) -> Counter[int]:
+    """Most microbatches that each node holds at one time, from the start of F to the end of B."""
+    now: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for task in plan.tasks:  # those of one node stand in the order in which it runs them
+        if task.kind == "F":
+            now[task.node] += 1
+            most[task.node] = max(most[task.node], now[task.node])
+        elif task.kind == "B":
+            now[task.node] -= 1
+    return most
+
+
+def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
+    """Raise `InputError` naming the node if a rank takes more than `limit` bytes."""
+    for number, rank in enumerate(ranks):
+        if limit is not None and rank.total > limit:
+            raise InputError(
+                f"{node_title(rank.names, number)} needs {rank.total:,} bytes, runtime.memory_bytes is {limit:,.0f}; "
+                "fewer layers, smaller microbatches or less cluster memory would need less"
+            )
+
+
+def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
+    headings = ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "total")
+    rows = []
+    for number, rank in enumerate(ranks):
+        sizes = (f"{size / MEBIBYTE:,.1f} MiB" for size in (rank.weights, rank.activations, rank.messages, rank.total))
+        stages = ",".join(map(str, rank.stages))
+        rows.append([str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes])
+    console.print(plain_table(headings, rows, left=(1,), gap=3))
+    console.write_line("weights include gradients and AdamW; torch itself takes a few hundred MiB more")

@@ -1,0 +1,140 @@
+"""`skippipe train` from its settings to a finished run: alone, under torchrun, or only checked.
+
+A run that is asked to stop, by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, ends after its iteration with a checkpoint: by
+`KeyboardInterrupt` after Ctrl-C, by `SystemExit` without an error after the others. One that has not trained yet ends
+at once, by `KeyboardInterrupt` or by `SystemExit` with the status that a shell gives to the signal.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from skippipe.checkpoint.key import load_key
+from skippipe.commands.command import Context
+from skippipe.console.output import Console
+from skippipe.console.streams import report_error
+from skippipe.data.prepare import check_input
+from skippipe.errors import SIGNALLED, SUCCESS, InputError, SchedulerError
+from skippipe.ranks import node_title
+from skippipe.train.config import TrainJob
+from skippipe.train.connect.rank_spec import (
+    assign_nodes,
+    check_node,
+    check_single_process,
+    torchrun_rank,
+    under_torchrun,
+)
+from skippipe.train.launch.run_folder import check_checkpoints, run_folder
+from skippipe.train.launch.supervisor import train_locally
+from skippipe.train.observe.display import Display
+from skippipe.train.observe.run_log import logged_end
+from skippipe.train.resolve.resolve import resolve
+from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.signals import end_torchrun, heeded_signals, outlasting_terminal
+
+
+def launch(job: TrainJob, context: Context) -> float:
+    """Train as the settings and the environment ask for; returns the validation loss at the end.
+
+    Raises:
+        InputError: settings, files or an environment that cannot be used.
+        SchedulerError: training failed; the message names the node.
+
+    """
+    if job.checkpoint.key is not None:
+        load_key(job.checkpoint.key)
+    spec = resolve(job)
+    if job.dry_run:
+        from skippipe.train.launch.dry_run import dry_run  # noqa: PLC0415 - imports torch, unlike the supervisor
+
+        dry_run(spec, Console())
+        return 0.0
+    check_input(spec.data.text)
+    with _ending_in_order():
+        return _one_rank(spec, context) if under_torchrun() else _alone(spec, context)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Within: a signal ends the command as Ctrl-C does, so that nothing is left behind; that is no success."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(SIGNALLED + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in heeded_signals()}
+    for number in before:
+        if number != signal.SIGINT:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was not set in Python
+                signal.signal(number, handler)
+
+
+def _alone(spec: RunSpec, context: Context) -> float:
+    """Train with our own processes on this machine."""
+    if spec.launch.node is not None:
+        raise InputError(
+            f"runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE, got {spec.launch.node}"
+        )
+    names_by_rank = assign_nodes(spec.layout.used, spec.launch.processes)
+    check_single_process(spec, len(names_by_rank))
+    with (
+        run_folder(spec, context) as folder,
+        Display(Console(), context.shown(folder)) as display,
+        logged_end(folder, outlasting_terminal(display)) as log,
+    ):
+        verified = check_checkpoints(folder, context.shown(folder), spec.checkpoints.key)
+        log.stopped_by = stopped_by = train_locally(spec, names_by_rank, folder, log.report, verified)
+        if stopped_by is None:
+            return display.final_loss
+    raise _stopped(stopped_by)
+
+
+def _one_rank(spec: RunSpec, context: Context) -> float:
+    """Be one rank of a job that torchrun has started; rank 0 shows and logs."""
+    # Torch would log where in its sources a call failed; the message comes with the error.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # These import torch, unlike the supervisor.
+    from skippipe.train.connect.attempt import PeerStoppedError  # noqa: PLC0415
+    from skippipe.train.rank import train_rank  # noqa: PLC0415
+
+    check_node(spec.launch.node, spec.layout.cluster.names)
+    rank_spec = torchrun_rank(spec.launch.node)
+    check_single_process(spec, rank_spec.world)
+    title, loss = node_title(rank_spec.names, rank_spec.rank), 0.0
+    try:
+        if rank_spec.rank:
+            stopped_by = train_rank(spec, rank_spec, Path(), lambda _: None)
+        else:
+            with (
+                run_folder(spec, context) as folder,
+                Display(Console(), context.shown(folder)) as display,
+                logged_end(folder, outlasting_terminal(display)) as log,
+            ):
+                log.stopped_by = stopped_by = train_rank(spec, rank_spec, folder, log.report)
+                loss = display.final_loss if stopped_by is None else 0.0
+    except PeerStoppedError as error:
+        report_error("train", error, f"{title}:")
+        end_torchrun()
+        raise SystemExit(SIGNALLED + signal.SIGTERM) from None
+    except SchedulerError as error:
+        raise type(error)(f"{title}: {error}") from error
+    if stopped_by is not None:
+        end_torchrun()
+        raise _stopped(stopped_by)
+    return loss
+
+
+def _stopped(signal_: signal.Signals) -> BaseException:
+    """How a run ends that was asked to stop and has done so in order."""
+    return KeyboardInterrupt() if signal_ == signal.SIGINT else SystemExit(SUCCESS)

@@ -1,0 +1,1 @@
+"""Iterations: forward and backward passes by the plan, optimizer steps, validations, checkpoints."""

@@ -1,0 +1,51 @@
+"""What one rank works with during a run, whatever the plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from skippipe.runtime.executor import MessageSpec
+from skippipe.runtime.links import Link
+from skippipe.runtime.stage import Stage
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.resolve.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a run, prepared."""
+
+    spec: RunSpec
+    rendezvous: Rendezvous
+    """all ranks"""
+    rank_of: Sequence[int]
+    """the rank that serves each node"""
+    stages: Mapping[int, Stage]
+    """those that this rank serves"""
+    link: Link
+    """to the other ranks"""
+    boundary: MessageSpec
+    """shape and type of every message, and the device of the stages"""
+    validation_microbatches: int
+    """per validation"""
+    vocabulary: int
+    """tokens are below it"""
+
+    @property
+    def device(self) -> torch.device:
+        """What the stages compute on."""
+        return self.boundary.device
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of a microbatch."""
+        return self.boundary.microbatch_size * self.boundary.sequence
+
+    def owner(self, stage: int) -> int:
+        """The lowest rank that serves a stage; it speaks for all replicas."""
+        return min(self.rank_of[node] for node in self.spec.layout.stages[stage])
+
+    def owned_stages(self) -> dict[int, Stage]:
+        """The stages of which this rank is the owner."""
+        return {number: stage for number, stage in self.stages.items() if self.owner(number) == self.rendezvous.rank}

@@ -1,0 +1,285 @@
+"""Iterations and validations of one rank under one plan, in step with the other ranks.
+
+What the ranks tell each other after an iteration goes over the same links as the messages, once all of these have
+arrived: a sum in which every rank fills its own places.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skippipe._scheduler import Plan
+from skippipe.errors import SchedulerError
+from skippipe.runtime.actions import Program
+from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
+from skippipe.runtime.executor import Batches, Executor, Timings
+from skippipe.runtime.grouped import GroupedExecutor
+from skippipe.runtime.links.collectives import tree_sum
+from skippipe.runtime.lower import lower, lower_evaluation
+from skippipe.runtime.stage import gradient_scale
+from skippipe.train.loop.context import RankContext
+from skippipe.train.resolve.spec import CommunicationSpec, PlanPhase
+
+
+class DivergedError(SchedulerError, ArithmeticError):
+    """Gradient or loss is no longer finite."""
+
+
+class RankFlags(NamedTuple):
+    """What a rank tells all others after an iteration, so that all decide alike; combined: whether any rank set it."""
+
+    stop: bool = False
+    """it was asked to stop"""
+    saving: bool = False
+    """it is still writing a checkpoint"""
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """One iteration; the same on every rank, but for `timings`."""
+
+    loss: float
+    """mean over the iteration's tokens in nats, without router losses"""
+    router_loss: float | None
+    """mean of those over the iteration's tokens, with their coefficient; None: no layer has one"""
+    norm: float
+    """of the gradient of the whole model, before clipping"""
+    seconds: float
+    """from the start to the end of the last rank's step"""
+    flags: RankFlags
+    """set by any rank"""
+    timings: Timings
+    """of this rank's actions"""
+
+
+class Gathered(NamedTuple):
+    """What all ranks know together after an iteration or validation."""
+
+    loss: float
+    """sum over tokens, added in the order of the microbatches"""
+    router_loss: float | None
+    """the same for router losses; None: there are none"""
+    seconds: float
+    """maximum over the ranks"""
+    flags: RankFlags
+
+
+class Engine:
+    """One rank's stages under the plan of a phase: runs iterations and validations."""
+
+    def __init__(  # noqa: PLR0913 - by keyword
+        self,
+        context: RankContext,
+        phase: PlanPhase,
+        plan: Plan,
+        *,
+        predicts: bool = True,
+        request_sha256: str = "",
+        flops: float = 0.0,
+    ) -> None:
+        """Lower the plan, and prove that it cannot deadlock.
+
+        Args:
+            context: what the rank works with.
+            phase: the iterations that follow the plan.
+            plan: what is run.
+            predicts: whether the plan's times hold for this run.
+            request_sha256: hash of what the plan was asked for.
+            flops: of an iteration, over all ranks.
+
+        Raises:
+            DeadlockError: no number of receive buffers makes the plan safe.
+
+        """
+        self.phase, self.plan, self.request_sha256, self.flops = phase, plan, request_sha256, flops
+        self.predicted_s = plan.predicted.iteration_s if predicts else None
+        """iteration time of the plan, if it is a prediction for this run"""
+        self.rank_of = context.rank_of
+        self._spec, self._stages, self._device = context.spec, context.stages, context.device
+        self._rendezvous, self._link = context.rendezvous, context.link
+        self._measured_s = 0.0
+        self.recv_buffers = context.spec.communication.recv_buffers
+        """receives posted and not consumed, per sending rank"""
+        self._training: Executor | GroupedExecutor
+        self._validation: Executor | GroupedExecutor
+        if context.spec.device.group > 1:
+            self._training, self._validation = self._grouped(context)
+        else:
+            self._training, self._validation = self._in_order(context)
+        self._places = {number: place for place, number in enumerate(sorted(m.id for m in plan.microbatches))}
+        self._validation_places = {number: number for number in range(context.validation_microbatches)}
+        self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
+        self.tokens = len(self._places) * context.microbatch_tokens
+        """of an iteration"""
+        self.sequences = len(self._places) * context.boundary.microbatch_size
+        """of an iteration"""
+        self.validation_tokens = context.validation_microbatches * context.microbatch_tokens
+
+    def _in_order(self, context: RankContext) -> tuple[Executor, Executor]:
+        """Executors of the plan's order, and of validations."""
+        training = lower(self.plan, context.rank_of)
+        validation = lower_evaluation(self.plan, context.rank_of, context.validation_microbatches)
+        communication = context.spec.communication
+        self.recv_buffers = safe_buffers([training, validation], communication)
+
+        def executor(programs: Sequence[Program]) -> Executor:
+            return Executor(
+                programs[context.rendezvous.rank],
+                context.stages,
+                context.link,
+                message_spec=context.boundary,
+                recv_buffers=self.recv_buffers,
+                sends_in_flight=communication.sends_in_flight,
+                title=context.rendezvous.title,
+            )
+
+        return executor(training), executor(validation)
+
+    def _grouped(self, context: RankContext) -> tuple[GroupedExecutor, GroupedExecutor]:
+        """Executors of the plan's routes in one process, several microbatches at a time, and of validations."""
+        routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
+        present = [stage for stage, nodes in enumerate(self.plan.stages) if nodes]
+        whole = dict.fromkeys(range(context.validation_microbatches), present)
+        most = context.spec.device.group
+        return (
+            GroupedExecutor(routes, context.stages, most),
+            GroupedExecutor(whole, context.stages, most, train=False),
+        )
+
+    def iterate(
+        self, batches: Batches, step: Callable[[float], None], flags: Callable[[], RankFlags] = RankFlags
+    ) -> IterationResult:
+        """Run one iteration.
+
+        Args:
+            batches: tokens and labels by a microbatch's place in the iteration, from 0.
+            step: the optimizer step, given the norm of the whole model's gradient.
+            flags: called at the end for what this rank tells all.
+
+        Raises:
+            ActionError: a message did not arrive, or another rank is gone.
+
+        """
+        for number, stage in self._stages.items():
+            scale = gradient_scale(
+                self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._places)
+            )
+            stage.begin(self.tokens, scale=scale)
+        norm = math.nan
+
+        def finish(global_norm: float) -> None:
+            nonlocal norm
+            norm = global_norm
+            step(global_norm)
+
+        timeout_s = self._message_timeout_s()
+        timings = self._training.run(self._on_device(lambda m: batches(self._places[m])), finish, timeout_s)
+        loss, router_loss, seconds, combined = self._gather(self._places, timeout_s, timings.ends[-1], flags())
+        self._measured_s = seconds
+        if router_loss is not None:
+            router_loss /= self.tokens
+        return IterationResult(loss / self.tokens, router_loss, norm, seconds, combined, timings)
+
+    def validate(self, batches: Batches) -> float:
+        """Mean loss of the whole model over the validation's tokens, in nats; raises as `iterate` does."""
+        # A microbatch of a validation only goes forward, but through all stages.
+        timeout_s = self._message_timeout_s(max(1.0, len(self._validation_places) / len(self._places)))
+        with ExitStack() as stack:
+            for stage in self._stages.values():
+                stack.enter_context(stage.evaluating())
+            self._validation.run(self._on_device(batches), lambda _: None, timeout_s)
+            gathered = self._gather(self._validation_places, timeout_s, 0.0, RankFlags())
+            return gathered.loss / self.validation_tokens
+
+    def _on_device(self, batches: Batches) -> Batches:
+        def moved(microbatch: int) -> tuple[Tensor, Tensor]:
+            tokens, labels = batches(microbatch)
+            return tokens.to(self._device), labels.to(self._device)
+
+        return moved
+
+    def _message_timeout_s(self, iterations: float = 1.0) -> float:
+        timeout_s, predicted_s = self._spec.communication.timeout_s, self.plan.predicted.iteration_s
+        return message_timeout_s(timeout_s, predicted_s, self._measured_s, iterations)
+
+    def _gather(self, places: Mapping[int, int], timeout_s: float, seconds: float, flags: RankFlags) -> Gathered:
+        """Combine losses, times and flags of all ranks; `places` are those of the microbatches."""
+        world, rank = self._rendezvous.world, self._rendezvous.rank
+        losses = torch.zeros(len(places), dtype=torch.float64)
+        routed: list[float] = []
+        for stage in self._stages.values():
+            routed += stage.take_local_losses().values()
+            for microbatch, loss in stage.take_losses().items():
+                losses[places[microbatch]] = loss
+        by_rank = torch.zeros(2, world, dtype=torch.float64)
+        by_rank[:, rank] = torch.tensor([seconds, sum(routed)], dtype=torch.float64)
+        set_here = torch.tensor([bool(routed), *flags], dtype=torch.float64)
+        values = torch.cat([losses, *by_rank, set_here])
+        with self._rendezvous.transferring("the sum of the losses", range(world)):
+            tree_sum(self._link, values, rank, range(world), timeout_s)
+        summed = iter(values.tolist())
+        losses_, times, routers = (list(islice(summed, count)) for count in (len(places), world, world))
+        any_routed, *combined = map(bool, summed)
+        return Gathered(sum(losses_), sum(routers) if any_routed else None, max(times), RankFlags(*combined))
+
+
+SLOWEST_HEALTHY = 3.0
+"""An iteration that takes so many times as long as expected may still be a healthy one."""
+
+
+def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, iterations: float = 1.0) -> float:
+    """Longest time to wait for a message, in seconds.
+
+    A rank with little to do waits for the busiest one, up to a whole iteration, and nothing is wrong then.
+
+    Args:
+        timeout_s: waited in addition, `runtime.timeout_s`.
+        predicted_s: iteration time that the plan predicts.
+        measured_s: of the latest iteration; 0 before the first.
+        iterations: duration of the work in which the message is waited for, in iterations.
+
+    """
+    return timeout_s + SLOWEST_HEALTHY * iterations * max(predicted_s, measured_s)
+
+
+def safe_buffers(groups: Sequence[Sequence[Program]], communication: CommunicationSpec) -> int:
+    """The receive buffers of the settings, or as many more as the proof needs, for all groups of programs.
+
+    Raises:
+        DeadlockError: no number is enough; the message names the cycle.
+
+    """
+    buffers = communication.recv_buffers
+    for programs in groups:
+        enough = min_recv_buffers(programs, buffers, communication.sends_in_flight)
+        if enough is None:
+            prove_deadlock_free(programs, buffers, communication.sends_in_flight)
+        else:
+            buffers = enough
+    return buffers
+
+
+def check_finite(result: IterationResult, iteration: int) -> None:
+    """Raise `DivergedError` unless gradient and loss are finite; all ranks have the same ones, so all raise."""
+    if not (math.isfinite(result.norm) and math.isfinite(result.loss)):
+        raise DivergedError(
+            f"training has diverged: the norm of the gradient is {result.norm} in iteration {iteration}, the loss "
+            f"{result.loss:.4f}; {HINT}"
+        )
+
+
+def check_validation(loss: float, iteration: int, text: str) -> None:
+    """Raise `DivergedError` unless a validation's loss is finite, on all ranks; `text` is what it was taken on."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"training has diverged: the validation loss after iteration {iteration} is {loss} on {text}; {HINT}"
+        )
+
+
+HINT = "a lower train.learning_rate or train.clip_norm may help"

@@ -1,0 +1,305 @@
+"""Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
+
+import contextlib
+import signal
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skippipe.checkpoint.reading import WEIGHTS
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
+from skippipe.checkpoint.state import TrainingState
+from skippipe.model.build import module_seed
+from skippipe.runtime.executor import Batches
+from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
+from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
+from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
+from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
+from skippipe.train.observe.events import (
+    IterationDone,
+    PlanChanged,
+    Report,
+    RunStopped,
+    RunSummary,
+    ValidationDone,
+)
+from skippipe.train.observe.utilization import UtilizationMeter
+from skippipe.train.signals import StopRequest
+
+OPTIMIZER = "optimizer"
+"""Prefix of the names of optimizer state in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is when the loop starts."""
+
+    iteration: int = 0
+    """iterations done"""
+    tokens: int = 0
+    """tokens trained on"""
+    position: int = 0
+    """sequences of text used"""
+    newest: int = -1
+    """iteration of the newest checkpoint in the run's own folder; -1: there is none"""
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """What all ranks know of text and model."""
+
+    text_sha256: str
+    """of the training text"""
+    training_tokens: int
+    validation_microbatches: int
+    """per validation"""
+    tokenizer: str | None
+    """tokenizer.json; None: on ranks other than 0"""
+    model: dict[str, Any]
+    """every setting of the model, by the names of transformers"""
+
+
+class TrainingLoop:
+    """One rank's share of a run."""
+
+    def __init__(  # noqa: PLR0913 - by keyword
+        self,
+        context: RankContext,
+        engines: Sequence[Engine],
+        *,
+        optimizer: StageOptimizer,
+        start: Progress,
+        batches: TokenBatches | None,
+        metadata: RunMetadata,
+        saver: CheckpointSaver | None,
+        trace: Path | None,
+        report: Report,
+    ) -> None:
+        """Take what has been prepared.
+
+        Args:
+            context: what the rank works with.
+            engines: of the phases, in order; all of them use the same number of tokens per iteration.
+            optimizer: of this rank's stages.
+            start: how far the run is.
+            batches: the text, on ranks with a source.
+            metadata: for checkpoints.
+            saver: writes checkpoints; None: none are written.
+            trace: the file for a trace of profiled iterations, on rank 0.
+            report: takes the events.
+
+        """
+        self._spec, self._context, self._engines = context.spec, context, engines
+        self._optimizer, self._start = optimizer, start
+        self._token_batches, self._metadata, self._report = batches, metadata, report
+        self._sequences = engines[0].sequences
+        # A single process reads all microbatches, and a GPU would wait for them.
+        self._ahead = ReadAhead(self._all_batches) if context.rendezvous.world == 1 else None
+        self._meter = UtilizationMeter(context.device, self._spec.device.profile, trace, start.iteration)
+        self._checkpoints = None
+        if saver is not None:
+            every = self._spec.checkpoints.every
+            self._checkpoints = CheckpointScheduler(saver, every, self._snapshot, start.newest, report)
+
+    def run(self) -> signal.Signals | None:
+        """Train and validate to the end, or until asked to stop; gives the signal that asked.
+
+        Raises:
+            ActionError: a message did not arrive, or another rank is gone.
+            DivergedError: gradient or loss is no longer finite.
+            SavingError: no checkpoint can be left at the end.
+
+        """
+        with StopRequest() as request, contextlib.ExitStack() as stack:
+            if self._ahead is not None:
+                stack.callback(self._ahead.close)
+            if self._train(lambda: request.signal is not None):
+                return None
+            request.heeded = True
+            return request.signal or signal.SIGTERM  # another rank was asked
+
+    def _engine(self, iteration: int) -> Engine:
+        """Engine of the phase that an iteration belongs to; the start, 0, belongs to the first one."""
+        return [engine for engine in self._engines if engine.phase.after < max(iteration, 1)][-1]
+
+    def _train(self, asked: Callable[[], bool]) -> bool:
+        """Train; whether the run has completed all iterations."""
+        spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
+        number = self._start.iteration
+        if checkpoints is not None:
+            checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
+        losses = [self._validate(number)]
+        engine, measured = self._engine(number), Measured()
+        meter.restart()
+        while number < spec.iterations:
+            number += 1
+            if engine is not self._engine(number):
+                engine, measured = self._change_plan(number), Measured()
+            torch.manual_seed(iteration_seed(spec.seed, number, self._context.rendezvous.rank))
+            result = engine.iterate(
+                self._batches(number),
+                self._step,
+                lambda: RankFlags(stop=asked(), saving=checkpoints is not None and checkpoints.busy),
+            )
+            check_finite(result, number)
+            if number > self._start.iteration + 1 or number == spec.iterations:  # the first one is slower
+                measured.seconds.append(result.seconds)
+                measured.tasks.add(result.timings)
+            self._report_iteration(number, engine, result, *meter.record(engine.flops))
+            if result.flags.stop and number < spec.iterations:
+                if checkpoints is not None:
+                    checkpoints.finish(number)
+                self._report(RunStopped(iteration=number, saved=checkpoints is not None))
+                return False
+            if number == spec.iterations or (spec.validate_every and number % spec.validate_every == 0):
+                with meter.paused():
+                    losses.append(self._validate(number))
+            meter.profile(number)
+            if checkpoints is not None and number < spec.iterations:
+                checkpoints.after(number, saving=result.flags.saving)
+        if checkpoints is not None:
+            checkpoints.finish(number)
+        self._report(self._summary(engine, number, losses, measured))
+        return True
+
+    def _report_iteration(
+        self, number: int, engine: Engine, result: IterationResult, elapsed_s: float, mfu: float | None
+    ) -> None:
+        """Report an iteration; `elapsed_s` is the time since the one before has ended."""
+        self._report(
+            IterationDone(
+                iteration=number,
+                loss=result.loss,
+                tokens=engine.tokens,
+                tokens_per_s=engine.tokens / elapsed_s,
+                iteration_s=result.seconds,
+                norm=result.norm,
+                learning_rate=self._optimizer.rate,
+                router_loss=result.router_loss,
+                predicted_s=engine.predicted_s,
+                mfu=mfu,
+            )
+        )
+
+    def _change_plan(self, iteration: int) -> Engine:
+        """Begin the phase that an iteration belongs to."""
+        engine = self._engine(iteration)
+        plan = engine.plan
+        self._report(
+            PlanChanged(
+                iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
+                predicted_s=engine.predicted_s,
+            )
+        )  # fmt: skip
+        return engine
+
+    def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
+        """Losses of the run, and how good the prediction was for its last phase."""
+        rendezvous = self._context.rendezvous
+        task_times = merge_times(rendezvous.all_gather("task times", measured.tasks.to_json()))
+        measured_s = statistics.median(measured.seconds) if measured.seconds else None
+        reasons: list[str] = []
+        if measured_s is None:
+            reasons = ["no iteration was left to train"]
+        elif engine.predicted_s is not None:
+            threads = rendezvous.world * self._spec.launch.threads
+            reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
+        mfu, breakdown = self._meter.summary()
+        return RunSummary(
+            iterations=iterations,
+            loss_before=losses[0],
+            loss_after=losses[-1],
+            predicted_s=engine.predicted_s,
+            measured_s=measured_s,
+            reasons=reasons,
+            device=self._meter.device,
+            mfu=mfu,
+            breakdown=breakdown,
+        )
+
+    def _step(self, norm: float) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
+        self._optimizer.step(norm)
+
+    def _validate(self, iteration: int) -> float:
+        engine = self._engine(iteration)
+
+        def validation(microbatch: int) -> tuple[Tensor, Tensor]:
+            return self._read().validation_batch(microbatch)
+
+        def training(microbatch: int) -> tuple[Tensor, Tensor]:
+            return self._read().training_batch(microbatch * self._read().microbatch_size)
+
+        loss = engine.validate(validation)
+        training_loss = engine.validate(training) if self._spec.validate_training else None
+        self._report(
+            ValidationDone(iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss)
+        )
+        check_validation(loss, iteration, "the validation text")
+        if training_loss is not None:
+            check_validation(training_loss, iteration, "training text")
+        return loss
+
+    def _read(self) -> TokenBatches:
+        assert self._token_batches is not None, "only ranks with a source read"
+        return self._token_batches
+
+    def _position(self, iterations: int) -> int:
+        """Sequences used after so many iterations of the run."""
+        return self._start.position + (iterations - self._start.iteration) * self._sequences
+
+    def _batches(self, number: int) -> Batches:
+        if self._ahead is not None:
+            read = self._ahead.get(number)
+            return lambda microbatch: read[microbatch]
+        first = self._position(number - 1)
+
+        def batches(microbatch: int) -> tuple[Tensor, Tensor]:
+            return self._read().training_batch(first + microbatch * self._read().microbatch_size)
+
+        return batches
+
+    def _all_batches(self, number: int) -> list[tuple[Tensor, Tensor]]:
+        """All microbatches of an iteration, in order."""
+        count = self._sequences // self._read().microbatch_size
+        return self._read().training_batches(self._position(number - 1), count)
+
+    def _snapshot(self, iteration: int) -> tuple[Mapping[str, Tensor], CheckpointContents]:
+        """This rank's share of a checkpoint: the stages that it owns."""
+        engine = self._engine(iteration)
+        tensors: dict[str, Tensor] = {}
+        for number, stage in self._context.owned_stages().items():
+            tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in stage.module.named_parameters()}
+            tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(number).items()}
+        state = TrainingState(
+            iteration=iteration,
+            tokens=self._optimizer.seen,
+            position=self._position(iteration),
+            seed=self._spec.seed,
+            text=self._metadata.text_sha256,
+            model=self._metadata.model,
+            planning=engine.request_sha256,
+        )
+        return tensors, CheckpointContents(state, engine.plan.to_json(), self._metadata.tokenizer)
+
+
+@dataclass
+class Measured:
+    """Times under one plan."""
+
+    seconds: list[float] = field(default_factory=list)
+    """of each iteration"""
+    tasks: TaskTimes = field(default_factory=TaskTimes)
+
+
+def iteration_seed(seed: int, iteration: int, rank: int) -> int:
+    """Seed of the random numbers that a rank draws in an iteration, such as for dropout: 63 bits of a hash."""
+    return module_seed(seed, f"{iteration}:{rank}")

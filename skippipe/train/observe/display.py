@@ -1,0 +1,237 @@
+"""What a training run shows: a live view on a terminal, one line per event elsewhere."""
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from skippipe.console.output import Console, plain_table
+from skippipe.console.progress import ProgressDisplay
+from skippipe.ranks import shown_names
+from skippipe.report.format import percent, seconds
+from skippipe.train.observe.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    IterationDone,
+    LogFailed,
+    PlanChanged,
+    PlanReady,
+    RunResumed,
+    RunStopped,
+    RunSummary,
+    ValidationDone,
+    WorkersStarting,
+    WorkerStarted,
+)
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 60
+HEADINGS = ("loss", "tokens/s", "measured", "predicted", "full pipeline", "validation loss")
+"""Of the live view."""
+
+
+class Display:
+    """Shows the events of a run; a context manager, since a live view has to be closed."""
+
+    def __init__(self, console: Console, folder: str) -> None:
+        """Show on `console`; `folder` is the name of the run's folder in messages."""
+        self.folder = folder
+        self.losses: list[float] = []
+        self.plan: PlanReady | None = None
+        self.iteration: IterationDone | None = None
+        self.done = 0
+        """iterations"""
+        self.validation: ValidationDone | None = None
+        self.summary: RunSummary | None = None
+        self.progress = ProgressDisplay(console, line_every_s=math.inf)  # the events are its lines
+        self.progress.begin("iteration")
+
+    def __enter__(self) -> Self:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.progress.__exit__(kind, error, at)
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case PlanReady():
+                self.plan = event
+            case RunResumed():
+                self.done = event.iteration
+            case IterationDone():
+                self.iteration, self.done = event, event.iteration
+                self.losses.append(event.loss)
+            case ValidationDone():
+                self.validation = event
+            case RunSummary():
+                self.summary = event
+        if not (self.progress.is_live and isinstance(event, IterationDone)):
+            for line in self._lines(event):
+                self.progress.write_line(line)
+        if isinstance(event, PlanReady | RunResumed | IterationDone):
+            total = None if self.plan is None else self.plan.iterations
+            self.progress.update(self.done, f"{self.done}/{total or '?'}", total=total)
+        self.progress.show_below(*self._details())
+
+    @property
+    def final_loss(self) -> float:
+        """Validation loss at the end of the run."""
+        assert self.summary is not None, "the run is complete"
+        return self.summary.loss_after
+
+    def _lines(self, event: Event) -> list[str]:
+        if isinstance(event, WorkersStarting):
+            return [f"starting {event.processes} processes; their logs and results go to {self.folder}"]
+        lines = LINES.get(type(event))
+        return [] if lines is None else lines(event)
+
+    def _details(self) -> list[RenderableType]:
+        """What stands below the bar: how fast, how well."""
+        row = ["-"] * 6
+        if self.iteration is not None:
+            done = self.iteration
+            row[:3] = [f"{done.loss:.4f}", f"{done.tokens_per_s:,.0f}", seconds(done.iteration_s)]
+        if self.plan is not None:
+            row[3:5] = [seconds(self.plan.predicted_s), seconds(self.plan.full.get("full"))]
+        if self.validation is not None:
+            row[5] = f"{self.validation.loss:.4f}"
+        table = plain_table(HEADINGS, [row], left=(), gap=3)
+        curve = [Text(f"loss {sparkline(self.losses, SPARK_WIDTH)}")] if len(self.losses) > 1 else []
+        return [table, *curve]
+
+
+def plan_lines(event: PlanReady) -> list[str]:
+    """What is about to be trained, and how long an iteration should take."""
+    layers = ", ".join(map(str, event.layers))
+    model = (
+        f"{event.model} of {event.parameters:,} parameters in {event.stages} stages of {layers} layers, "
+        f"{event.nodes} nodes, {event.processes} processes"
+    )
+    work = (
+        f"{event.strategy}, skip ratio {event.skip_ratio:.4g}: {event.microbatches} microbatches of "
+        f"{event.microbatch_size} x {event.sequence} tokens, {event.training_tokens:,} tokens of text"
+    )
+    if event.predicted_s is None:
+        return [model, work, f"predicted iteration time: unknown ({event.prediction_note})"]
+    full = ", ".join(f"{name} {seconds(time)}" for name, time in event.full.items())
+    predicted = f"predicted iteration time {seconds(event.predicted_s)} (full pipelines on this allocation: {full})"
+    unverified = [f"unverified prediction: {event.prediction_note}"] if event.prediction_note else []
+    return [model, work, predicted, *unverified]
+
+
+def started_lines(event: WorkerStarted) -> list[str]:
+    """Which process serves which nodes."""
+    return [f"node {shown_names(event.names or [])}: rank {event.rank}, process {event.process}"]
+
+
+def validation_lines(event: ValidationDone) -> list[str]:
+    """One validation."""
+    training = "" if event.training_loss is None else f", {event.training_loss:.4f} on training text"
+    over = f"(whole model, {event.tokens:,} tokens)"
+    return [f"validation loss {event.loss:.4f}{training} after {event.iteration} iterations {over}"]
+
+
+def iteration_lines(event: IterationDone) -> list[str]:
+    """One iteration."""
+    routers = "" if event.router_loss is None else f"routers {event.router_loss:.4f}  "
+    against = "" if event.predicted_s is None else f"predicted {seconds(event.predicted_s)}  "
+    against += "" if event.mfu is None else f"MFU {percent(event.mfu)}  "
+    line = (
+        f"iteration {event.iteration:>4}  loss {event.loss:.4f}  {routers}{event.tokens_per_s:>8,.0f} tokens/s  "
+        f"measured {seconds(event.iteration_s)}  {against}norm {event.norm:.3g}  rate {event.learning_rate:.3g}"
+    )
+    return [line]
+
+
+def resumed_lines(event: RunResumed) -> list[str]:
+    """Where a run resumes, and which checkpoints were skipped."""
+    plan = "the same plan" if event.plan_kept else "another plan"
+    skipped = [f"skipped checkpoint: {reason}" for reason in event.damaged]
+    return [*skipped, f"resumed after iteration {event.iteration} from {event.path}, with {plan}"]
+
+
+def checkpoint_lines(event: CheckpointSaved) -> list[str]:
+    """One complete checkpoint."""
+    size, took, blocked = event.bytes / 1e6, seconds(event.seconds), seconds(event.blocked_s)
+    return [
+        f"checkpoint after iteration {event.iteration}: {size:,.1f} MB in {took}, training was blocked for {blocked}"
+    ]
+
+
+def failed_checkpoint_lines(event: CheckpointFailed) -> list[str]:
+    """One checkpoint that could not be written."""
+    return [f"no checkpoint after iteration {event.iteration}: {event.message}"]
+
+
+def failed_log_lines(event: LogFailed) -> list[str]:
+    """What is no longer logged."""
+    return [f"{event.message}; training continues"]
+
+
+def stopped_lines(event: RunStopped) -> list[str]:
+    """The end of a run that was asked to stop."""
+    saved = "the same command resumes from there" if event.saved else "nothing was saved (checkpoint.enabled=false)"
+    return [f"stopped on request after iteration {event.iteration}; {saved}"]
+
+
+def summary_lines(event: RunSummary) -> list[str]:
+    """Losses of the run, and how good the prediction was."""
+    loss = f"validation loss {event.loss_before:.4f} before, {event.loss_after:.4f} after {event.iterations} iterations"
+    predicted_s, measured_s = event.predicted_s, event.measured_s
+    if measured_s is None:
+        return [loss, *event.reasons]
+    if predicted_s is None:
+        return [loss, f"iteration time {seconds(measured_s)} (median) on {event.device}", *utilization_lines(event)]
+    off = percent(measured_s / predicted_s - 1.0) if predicted_s else "-"
+    times = f"iteration time: predicted {seconds(predicted_s)}, measured {seconds(measured_s)} (median; off by {off})"
+    return [loss, times, *(f"  {reason}" for reason in event.reasons)]
+
+
+def utilization_lines(event: RunSummary) -> list[str]:
+    """How well the device was utilized, and where its time went."""
+    lines = []
+    if event.mfu is not None:
+        lines.append(f"MFU {percent(event.mfu)} over executed operations (median)")
+    if event.breakdown is not None:
+        shares = ", ".join(f"{kind} {percent(share)}" for kind, share in event.breakdown.shares.items())
+        lines.append(f"time breakdown over {event.breakdown.iterations} iterations: {shares}")
+    return lines
+
+
+def changed_lines(event: PlanChanged) -> list[str]:
+    """The next phase of the run."""
+    return [f"from iteration {event.iteration} on: skip ratio {event.skip_ratio:.4g}, with its own plan"]
+
+
+LINES: dict[type[Event], Callable[[Any], list[str]]] = {
+    WorkerStarted: started_lines,
+    PlanReady: plan_lines,
+    RunResumed: resumed_lines,
+    PlanChanged: changed_lines,
+    IterationDone: iteration_lines,
+    ValidationDone: validation_lines,
+    CheckpointSaved: checkpoint_lines,
+    CheckpointFailed: failed_checkpoint_lines,
+    LogFailed: failed_log_lines,
+    RunStopped: stopped_lines,
+    RunSummary: summary_lines,
+}
+"""What events show as text; others show nothing."""
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Draw values as a row of bars, the latest last; at most `width`, each the mean of its bin."""
+    count = min(width, len(values))
+    means = []
+    for i in range(count):
+        part = values[i * len(values) // count : (i + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((mean - low) * scale)] for mean in means)

@@ -1,0 +1,383 @@
+"""Events of a run, one JSON object a line; the only place that writes and reads them. No torch.
+
+Rank 0 reports how training proceeds, and `metrics.jsonl` keeps what it reports; `docs/files.md` lists the fields of the
+file. The supervisor of a local run adds events about its processes, and any worker may report its failure.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from skippipe.errors import InputError
+
+NON_FINITE = "not_finite"
+"""Key beside the fields of an event: numbers that JSON cannot hold, by their dotted keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What all events have. A field whose default is None is left out of the JSON while it is None."""
+
+    kind: ClassVar[str]
+    """value of the key `event`"""
+    attempt: int | None = None
+    """number of the attempt, from 1; set by the run log"""
+
+
+Report = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStarted(Event):
+    """A start in the folder of a run; it voids what earlier attempts reported of later iterations."""
+
+    kind = "attempt"
+    iteration: int
+    """the attempt continues after this one"""
+    time: str
+    """ISO 8601, UTC"""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of the run's folder that hold for an attempt."""
+
+    plans: dict[str, str]
+    """by the iterations before each plan"""
+    cluster: str
+    settings: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReady(Event):
+    """What is about to be trained, and by which plan."""
+
+    kind = "plan"
+    strategy: str
+    skip_ratio: float
+    stages: int
+    nodes: int
+    """nodes that serve a stage"""
+    microbatches: int
+    """per iteration"""
+    microbatch_size: int
+    """sequences"""
+    sequence: int
+    """tokens"""
+    predicted_s: float | None
+    """predicted iteration time; None: the plan's times do not hold for this run"""
+    lower_bound_s: float | None
+    prediction_note: str
+    """why there is no prediction, or what is unverified about it; may be empty"""
+    full: dict[str, float | None]
+    """predicted iteration time of full pipelines on the same allocation, by strategy"""
+    model: str
+    """model_type"""
+    parameters: int
+    layers: list[int]
+    """decoder layers per stage"""
+    processes: int
+    training_tokens: int
+    """tokens of the training text"""
+    iterations: int
+    recv_buffers: int
+    device: str
+    files: RunFiles | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResumed(Event):
+    """Training continues from a checkpoint."""
+
+    kind = "resumed"
+    iteration: int
+    path: str
+    damaged: list[str]
+    """why newer checkpoints were skipped"""
+    plan_kept: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChanged(Event):
+    """The next phase of the run begins with this iteration."""
+
+    kind = "plan_changed"
+    iteration: int
+    skip_ratio: float
+    strategy: str
+    predicted_s: float | None
+    plan_file: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationDone(Event):
+    """One iteration."""
+
+    kind = "iteration"
+    iteration: int
+    loss: float
+    """mean over tokens, nats, without router losses"""
+    tokens: int
+    tokens_per_s: float
+    """over the time since the iteration before has ended"""
+    iteration_s: float
+    """from the start to the end of the last rank's step"""
+    norm: float
+    """of the gradient of the whole model, before clipping"""
+    learning_rate: float
+    router_loss: float | None = None
+    predicted_s: float | None = None
+    mfu: float | None = None
+    """model FLOPs utilization"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationDone(Event):
+    """Losses of the whole model."""
+
+    kind = "validation"
+    iteration: int
+    """iterations before"""
+    loss: float
+    """mean over tokens of the validation text, nats"""
+    tokens: int
+    training_loss: float | None = None
+    """the same on as much of the training text"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is complete."""
+
+    kind = "checkpoint"
+    iteration: int
+    path: str
+    blocked_s: float
+    """how long training was blocked for it"""
+    seconds: float
+    """how long it took, beside training"""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written."""
+
+    kind = "checkpoint_failed"
+    iteration: int
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFailed(Event):
+    """A file of the run can no longer be written."""
+
+    kind = "unrecorded"
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStopped(Event):
+    """The run was asked to stop and ended after this iteration."""
+
+    kind = "stopped"
+    iteration: int
+    saved: bool
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """Where the time of some iterations went, on the device."""
+
+    iterations: int
+    seconds: float
+    """wall time of one"""
+    shares: dict[str, float]
+    """of that time by kind of work, `idle` where the device waited; the largest first"""
+    slowest: list[tuple[str, float]]
+    """slowest kernels and their shares"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary(Event):
+    """A run that has completed all its iterations."""
+
+    kind = "summary"
+    iterations: int
+    loss_before: float
+    """of the attempt's first validation"""
+    loss_after: float
+    predicted_s: float | None
+    """of the last phase"""
+    measured_s: float | None
+    """median iteration time of the last phase; None: no iteration was left to train"""
+    reasons: list[str]
+    """why the two differ"""
+    device: str
+    mfu: float | None = None
+    """median"""
+    breakdown: TimeBreakdown | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """How an attempt ended; written by the process that started it."""
+
+    kind = "run_ended"
+    iteration: int | None
+    """the latest one reported"""
+    outcome: str
+    """finished, stopped or failed"""
+    signal: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersStarting(Event):
+    """The supervisor of a local run starts its processes."""
+
+    kind = "starting"
+    processes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStarted(Event):
+    """A process of a local run exists."""
+
+    kind = "started"
+    rank: int
+    process: int
+    names: list[str] | None = None
+    """nodes that it serves; set by the supervisor"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnded(Event):
+    """A process of a local run has ended."""
+
+    kind = "ended"
+    rank: int
+    status: int
+    """exit status, negative for a signal"""
+    names: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailed(Event):
+    """A process of a local run cannot continue."""
+
+    kind = "failed"
+    status: int
+    """exit status that fits the error"""
+    message: str
+    cause: str
+    """class of the error behind it"""
+
+
+EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
+"""By their kinds."""
+_NESTED: dict[str, type[Any]] = {"files": RunFiles, "breakdown": TimeBreakdown}
+
+
+def to_json(event: Event) -> str:
+    """One line of JSON, without its end; a number that is not finite becomes null, and `not_finite` says which."""
+    values = asdict(event)
+    omitted = {item.name for item in fields(event) if item.default is None and values[item.name] is None}
+    attempt = values.pop("attempt")
+    content = {"event": event.kind} | {name: value for name, value in values.items() if name not in omitted}
+    if attempt is not None:
+        content["attempt"] = attempt
+    odd: dict[str, str] = {}
+    plain: dict[str, Any] = _without_non_finite(content, "", odd)
+    return json.dumps(plain | {NON_FINITE: odd} if odd else plain, allow_nan=False)
+
+
+def _without_non_finite(value: Any, path: str, odd: dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        odd[path] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return None
+    if isinstance(value, dict):
+        return {
+            key: _without_non_finite(item, f"{path}.{key}" if path else str(key), odd) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(item, f"{path}.{number}", odd) for number, item in enumerate(value)]
+    return value
+
+
+def from_json(line: str | bytes) -> Event | None:
+    """Read one line; unknown fields are ignored. None: the line is torn, or its kind is unknown.
+
+    Raises:
+        InputError: the event lacks a field.
+
+    """
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kind = content.get("event") if isinstance(content, dict) else None
+    event = EVENTS.get(kind) if isinstance(kind, str) else None
+    if event is None:
+        return None
+    for path, number in content.get(NON_FINITE, {}).items():
+        _put(content, path.split("."), float(number))
+    values = {name: _nested(name, value) for name, value in _known(event, content).items()}
+    for item in fields(event):
+        if item.default is MISSING and item.name not in values:
+            raise InputError(f"event {kind!r}: expected a field {item.name!r}, got none")
+    return event(**values)
+
+
+def _put(content: Any, path: list[str], number: float) -> None:
+    """Put a number where `to_json` has put null."""
+    *way, last = path
+    for key in way:
+        content = content[int(key) if isinstance(content, list) else key]
+    content[int(last) if isinstance(content, list) else last] = number
+
+
+def _known(event: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: content[item.name] for item in fields(event) if item.name in content}
+
+
+def _nested(name: str, value: Any) -> Any:
+    return _NESTED[name](**_known(_NESTED[name], value)) if name in _NESTED and value is not None else value
+
+
+def read_events(lines: Iterable[str]) -> list[Event]:
+    """Read the lines of a `metrics.jsonl`; torn ones are skipped. Raises `InputError` where an event lacks a field."""
+    return [event for event in map(from_json, lines) if event is not None]
+
+
+class EventWriter:
+    """Writes events to a pipe, each in one piece."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __call__(self, event: Event) -> None:
+        """Write one event; a reader that is gone is no error here: the process learns of it in another way."""
+        line = memoryview((to_json(event) + "\n").encode())
+        try:
+            while line:
+                line = line[os.write(self.descriptor, line) :]
+        except BrokenPipeError:
+            pass
+
+
+class EventReader:
+    """Assembles events from the chunks that a pipe delivers."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take bytes, give the events that are complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [event for event in map(from_json, lines) if event is not None]

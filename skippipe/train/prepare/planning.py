@@ -1,0 +1,140 @@
+"""The plans of a run's phases: given, kept from a checkpoint, or made by rank 0 for measured times."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from skippipe._scheduler import Cluster, Plan
+from skippipe.config import PlannerConfig
+from skippipe.planning import PlanningJob, evaluate_strategy, make_plan, state_problem, time_limit
+from skippipe.runtime.stage import Stage
+from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.engine import Engine
+from skippipe.train.loop.task_times import with_times
+from skippipe.train.observe.events import PlanReady
+from skippipe.train.prepare.calibrate import measure_cluster, rehearse
+from skippipe.train.prepare.prediction import Prediction
+from skippipe.train.prepare.resume import ResumePoint
+from skippipe.train.prepare.stages import PartitionedModel
+from skippipe.train.resolve.spec import PlanPhase, RunSpec
+from skippipe.workload import Workload
+
+UNLIMITED_S = 24 * 3600.0
+"""Time for planning that only a work limit ends."""
+
+
+def plan_phase(spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
+    """Plan a phase of a run for a cluster, and write the model into the plan."""
+    allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
+    problem = state_problem(cluster, allocation, phase.schedule)
+    plan = make_plan(PlanningJob(problem), phase.schedule.strategy, spec.planner)
+    return plan.with_model(**dataclasses.asdict(model.plan_model))
+
+
+def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> str:
+    """Hash of everything that a plan is asked for: where it is the same, a resumed run may keep its plan."""
+    layout = spec.layout
+    allocation = layout.allocation
+    asked = [
+        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes, model.layers,
+        spec.calibrate,
+        *(dataclasses.asdict(part) for part in (phase.schedule, spec.planner, model.plan_model)),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Hash of a plan but for how it was found."""
+    return hashlib.sha256(plan.without_report().to_json().encode()).hexdigest()
+
+
+def kept_plans(resume: ResumePoint, requests: Sequence[str]) -> list[Plan | None]:
+    """For every phase the plan of the checkpoint that the run resumes from, if it was asked for the same."""
+    if resume.checkpoint is None:
+        return [None for _ in requests]
+    asked, plan = resume.checkpoint.state.planning, resume.checkpoint.plan
+    return [plan if request == asked else None for request in requests]
+
+
+def make_plans(
+    context: RankContext,
+    model: PartitionedModel,
+    kept: Sequence[Plan | None],
+    *,
+    workload: Workload,
+    build_head: Callable[[], Stage],
+) -> list[Plan]:
+    """Plan every phase on rank 0, for the cluster as described or, with `runtime.calibrate`, as measured.
+
+    It is measured twice: stage by stage, and then in iterations of a first plan, since stages that share processors or
+    memory are slower together than their own times suggest. A phase whose plan is `kept` has it. All ranks call this.
+    """
+    spec, layout = context.spec, context.spec.layout
+    if layout.plan is not None:
+        return [layout.plan]
+
+    def planned(key: str, phase: PlanPhase, cluster: Cluster) -> Plan:
+        text = context.rendezvous.broadcast(
+            key, lambda: plan_phase(spec, phase, cluster, model).to_json(), planning_s(spec.planner)
+        )
+        return Plan.from_json(text)
+
+    cluster = next((plan.cluster for plan in kept if plan is not None), None)
+    if cluster is None and spec.calibrate:
+        first = planned("first plan", spec.phases[0], measure_cluster(context, workload, build_head))
+        cluster = with_times(first, rehearse(context, Engine(context, spec.phases[0], first))).cluster
+    return [
+        plan or planned(f"plan {number}", phase, cluster or layout.cluster)
+        for number, (phase, plan) in enumerate(zip(spec.phases, kept, strict=True))
+    ]
+
+
+def planning_s(planner: PlannerConfig) -> float:
+    """How long planning may take, in seconds."""
+    limit = time_limit(planner)
+    return UNLIMITED_S if limit is None else limit
+
+
+def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
+    """Predicted iteration time of full pipelines on the same allocation, straight and routed, in seconds."""
+    job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
+    return {name: evaluate_strategy(job, name, planner).iteration_s for name in ("full", "full-routed")}
+
+
+def plan_ready(  # noqa: PLR0913 - by keyword
+    spec: RunSpec,
+    model: PartitionedModel,
+    plan: Plan,
+    prediction: Prediction,
+    full: Mapping[str, float | None],
+    *,
+    parameters: int,
+    processes: int,
+    training_tokens: int,
+    recv_buffers: int,
+    device: str,
+) -> PlanReady:
+    """Report what is about to be trained, and the predicted times as far as they hold."""
+    predicted = plan.predicted
+    return PlanReady(
+        strategy=plan.strategy,
+        skip_ratio=plan.skip_ratio,
+        stages=len(plan.stages),
+        nodes=sum(map(len, plan.stages)),
+        microbatches=len(plan.microbatches),
+        microbatch_size=spec.data.microbatch_size,
+        sequence=spec.data.sequence,
+        predicted_s=predicted.iteration_s if prediction.holds else None,
+        lower_bound_s=predicted.lower_bound_s if prediction.holds else None,
+        prediction_note=prediction.note,
+        full=dict(full) if prediction.holds else {},
+        model=model.config.model_type,
+        parameters=parameters,
+        layers=model.layers,
+        processes=processes,
+        training_tokens=training_tokens,
+        iterations=spec.iterations,
+        recv_buffers=recv_buffers,
+        device=device,
+    )

@@ -1,0 +1,73 @@
+"""Whether the times of a plan hold for a run."""
+
+from dataclasses import asdict, dataclass
+
+from skippipe._scheduler import Plan
+from skippipe.train.prepare.stages import PartitionedModel
+from skippipe.train.resolve.layout import Layout
+from skippipe.train.resolve.plan_model import SETTING_OF
+from skippipe.train.resolve.spec import RunSpec
+from skippipe.workload import Workload, partition_mismatch, source_mismatch, workload_of
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Whether the times of a plan hold for a run."""
+
+    holds: bool
+    """whether its iteration time is a prediction for the run"""
+    note: str
+    """why not, or what is not known; may be empty"""
+
+
+def judge_prediction(plan: Plan, model: PartitionedModel, spec: RunSpec, device: str | None) -> Prediction:
+    """Compare what the times of a plan were measured or stated for with a run.
+
+    Args:
+        plan: with its cluster, which may say what its times hold for.
+        model: of the run.
+        spec: the run.
+        device: name of the device that its stages compute on; None: not known here.
+
+    """
+    if spec.device.group > 1:
+        return Prediction(
+            holds=False, note=f"microbatches share passes (runtime.group={spec.device.group}), the plan's do not"
+        )
+    mismatch = _mismatch(plan, model, device)
+    if mismatch is not None:
+        return Prediction(holds=False, note=mismatch)
+    stated = workload_of(plan.cluster)
+    given = spec.layout.plan is not None and plan.model is not None  # else its model is that of this run anyway
+    if not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
+        return Prediction(
+            holds=True, note="neither plan nor cluster says which model and microbatch its times hold for"
+        )
+    return Prediction(holds=True, note=source_mismatch(plan) or "")
+
+
+def _mismatch(plan: Plan, model: PartitionedModel, device: str | None) -> str | None:
+    """The first difference between the run and what the cluster's times hold for."""
+    stated, cluster, ours = workload_of(plan.cluster), plan.cluster, model.plan_model
+    for name, key in SETTING_OF.items():
+        theirs, own = getattr(stated, name), getattr(ours, name)
+        if theirs not in (None, own):
+            return f"times of the cluster hold for {name} {theirs}, here it is {own} ({key})"
+    if cluster.activation_bytes not in (0.0, ours.message_bytes):
+        return (
+            f"times of the cluster hold for messages of {cluster.activation_bytes:,.0f} bytes (activation_bytes), "
+            f"here they have {ours.message_bytes:,}"
+        )
+    if None not in (stated.device, device) and stated.device != device:
+        return f"times of the cluster hold for {stated.device}, here it is {device} (runtime.device)"
+    cut = partition_mismatch(plan, model.layers)
+    return None if cut is None else f"times of the cluster hold for another partition: {cut}"
+
+
+def measured_workload(model: PartitionedModel, layout: Layout, device: str) -> Workload:
+    """What times measured in this run hold for."""
+    nodes = range(len(layout.cluster))
+    stage_of = layout.stage_of
+    node_layers = tuple(model.layers[stage_of[node]] if node in stage_of else None for node in nodes)
+    sources = tuple(layout.stages[0])
+    return Workload(**asdict(model.plan_model), device=device, node_layers=node_layers, sources=sources)

@@ -1,0 +1,224 @@
+"""From a connected rank to its training loop: partition, text, stages, plans, engines."""
+
+import dataclasses
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from skippipe._scheduler import Plan
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.saving import CheckpointSaver
+from skippipe.devices import device_name
+from skippipe.model.settings import plain_settings
+from skippipe.ranks import assign_ranks
+from skippipe.runtime.executor import MessageSpec
+from skippipe.runtime.links.gloo import GlooLink
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.engine import Engine
+from skippipe.train.loop.loop import RunMetadata, TrainingLoop
+from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.token_batches import TokenBatches, open_batches
+from skippipe.train.observe.events import Event
+from skippipe.train.observe.run_log import TRACE, RunLog
+from skippipe.train.prepare.planning import (
+    full_pipelines,
+    kept_plans,
+    make_plans,
+    plan_ready,
+    plan_sha256,
+    planning_s,
+    request_sha256,
+)
+from skippipe.train.prepare.prediction import judge_prediction, measured_workload
+from skippipe.train.prepare.resume import READING_S, ResumePoint
+from skippipe.train.prepare.stages import PartitionedModel, build_head, build_stages, iteration_flops, partition_model
+from skippipe.train.resolve.spec import RunSpec
+
+SAVING_TIMEOUT_S = 3600.0
+"""How long a rank waits for the others while they write a checkpoint together."""
+
+
+def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
+    spec: RunSpec,
+    config: Any,
+    device: torch.device,
+    rendezvous: Rendezvous,
+    resume: ResumePoint,
+    text: Path | None,
+    log: RunLog | None,
+) -> TrainingLoop:
+    """Prepare one rank of a run. All ranks call this.
+
+    Args:
+        spec: the run.
+        config: of the model.
+        device: on which the stages compute.
+        rendezvous: all ranks.
+        resume: where the run begins.
+        text: folder of the prepared text, on ranks with a source.
+        log: takes the events, on rank 0.
+
+    Raises:
+        InputError: model, plan, text and checkpoint do not fit each other, or ranks differ.
+        SchedulerError: a rank did not answer, or there is no plan.
+
+    """
+    rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
+    model = partition_model(spec, config)
+    _check_layout(spec, model, rendezvous)
+    batches = None
+    if is_source(spec, rendezvous):
+        assert text is not None, "a source has a text"
+        batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, text)
+    metadata = _share_metadata(rendezvous, batches, plain_settings(config))
+    resume.check(metadata.model, spec.seed, metadata.text_sha256)
+    served = sorted({spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank})
+    size, sequence, dtype = spec.data.microbatch_size, spec.data.sequence, spec.precision.torch_dtype
+    context = RankContext(
+        spec=spec,
+        rendezvous=rendezvous,
+        rank_of=rank_of,
+        stages=build_stages(spec, model, served, device, fresh=resume.checkpoint is None),
+        link=GlooLink(rendezvous.group),
+        boundary=MessageSpec(size, sequence, config.hidden_size, dtype, device),
+        validation_microbatches=metadata.validation_microbatches,
+        vocabulary=config.vocab_size,
+    )
+    engines = _prepare_engines(context, model, resume, metadata, log)
+    saver = _make_saver(spec, rendezvous, resume)
+    optimizer = _load_optimizer(context, engines[0].tokens, resume)
+    return TrainingLoop(
+        context,
+        engines,
+        optimizer=optimizer,
+        start=resume.progress,
+        batches=batches,
+        metadata=metadata,
+        saver=saver,
+        trace=None if log is None else log.file(TRACE),
+        report=log or _ignore,
+    )
+
+
+def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:
+    """Whether this rank serves a node of stage 0, and so reads text."""
+    names = spec.layout.cluster.names
+    return any(names[node] in rendezvous.names_by_rank[rendezvous.rank] for node in spec.layout.stages[0])
+
+
+def _check_layout(spec: RunSpec, model: PartitionedModel, rendezvous: Rendezvous) -> None:
+    layout = spec.layout
+    stated = [
+        layout.cluster.names, layout.stages, list(layout.allocation.absent_stages), layout.unused, model.layers,
+    ]  # fmt: skip
+    rendezvous.check_equal("layout", {"nodes, stages and layers": json.dumps(stated)})
+
+
+def _share_metadata(rendezvous: Rendezvous, batches: TokenBatches | None, model: dict[str, Any]) -> RunMetadata:
+    """Check that all sources read the same text, and tell all ranks what it is."""
+    values: dict[str, str] = {}
+    if batches is not None:
+        facts = [batches.training_sha256, batches.training.tokens.size, batches.validation_microbatches]
+        values = {"hash of the text (data.*)": batches.sha256, "properties of the text": json.dumps(facts)}
+    stated = rendezvous.check_equal("texts", values)
+    reading = rendezvous.all_gather("sources", str(batches is not None))
+    source = reading.index("True")
+    if batches is not None and rendezvous.rank == source:
+        rendezvous.publish("tokenizer", batches.tokenizer_json)
+    tokenizer = rendezvous.receive("tokenizer", source) if rendezvous.rank == 0 else None
+    text_sha256, tokens, microbatches = json.loads(stated["properties of the text"])
+    return RunMetadata(text_sha256, tokens, microbatches, tokenizer, model)
+
+
+def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> StageOptimizer:
+    """Make the optimizer for iterations of so many tokens, and load weights and state from the checkpoint, if any."""
+    progress = resume.progress
+    optimizer = StageOptimizer(
+        context.stages,
+        context.spec.optimizer,
+        tokens=tokens,
+        iterations=context.spec.iterations - progress.iteration,
+        seen=progress.tokens,
+    )
+    resume.load(context.stages, optimizer)
+    context.rendezvous.all_gather("loaded", "", READING_S)  # a rank that is silent from here on has failed
+    return optimizer
+
+
+def _prepare_engines(
+    context: RankContext, model: PartitionedModel, resume: ResumePoint, metadata: RunMetadata, log: RunLog | None
+) -> list[Engine]:
+    """Plan all phases, and report what is about to be trained."""
+    spec, rendezvous, device = context.spec, context.rendezvous, device_name(context.device)
+    requests = [request_sha256(spec, phase, model) for phase in spec.phases]
+    kept = kept_plans(resume, requests)
+    plans = make_plans(
+        context,
+        model,
+        kept,
+        workload=measured_workload(model, spec.layout, device),
+        build_head=lambda: build_head(spec, model, context.device),
+    )
+    rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
+    predictions = [judge_prediction(plan, model, spec, device) for plan in plans]
+    engines = [
+        Engine(
+            context,
+            phase,
+            plan,
+            predicts=prediction.holds,
+            request_sha256=request,
+            flops=iteration_flops(plan, model),
+        )
+        for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
+    ]
+    parameters = _count_parameters(context)
+    full = _full_pipelines(context, plans[0]) if predictions[0].holds else {}
+    if log is not None:
+        event = plan_ready(
+            spec, model, plans[0], predictions[0], full, parameters=parameters, processes=rendezvous.world,
+            training_tokens=metadata.training_tokens, recv_buffers=engines[0].recv_buffers, device=device,
+        )  # fmt: skip
+        files = log.keep_files(spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
+        log(dataclasses.replace(event, files=files))
+        if resume.checkpoint is not None:
+            log(resume.event(plan_kept=any(kept) and spec.layout.plan is None))
+    return engines
+
+
+def _count_parameters(context: RankContext) -> int:
+    """Parameters of the whole model: each stage counted once."""
+    own = sum(parameter.numel() for stage in context.owned_stages().values() for parameter in stage.parameters)
+    return sum(map(int, context.rendezvous.all_gather("parameters", str(own))))
+
+
+def _full_pipelines(context: RankContext, plan: Plan) -> dict[str, float | None]:
+    """What full pipelines would take, computed by rank 0."""
+    planner = context.spec.planner
+    text = context.rendezvous.broadcast(
+        "full", lambda: json.dumps(full_pipelines(plan, planner)), 2 * planning_s(planner)
+    )
+    found: dict[str, float | None] = json.loads(text)
+    return found
+
+
+def _make_saver(spec: RunSpec, rendezvous: Rendezvous, resume: ResumePoint) -> CheckpointSaver | None:
+    if not spec.checkpoints.enabled:
+        return None
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING_TIMEOUT_S))
+    assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
+    key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
+    if rendezvous.rank == 0:
+        resume.shelf.clean_up()
+        resume.shelf.mark_damaged(resume.progress.iteration)
+    return CheckpointSaver(resume.shelf, group, key=key, keep=spec.checkpoints.keep)
+
+
+def _ignore(event: Event) -> None:
+    """Take the events of ranks other than 0."""
+    del event

@@ -1,0 +1,126 @@
+"""Where a run begins: at its first iteration, or at a checkpoint."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, open_checkpoint, open_shared
+from skippipe.errors import InputError
+from skippipe.runtime.stage import Stage
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.loop import OPTIMIZER, Progress
+from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.observe.events import RunResumed
+from skippipe.train.resolve.spec import CheckpointSpec
+
+READING_S = 3600.0
+"""Within which rank 0 has to check all files of a checkpoint, and every rank has to load it."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run begins, on all ranks the same."""
+
+    shelf: CheckpointDirectory
+    """where checkpoints of this run stand"""
+    checkpoint: Checkpoint | None
+    """the one from which it resumes"""
+    damaged: list[str]
+    """why newer checkpoints were skipped"""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        if self.checkpoint is None:
+            return Progress()
+        state = self.checkpoint.state
+        own = self.checkpoint.path.parent == self.shelf.folder
+        return Progress(state.iteration, state.tokens, state.position, state.iteration if own else -1)
+
+    def event(self, *, plan_kept: bool) -> RunResumed:
+        """Report where the run resumes."""
+        assert self.checkpoint is not None
+        return RunResumed(
+            iteration=self.checkpoint.state.iteration,
+            path=str(self.checkpoint.path),
+            damaged=self.damaged,
+            plan_kept=plan_kept,
+        )
+
+    def check(self, model: Mapping[str, Any], seed: int, text: str) -> None:
+        """Raise `InputError` if the checkpoint is of another model, text or seed than the run."""
+        if self.checkpoint is None:
+            return
+        state, path = self.checkpoint.state, self.checkpoint.path
+        for key, ours in json.loads(json.dumps(dict(model))).items():
+            theirs = state.model.get(key)
+            if theirs != ours:
+                raise InputError(f"{path}: is of another model: model.{key}: expected {theirs}, got {ours}")
+        if state.seed != seed:
+            raise InputError(
+                f"{path}: train.seed: expected {state.seed}, got {seed}: the order of the text depends on it"
+            )
+        if state.text != text:
+            raise InputError(
+                f"{path}: was trained on another text (data.*); to use its weights alone: skippipe export, then "
+                "model=pretrained"
+            )
+
+    def load(self, stages: Mapping[int, Stage], optimizer: StageOptimizer) -> None:
+        """Load weights and optimizer state of the stages that this rank serves."""
+        if self.checkpoint is None:
+            return
+        for number, stage in stages.items():
+            self.checkpoint.load(dict(stage.module.named_parameters()), WEIGHTS)
+            self.checkpoint.load(optimizer.tensors(number), OPTIMIZER)
+
+
+def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous) -> ResumePoint:
+    """Find out where a run begins: rank 0 looks, and all ranks verify that they see the same.
+
+    Args:
+        spec: which checkpoint to resume from.
+        folder: of the run, on rank 0.
+        rendezvous: all ranks.
+
+    Raises:
+        InputError: there are checkpoints but none is complete, or one cannot be seen from this rank.
+
+    """
+    verified = rendezvous.rank_spec.verified
+    text = rendezvous.broadcast("start", lambda: json.dumps(_look(spec, folder, verified)), READING_S)
+    found = json.loads(text)
+    run = Path(found["shelf"]).parent
+    if spec.enabled and not run.is_dir():
+        raise InputError(
+            f"{run}: expected the run's folder on rank 0 to be visible to all nodes, on a shared file system, or "
+            "checkpoint.enabled=false; got no such folder here"
+        )
+    checkpoint = None
+    if found["path"] is not None:
+        checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(spec.key))
+    return ResumePoint(CheckpointDirectory(Path(found["shelf"])), checkpoint, found["damaged"])
+
+
+def _look(spec: CheckpointSpec, folder: Path, verified: str | None) -> dict[str, Any]:
+    shelf = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
+    if spec.enabled:
+        load_key(spec.key)  # that there is none should be known before anything else
+    newest: Checkpoint | None = None
+    damaged: list[str] = []
+    if shelf.all():
+        newest, damaged = latest_complete(shelf, load_key(spec.key), verified)
+        if newest is None:
+            raise InputError(f"folder={folder}: none of its checkpoints is complete: {'; '.join(damaged)}")
+    elif spec.resume is not None:
+        newest = open_checkpoint(Path(spec.resume).resolve(), spec.key)
+    return {
+        "shelf": str(shelf.folder),
+        "path": None if newest is None else str(newest.path),
+        "manifest_sha256": None if newest is None else newest.manifest.sha256,
+        "damaged": damaged,
+    }

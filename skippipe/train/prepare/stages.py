@@ -1,0 +1,106 @@
+"""The model of a run, partitioned; the stages that one rank serves, built."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from skippipe._scheduler import Plan
+from skippipe.errors import InputError
+from skippipe.model.build import build_stage_module, stage_layers
+from skippipe.model.flops import BACKWARD, head_flops, layer_flops
+from skippipe.model.settings import config_sha256
+from skippipe.runtime.stage import Stage
+from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
+from skippipe.train.resolve.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class PartitionedModel:
+    """A model and the decoder layers of each stage."""
+
+    config: Any
+    """of transformers"""
+    plan_model: PlanModel
+    """as a plan describes it"""
+    layers: list[int]
+    """number of decoder layers per stage"""
+
+    @property
+    def stage_layers(self) -> list[range]:
+        """Layer numbers of each stage."""
+        return stage_layers(self.layers, self.config)
+
+
+def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
+    """Partition the model of a run; `config` is by `skippipe.model.settings.model_config`.
+
+    Raises:
+        InputError: the layers do not fit model or plan, or the plan is for another model.
+
+    """
+    model = PlanModel(
+        config_sha256(config),
+        config.hidden_size,
+        config.num_hidden_layers,
+        spec.data.microbatch_size,
+        spec.data.sequence,
+        spec.precision.dtype,
+    )
+    layout = spec.layout
+    if layout.plan is not None:
+        check_model(layout.plan, asdict(model), layout.origin)
+    layers = partition(layout.allocation.layers, spec.model.layers, len(layout.stages), model.layers, layout.origin)
+    return PartitionedModel(config, model, layers)
+
+
+def check_groups(spec: RunSpec, config: Any) -> None:
+    """Raise `InputError` where several microbatches in one pass would give other losses than one by one."""
+    if spec.device.group > 1 and getattr(config, "output_router_logits", False):
+        raise InputError(
+            f"runtime.group: expected 1 with model.output_router_logits, got {spec.device.group}: router losses are "
+            "taken over a microbatch"
+        )
+
+
+def build_stages(
+    spec: RunSpec, model: PartitionedModel, served: Sequence[int], device: torch.device, *, fresh: bool
+) -> dict[int, Stage]:
+    """Build the stages that a rank serves; a `fresh` run takes the weights of `model.folder`, if there is one."""
+    stages: dict[int, Stage] = {}
+    autocast = spec.precision.torch_autocast
+    for number in served:
+        module = build_stage_module(
+            model.config,
+            stage=number,
+            layers=model.stage_layers[number],
+            first=number == 0,
+            seed=spec.seed,
+            dtype=spec.precision.torch_dtype,
+            device=device,
+            weights=spec.model.folder if fresh else None,
+        )
+        if autocast is not None:
+            module.enable_autocast(autocast)
+        if spec.device.compile:
+            module.enable_compile()
+        stages[number] = Stage(module)
+    return stages
+
+
+def build_head(spec: RunSpec, model: PartitionedModel, device: torch.device) -> Stage:
+    """Build embedding, norm and head alone, for a rank that does not serve stage 0 to time them."""
+    dtype = spec.precision.torch_dtype
+    return Stage(
+        build_stage_module(model.config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device)
+    )
+
+
+def iteration_flops(plan: Plan, model: PartitionedModel) -> float:
+    """FLOPs of one iteration of a plan, forward and backward, over the visits that its routes make."""
+    sequence = model.plan_model.sequence
+    of_stage = [sum(layer_flops(model.config, layer, sequence) for layer in layers) for layers in model.stage_layers]
+    visited = sum(of_stage[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
+    head = head_flops(model.config) * len(plan.microbatches)
+    return (1 + BACKWARD) * model.plan_model.microbatch_tokens * (visited + head)

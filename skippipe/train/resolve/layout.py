@@ -1,0 +1,85 @@
+"""Nodes and stages of a job: read from its plan, or allocated for its cluster before a plan is made."""
+
+import copyreg
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skippipe._scheduler import Cluster, Plan
+from skippipe.allocation import Allocation, allocation_of
+from skippipe.config import AllocateConfig
+from skippipe.errors import InputError
+from skippipe.plan import load_plan
+from skippipe.planning import ALLOCATING_WORK, allocated, prepare
+from skippipe.train.config import TrainJob
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes and stages of a job, and its plan if one is given."""
+
+    cluster: Cluster
+    allocation: Allocation
+    plan: Plan | None
+    origin: str
+    """how messages call the plan"""
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """Node numbers of each stage."""
+        return self.allocation.stages
+
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Stage of each node that serves one."""
+        return {node: stage for stage, nodes in enumerate(self.stages) for node in nodes}
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the nodes that serve no stage, which no process serves."""
+        return [name for node, name in enumerate(self.cluster.names) if node not in self.stage_of]
+
+    @property
+    def used(self) -> list[str]:
+        """Names of all other nodes."""
+        return [name for node, name in enumerate(self.cluster.names) if node in self.stage_of]
+
+
+def resolve_layout(job: TrainJob) -> Layout:
+    """Read the plan of a job, or allocate the nodes of its cluster by the surrogate.
+
+    Each rank of a distributed run does this for itself, so the search ends by work and not by the clock.
+
+    Raises:
+        InputError: files or settings that cannot be used.
+
+    """
+    if job.plan is not None:
+        plan = load_plan(job.plan)
+        return Layout(plan.cluster, allocation_of(plan), plan, job.plan)
+    _check_allocate(job.allocate)
+    planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
+    problem = allocated(prepare(job.cluster, job.allocate, job.schedule), planner)
+    return Layout(problem.cluster, allocation_of(problem), None, job.allocate.stages or "the plan")
+
+
+def _check_allocate(config: AllocateConfig) -> None:
+    """Raise `InputError` for settings that training can only honour once stages are measured or the model is known."""
+    if config.layers == "auto":
+        raise InputError(
+            "allocate.layers: expected equal in training, got auto: stages are built before their times are measured; "
+            "skippipe plan allocate.layers=auto output=plan.json makes a plan to train with (plan=plan.json)"
+        )
+    if config.decoder_layers is not None:
+        raise InputError(
+            f"allocate.decoder_layers: expected null in training, got {config.decoder_layers}: the model has its own "
+            "number (model.num_hidden_layers)"
+        )
+
+
+def _pickled(value: Any) -> tuple[Any, tuple[str]]:
+    return type(value).from_json, (value.to_json(),)
+
+
+# The supervisor of a local run sends its workers the description of the run.
+copyreg.pickle(Cluster, _pickled)
+copyreg.pickle(Plan, _pickled)

@@ -1,0 +1,146 @@
+"""Settings in, description of the run out."""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+
+from skippipe.data.model_tokenizer import with_tokenizer_of
+from skippipe.devices import Precision
+from skippipe.errors import InputError
+from skippipe.model.folder import own_tokenizer
+from skippipe.model.settings import resolved_settings, weights_folder
+from skippipe.planning import state_problem
+from skippipe.train.config import TrainJob
+from skippipe.train.resolve.layout import Layout, resolve_layout
+from skippipe.train.resolve.plan_model import check_model
+from skippipe.train.resolve.spec import (
+    CheckpointSpec,
+    CommunicationSpec,
+    DataSpec,
+    DeviceSpec,
+    LaunchSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PlanPhase,
+    RunSpec,
+)
+
+Spec = TypeVar("Spec")
+
+
+def resolve(job: TrainJob) -> RunSpec:
+    """Resolve the settings of a run: files are read, nodes allocated, contradictions refused.
+
+    Raises:
+        InputError: settings or files that cannot be used.
+        NoPlanError: no allocation was found within the work limit.
+
+    """
+    job = copy.deepcopy(job)  # what becomes of the settings afterwards does not matter
+    layout, train = resolve_layout(job), job.train
+    if layout.plan is not None:
+        check_model(layout.plan, _stated_model(job), layout.origin)
+    phases = plan_phases(job)
+    _check_phases(phases, layout)
+    folder = weights_folder(job.model)
+    text = job.data
+    if folder is not None:
+        text = with_tokenizer_of(text, own_tokenizer(folder), f"model.folder={folder}")
+    return RunSpec(
+        layout=layout,
+        phases=phases,
+        planner=job.planner,
+        model=ModelSpec(job.model, folder, None if train.layers is None else tuple(train.layers)),
+        data=DataSpec(text, train.microbatch_size),
+        precision=Precision(train.dtype, job.runtime.autocast),
+        device=_select(DeviceSpec, job.runtime),
+        communication=_select(CommunicationSpec, job.runtime),
+        optimizer=_select(OptimizerSpec, train),
+        checkpoints=_select(CheckpointSpec, job.checkpoint),
+        launch=LaunchSpec(
+            job.runtime.node, job.runtime.processes, job.runtime.port, job.runtime.threads, folder=job.folder
+        ),
+        iterations=train.iterations,
+        seed=train.seed,
+        stage_gradient=cast("Any", train.stage_gradient),
+        validate_every=train.validate_every,
+        validate_training=train.validate_training,
+        calibrate=job.runtime.calibrate,
+        memory_bytes=job.runtime.memory_bytes,
+        shared_settings=_shared_settings(job),
+        settings_yaml=OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job))),
+    )
+
+
+def _select(spec: type[Spec], settings: object) -> Spec:
+    """Take over the settings that have the names of a description's fields."""
+    names = [item.name for item in dataclasses.fields(cast("Any", spec))]
+    return spec(**{name: getattr(settings, name) for name in names})
+
+
+def plan_phases(job: TrainJob) -> tuple[PlanPhase, ...]:
+    """Divide a run where its skip ratio changes.
+
+    Raises:
+        InputError: changes are out of order, or the plan is given.
+
+    """
+    changes, iterations = job.train.skip_changes, job.train.iterations
+    if changes and job.plan is not None:
+        raise InputError(
+            f"train.skip_changes: expected none with plan={job.plan}: each phase of the run needs its own plan"
+        )
+    phases = [PlanPhase(0, job.schedule)]
+    for number, change in enumerate(changes):
+        after = round(change.after * iterations)
+        if not phases[-1].after < after < iterations:
+            raise InputError(
+                f"train.skip_changes[{number}].after: expected a change after more than {phases[-1].after} and fewer "
+                f"than {iterations} iterations, got {change.after}, which is after {after}"
+            )
+        phases.append(PlanPhase(after, dataclasses.replace(job.schedule, skip_ratio=change.skip_ratio)))
+    return tuple(phases)
+
+
+def _check_phases(phases: Sequence[PlanPhase], layout: Layout) -> None:
+    """Raise `InputError` where a later phase asks for what the nodes of the cluster cannot do."""
+    for number, phase in enumerate(phases[1:]):
+        try:
+            state_problem(layout.cluster, layout.allocation, phase.schedule)
+        except InputError as error:
+            raise type(error)(f"train.skip_changes[{number}]: {error}") from error
+
+
+def _stated_model(job: TrainJob) -> dict[str, Any]:
+    """Fields of `PlanModel` as far as settings alone say them: the hash of the configuration takes torch."""
+    model = resolved_settings(job.model)
+    stated = {
+        "hidden": model.get("hidden_size"),
+        "layers": model.get("num_hidden_layers"),
+        "microbatch_size": job.train.microbatch_size,
+        "sequence": job.data.sequence,
+        "wire_dtype": job.train.dtype,
+    }
+    return {name: value for name, value in stated.items() if value}
+
+
+def _shared_settings(job: TrainJob) -> dict[str, str]:
+    """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
+    runtime = ("recv_buffers", "sends_in_flight", "calibrate")
+    groups: dict[str, Mapping[str, Any]] = {
+        "train": dataclasses.asdict(job.train),
+        "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
+        "runtime": {name: getattr(job.runtime, name) for name in runtime},
+        "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
+    }
+    if job.plan is None:
+        groups |= {name: dataclasses.asdict(getattr(job, name)) for name in ("schedule", "planner", "allocate")}
+    return {
+        f"{group}.{name}": json.dumps(value, sort_keys=True)
+        for group, values in groups.items()
+        for name, value in values.items()
+    }

@@ -1,0 +1,160 @@
+"""The description of a run. Everything after `resolve` takes it and looks at no settings again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.data.config import DataConfig
+from skippipe.devices import Precision
+from skippipe.train.resolve.layout import Layout
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model is trained."""
+
+    settings: Mapping[str, Any]
+    """`model_type` and settings, or `folder` and settings on top, as `skippipe.model.settings` takes them"""
+    folder: Path | None
+    """where weights, configuration and tokenizer come from; None: weights are initialized at random"""
+    layers: tuple[int, ...] | None
+    """decoder layers per stage, if set; None: as in the plan, else as even as possible"""
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which text is read, and how it is divided."""
+
+    text: DataConfig
+    """files, tokenizer and sequence length"""
+    microbatch_size: int
+    """sequences per microbatch"""
+
+    @property
+    def sequence(self) -> int:
+        """Tokens per sequence."""
+        return self.text.sequence
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What the stages of a process compute on, and how; the defaults are all that several processes may have."""
+
+    device: str = "cpu"
+    """as `skippipe.devices.find_device` takes it"""
+    group: int = 1
+    """most microbatches in one pass through a stage"""
+    compile: bool = False
+    """whether layers and loss run compiled"""
+    profile: int = 0
+    """iterations to profile"""
+
+
+@dataclass(frozen=True)
+class CommunicationSpec:
+    """How processes exchange messages, and how long they wait; seconds."""
+
+    backend: str = "gloo"
+    recv_buffers: int = 2
+    """inputs that may wait on each link"""
+    sends_in_flight: int = 2
+    timeout_s: float = 60.0
+    """waited for a message, in addition to the time that iterations take"""
+    start_timeout_s: float = 120.0
+    """within which all ranks have to join, and each has to answer while they prepare"""
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """AdamW and its learning rate."""
+
+    learning_rate: float
+    """peak"""
+    final_learning_rate: float
+    """as a fraction of the peak"""
+    warmup: float
+    """fraction of the run's tokens"""
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_norm: float | None
+    """None: gradients are not clipped"""
+
+
+@dataclass(frozen=True)
+class PlanPhase:
+    """Iterations of a run that follow one plan."""
+
+    after: int
+    """iterations before it"""
+    schedule: ScheduleConfig
+    """what its plan is asked for"""
+
+
+@dataclass(frozen=True)
+class CheckpointSpec:
+    """Which checkpoints are written, and from which one the run resumes."""
+
+    enabled: bool
+    every: int | None
+    """iterations; None: only at the end"""
+    keep: int
+    """how many stay"""
+    resume: str | None
+    """a checkpoint, or the folder of a run; None: the newest checkpoint of the run's own folder, if any"""
+    key: str | None
+    """the file with the signing secret; None: the user's own"""
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """How processes are started; the only part that may differ between ranks."""
+
+    node: str | None
+    """nodes that this process serves under torchrun: NAME or NAME,NAME; None: the host name"""
+    processes: int | None
+    """of a local run; None: one per node"""
+    port: int
+    """of the rendezvous of a local run; 0: any"""
+    threads: int
+    """of torch in each process"""
+    folder: str | None
+    """of the run; None: named after date and time"""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, resolved from its settings."""
+
+    layout: Layout
+    """nodes, stages, and the plan if one is given"""
+    phases: tuple[PlanPhase, ...]
+    """in order; the first one begins the run"""
+    planner: PlannerConfig
+    model: ModelSpec
+    data: DataSpec
+    precision: Precision
+    device: DeviceSpec
+    communication: CommunicationSpec
+    optimizer: OptimizerSpec
+    checkpoints: CheckpointSpec
+    launch: LaunchSpec
+    iterations: int
+    seed: int
+    """of the weights and of the order of the text"""
+    stage_gradient: Literal["exact", "per_visit"]
+    validate_every: int | None
+    """iterations; None: only before and after"""
+    validate_training: bool
+    """whether validations also measure the loss on training text"""
+    calibrate: bool
+    """whether a plan made here is made for measured times"""
+    memory_bytes: float | None
+    """available to each process; None: not checked"""
+    shared_settings: Mapping[str, str]
+    """settings that have to be equal on all ranks, as JSON, by their keys; only to be compared"""
+    settings_yaml: str
+    """the settings as given, for the run's folder"""
