@@ -47,7 +47,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["cluster.file=missing.json"], "missing.json: cannot be read"),
         (["runtime.processes=5"], "runtime.processes: expected at most the number of nodes, 4, got 5"),
         (["runtime.node=local-0"], "runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE"),
-        (["checkpoint.key=missing.key"], "missing.key, given as the secret of checkpoints"),
+        (["checkpoint.key=missing.key"], "checkpoint.key=missing.key: cannot be read"),
         (["folder=/proc/none"], "folder=/proc/none cannot be written"),
         (["folder=r\udcff"], "folder: expected a folder whose name is UTF-8, got "),
     ],
