@@ -39,6 +39,8 @@ const EXCHANGES: usize = 40;
 /// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
 const FEW_NODES: usize = 12;
 const SHARE_OF_FEW: f64 = 0.25;
+/// Up to so many nodes, complete schedules are annealed from the best plan on; with more, routes decide rather than order.
+const MODERATELY_MANY_NODES: usize = 32;
 /// Steps of the first run in which schedules are annealed.
 const FIRST_STEPS: u64 = 10_000;
 /// The most routes that one exchange takes off.
@@ -385,16 +387,21 @@ impl<'a> Search<'a> {
         // Those that improve on what is there join when the first run of the annealing has had its time.
         let later = first_run(self.context.tasks, self.context.instance);
         // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
-        let is_small = self.context.instance.node_count() <= FEW_NODES && later > FIRST_RUN * FEW_TASKS as u64;
+        let nodes = self.context.instance.node_count();
+        let has_many_tasks = later > FIRST_RUN * FEW_TASKS as u64;
+        let is_small = nodes <= FEW_NODES && has_many_tasks;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
-        let annealing = || if is_small { Slot::Sequence(None) } else { Slot::Anneal(None) };
+        let annealing = |most_nodes: usize| match has_many_tasks && nodes <= most_nodes {
+            true => Slot::Sequence(None),
+            false => Slot::Anneal(None),
+        };
         vec![
-            lane(annealing(), 0),
+            lane(annealing(FEW_NODES), 0),
             Lane { share: proving, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
             Lane { share: placing, ..lane(Slot::Travel, 2 * later) },
             Lane { share: placing, ..lane(Slot::Exchange, 2 * later) },
             lane(Slot::Order(None), 2 * later),
-            lane(annealing(), 4 * later),
+            lane(annealing(MODERATELY_MANY_NODES), 4 * later),
         ]
     }
 
