@@ -24,7 +24,6 @@ from synthetic import draw, preset
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.errors import NoPlanError
 from skippipe.planning import PlanningJob, make_plan
-from skippipe.report.search_history import SearchEvent, read_search_history
 
 NEAR = (1.05, 1.01)
 """Times to a plan within so much of the best one that was found."""
@@ -42,7 +41,7 @@ def measure(nodes: int, stages: int, microbatches: int, planner: PlannerConfig) 
     except NoPlanError as error:
         note(f"{row}: {error}")
         return row | dict.fromkeys(("iteration_s", "lower_bound_s", "gap", "first_s", *_near(), "wall_s", "events"))
-    events = read_search_history(plan.solver).events
+    events = plan.solver.events
     plans = [(event.elapsed_s, event.upper_s) for event in events if event.upper_s is not None]
     best = plan.predicted.iteration_s
     row |= {
@@ -57,7 +56,7 @@ def measure(nodes: int, stages: int, microbatches: int, planner: PlannerConfig) 
         "wall_s": plan.solver.wall_s,
     }
     note(f"stated in {stated_s:.1f} s, {row}")
-    return row | {"events": [vars(event) for event in events]}
+    return row | {"events": [(event.elapsed_s, event.upper_s) for event in events]}
 
 
 def _near() -> list[str]:
@@ -82,8 +81,7 @@ def draw_figure(rows: list[Row], path: Path) -> None:
     left.legend()
     for row in rows:
         if row["nodes"] == row["microbatches"] and row["events"]:
-            events = [SearchEvent(**event) for event in row["events"]]
-            found = [(event.elapsed_s, event.upper_s) for event in events if event.upper_s is not None]
+            found = [(elapsed_s, upper_s) for elapsed_s, upper_s in row["events"] if upper_s is not None]
             over = [100 * (upper_s / row["lower_bound_s"] - 1) for _, upper_s in found]
             label = f"{row['nodes']} nodes, {row['microbatches']} microbatches"
             right.step(

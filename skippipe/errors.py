@@ -7,6 +7,7 @@ be used; its message names file, key, value and what was expected.
 import copy
 import unicodedata
 from collections.abc import Sequence
+from pathlib import PurePath
 
 SHOWN = ("Zs", "Mn", "Cs", "Co", "Cn")
 """Categories of characters that Python does not call printable, and that disturb no terminal: blanks, surrogates (bytes
@@ -99,8 +100,8 @@ def unexpected(key: str, found: object, expected: str, file: str | None = None) 
 
 
 def shown(value: object) -> str:
-    """Write a value for a message: as it stands where it is text, and not of any length."""
-    text = value if isinstance(value, str) else repr(value)
+    """Write a value for a message: text and paths without quotes, cut to `MOST_SHOWN` characters."""
+    text = str(value) if isinstance(value, str | PurePath) else repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 

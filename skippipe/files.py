@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from skippipe.errors import InputError, printable
+from skippipe.errors import InputError, printable, unexpected
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """More than this is no cluster or plan of ours: 1,900 nodes with a matrix over all of them, all digits written out, or
@@ -82,7 +82,7 @@ def check_writable(path: Path, key: str = "output") -> None:
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise InputError(f"{key}: expected a file name, got {printable(str(path))}, which is {kind}")
+            raise InputError(f"expected a file name, got {printable(str(path))}, which is {kind}", key=key)
         if mode is not None and not os.access(target, os.W_OK):
             raise InputError(f"{key}={printable(str(path))} cannot be written: no permission")
         if not target.parent.is_dir():
@@ -185,7 +185,7 @@ def check_utf8(path: Path, key: str) -> None:
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        raise InputError(f"{key}: expected a folder whose name is UTF-8, got {path}") from None
+        raise unexpected(key, path, "a folder whose name is UTF-8") from None
 
 
 def _reason(error: Exception) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from skippipe.commands.command import Command
 from skippipe.errors import InputError, printable
+from skippipe.overrides import quoted
 
 _QUOTED = r"""(?P<quoted>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
 _PLAIN = r"""[^,\[\]{}()=:"'\\]"""
@@ -30,11 +30,6 @@ def for_hydra(command: Command, argument: str) -> str:
     if key in command.texts and "," in value and value[0] not in "[\"'":
         return f"{key}={quoted(value)}"
     return (command.aliases.get(key, key) if sign else key) + sign + value
-
-
-def quoted(value: object) -> str:
-    """A value as Hydra reads it whatever is in it."""
-    return QuotedString(str(value), Quote.single).with_quotes()
 
 
 def with_names_quoted(argument: str) -> str:

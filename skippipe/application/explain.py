@@ -60,8 +60,7 @@ def _cause(error: Exception) -> BaseException:
 def key_of(error: Exception) -> str | None:
     """The key that an error of composing, or of checking what was composed, is about; None where it names none."""
     if isinstance(error, InputError):
-        named = re.match(r"([\w.]+(?:\[\d+\])?)(?: is |: )", error.reason)  # by its text alone
-        return error.key or (named and named[1])
+        return error.key
     key = _asked_key(error) or getattr(_cause(error), "full_key", None)
     return str(key) if key else None
 

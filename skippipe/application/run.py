@@ -16,12 +16,13 @@ from omegaconf import DictConfig
 
 from skippipe.application.arguments import hydra_arguments
 from skippipe.application.cluster_file import check_file_alone
-from skippipe.application.configuration import FOLDER, checked_settings, preset, register
+from skippipe.application.configuration import FOLDER, checked_settings, compose, preset, register
 from skippipe.application.explain import explain, key_of
 from skippipe.application.sweeps import jobs_apart
 from skippipe.application.user_files import UserFiles, checked_files
-from skippipe.commands.command import Command, Context
+from skippipe.commands.command import Command
 from skippipe.console.streams import STANDARD_OUTPUT, report_error
+from skippipe.context import Context
 from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, exit_status, in_file
 
 
@@ -124,7 +125,7 @@ def _context() -> Context:
         overrides = " ".join(filter_overrides(running.overrides.task))
         label = f"job {running.job.num} ({overrides}):"
     folders = [source.path for source in running.runtime.config_sources if source.provider == "command-line"]
-    return Context(Path(running.runtime.output_dir), label, tuple(folders))
+    return Context(Path(running.runtime.output_dir), label, tuple(folders), compose)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,9 @@ def check_apart(
                 other = taken.setdefault(path, number)
                 if other != number:
                     raise InputError(
-                        f"{key}: expected a path of its own for each job of the sweep, got {printable(str(path))} for "
-                        f"jobs {other} and {number}; a relative path lies in the job's own folder"
+                        f"expected a path of its own for each job of the sweep, got {printable(str(path))} for "
+                        f"jobs {other} and {number}; a relative path lies in the job's own folder",
+                        key=key,
                     )
     finally:
         HydraConfig.instance().cfg = before

@@ -10,7 +10,7 @@ from skippipe._scheduler import AllocationScope, Problem
 from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.files import read_json_object
 from skippipe.planning import PlanningJob, allocated, prepare, state_problem
 
@@ -88,10 +88,10 @@ def load_cases(key: str, folder: Path) -> Cases:
 
     """
     if not folder.is_dir():
-        raise InputError(f"{key}: expected a folder with NAME.cluster.json and NAME.json, got {folder}")
+        raise unexpected(key, folder, "a folder with NAME.cluster.json and NAME.json")
     paths = sorted(folder.glob(f"*{_CLUSTER}"))
     if not paths:
-        raise InputError(f"{key}: expected NAME.cluster.json and NAME.json, got {folder} without instances")
+        raise InputError(f"expected NAME.cluster.json and NAME.json, got {folder} without instances", key=key)
     cases = [load_case(path) for path in paths]
     return {case.name: case for case in cases}
 

@@ -33,7 +33,9 @@ def default_path() -> Path:
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     except RuntimeError:
-        raise InputError("checkpoint.key: expected a file, got null, and no home folder for a default key") from None
+        raise InputError(
+            "expected a file, got null, and no home folder for a default key", key="checkpoint.key"
+        ) from None
     return Path(base) / "skippipe" / "checkpoint.key"
 
 

@@ -25,10 +25,10 @@ from skippipe.benchmark import (
     violations,
     with_shared_allocation,
 )
-from skippipe.commands.command import Context
 from skippipe.config import BenchAllocatorJob, BenchPlannerJob, BenchSimulatorJob, PlannerConfig
 from skippipe.console.output import Console, plain_table
 from skippipe.console.progress import planning_progress
+from skippipe.context import Context
 from skippipe.errors import SchedulerError, unexpected
 from skippipe.files import check_writable, write_text
 

@@ -1,35 +1,13 @@
-"""What a command is, and where a job of it runs. Imports nothing heavy: the list of commands has to load at once."""
+"""What a command is. Imports nothing heavy: the list of commands has to load at once."""
 
-import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from skippipe.errors import InputError, printable
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a job runs."""
-
-    folder: Path
-    """relative output files go here: the current folder, or the job's own in a sweep"""
-    label: str | None
-    """number and overrides of the job in a sweep; None for a single run"""
-    config_folders: tuple[str, ...] = ()
-    """those given by --config-dir"""
-
-    def output(self, name: str | None) -> Path | None:
-        """Where an `output` setting points to."""
-        return None if name is None else self.folder / name
-
-    def shown(self, output: Path) -> str:
-        """How to name an output file to somebody in the current folder."""
-        return printable(min(str(output), os.path.relpath(output), key=len))
-
+from skippipe.context import Context
+from skippipe.errors import InputError
 
 Run = Callable[[Any, Context], float]
 """Does a command's work; the value returned is what a Hydra sweeper may minimise."""

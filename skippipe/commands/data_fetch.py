@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
+from skippipe.context import Context
 from skippipe.data.config import FetchJob
 from skippipe.data.fetch import fetch
 

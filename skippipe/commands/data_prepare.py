@@ -2,10 +2,10 @@
 
 import os
 
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
 from skippipe.console.streams import warn
+from skippipe.context import Context
 from skippipe.data.config import PrepareJob
 from skippipe.data.display import PrepareDisplay, summary_lines
 from skippipe.data.prepare import prepare, share_warning

@@ -1,8 +1,8 @@
 """`skippipe evaluate`."""
 
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
+from skippipe.context import Context
 from skippipe.evaluate import run
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.evaluate.table import console_table

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from skippipe.checkpoint import open_checkpoint
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.streams import warn
+from skippipe.context import Context
 from skippipe.model.config import ExportJob
 from skippipe.model.export import check_new_folder, export_model
 

@@ -2,10 +2,10 @@
 
 from skippipe import _scheduler
 from skippipe._scheduler import Plan
-from skippipe.commands.command import Context
 from skippipe.config import PlanJob
 from skippipe.console.output import Console
 from skippipe.console.progress import planning_progress
+from skippipe.context import Context
 from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.plan import save_plan

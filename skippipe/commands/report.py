@@ -4,9 +4,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from skippipe.commands.command import Context, check_installed
+from skippipe.commands.command import check_installed
 from skippipe.config import ReportJob
 from skippipe.console.output import Console
+from skippipe.context import Context
 from skippipe.errors import DeadlockError, unexpected
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan

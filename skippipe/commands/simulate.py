@@ -1,9 +1,9 @@
 """`skippipe simulate`."""
 
 from skippipe import _scheduler
-from skippipe.commands.command import Context
 from skippipe.config import SimulateJob
 from skippipe.console.output import Console
+from skippipe.context import Context
 from skippipe.errors import DeadlockError
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan

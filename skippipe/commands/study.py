@@ -4,11 +4,10 @@ import math
 import signal
 from collections.abc import Sequence
 
-from skippipe.application import compose
 from skippipe.checkpoint.key import load_key
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
+from skippipe.context import Context
 from skippipe.devices import find_devices
 from skippipe.errors import SIGNALLED, SUCCESS
 from skippipe.study.arms import compose_arms
@@ -25,9 +24,9 @@ def study(job: StudyJob, context: Context) -> float:
     console = Console()
     progress = ProgressDisplay(console, line_every_s=math.inf)  # the study says what happens
     say = outlasting_terminal(progress.write_line)
-    arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: compose("train", overrides))
+    arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: context.compose("train", overrides))
     # What evaluations and checkpoints ask for is to be known now, not after the first arm's end.
-    compose("evaluate", [*job.evaluation, "output=evaluation"])
+    context.compose("evaluate", [*job.evaluation, "output=evaluation"])
     if job.key is not None:
         load_key(job.key)
     with StopRequest() as request:

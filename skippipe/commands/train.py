@@ -1,6 +1,6 @@
 """`skippipe train`."""
 
-from skippipe.commands.command import Context
+from skippipe.context import Context
 from skippipe.train.config import TrainJob
 from skippipe.train.launch.launch import launch
 

@@ -129,8 +129,8 @@ class Corpus:
         blocks = pack(self.stream(split), sequence)
         if not len(blocks):
             raise InputError(
-                f"data.{split}: expected at least {sequence + 1} tokens (data.sequence + 1), "
-                f"got {self.splits[split].tokens}"
+                f"expected at least {sequence + 1} tokens (data.sequence + 1), got {self.splits[split].tokens}",
+                key=f"data.{split}",
             )
         return blocks
 

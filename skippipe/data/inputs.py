@@ -58,7 +58,7 @@ def find_files(config: DataConfig) -> Inputs:
         held_out = {os.path.realpath(file.name) for file in validation}
         training = [file for file in training if os.path.realpath(file.name) not in held_out]
     if not training:
-        raise InputError("data.training: expected at least one file that is not in data.validation, got none")
+        raise InputError("expected at least one file that is not in data.validation, got none", key="data.training")
     return {"training": training, "validation": validation}
 
 
@@ -74,8 +74,9 @@ def share_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[In
     if not validation or not training:
         part = "none" if not validation else "all"
         raise InputError(
-            f"data.validation: expected [FILE,...], got null: a hash of its name assigns one file in {ONE_IN} of "
-            f"data.training to validation, here {part} of {len(inputs)}"
+            f"expected [FILE,...], got null: a hash of its name assigns one file in {ONE_IN} of "
+            f"data.training to validation, here {part} of {len(inputs)}",
+            key="data.validation",
         )
     return training, validation
 
@@ -105,7 +106,7 @@ def _inputs(split: Split, patterns: Sequence[str] | None, config: DataConfig) ->
                 raise InputError(f"{title}: {path} is not a file")
             found.setdefault(os.path.realpath(path), _file(path, config.format or _format(title, path)))
     if not found:
-        raise InputError(f"{key}: expected at least one file, got []")
+        raise InputError("expected at least one file, got []", key=key)
     return list(found.values())
 
 

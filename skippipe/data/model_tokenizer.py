@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Corpus
 from skippipe.data.tokenizer import Encoder, load_encoder
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 EXPECTED = "expected the model's own tokenizer: data.tokenizer=null, or data.prepared of a corpus prepared with it"
 
@@ -31,12 +31,12 @@ def with_tokenizer_of(config: DataConfig, own: str | None, model: str) -> DataCo
         return config
     if own is None:
         if config.tokenizer is None and config.vocabulary is None:
-            raise InputError(f"data.tokenizer: expected the tokenizer of {model}, which comes without one, got null")
+            raise InputError(
+                f"expected the tokenizer of {model}, which comes without one, got null", key="data.tokenizer"
+            )
         return config
     if config.vocabulary is not None:
-        raise InputError(
-            f"data.vocabulary: expected null, since {model} has its own tokenizer, got {config.vocabulary}"
-        )
+        raise unexpected("data.vocabulary", config.vocabulary, f"null, since {model} has its own tokenizer")
     if config.tokenizer is None:
         return dataclasses.replace(config, tokenizer=own)
     named, found = load_encoder(config), own_encoder(own)

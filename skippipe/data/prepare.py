@@ -143,7 +143,7 @@ def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> C
 
     """
     if config.prepared is not None:
-        raise InputError(f"data.prepared: expected null, got {config.prepared}, which is already prepared")
+        raise InputError(f"expected null, got {config.prepared}, which is already prepared", key="data.prepared")
     check_input(config)
     with claimed(folder), Reader(config) as reader:
         inputs = reader.inputs()
@@ -223,7 +223,7 @@ class _Preparation:
             if not written.tokens:
                 first, *others = self._inputs[split]
                 empty = f"and {len(others)} more contain no text" if others else "contains no text"
-                raise InputError(f"data.{split}: {first.name} {empty}")
+                raise InputError(f"{first.name} {empty}", key=f"data.{split}")
             written.complete = True
             self._sync(file)
 

@@ -12,7 +12,7 @@ from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
 from skippipe.data.inputs import InputFile, Inputs, find_files
 from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plain_text
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 HUB_ROWS = 100
 """Records of the hub read at a time."""
@@ -88,7 +88,7 @@ class Reader:
     def _hub_stream(self, split: Split) -> Any:
         names = getattr(self._config, split)
         if not names or len(names) != 1:
-            raise InputError(f"data.{split}: expected the name of one split of data.hub, e.g. [{split}], got {names}")
+            raise unexpected(f"data.{split}", names, f"the name of one split of data.hub, e.g. [{split}]")
         try:
             return self._hub_builder.as_streaming_dataset(split=names[0])
         except InputError:

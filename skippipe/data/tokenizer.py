@@ -67,7 +67,7 @@ class Encoder:
         try:
             encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-            raise InputError(f"data.tokenizer: cannot tokenise the corpus: {first_line(error)}") from None
+            raise InputError(f"cannot tokenise the corpus: {first_line(error)}", key="data.tokenizer") from None
         return [np.array(encoding.ids, np.dtype(self.dtype)) for encoding in encoded]
 
     @cached_property
@@ -182,7 +182,7 @@ def _from_file(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))  # some editors add a byte order mark
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-        raise InputError(f"data.tokenizer: expected a tokenizer.json, got {path}: {first_line(error)}") from None
+        raise InputError(f"expected a tokenizer.json, got {path}: {first_line(error)}", key="data.tokenizer") from None
 
 
 def _stated_end(folder: Path) -> str | None:
@@ -203,7 +203,7 @@ def _from_transformers(name: str) -> Encoder:
         backend = loaded.backend_tokenizer
     except Exception as error:  # noqa: BLE001 - no file, no network, no such name, no fast tokenizer: of many kinds
         raise InputError(
-            f"data.tokenizer: expected a tokenizer.json, a transformers folder or a hub name, got {name}: "
-            f"{first_line(error)}"
+            f"expected a tokenizer.json, a transformers folder or a hub name, got {name}: {first_line(error)}",
+            key="data.tokenizer",
         ) from None
     return _checked(backend, loaded.eos_token, name)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.evaluate.omission import parse_omission
 from skippipe.evaluate.results import FORMAT, TABLE
 from skippipe.evaluate.summary import NONE, Row, row_from_json
@@ -22,7 +22,7 @@ def read_tables(folders: Sequence[str]) -> dict[str, list[Row]]:
 
     """
     if len(set(folders)) < len(folders) or len(folders) < 2:
-        raise InputError(f"compare: expected at least two different folders, got {list(folders)}")
+        raise unexpected("compare", list(folders), "at least two different folders")
     contents = [read_table(Path(folder)) for folder in folders]
     for folder, (settings, _) in zip(folders, contents, strict=True):
         for key in TEXT:

@@ -13,7 +13,7 @@ from skippipe.checkpoint import Checkpoint, open_checkpoint
 from skippipe.checkpoint.reading import TOKENIZER
 from skippipe.data.corpus import Corpus
 from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.folder import CONFIG, own_tokenizer, weights_sha256
@@ -71,8 +71,8 @@ def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
         check_tokenizer(corpus, own_encoder(model.tokenizer).json, model.title)
     if sequence > config.max_position_embeddings:
         raise InputError(
-            f"data.sequence: expected at most {config.max_position_embeddings}, the positions of {model.title}, "
-            f"got {sequence}"
+            f"expected at most {config.max_position_embeddings}, the positions of {model.title}, got {sequence}",
+            key="data.sequence",
         )
     if corpus.vocabulary > config.vocab_size:
         raise InputError(
@@ -105,7 +105,7 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
 
 def _of_folder(folder: Path, job: EvaluateJob) -> EvaluatedModel:
     if not (folder / CONFIG).is_file():
-        raise InputError(f"model: expected a folder with {CONFIG} and safetensors files, got {folder}")
+        raise unexpected("model", folder, f"a folder with {CONFIG} and safetensors files")
     config = model_config({"folder": str(folder)})
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:

@@ -231,9 +231,9 @@ def parse_omission(text: str) -> Omission:
     try:
         omission = _parsed(kind, rest) if sign or kind == "none" else None
     except InputError as error:
-        raise InputError(f"omit: {text!r}: {error}") from None
+        raise InputError(f"{text!r}: {error}", key="omit") from None
     if omission is None:
-        raise InputError(f"omit: {text!r}: expected {GRAMMAR}")
+        raise InputError(f"{text!r}: expected {GRAMMAR}", key="omit")
     return omission
 
 
@@ -277,7 +277,7 @@ def draw(text: str, partition: Partition, draws: int, seed: int) -> Draws:
     try:
         return omission.draw(partition, draws, np.random.Generator(np.random.PCG64([seed, number])))
     except InputError as error:
-        raise InputError(f"omit: {text!r}: {error}") from None
+        raise InputError(f"{text!r}: {error}", key="omit") from None
 
 
 def _single(path: LayerPath) -> Draws:

@@ -123,7 +123,9 @@ def check_folder(folder: Path) -> None:
     """Raise `InputError` if a folder holds files, but not those of an evaluation."""
     names = _names(folder)
     if names and SETTINGS not in names:
-        raise InputError(f"output: expected a new or empty folder, got {folder} with {names[0]} and no {SETTINGS}")
+        raise InputError(
+            f"expected a new or empty folder, got {folder} with {names[0]} and no {SETTINGS}", key="output"
+        )
 
 
 def check_comparison_folder(folder: Path) -> None:
@@ -131,14 +133,14 @@ def check_comparison_folder(folder: Path) -> None:
     foreign = [name for name in _names(folder) if name not in {MARKDOWN, PLOT}]
     if foreign:
         raise InputError(
-            f"output: expected a new or empty folder, or that of a comparison, got {folder} with {foreign[0]}"
+            f"expected a new or empty folder, or that of a comparison, got {folder} with {foreign[0]}", key="output"
         )
 
 
 def _names(folder: Path) -> list[str]:
     """Files in a folder, if it exists, without temporary files of a killed process."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"output: expected a folder, got the file {folder}")
+        raise InputError(f"expected a folder, got the file {folder}", key="output")
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [name for name in found if not (name.startswith(".") and name.endswith(".tmp"))]
 

@@ -68,5 +68,5 @@ def family_of(model_type: object) -> Family:
     """
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise InputError(f"model.model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}")
+        raise InputError(f"expected one of {', '.join(FAMILIES)}, got {model_type!r}", key="model.model_type")
     return family

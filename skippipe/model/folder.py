@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.files import check_utf8, read_json_object
 from skippipe.model.families import family_of
 
@@ -35,15 +35,16 @@ class WeightFiles:
 def find_folder(name: object) -> Path:
     """Check that `model.folder` is a folder with a configuration; raises `InputError` if it is not."""
     if not isinstance(name, str) or not name:
-        raise InputError(f"model.folder: expected a folder with {CONFIG} and safetensors files, got {name!r}")
+        raise InputError(f"expected a folder with {CONFIG} and safetensors files, got {name!r}", key="model.folder")
     folder = Path(name)
     if not folder.is_dir():
         raise InputError(
-            f"model.folder: no such folder: {name}; nothing is downloaded here, a model of the hub is fetched by: hf "
-            "download NAME --local-dir FOLDER"
+            f"no such folder: {name}; nothing is downloaded here, a model of the hub is fetched by: hf "
+            "download NAME --local-dir FOLDER",
+            key="model.folder",
         )
     if not (folder / CONFIG).is_file():
-        raise InputError(f"model.folder: expected a folder with {CONFIG}, got {name}")
+        raise unexpected("model.folder", name, f"a folder with {CONFIG}")
     check_utf8(folder, "model.folder")
     return folder
 
@@ -60,7 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         family_of(content.get("model_type"))
     except InputError as error:
-        raise InputError(f"{path}: {str(error).removeprefix('model.')}") from None
+        raise InputError(error.reason, key="model_type", file=str(path)) from None
     if content.get("quantization_config") is not None:
         raise InputError(f"{path}: quantization_config: expected plain floating-point weights, got quantized ones")
     return content

@@ -80,7 +80,9 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
         return config
     kind = own.setdefault("model_type", config.model_type)
     if kind != config.model_type:
-        raise InputError(f"model.model_type: expected {config.model_type!r} as in {folder / CONFIG}, got {kind!r}")
+        raise InputError(
+            f"expected {config.model_type!r} as in {folder / CONFIG}, got {kind!r}", key="model.model_type"
+        )
     return _config(plain_settings(config) | own)
 
 
@@ -113,7 +115,7 @@ def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     try:
         config: PretrainedConfig = make(**given, use_cache=False)
     except Exception as error:  # whatever transformers raises, it is about these settings
-        raise InputError(f"model: {one_line(error)}") from error
+        raise InputError(one_line(error), key="model") from error
     _check_heads(config)
     _check_parts(config)
     _check_buildable(config, family)
@@ -142,7 +144,9 @@ def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
     known = _setting_names(family)
     for key in given:
         if key not in known:
-            raise InputError(f"model.{key}: unknown setting of {family.model_type}; choose from {', '.join(known)}")
+            raise InputError(
+                f"unknown setting of {family.model_type}; choose from {', '.join(known)}", key=f"model.{key}"
+            )
 
 
 def _check(key: str, value: Any) -> None:
@@ -199,8 +203,9 @@ def _check_heads(config: Any) -> None:
     turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2:
         raise InputError(
-            "model: expected rotary embeddings over an even number of at least 2 dimensions of a head, got "
-            f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
+            "expected rotary embeddings over an even number of at least 2 dimensions of a head, got "
+            f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)",
+            key="model",
         )
 
 
@@ -227,12 +232,12 @@ def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
         empty_stage_module(config, stage=0, layers=range(1), first=True)
     except Exception as error:
         raise InputError(
-            f"model: transformers cannot build a {family.model_type} of these settings: {one_line(error)}"
+            f"transformers cannot build a {family.model_type} of these settings: {one_line(error)}", key="model"
         ) from error
 
 
 def _refusal(key: str, value: Any, expected: str) -> InputError:
-    return InputError(f"model.{key}: expected {expected}, got {value!r}")
+    return InputError(f"expected {expected}, got {value!r}", key=f"model.{key}")
 
 
 def _is_int(value: Any) -> bool:

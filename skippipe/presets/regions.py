@@ -44,10 +44,10 @@ def regions_cluster(config: RegionsConfig) -> ClusterSpec:
     """One node per entry of `regions`, named after its region and numbered within it."""
     table = region_table()
     if not config.regions:
-        raise InputError("cluster.regions: expected one region per node, got []")
+        raise InputError("expected one region per node, got []", key="cluster.regions")
     for i, region in enumerate(config.regions):
         if region not in table.names:
-            raise InputError(f"cluster.regions[{i}]: expected one of {', '.join(table.names)}, got {region!r}")
+            raise InputError(f"expected one of {', '.join(table.names)}, got {region!r}", key=f"cluster.regions[{i}]")
     used = list(dict.fromkeys(config.regions))
     rows = np.ix_([table.names.index(x) for x in used], [table.names.index(x) for x in used])
     region_of = [used.index(region) for region in config.regions]

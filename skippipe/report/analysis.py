@@ -9,7 +9,6 @@ from skippipe._scheduler import Cluster, Explanation, Plan, Segment, Task, Upgra
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, NoPlanError
 from skippipe.planning import PlanningJob, make_plan
-from skippipe.report.search_history import SearchHistory, read_search_history
 
 PARTS = {
     "F": "forward",
@@ -40,7 +39,6 @@ class PlanAnalysis:
     explanation: Explanation
     upgrades: list[Upgrade]
     """best first"""
-    search: SearchHistory
     replanned: list[float | None] = field(default_factory=list)
     """iteration time in seconds after replanning with each of the first upgrades; None if no plan was found"""
     tasks: list[Task] = field(default_factory=list)
@@ -57,7 +55,7 @@ def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
     explanation = _scheduler.explain(plan)
     simulated = explanation.plan
     upgrades = _scheduler.upgrades(explanation)
-    return PlanAnalysis(name, simulated, explanation, upgrades, read_search_history(plan.solver), tasks=simulated.tasks)
+    return PlanAnalysis(name, simulated, explanation, upgrades, tasks=simulated.tasks)
 
 
 def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:

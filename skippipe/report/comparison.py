@@ -80,7 +80,7 @@ def _allocations(slow: Plan, fast: Plan) -> list[str]:
     if slow.cluster.names != fast.cluster.names or len(slow.stages) != len(fast.stages):
         return [f"Different nodes or stages: {len(slow.stages)} vs. {len(fast.stages)} stages."]
     count = sum(a != b for a, b in zip(stage_of(slow), stage_of(fast), strict=True))
-    reordered = moved([frozenset(s) for s in slow.stages], [frozenset(s) for s in fast.stages]) == 0
+    reordered = moved(slow.stages, fast.stages) == 0
     how = ", the same groups in another stage order" if reordered else ""
     return [f"Different allocation: {count} nodes serve another stage{how}."] if count else []
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe._scheduler import Plan, Segment
+from skippipe._scheduler import Allocated, AllocationReport, Plan, Segment
 from skippipe.report.analysis import PlanAnalysis, composition
 from skippipe.report.comparison import COMPARED, comparison
-from skippipe.report.stages import cost, read_allocation_search, slowest_inside
+from skippipe.report.stages import cost, costs_of_use, moved, slowest_inside
 from skippipe.workload import skipped_executions, throughput
 
 FORMAT = "skippipe.report/1"
@@ -70,7 +70,43 @@ def _allocation(plan: Plan) -> dict[str, Any]:
         "replica_s": scored.replica_s,
         "tour_s": scored.tour_s,
         "compute_s": scored.compute_s,
-        "search": dataclasses.asdict(read_allocation_search(plan)),
+        "search": _by_surrogate(plan.solver.surrogate) | _by_iteration(plan.solver.allocation, plan),
+    }
+
+
+def _by_surrogate(found: Allocated | None) -> dict[str, Any]:
+    """The search for an allocation by the surrogate; None: unknown."""
+    if found is None:
+        return dict.fromkeys(("score_s", "score_bound_s", "next_score"))
+    other = found.runner_up
+    return {
+        "score_s": found.best.score_s,
+        "score_bound_s": found.lower_bound_s,
+        "next_score": None
+        if other is None
+        else {"seconds": other.score_s, "moved": moved(found.best.stages, other.stages)},
+    }
+
+
+def _by_iteration(found: AllocationReport | None, plan: Plan) -> dict[str, Any]:
+    """The search for an allocation by the iteration; None: unknown."""
+    other = None if found is None else found.runner_up
+    return {
+        "start_s": None if found is None else found.start_s,
+        "lower_bound_s": None if found is None else found.lower_bound_s,
+        "next_iteration": None
+        if other is None
+        else {"seconds": other.iteration_s, "moved": moved(plan.stages, other.stages)},
+        "left_out": [
+            {
+                "node": cost.node,
+                "stage": cost.stage,
+                "allreduce_s": cost.allreduce_s,
+                "allreduce_without_s": cost.allreduce_without_s,
+                "iteration_s": cost.iteration_s,
+            }
+            for cost in costs_of_use(plan)
+        ],
     }
 
 

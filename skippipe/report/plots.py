@@ -98,15 +98,15 @@ def draw_curves(plans: Sequence[PlanAnalysis]) -> bytes | None:
     """Best iteration and lower bound over time and over work; None if no plan has a search history."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    searched = [analysis for analysis in plans if any(e.upper_s is not None for e in analysis.search.events)]
+    searched = [analysis for analysis in plans if any(e.upper_s is not None for e in analysis.plan.solver.events)]
     if not searched:
         return None
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
     charts = figure.subplots(1, 2, sharey=True)
     for number, analysis in enumerate(searched):
-        events = analysis.search.events
+        events = analysis.plan.solver.events
         # On a logarithmic axis, since most happens at the start.
-        abscissas = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1) for e in events])
+        abscissas = ([max(e.elapsed_s, 1e-3) for e in events], [max(e.work, 1.0) for e in events])
         for axes, xs in zip(charts, abscissas, strict=True):
             for line, values in (("-", [e.upper_s for e in events]), ("--", [e.lower_s for e in events])):
                 known = [(p, v) for p, v in zip(xs, values, strict=True) if v is not None]
@@ -128,8 +128,8 @@ def draw_curves(plans: Sequence[PlanAnalysis]) -> bytes | None:
 
 def _limits(searched: Sequence[PlanAnalysis]) -> tuple[float, float]:
     """Limits of the axis: without early plans and bounds far from the final ones."""
-    uppers = [[e.upper_s for e in analysis.search.events if e.upper_s is not None] for analysis in searched]
-    lowers = [e.lower_s for analysis in searched for e in analysis.search.events if e.lower_s is not None]
+    uppers = [[e.upper_s for e in analysis.plan.solver.events if e.upper_s is not None] for analysis in searched]
+    lowers = [e.lower_s for analysis in searched for e in analysis.plan.solver.events if e.lower_s is not None]
     high = max(min(max(own), 1.5 * own[-1]) for own in uppers)
     last = min(own[-1] for own in uppers)
     low = min([*(lower for lower in lowers if lower > 0.5 * last), last])

@@ -1,10 +1,9 @@
 """The allocation: its cost by the surrogate, and the search for it. No output here."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
-from skippipe._scheduler import AllocationReport, Plan, Scored, score_allocation
+from skippipe._scheduler import LeftOut, Plan, Scored, score_allocation
 from skippipe.report.format import percent, seconds
 from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
 from skippipe.report.table import Table
@@ -13,46 +12,6 @@ from skippipe.workload import partition_mismatch, source_mismatch
 WIDEST = 48
 """Characters for the nodes of a stage; beyond, nodes are counted by site."""
 NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class RunnerUp:
-    """The next best allocation of the search."""
-
-    seconds: float
-    """its iteration time, or its score by the surrogate"""
-    moved: int
-    """nodes that serve another stage"""
-
-
-@dataclass(frozen=True)
-class UnusedNode:
-    """The cheapest placement of a node that serves no stage, with unchanged routes; times in seconds."""
-
-    node: int
-    stage: int
-    allreduce_s: float
-    """of the stage with the node"""
-    allreduce_without_s: float
-    iteration_s: float
-    """with the node"""
-
-
-@dataclass(frozen=True)
-class AllocationSearch:
-    """Allocation search in a plan's `solver`; None: unknown."""
-
-    score_s: float | None = None
-    """best score by the surrogate; the planner started from this allocation"""
-    score_bound_s: float | None = None
-    """lower bound on the score of allocations with these sizes"""
-    next_score: RunnerUp | None = None
-    start_s: float | None = None
-    """iteration time of the starting allocation"""
-    lower_bound_s: float | None = None
-    """lower bound on the iteration over all allowed allocations"""
-    next_iteration: RunnerUp | None = None
-    left_out: tuple[UnusedNode, ...] = ()
 
 
 def stage_table(plan: Plan) -> Table:
@@ -71,13 +30,7 @@ def stage_table(plan: Plan) -> Table:
         row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
         row += [str(layers[stage])] if layers else []
         rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
-    search = read_allocation_search(plan)
-    notes = (
-        *left_out_in_words(plan, search.left_out),
-        cost_text(cost(plan)),
-        *search_text(search),
-        *partition_text(plan),
-    )
+    notes = (*unused_text(plan), cost_text(cost(plan)), *search_text(plan), *partition_text(plan))
     return Table("Allocation", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
@@ -131,16 +84,22 @@ def cost_text(scored: Scored) -> str:
     )
 
 
-def left_out_in_words(plan: Plan, costs: Sequence[UnusedNode]) -> list[str]:
+def costs_of_use(plan: Plan) -> list[LeftOut]:
+    """What each node that serves no stage would cost where it costs least, as far as the search reports it."""
+    found = plan.solver.allocation
+    return [] if found is None else [cost for cost in found.left_out if cost.node in plan.absent_nodes]
+
+
+def unused_text(plan: Plan) -> list[str]:
     """Nodes that serve no stage, grouped by the cost of using them."""
-    names, known = plan.cluster.names, {cost.node: cost for cost in costs}
+    names, known = plan.cluster.names, {cost.node: cost for cost in costs_of_use(plan)}
     reasons: dict[str, list[int]] = {}
     for node in plan.absent_nodes:
         reasons.setdefault(_reason(plan, known.get(node)), []).append(node)
     return [f"Unused: {members([names[node] for node in nodes])}{reason}." for reason, nodes in reasons.items()]
 
 
-def _reason(plan: Plan, cost: UnusedNode | None) -> str:
+def _reason(plan: Plan, cost: LeftOut | None) -> str:
     if cost is None:
         return ""
     now_s = plan.predicted.iteration_s
@@ -157,10 +116,10 @@ def _reason(plan: Plan, cost: UnusedNode | None) -> str:
 
 def bounds_text(plan: Plan) -> str | None:
     """Lower bounds for the plan's allocation and for all allocations; None if the allocation was given."""
-    every_s = read_allocation_search(plan).lower_bound_s
-    if every_s is None:
+    found = plan.solver.allocation
+    if found is None:
         return None
-    predicted = plan.predicted
+    every_s, predicted = found.lower_bound_s, plan.predicted
     gap = None if every_s <= 0 else predicted.iteration_s / every_s - 1
     return (
         f"Lower bound for this allocation {seconds(predicted.lower_bound_s)} (gap {percent(predicted.gap)}), for all "
@@ -168,64 +127,32 @@ def bounds_text(plan: Plan) -> str | None:
     )
 
 
-def search_text(search: AllocationSearch) -> list[str]:
+def search_text(plan: Plan) -> list[str]:
     """Results of the allocation search by surrogate and by iteration time, if known."""
-    notes = []
-    if search.score_s is not None:
-        notes.append(
-            f"Best surrogate cost: {seconds(search.score_s)}, lower bound {seconds(search.score_bound_s)}"
-            f"{_runner_up_text(search.next_score)}."
-        )
-    if search.lower_bound_s is not None:
-        first = "" if search.start_s is None else f"{seconds(search.start_s)} with that allocation, "
-        bound = f"lower bound {seconds(search.lower_bound_s)}"
-        notes.append(f"Iteration: {first}{bound}{_runner_up_text(search.next_iteration)}.")
+    surrogate, found, notes = plan.solver.surrogate, plan.solver.allocation, []
+    if surrogate is not None:
+        best, other = surrogate.best, surrogate.runner_up
+        runner_up = "" if other is None else _runner_up_text(other.score_s, moved(best.stages, other.stages))
+        bound = f"lower bound {seconds(surrogate.lower_bound_s)}"
+        notes.append(f"Best surrogate cost: {seconds(best.score_s)}, {bound}{runner_up}.")
+    if found is not None:
+        second = found.runner_up
+        runner_up = "" if second is None else _runner_up_text(second.iteration_s, moved(plan.stages, second.stages))
+        first = "" if found.start_s is None else f"{seconds(found.start_s)} with that allocation, "
+        notes.append(f"Iteration: {first}lower bound {seconds(found.lower_bound_s)}{runner_up}.")
     return notes
 
 
-def _runner_up_text(other: RunnerUp | None) -> str:
-    if other is None:
-        return ""
-    nodes = f"{other.moved} node{'' if other.moved == 1 else 's'}"
-    return f"; runner-up {seconds(other.seconds)} ({nodes} moved)"
+def _runner_up_text(time_s: float, count: int) -> str:
+    return f"; runner-up {seconds(time_s)} ({count} node{'' if count == 1 else 's'} moved)"
 
 
-def read_allocation_search(plan: Plan) -> AllocationSearch:
-    """Read what a plan reports of the search for its allocation; times in seconds."""
-    surrogate, found = plan.solver.surrogate, plan.solver.allocation
-    return AllocationSearch(
-        score_s=None if surrogate is None else surrogate.best.score_s,
-        score_bound_s=None if surrogate is None else surrogate.lower_bound_s,
-        next_score=None
-        if surrogate is None or surrogate.runner_up is None
-        else _other(surrogate.runner_up.score_s, surrogate.best.stages, surrogate.runner_up.stages),
-        start_s=None if found is None else found.start_s,
-        lower_bound_s=None if found is None else found.lower_bound_s,
-        next_iteration=None
-        if found is None or found.runner_up is None
-        else _other(found.runner_up.iteration_s, plan.stages, found.runner_up.stages),
-        left_out=() if found is None else _left_out(found, plan),
-    )
-
-
-def _left_out(found: AllocationReport, plan: Plan) -> tuple[UnusedNode, ...]:
-    return tuple(
-        UnusedNode(row.node, row.stage, row.allreduce_s, row.allreduce_without_s, row.iteration_s)
-        for row in found.left_out
-        if row.node in plan.absent_nodes
-    )
-
-
-def _other(time_s: float, stages: list[list[int]], others: list[list[int]]) -> RunnerUp:
-    return RunnerUp(time_s, moved([frozenset(nodes) for nodes in stages], [frozenset(nodes) for nodes in others]))
-
-
-def moved(stages: Sequence[frozenset[int]], others: Sequence[frozenset[int]]) -> int:
+def moved(stages: Sequence[Collection[int]], others: Sequence[Collection[int]]) -> int:
     """Number of nodes to move to turn one partition into another, whatever the stage order.
 
     Stages are matched greedily by the number of common nodes.
     """
-    common = [(-len(own & other), i, j) for i, own in enumerate(stages) for j, other in enumerate(others)]
+    common = [(-len(set(own) & set(other)), i, j) for i, own in enumerate(stages) for j, other in enumerate(others)]
     left, right, kept = set(range(len(stages))), set(range(len(others))), 0
     for negative, i, j in sorted(common):
         if i in left and j in right:

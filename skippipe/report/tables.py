@@ -142,7 +142,7 @@ def statistics(analysis: PlanAnalysis) -> Table:
     """Counters of the search."""
     rows = [
         [name.replace("_", " "), f"{value:,.0f}" if value % 1 == 0 else f"{value:,.4g}"]
-        for name, value in analysis.search.statistics.items()
+        for name, value in analysis.plan.solver.statistics.items()
     ]
     return Table("Search statistics", ["", "count"], rows)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from skippipe.errors import DeadlockError, InputError
+from skippipe.errors import DeadlockError, unexpected
 from skippipe.runtime.actions import Norm, Program, Recv, Reduce, Send, Task
 
 MAX_SHOWN = 24
@@ -96,7 +96,7 @@ class _EventGraph:
 def _events(programs: Sequence[Program], recv_buffers: int, sends_in_flight: int) -> _EventGraph:
     for name, limit in (("recv_buffers", recv_buffers), ("sends_in_flight", sends_in_flight)):
         if limit < 1:
-            raise InputError(f"{name}: expected at least 1, got {limit}")
+            raise unexpected(name, limit, "at least 1")
     _check_messages(programs)
     for program in programs:
         _check_inputs(program)

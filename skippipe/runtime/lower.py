@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from skippipe._scheduler import Microbatch, Plan
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.ranks import NOBODY
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 
@@ -78,11 +78,11 @@ def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> t
 def _world_size(rank_of: Sequence[int], plan: Plan) -> int:
     nodes, needed = len(plan.cluster), {node for stage in plan.stages for node in stage}
     if len(rank_of) != nodes:
-        raise InputError(f"rank_of: expected one entry for each of the plan's {nodes} nodes, got {len(rank_of)}")
+        raise unexpected("rank_of", len(rank_of), f"one entry for each of the plan's {nodes} nodes")
     world = max(rank_of) + 1
     serving = {rank for node, rank in enumerate(rank_of) if rank != NOBODY or node in needed}
     if serving != set(range(world)):
-        raise InputError(f"rank_of: expected ranks from 0 that each serve a node, got {list(rank_of)}")
+        raise unexpected("rank_of", list(rank_of), "ranks from 0 that each serve a node")
     return world
 
 
@@ -117,13 +117,14 @@ def _queues(plan: Plan, chains: Iterable[Chain]) -> list[list[tuple[Moment, Task
         task = known.pop((entry.microbatch, entry.kind, entry.hop), None)
         if task is None or task.node != entry.node:
             raise InputError(
-                f"tasks[{index}]: {entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on the "
-                "microbatch's route, or listed twice"
+                f"{entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on the "
+                "microbatch's route, or listed twice",
+                key=f"tasks[{index}]",
             )
         by_node[task.node].append(((entry.start_s, 1, index), task))
     missing = sorted(str(task) for task in known.values() if task.kind not in "Ee")
     if missing:
-        raise InputError(f"tasks: missing {', '.join(missing)}, which the routes require")
+        raise InputError(f"missing {', '.join(missing)}, which the routes require", key="tasks")
     return [*by_node.values(), *_embeddings(plan, known.values(), by_node)]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from skippipe.application.arguments import quoted
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
+from skippipe.overrides import quoted
 from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
 from skippipe.study.records import ArmKey, ArmRecord
@@ -81,7 +81,7 @@ def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[
     text = f"data.prepared={quoted(prepared)}"
     for number, config in enumerate(asked):
         if config in asked[:number]:
-            raise InputError(f"arms[{number}]: {config.experiment}, seed {config.seed} is listed twice")
+            raise InputError(f"{config.experiment}, seed {config.seed} is listed twice", key=f"arms[{number}]")
         try:
             job = compose([f"experiment={config.experiment}", f"train.seed={config.seed}", text, *overrides])
             arms.append(Arm(config.experiment, config.seed, job, tokens_of(job), settings_sha256(job)))

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skippipe.application.arguments import quoted
 from skippipe.errors import InputError
 from skippipe.evaluate.omission import parse_omission
+from skippipe.overrides import quoted
 from skippipe.study.arms import Arm, Step
 from skippipe.study.collect import EVALUATION
 
@@ -42,7 +42,8 @@ class CommandLines:
             for number, setting in enumerate(settings):
                 if setting.partition("=")[0].lstrip("+~") in own:
                     raise InputError(
-                        f"{name}[{number}]: expected a setting that the study does not make itself, got {setting!r}"
+                        f"expected a setting that the study does not make itself, got {setting!r}",
+                        key=f"{name}[{number}]",
                     )
         for omission in self.omit:
             parse_omission(omission)

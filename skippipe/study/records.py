@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.evaluate.summary import Row, row_from_json, row_json
 from skippipe.files import read_json_object, write_text
 from skippipe.study.run_history import Point
@@ -137,7 +137,7 @@ def load_records(path: Path) -> Records:
 
     """
     if path.suffix != ".json":
-        raise InputError(f"records: expected a name ending in .json, got {path}")
+        raise unexpected("records", path, "a name ending in .json")
     if not path.exists():
         return {}
     content = read_json_object(str(path))

@@ -49,7 +49,7 @@ def edited(analysis: PlanAnalysis, name: str, **predicted: float) -> PlanAnalysi
     content = json.loads(analysis.plan.to_json())
     content["predicted"].update(predicted)
     plan = Plan.from_json(json.dumps(content))
-    return PlanAnalysis(name, plan, analysis.explanation, [], analysis.search, tasks=analysis.tasks)
+    return PlanAnalysis(name, plan, analysis.explanation, [], tasks=analysis.tasks)
 
 
 def test_more_skipping_can_take_longer(two: Two) -> None:

@@ -13,8 +13,8 @@ from study.entries import make_entry, make_row
 import skippipe.conf
 from skippipe._scheduler import Plan
 from skippipe.application import compose
-from skippipe.application.arguments import quoted
 from skippipe.errors import InputError
+from skippipe.overrides import quoted
 from skippipe.planning import PlanningJob, make_plan, prepare
 from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.config import ArmConfig, StudyJob

@@ -168,13 +168,13 @@ def test_files_are_hashed_once(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     checked = check_checkpoints(copy, "copy", None)
-    shelf, secret = CheckpointDirectory(copy / CHECKPOINTS), load_key(None)
-    newest = shelf.all()[0]
+    directory, secret = CheckpointDirectory(copy / CHECKPOINTS), load_key(None)
+    newest = directory.all()[0]
     file = next((newest / "tensors").iterdir())
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     assert checked is not None
-    for given, found in ((checked, newest), (None, shelf.all()[1]), ("0" * 64, shelf.all()[1])):
-        checkpoint, damaged = latest_complete(shelf, secret, given)
+    for given, found in ((checked, newest), (None, directory.all()[1]), ("0" * 64, directory.all()[1])):
+        checkpoint, damaged = latest_complete(directory, secret, given)
         assert checkpoint is not None
         assert checkpoint.path == found
         assert len(damaged) == (found != newest)

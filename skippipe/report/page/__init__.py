@@ -53,7 +53,7 @@ def _figures(plans: Sequence[PlanAnalysis]) -> str:
 def _sections(analysis: PlanAnalysis, most: int, *, named: bool) -> str:
     found = "".join(f"<div>{_titled(table)}</div>" for table in tables(analysis, most))
     heading = f"<h2>{html.escape(analysis.name)}</h2>" if named else ""
-    pictures = stage_map(analysis.plan) + curves(analysis.search.events)
+    pictures = stage_map(analysis.plan) + curves(analysis.plan.solver.events)
     return f'<section>{heading}<div class="columns">{found}</div>{pictures}</section>'
 
 

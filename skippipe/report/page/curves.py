@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from skippipe.report.search_history import SearchEvent
+from skippipe._scheduler import SearchEvent
 
 WIDTH, HEIGHT = 460, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 38

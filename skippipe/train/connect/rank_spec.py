@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.ranks import shown_names
 from skippipe.train.resolve.spec import DeviceSpec, RunSpec
 
@@ -67,7 +67,7 @@ def node_names(node: str | None) -> tuple[str, ...]:
     """Names that `runtime.node` lists; the host name if it is not set."""
     names = tuple(name.strip() for name in (socket.gethostname() if node is None else node).split(","))
     if not all(names):
-        raise InputError(f"runtime.node: expected NAME or NAME,NAME, got {node!r}")
+        raise InputError(f"expected NAME or NAME,NAME, got {node!r}", key="runtime.node")
     return names
 
 
@@ -82,14 +82,14 @@ def check_node(node: str | None, nodes: Sequence[str]) -> None:
     unknown = [name for name in node_names(node) if name not in nodes]
     if unknown:
         got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
-        raise InputError(f"runtime.node: expected nodes of the plan ({shown_names(nodes)}), got {got}; {_HINT}")
+        raise InputError(f"expected nodes of the plan ({shown_names(nodes)}), got {got}; {_HINT}", key="runtime.node")
 
 
 def assign_nodes(names: Sequence[str], processes: int | None) -> list[tuple[str, ...]]:
     """Assign the nodes of a plan to the processes of a local run, round robin; None: one process per node."""
     count = len(names) if processes is None else processes
     if count > len(names):
-        raise InputError(f"runtime.processes: expected at most the number of nodes, {len(names)}, got {count}")
+        raise unexpected("runtime.processes", count, f"at most the number of nodes, {len(names)}")
     return [tuple(names[first::count]) for first in range(count)]
 
 
@@ -102,6 +102,7 @@ def check_single_process(spec: RunSpec, processes: int) -> None:
     for key, value in settings.items():
         if value != usual[key]:
             raise InputError(
-                f"runtime.{key}: expected {usual[key]} with {processes} processes, got {value}; runtime=local has one "
-                "process serve all nodes"
+                f"expected {usual[key]} with {processes} processes, got {value}; runtime=local has one "
+                "process serve all nodes",
+                key=f"runtime.{key}",
             )

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 
 from skippipe.checkpoint.key import load_key
-from skippipe.commands.command import Context
 from skippipe.console.output import Console
 from skippipe.console.streams import report_error
+from skippipe.context import Context
 from skippipe.data.prepare import check_input
-from skippipe.errors import SIGNALLED, SUCCESS, InputError, SchedulerError
+from skippipe.errors import SIGNALLED, SUCCESS, SchedulerError, unexpected
 from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import (
@@ -83,9 +83,7 @@ def _ending_in_order() -> Iterator[None]:
 def _alone(spec: RunSpec, context: Context) -> float:
     """Train with our own processes on this machine."""
     if spec.launch.node is not None:
-        raise InputError(
-            f"runtime.node: expected null where no torchrun has set RANK and WORLD_SIZE, got {spec.launch.node}"
-        )
+        raise unexpected("runtime.node", spec.launch.node, "null where no torchrun has set RANK and WORLD_SIZE")
     names_by_rank = assign_nodes(spec.layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     with (

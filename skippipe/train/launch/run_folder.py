@@ -11,7 +11,7 @@ from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import Manifest, check_files
 from skippipe.checkpoint.reading import read_named_manifest
-from skippipe.commands.command import Context
+from skippipe.context import Context
 from skippipe.errors import InputError
 from skippipe.files import check_plain, check_utf8, locked, remove_leftovers, write_text
 from skippipe.train.observe.run_log import BOARD, METRICS, SETTINGS, TRACE

@@ -175,7 +175,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((HOST, port))
         except OSError as error:
-            raise InputError(f"runtime.port: expected a free port, got {port}: {error.strerror}") from None
+            raise InputError(f"expected a free port, got {port}: {error.strerror}", key="runtime.port") from None
         listener.listen()
         yield listener
 

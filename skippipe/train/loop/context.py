@@ -25,7 +25,7 @@ class RankContext:
     """those that this rank serves"""
     link: Link
     """to the other ranks"""
-    boundary: MessageSpec
+    message_spec: MessageSpec
     """shape and type of every message, and the device of the stages"""
     validation_microbatches: int
     """per validation"""
@@ -35,12 +35,12 @@ class RankContext:
     @property
     def device(self) -> torch.device:
         """What the stages compute on."""
-        return self.boundary.device
+        return self.message_spec.device
 
     @property
     def microbatch_tokens(self) -> int:
         """Tokens of a microbatch."""
-        return self.boundary.microbatch_size * self.boundary.sequence
+        return self.message_spec.microbatch_size * self.message_spec.sequence
 
     def owner(self, stage: int) -> int:
         """The lowest rank that serves a stage; it speaks for all replicas."""

@@ -117,7 +117,7 @@ class Engine:
         self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
         self.tokens = len(self._places) * context.microbatch_tokens
         """of an iteration"""
-        self.sequences = len(self._places) * context.boundary.microbatch_size
+        self.sequences = len(self._places) * context.message_spec.microbatch_size
         """of an iteration"""
         self.validation_tokens = context.validation_microbatches * context.microbatch_tokens
 
@@ -133,7 +133,7 @@ class Engine:
                 programs[context.rendezvous.rank],
                 context.stages,
                 context.link,
-                message_spec=context.boundary,
+                message_spec=context.message_spec,
                 recv_buffers=self.recv_buffers,
                 sends_in_flight=communication.sends_in_flight,
                 title=context.rendezvous.title,

@@ -14,7 +14,7 @@ from torch import Tensor
 from skippipe.data.blocks import BlockOrder, Blocks, Tokens
 from skippipe.data.corpus import Corpus, Split, open_corpus
 from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.train.resolve.spec import RunSpec
 
@@ -118,21 +118,18 @@ def open_batches(spec: RunSpec, vocabulary: int, positions: int, folder: Path) -
     if own is not None:
         check_tokenizer(corpus, own_encoder(own).json, f"model.folder={spec.model.folder}")
     if corpus.vocabulary > vocabulary:
-        raise InputError(
-            f"model.vocab_size: expected at least the {corpus.vocabulary} entries of the tokenizer, got {vocabulary}"
-        )
+        raise unexpected("model.vocab_size", vocabulary, f"at least the {corpus.vocabulary} entries of the tokenizer")
     data, size = spec.data, spec.data.microbatch_size
     if data.sequence > positions:
-        raise InputError(
-            f"data.sequence: expected at most model.max_position_embeddings ({positions}), got {data.sequence}"
-        )
+        raise unexpected("data.sequence", data.sequence, f"at most model.max_position_embeddings ({positions})")
     corpus.verify(whole=data.text.verify == "whole")
     training = corpus.training(data.sequence)
     validation = corpus.validation(data.sequence, data.text.validation_blocks)
     complete = len(validation) // size * size
     if not complete:
         raise InputError(
-            f"data.validation: expected at least one microbatch of {size} sequences (train.microbatch_size), got "
-            f"{len(validation)} of {data.sequence} tokens"
+            f"expected at least one microbatch of {size} sequences (train.microbatch_size), got "
+            f"{len(validation)} of {data.sequence} tokens",
+            key="data.validation",
         )
     return TokenBatches(corpus, training, validation.subsample(complete), size, spec.seed)

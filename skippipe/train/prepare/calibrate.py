@@ -53,18 +53,18 @@ class StageTimes:
     gradient_bytes: int
 
 
-def time_stage(stage: Stage, boundary: MessageSpec, vocabulary: int) -> StageTimes:
+def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> StageTimes:
     """Run random microbatches through a stage; weights and random state are unchanged.
 
     Args:
         stage: one that this rank serves.
-        boundary: shape and type of messages.
+        message_spec: shape and type of messages.
         vocabulary: tokens are drawn below it.
 
     """
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
-    hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
+    tokens = torch.randint(vocabulary, message_spec.shape[:2], generator=random)
+    hidden = torch.randn(message_spec.shape, generator=random).to(message_spec.dtype)
     seconds: dict[str, list[float]] = {"F": [], "B": []}
 
     def timed(what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -96,12 +96,12 @@ def time_stage(stage: Stage, boundary: MessageSpec, vocabulary: int) -> StageTim
     return StageTimes(medians["F"], medians["B"], step_s, sum(g.nbytes for g in gradients))
 
 
-def time_head(head: Stage, boundary: MessageSpec, vocabulary: int) -> float:
+def time_head(head: Stage, message_spec: MessageSpec, vocabulary: int) -> float:
     """Time head and loss; the gradients of the stage are discarded.
 
     Args:
         head: a stage with the head, whatever decoder layers it has.
-        boundary: shape and type of messages.
+        message_spec: shape and type of messages.
         vocabulary: tokens are drawn below it.
 
     Returns:
@@ -109,8 +109,8 @@ def time_head(head: Stage, boundary: MessageSpec, vocabulary: int) -> float:
 
     """
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, boundary.shape[:2], generator=random)
-    hidden = torch.randn(boundary.shape, generator=random).to(boundary.dtype)
+    tokens = torch.randint(vocabulary, message_spec.shape[:2], generator=random)
+    hidden = torch.randn(message_spec.shape, generator=random).to(message_spec.dtype)
     seconds: list[float] = []
     head.begin(tokens.numel())
     end = time.perf_counter() + HEAD_S
@@ -132,7 +132,7 @@ def _time_step(stage: Stage) -> float:
     return time.perf_counter() - begin
 
 
-def time_links(rendezvous: Rendezvous, link: Link, boundary: MessageSpec) -> tuple[Floats, Floats]:
+def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec) -> tuple[Floats, Floats]:
     """Time messages between any two ranks, in rounds of disjoint pairs.
 
     Returns:
@@ -140,8 +140,8 @@ def time_links(rendezvous: Rendezvous, link: Link, boundary: MessageSpec) -> tup
 
     """
     world = rendezvous.world
-    small = torch.zeros(1, dtype=boundary.dtype)
-    large = torch.zeros(boundary.shape, dtype=boundary.dtype)
+    small = torch.zeros(1, dtype=message_spec.dtype)
+    large = torch.zeros(message_spec.shape, dtype=message_spec.dtype)
     mine: dict[str, tuple[float, float]] = {}
     for number, pairs in enumerate(rounds(world)):
         for a, b in pairs:
@@ -199,11 +199,11 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
         build_head: builds a stage of the head alone, on ranks that do not serve stage 0.
 
     """
-    rendezvous, link, boundary, rank_of = context.rendezvous, context.link, context.boundary, context.rank_of
+    rendezvous, link, message_spec, rank_of = context.rendezvous, context.link, context.message_spec, context.rank_of
     layout, vocabulary = context.spec.layout, context.vocabulary
-    latency, bandwidth = time_links(rendezvous, link, boundary)
+    latency, bandwidth = time_links(rendezvous, link, message_spec)
     norm_s = _time_norm(rendezvous, link, len(layout.stages))
-    own = {number: asdict(time_stage(stage, boundary, vocabulary)) for number, stage in context.stages.items()}
+    own = {number: asdict(time_stage(stage, message_spec, vocabulary)) for number, stage in context.stages.items()}
     by_rank: list[dict[str, dict[str, Any]]] = [
         json.loads(text) for text in rendezvous.all_gather("stage times", json.dumps(own))
     ]
@@ -214,7 +214,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
     ]
     head = context.stages.get(0) or build_head()
     rendezvous.all_gather("heads built", "")  # so that all of them are timed at once
-    loss_s = time_head(head, boundary, vocabulary)
+    loss_s = time_head(head, message_spec, vocabulary)
     losses = [float(text) for text in rendezvous.all_gather("loss times", str(loss_s))]
     # Nothing is sent to a node that no rank serves: the figures of its links do not matter.
     ends = [max(rank, 0) for rank in rank_of]
@@ -227,7 +227,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
         [int(memory) for memory in layout.cluster.memory],
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],
-        activation_bytes=math.prod(boundary.shape) * boundary.dtype.itemsize,
+        activation_bytes=math.prod(message_spec.shape) * message_spec.dtype.itemsize,
         gradient_bytes=[max((nodes[n].gradient_bytes for n in served), default=0) for served in layout.stages],
         step_s=[node.step_s for node in nodes],
         norm_s=norm_s,
@@ -244,7 +244,7 @@ def _stated(cluster: Cluster, node: int) -> StageTimes:
 def rehearse(context: RankContext, engine: Engine) -> NodeTimes:
     """Seconds of each kind of task on each node in iterations that change nothing. All ranks call this."""
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(context.vocabulary, context.boundary.shape[:2], generator=random)
+    tokens = torch.randint(context.vocabulary, context.message_spec.shape[:2], generator=random)
     times = TaskTimes()
     with torch.random.fork_rng(devices=[]):
         for _ in range(REHEARSALS):

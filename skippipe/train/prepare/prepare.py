@@ -85,7 +85,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
         rank_of=rank_of,
         stages=build_stages(spec, model, served, device, fresh=resume.checkpoint is None),
         link=GlooLink(rendezvous.group),
-        boundary=MessageSpec(size, sequence, config.hidden_size, dtype, device),
+        message_spec=MessageSpec(size, sequence, config.hidden_size, dtype, device),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=config.vocab_size,
     )
@@ -214,9 +214,9 @@ def _make_saver(spec: RunSpec, rendezvous: Rendezvous, resume: ResumePoint) -> C
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
     key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
     if rendezvous.rank == 0:
-        resume.shelf.clean_up()
-        resume.shelf.mark_damaged(resume.progress.iteration)
-    return CheckpointSaver(resume.shelf, group, key=key, keep=spec.checkpoints.keep)
+        resume.directory.clean_up()
+        resume.directory.mark_damaged(resume.progress.iteration)
+    return CheckpointSaver(resume.directory, group, key=key, keep=spec.checkpoints.keep)
 
 
 def _ignore(event: Event) -> None:

@@ -25,8 +25,8 @@ READING_S = 3600.0
 class ResumePoint:
     """Where a run begins, on all ranks the same."""
 
-    shelf: CheckpointDirectory
-    """where checkpoints of this run stand"""
+    directory: CheckpointDirectory
+    """of this run's checkpoints"""
     checkpoint: Checkpoint | None
     """the one from which it resumes"""
     damaged: list[str]
@@ -38,7 +38,7 @@ class ResumePoint:
         if self.checkpoint is None:
             return Progress()
         state = self.checkpoint.state
-        own = self.checkpoint.path.parent == self.shelf.folder
+        own = self.checkpoint.path.parent == self.directory.folder
         return Progress(state.iteration, state.tokens, state.position, state.iteration if own else -1)
 
     def event(self, *, plan_kept: bool) -> RunResumed:
@@ -94,7 +94,7 @@ def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous
     verified = rendezvous.rank_spec.verified
     text = rendezvous.broadcast("start", lambda: json.dumps(_look(spec, folder, verified)), READING_S)
     found = json.loads(text)
-    run = Path(found["shelf"]).parent
+    run = Path(found["directory"]).parent
     if spec.enabled and not run.is_dir():
         raise InputError(
             f"{run}: expected the run's folder on rank 0 to be visible to all nodes, on a shared file system, or "
@@ -103,23 +103,23 @@ def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous
     checkpoint = None
     if found["path"] is not None:
         checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(spec.key))
-    return ResumePoint(CheckpointDirectory(Path(found["shelf"])), checkpoint, found["damaged"])
+    return ResumePoint(CheckpointDirectory(Path(found["directory"])), checkpoint, found["damaged"])
 
 
 def _look(spec: CheckpointSpec, folder: Path, verified: str | None) -> dict[str, Any]:
-    shelf = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
+    directory = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
     if spec.enabled:
         load_key(spec.key)  # that there is none should be known before anything else
     newest: Checkpoint | None = None
     damaged: list[str] = []
-    if shelf.all():
-        newest, damaged = latest_complete(shelf, load_key(spec.key), verified)
+    if directory.all():
+        newest, damaged = latest_complete(directory, load_key(spec.key), verified)
         if newest is None:
             raise InputError(f"folder={folder}: none of its checkpoints is complete: {'; '.join(damaged)}")
     elif spec.resume is not None:
         newest = open_checkpoint(Path(spec.resume).resolve(), spec.key)
     return {
-        "shelf": str(shelf.folder),
+        "directory": str(directory.folder),
         "path": None if newest is None else str(newest.path),
         "manifest_sha256": None if newest is None else newest.manifest.sha256,
         "damaged": damaged,

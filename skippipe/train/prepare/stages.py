@@ -59,8 +59,9 @@ def check_groups(spec: RunSpec, config: Any) -> None:
     """Raise `InputError` where several microbatches in one pass would give other losses than one by one."""
     if spec.device.group > 1 and getattr(config, "output_router_logits", False):
         raise InputError(
-            f"runtime.group: expected 1 with model.output_router_logits, got {spec.device.group}: router losses are "
-            "taken over a microbatch"
+            f"expected 1 with model.output_router_logits, got {spec.device.group}: router losses are "
+            "taken over a microbatch",
+            key="runtime.group",
         )
 
 

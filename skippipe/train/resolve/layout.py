@@ -66,13 +66,15 @@ def _check_allocate(config: AllocateConfig) -> None:
     """Raise `InputError` for settings that training can only honour once stages are measured or the model is known."""
     if config.layers == "auto":
         raise InputError(
-            "allocate.layers: expected equal in training, got auto: stages are built before their times are measured; "
-            "skippipe plan allocate.layers=auto output=plan.json makes a plan to train with (plan=plan.json)"
+            "expected equal in training, got auto: stages are built before their times are measured; "
+            "skippipe plan allocate.layers=auto output=plan.json makes a plan to train with (plan=plan.json)",
+            key="allocate.layers",
         )
     if config.decoder_layers is not None:
         raise InputError(
-            f"allocate.decoder_layers: expected null in training, got {config.decoder_layers}: the model has its own "
-            "number (model.num_hidden_layers)"
+            f"expected null in training, got {config.decoder_layers}: the model has its own "
+            "number (model.num_hidden_layers)",
+            key="allocate.decoder_layers",
         )
 
 

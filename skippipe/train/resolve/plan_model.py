@@ -8,7 +8,7 @@ from typing import Any
 from skippipe._scheduler import Plan
 from skippipe.allocation import even_shares
 from skippipe.devices import DTYPES
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def partition(stated: Sequence[int], asked: Sequence[int] | None, stages: int, l
     """
     if asked is not None:
         if stated and list(asked) != list(stated):
-            raise InputError(f"train.layers: expected {list(stated)} as in {origin}, got {list(asked)}")
+            raise unexpected("train.layers", list(asked), f"{list(stated)} as in {origin}")
         if len(asked) != stages or sum(asked) != layers or min(asked) < 1:
             raise InputError(
-                f"train.layers: expected {stages} positive numbers that add up to the model's {layers} layers, got "
-                f"{list(asked)}"
+                f"expected {stages} positive numbers that add up to the model's {layers} layers, got {list(asked)}",
+                key="train.layers",
             )
         return list(asked)
     if stated:
@@ -93,5 +93,5 @@ def partition(stated: Sequence[int], asked: Sequence[int] | None, stages: int, l
             )
         return list(stated)
     if stages > layers:
-        raise InputError(f"model.num_hidden_layers: expected at least the number of stages, {stages}, got {layers}")
+        raise unexpected("model.num_hidden_layers", layers, f"at least the number of stages, {stages}")
     return even_shares(layers, stages)

@@ -92,15 +92,16 @@ def plan_phases(job: TrainJob) -> tuple[PlanPhase, ...]:
     changes, iterations = job.train.skip_changes, job.train.iterations
     if changes and job.plan is not None:
         raise InputError(
-            f"train.skip_changes: expected none with plan={job.plan}: each phase of the run needs its own plan"
+            f"expected none with plan={job.plan}: each phase of the run needs its own plan", key="train.skip_changes"
         )
     phases = [PlanPhase(0, job.schedule)]
     for number, change in enumerate(changes):
         after = round(change.after * iterations)
         if not phases[-1].after < after < iterations:
             raise InputError(
-                f"train.skip_changes[{number}].after: expected a change after more than {phases[-1].after} and fewer "
-                f"than {iterations} iterations, got {change.after}, which is after {after}"
+                f"expected a change after more than {phases[-1].after} and fewer "
+                f"than {iterations} iterations, got {change.after}, which is after {after}",
+                key=f"train.skip_changes[{number}].after",
             )
         phases.append(PlanPhase(after, dataclasses.replace(job.schedule, skip_ratio=change.skip_ratio)))
     return tuple(phases)
