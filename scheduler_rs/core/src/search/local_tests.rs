@@ -7,10 +7,14 @@ use smallvec::SmallVec;
 use super::attempt::paths_of_batches;
 use super::estimate::Estimate;
 use super::routes::{Ground, Path, Routes};
+use super::sequence::{Schedule, SequenceAnnealing};
+use crate::budget::Budget;
 use crate::cluster::{Cluster, ClusterParts, Links, Node};
+use crate::plan::Kind;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
 use crate::rules::{Constraints, MemoryRule};
+use crate::simulate::{Batch, Simulator};
 use crate::time::Rounding;
 
 /// 14 nodes in five stages, two sources, random times and links, random rules.
@@ -136,4 +140,84 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
         }
     }
     assert!(made > 3_000 && dealt > 100, "{made} changes, {dealt} deals");
+}
+
+/// Microbatches of a schedule as the simulator takes them.
+fn batches_of(tasks: &[RouteTask], paths: &[Path]) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
+        for wave in 0..task.waves {
+            let nodes = path.to_vec();
+            batches.push(Batch { id: batches.len(), source: task.source, route, wave, load: task.load, nodes });
+        }
+    }
+    batches
+}
+
+/// A schedule has every task once, keeps the memory, and takes as long as the simulator says.
+fn is_executable(instance: &Instance, tasks: &[RouteTask], schedule: &Schedule) {
+    let mut simulator = Simulator::new(instance);
+    simulator.load(&batches_of(tasks, &schedule.paths));
+    let mut listed: Vec<_> = schedule.order.concat();
+    listed.sort_unstable();
+    assert!(listed.into_iter().eq(0..simulator.task_count() as u32));
+    let outcome = simulator.run_order(&schedule.order).unwrap();
+    assert_eq!((outcome.iteration, outcome.finish_sum), schedule.key);
+    for (node, order) in schedule.order.iter().enumerate() {
+        let mut held = 0;
+        for task in order {
+            assert_eq!(simulator.node_of(*task), node);
+            held += match simulator.kind_of(*task).0 {
+                Kind::F => 1,
+                Kind::L => 0,
+                Kind::B => -1,
+            };
+            assert!(!instance.memory_is_held() || held <= instance.memory[node] as i32);
+        }
+    }
+}
+
+#[test]
+fn annealed_schedules_keep_the_rules_and_take_as_long_as_simulated() {
+    let mut rng = Pcg64::seed_from_u64(23);
+    let (mut improved, mut changed) = (0, 0);
+    let forever = Budget::new(None, None);
+    for number in 0..40 {
+        let instance = instance(&mut rng);
+        let tasks = route_tasks(&instance);
+        let Some(paths) = start(&instance, &tasks, &mut rng) else { continue };
+        let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
+        lengths.sort_unstable();
+        let on = Ground { instance: &instance, tasks: &tasks };
+        let annealing = || SequenceAnnealing::new(on, paths.clone(), None, 3_000, Pcg64::seed_from_u64(number));
+        let mut whole = annealing();
+        let first = whole.best().unwrap();
+        is_executable(&instance, &tasks, &first);
+        whole.run(u64::MAX, &forever);
+        assert!(whole.is_finished());
+        let best = whole.best().unwrap();
+        is_executable(&instance, &tasks, &best);
+        keeps_rules(&instance, &tasks, &best.paths, &lengths);
+        assert!(best.key <= first.key);
+        improved += usize::from(best.key.0 < first.key.0);
+        changed += usize::from(best.paths != first.paths);
+
+        // Slices change nothing.
+        let mut sliced = annealing();
+        while !sliced.is_finished() {
+            sliced.run(100, &forever);
+        }
+        assert_eq!((sliced.key(), sliced.work()), (whole.key(), whole.work()));
+        assert_eq!(sliced.best().unwrap().order, best.order);
+
+        // A schedule that is given stands as it is.
+        let given = SequenceAnnealing::new(on, best.paths.clone(), Some(&best.order), 0, Pcg64::seed_from_u64(1));
+        assert_eq!(given.key(), best.key);
+        assert_eq!(given.best().unwrap().order, best.order);
+        whole.restart(&best.paths, Some(&best.order));
+        whole.run(u64::MAX, &forever);
+        assert!(whole.key() <= best.key);
+        is_executable(&instance, &tasks, &whole.best().unwrap());
+    }
+    assert!(improved > 30 && changed > 30, "{improved} improved, {changed} on other routes");
 }

@@ -122,7 +122,7 @@ impl Decoder {
         let home = instance.transfer(path[0] as usize, task.source);
         self.home[batch] = home;
         let mut previous = task.source;
-        for index in 0..=2 * hops {
+        for (index, operation) in operations[..=2 * hops].iter_mut().enumerate() {
             let (node, length, holds) = match index {
                 i if i < hops => (path[i] as usize, instance.forward(task.load, path[i] as usize), 1),
                 i if i == hops => (task.source, instance.loss(task.load, task.source), 0),
@@ -132,8 +132,8 @@ impl Decoder {
                 }
             };
             let lag = instance.transfer(previous, node);
-            let (node_, batch, index_) = (node as u32, batch as u32, index as u32);
-            operations[index] = Operation { length, lag, rest: 0, node: node_, batch, index: index_, holds };
+            let (node_, batch, index) = (node as u32, batch as u32, index as u32);
+            *operation = Operation { length, lag, rest: 0, node: node_, batch, index, holds };
             previous = node;
         }
         let (mut rest, mut lag) = (home, 0);
