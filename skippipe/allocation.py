@@ -1,4 +1,4 @@
-"""Which node serves which stage: read from a file; and what an allocation that is searched begins with."""
+"""Which node serves which stage: read from a file, or the sizes and layers with which the search starts."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +9,14 @@ from skippipe.errors import InputError, unexpected
 from skippipe.files import read_json_object
 
 DEFAULT_STAGES = 6
-"""At most so many stages where nobody says how many: what the published instance has."""
+"""Maximum number of stages by default: that of the published instance."""
 LAYERS_PER_STAGE = 4
-"""Decoder layers of each stage where they are to be chosen and nobody says how many there are."""
+"""Default decoder layers per stage where layers are searched."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The node numbers of every stage, the stages that no node serves, and the decoder layers of each if known."""
+    """Nodes of each stage by number, stages without nodes, and decoder layers of each stage if known."""
 
     stages: list[list[int]]
     absent_stages: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ def choose_sizes(
     preset: list[int] | None,
     sources: list[int] | None = None,
 ) -> list[int]:
-    """Nodes per stage: those asked for, else the preset's where they fit, else as even as can be.
+    """Nodes per stage: those given, else the preset's if they fit, else as even as possible.
 
     Raises:
         InputError: they do not add up to the nodes, or do not fit the sources.
@@ -68,24 +68,24 @@ def choose_sizes(
 
 
 def default_stages(nodes: int) -> int:
-    """How many stages, where nobody says: so many that stage 0 has two nodes or more, and at most six."""
+    """Default number of stages: at most six, and so few that stage 0 has at least two nodes."""
     return min(DEFAULT_STAGES, nodes // 2 + 1)
 
 
 def even_sizes(nodes: int, stages: int) -> list[int]:
-    """Deal `nodes` to `stages` as evenly as can be, larger stages first."""
+    """Distribute `nodes` over `stages` as evenly as possible, larger stages first."""
     if stages > nodes:
         raise unexpected("schedule.stages", stages, f"at most the number of nodes, {nodes}")
     return even_shares(nodes, stages)
 
 
 def even_shares(total: int, parts: int) -> list[int]:
-    """Divide `total` into `parts` as evenly as can be, larger ones first."""
+    """Divide `total` into `parts` as evenly as possible, larger ones first."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
 def read_allocation(path: str) -> Allocation:
-    """Read a JSON file with the key "stages", and where they apply "absent_stages", "absent_nodes" and "layers"."""
+    """Read a JSON file with the key "stages", and optionally "absent_stages", "absent_nodes" and "layers"."""
     content = read_json_object(path)
     if "stages" not in content:
         raise InputError("missing: expected a list of lists of node numbers", key="stages", file=path)
@@ -99,7 +99,7 @@ def read_allocation(path: str) -> Allocation:
 
 
 def given_allocation(config: AllocateConfig, cluster: Cluster, wanted: int | None) -> Allocation:
-    """Read the allocation of the file `config.stages`, and hold it against the other settings.
+    """Read the allocation from the file `config.stages`, and check it against the other settings.
 
     Args:
         config: the settings.
@@ -128,7 +128,7 @@ def given_allocation(config: AllocateConfig, cluster: Cluster, wanted: int | Non
 
 
 def _check_transfers(path: str, stages: list[list[int]], cluster: Cluster, most_s: float) -> None:
-    """Refuse a stage with a slower transfer inside than is allowed; other faults are for the problem to find."""
+    """Refuse a stage with a slower internal transfer than allowed; the problem checks everything else."""
     transfer_s = cluster.transfer_matrix()
     for stage, nodes in enumerate(stages):
         if max(nodes, default=0) >= len(cluster):
@@ -143,9 +143,9 @@ def _check_transfers(path: str, stages: list[list[int]], cluster: Cluster, most_
 
 
 def choose_layers(config: AllocateConfig, stages: int, stated: int | None) -> tuple[int, ...]:
-    """Decoder layers of each stage before any are chosen, as even as can be; none where nobody says how many.
+    """Decoder layers of each stage at the start, as even as possible; empty if unknown.
 
-    `stated` are those of the model that the cluster's times hold for; they count where layers are to be chosen.
+    `stated` is the number of layers of the cluster's workload, used if layers are searched.
     """
     total = config.decoder_layers
     if total is None and config.layers == "auto" and stated is not None and stated >= stages:

@@ -25,7 +25,7 @@ def load_cluster(path: str) -> Cluster:
 
 
 def preset_spec(config: ClusterConfig) -> ClusterSpec:
-    """Build the nodes and links of a preset: which kind it is shows in the type of its settings."""
+    """Build the nodes and links of a preset; the type of its settings determines its kind."""
     match config:
         case SitesConfig():
             return sites_cluster(config)

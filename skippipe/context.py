@@ -1,4 +1,4 @@
-"""What a command is told of the job that it runs in, beside its settings."""
+"""Context of a job of a command, in addition to its settings."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ class Context:
     label: str | None
     """number and overrides of the job in a sweep; None for a single run"""
     config_folders: tuple[str, ...]
-    """those given by --config-dir"""
+    """given by --config-dir"""
     compose: Compose
     """composes and checks the settings of another command"""
 
     def output(self, name: str | None) -> Path | None:
-        """Where an `output` setting points to."""
+        """Path of an `output` setting."""
         return None if name is None else self.folder / name
 
     def shown(self, output: Path) -> str:
-        """How to name an output file to somebody in the current folder."""
+        """Path of an output file relative to the current folder if that is shorter, escaped for a terminal."""
         return printable(min(str(output), os.path.relpath(output), key=len))

@@ -1,7 +1,7 @@
-"""The errors of the package, and the exit status that each of them means.
+"""The errors of the package, and their exit status.
 
-`SchedulerError` and its children are also what the extension raises. `InputError` is for what a user gave and cannot
-be used; its message names file, key, value and what was expected.
+The extension raises `SchedulerError` and its subclasses too. `InputError` is for input that cannot be used; its message
+names file, key, value and what was expected.
 """
 
 import copy
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 SHOWN = ("Zs", "Mn", "Cs", "Co", "Cn")
-"""Categories of characters that Python does not call printable, and that disturb no terminal: blanks, surrogates (bytes
-of a file name that are no UTF-8, which standard error writes escaped), and what Unicode has not assigned."""
+"""Categories of characters that are not printable to Python, but harmless on a terminal: spaces, surrogates (bytes of a
+file name that are not UTF-8, which standard error escapes), and unassigned ones."""
 
 MOST_SHOWN = 120
-"""Characters of a value in a message."""
+"""Maximum characters of a value in a message."""
 
 SUCCESS, FAILURE, UNUSABLE_INPUT, INTERRUPTED = 0, 1, 2, 130
 SIGNALLED = 128
-"""Exit status of what a signal has ended, less the number of the signal."""
+"""Exit status after a signal, minus the signal number."""
 
 
 class SchedulerError(Exception):
-    """Whatever this package refuses or fails at."""
+    """Base class of all errors of the package."""
 
 
 class InputError(SchedulerError, ValueError):
@@ -30,9 +30,9 @@ class InputError(SchedulerError, ValueError):
 
     Attributes:
         reason: what is wrong, such as `expected E, got V`.
-        key: where the value stands, such as `cluster.nodes[3].memory`.
-        found: the value.
-        expected: what would have been right.
+        key: of the value, such as `cluster.nodes[3].memory`.
+        found: the value found.
+        expected: what was expected.
         position: line and column in the file.
         file: the file.
 
@@ -58,7 +58,7 @@ class InputError(SchedulerError, ValueError):
 
 
 class ImpossibleError(InputError):
-    """Proved: no plan can satisfy the rules; `rule` is the one that cannot hold."""
+    """Proved: no plan can satisfy the constraints; `rule` is the one that cannot be satisfied."""
 
     def __init__(self, reason: str = "", *, rule: str | None = None, file: str | None = None) -> None:
         super().__init__(reason, file=file)
@@ -70,9 +70,9 @@ class NoPlanError(SchedulerError, RuntimeError):
 
 
 class DeadlockError(SchedulerError, RuntimeError):
-    """Tasks of a plan, or programs of ranks, wait for each other in a circle, or for what never comes.
+    """Tasks of a plan, or programs of ranks, wait for each other in a cycle, or for a message that is never sent.
 
-    `cycle` are the tasks of such a circle by name, where the simulator has found it.
+    `cycle` has the names of the tasks of a cycle found by the simulator.
     """
 
     def __init__(self, reason: str = "", *, cycle: Sequence[str] = ()) -> None:
@@ -94,7 +94,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def unexpected(key: str, found: object, expected: str, file: str | None = None) -> InputError:
-    """Make the error for a value that is not what it should be."""
+    """Make the error for a value other than expected."""
     text = shown(found)
     return InputError(f"expected {expected}, got {text}", key=key, found=text, expected=expected, file=file)
 
@@ -106,21 +106,21 @@ def shown(value: object) -> str:
 
 
 def in_file(error: InputError, path: str) -> InputError:
-    """The same error, said to be about a file."""
+    """The same error with its file."""
     located = copy.copy(error)
     located.file = path
     return located
 
 
 def in_group(error: InputError, group: str) -> InputError:
-    """The same error, its key one of a group of settings."""
+    """The same error, its key within a group of settings."""
     located = copy.copy(error)
     located.key = f"{group}.{error.key}"
     return located
 
 
 def printable(text: str) -> str:
-    """Text of others for one line of a terminal: what would break the line, turn or colour it is escaped."""
+    """Escape characters of foreign text that would break a line of a terminal, or change its direction or colour."""
     return "".join(letter if letter == " " or letter.isprintable() else _escaped(letter) for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Files in and out: text read with errors that name the file, files written whole or not at all."""
+"""Files: text read with errors that name the file, files written atomically."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
-    """Read the whole of a UTF-8 file without its byte order mark.
+    """Read a UTF-8 file without its byte order mark.
 
     Raises:
         InputError: it cannot be read, is no text, or has more than `most` bytes; the message names the file.
@@ -41,7 +41,7 @@ def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
 
 
 def _read_bytes(path: str, most: int) -> bytearray:
-    """Piece by piece: a file may have no end, and a buffer for `most` bytes may be more memory than there is."""
+    """Read in chunks: a file may be endless, and `most` bytes may exceed the memory."""
     if not path:
         raise InputError("expected the name of a JSON file, got ''")
     content = bytearray()
@@ -57,7 +57,7 @@ def _read_bytes(path: str, most: int) -> bytearray:
 
 
 def read_json_object(path: str) -> dict[str, Any]:
-    """Read a JSON file that holds one object; raise `InputError` naming the file where it does not."""
+    """Read a JSON file with one object; raises `InputError` naming the file."""
     text, name = read_text(path, MAX_OBJECT_BYTES), printable(path)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -73,7 +73,7 @@ def read_json_object(path: str) -> dict[str, Any]:
 
 
 def check_writable(path: Path, key: str = "output") -> None:
-    """Raise `InputError` unless a file can be written at `path`: called before the work whose result goes there.
+    """Raise `InputError` unless a file can be written at `path`; called before the work whose result goes there.
 
     `key` is the setting that names the file.
     """
@@ -96,18 +96,18 @@ def check_writable(path: Path, key: str = "output") -> None:
 
 
 def write_text(path: Path, text: str, *, follow: bool = True) -> None:
-    """Write `text` as the whole of `path`: a reader finds the old file or the new one, never a part.
+    """Write `text` to `path` atomically: a reader finds the old file or the new one, never a part.
 
     A symbolic link there is gone through, or, unless `follow`, replaced by the file. What UTF-8 cannot hold, as names
     of files may have, is written escaped.
 
-    Raises `OSError` when it cannot be done; the old file then stands as it was.
+    Raises `OSError` if it cannot be written; the old file is then unchanged.
     """
     write_bytes(path, text.encode(errors="backslashreplace"), follow=follow)
 
 
 def write_bytes(path: Path, content: bytes, *, follow: bool = True) -> None:
-    """Write the whole of a file that is no text, as `write_text` does."""
+    """Write a binary file as `write_text` does."""
     target = _resolved(path) if follow else _resolved(path.parent) / path.name
     with _temporary_beside(target) as temporary:
         _write_synced(temporary, content)
@@ -116,7 +116,7 @@ def write_bytes(path: Path, content: bytes, *, follow: bool = True) -> None:
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a file that nobody looks at yet, and see that it has reached the disk; raises `OSError`."""
+    """Write a file and sync it to disk; raises `OSError`."""
     _write_synced(path, text.encode())
 
 
@@ -149,7 +149,7 @@ def _temporary_beside(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
-    """Remove what a process that was killed while it wrote `name` has left beside it."""
+    """Remove temporary files of `name` left by a killed process."""
     for path in folder.glob(f".{name}.*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -163,7 +163,7 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(busy) from None
-        except OSError:  # a file system without locks: then nobody is kept out
+        except OSError:  # a file system without locks: then there is no exclusion
             pass
         yield
     finally:
@@ -181,7 +181,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_utf8(path: Path, key: str) -> None:
-    """Raise `InputError` where the name of a folder is no UTF-8, which those who read and write models cannot take."""
+    """Raise `InputError` if the name of a folder is not UTF-8, which libraries for models do not support."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -215,7 +215,7 @@ def _regular(handle: int, path: Path) -> int:
 
 
 def open_own(path: Path) -> int:
-    """Open a file for reading and writing where it stands, made if need be; its contents stay. Gives the descriptor.
+    """Open a file in place for reading and writing, created if need be; its contents stay. Returns the descriptor.
 
     What is written goes into this very name: raises `OSError` where a symbolic link or no regular file is there, and
     makes a copy first where the file has a second name (a hard link), which keeps what it has.
@@ -239,13 +239,13 @@ def _open_own(path: Path) -> int:
 
 
 def open_new(path: Path) -> int:
-    """Make an empty file in place of whatever has the name, open for writing; gives the descriptor."""
+    """Create an empty file in place of whatever has the name, open for writing; returns the descriptor."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def check_plain(folder: Path, files: Sequence[str], folders: Sequence[str]) -> None:
-    """Raise `InputError` where what is to be written within a folder leads out of it: links, devices, named pipes.
+    """Raise `InputError` if a file to be written within a folder leads out of it: links, devices, named pipes.
 
     Args:
         folder: where files and folders may be; it may be reached through links itself.
@@ -284,11 +284,11 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 TAIL_BYTES = 2**20
-"""Of the end of a file, in which its last line end is looked for at a time."""
+"""Bytes read at a time in the search for the last line end."""
 
 
 def cut_to_lines(descriptor: int) -> None:
-    """Cut off what follows a file's last line end: a line that a killed process, or a full disk, left torn."""
+    """Truncate a file after its last line end: a killed process or a full disk may leave an incomplete line."""
     end = size = os.lseek(descriptor, 0, os.SEEK_END)
     while end:
         begin = max(end - TAIL_BYTES, 0)

@@ -1,4 +1,4 @@
-"""Plans: read with every rule checked, written whole or not at all."""
+"""Plans: read with all constraints checked, written atomically."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
     Raises:
         SchedulerError: the plan breaks a rule; nothing is written.
-        OSError: the file cannot be written; an older one stands as it was.
+        OSError: the file cannot be written; an older one is unchanged.
 
     """
     broken = plan.check()

@@ -1,4 +1,4 @@
-"""From settings to a plan: state the question, have the extension answer it, compare strategies."""
+"""From settings to a plan: state the question, call the planner, compare strategies."""
 
 import dataclasses
 import itertools
@@ -25,33 +25,33 @@ from skippipe.errors import (
 from skippipe.workload import Throughput, throughput, workload_of
 
 Progress = Callable[[float, float, float, int], None]
-"""Called while planning with seconds gone by, best iteration so far, lower bound (both seconds), and work done."""
+"""Called while planning with elapsed seconds, best iteration so far, lower bound (both in seconds), and work done."""
 
 DEFAULT_TIME_LIMIT_S = 1.0
 DEFAULT_SEARCH_LIMIT_S = 5.0
-"""Where the allocation is searched too."""
+"""If the allocation is searched as well."""
 ALLOCATING_WORK = 500_000
-"""Of a planner, of which an allocation gets its share, where it has to come out the same wherever it is made."""
+"""Work limit of a planner whose allocation, a share of it, must be the same on every machine."""
 SMALL_GAP = 0.02
-"""To the bound over all allocations: no more is said of what a longer search may gain."""
+"""Gap to the bound over all allocations up to which a longer search is not suggested."""
 RANDOM_SEEDS = 20
 JOINT = ("full-routed", "skippipe")
-"""Strategies that search routes and order as well as an allocation, so that more time may always gain."""
+"""Strategies that search routes and order as well as the allocation, so more time may always help."""
 
 
 @dataclass(frozen=True)
 class PlanningJob:
-    """A question that every strategy can be asked."""
+    """A planning question, without strategy and limits."""
 
     first: Problem | UnallocatedProblem
-    """cluster, rules, skip ratio and microbatches, with an allocation or without: then the surrogate's comes first"""
+    """cluster, constraints, skip ratio and microbatches; without allocation: the surrogate's comes first"""
     scope: AllocationScope | None = None
-    """what the planner may change of the first allocation; None: nothing"""
+    """what the search may change of the first allocation; None: nothing"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a strategy reached; times in seconds, None where there is none."""
+    """Result of a strategy; times in seconds, None if there is none."""
 
     strategy: str
     iteration_s: float | None = None
@@ -59,7 +59,7 @@ class Outcome:
     gap: float | None = None
     note: str = ""
     throughput: Throughput = field(default_factory=Throughput)
-    """work per second: the microbatches of strategies may differ"""
+    """work per second; the number of microbatches may differ between strategies"""
 
 
 def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> PlanningJob:
@@ -73,7 +73,7 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
     parts = None if machines.file is not None else preset_spec(machines)
     cluster = load_cluster(str(machines.file)) if parts is None else parts.cluster(machines)
     preset = None if parts is None else machines.stage_sizes
-    # A cluster that says what each stage all-reduces has so many stages.
+    # One entry per stage.
     wanted = schedule.stages or len(allocating.sizes or cluster.gradient_bytes) or None
     allocation = None if allocating.stages is None else given_allocation(allocating, cluster, schedule.stages)
     if allocation is None:
@@ -102,7 +102,7 @@ def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: Sched
 
 
 def check_scope(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
-    """Raise `InputError` where layers are to be chosen, and other settings leave nobody or nothing to choose them."""
+    """Raise `InputError` if layers are to be searched, but other settings rule that out."""
     if allocating.layers != "auto":
         return
     if allocating.objective != "simulated":
@@ -111,12 +111,12 @@ def check_scope(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:
         raise unexpected(
             "schedule.microbatches_per_source",
             schedule.microbatches_per_source,
-            "one number, as allocate.layers is auto: the microbatches of all sources together are dealt anew",
+            "one number, as allocate.layers is auto: the microbatches of all sources are redistributed",
         )
 
 
 def scope_of(allocating: AllocateConfig, layers: tuple[int, ...]) -> AllocationScope | None:
-    """What the planner may change of the surrogate's allocation; None where that is to stand."""
+    """What the search may change of the surrogate's allocation; None: nothing."""
     if allocating.objective != "simulated":
         return None
     choosing = allocating.layers == "auto"
@@ -130,7 +130,7 @@ def scope_of(allocating: AllocateConfig, layers: tuple[int, ...]) -> AllocationS
 
 
 def with_origin(error: InputError, cluster_file: str | None, stages_file: str | None) -> InputError:
-    """Say in which file or group of settings the key stands that a problem's error names."""
+    """Add to an error of a problem the file, or the group of settings, in which its key is."""
     root = re.split(r"[.\[]", error.key or "", maxsplit=1)[0]
     if stages_file is not None and root in {"stages", "absent_stages", "absent_nodes", "layers"}:
         return in_file(error, stages_file)
@@ -155,24 +155,24 @@ def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleCo
 
 
 def microbatches(setting: object, sources: int) -> list[int]:
-    """Microbatches of each source, from one number for all or a list with one for each."""
+    """Microbatches of each source, from one number for all or a list with one per source."""
     key = "schedule.microbatches_per_source"
     if not sources:
-        return []  # an allocation that the problem refuses, with the better message
+        return []  # the problem refuses this allocation with a better message
     counts: list[Any] = setting if isinstance(setting, list) else [setting] * sources
     for i, count in enumerate(counts):
         if type(count) is not int or not 0 <= count < 2**31:
             name = f"{key}[{i}]" if isinstance(setting, list) else key
             raise unexpected(name, repr(count), "an integer of at least 0")
     if len(counts) != sources:
-        raise unexpected(key, counts, f"one number or a list of {sources}, one for each source")
+        raise unexpected(key, counts, f"one number or a list of {sources}, one per source")
     if not sum(counts):
         raise unexpected(key, setting, "at least one microbatch")
     return counts
 
 
 def constraints(schedule: ScheduleConfig) -> Constraints:
-    """Rules of the problem, as the extension takes them."""
+    """Constraints of the problem, as a class of the extension."""
     return Constraints(
         cc1=schedule.cc1,
         cc2=schedule.cc2,
@@ -186,7 +186,7 @@ def constraints(schedule: ScheduleConfig) -> Constraints:
 
 
 def plan_request(job: PlanningJob, strategy: str, planner: PlannerConfig) -> PlanRequest:
-    """Ask the question of one strategy, with the limits of a planner."""
+    """Make the request for one strategy, with the limits of a planner."""
     return PlanRequest(
         job.first,
         strategy,
@@ -201,11 +201,11 @@ def plan_request(job: PlanningJob, strategy: str, planner: PlannerConfig) -> Pla
 
 
 def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
-    """Plan with one strategy, within the scope of the job for the best allocation found.
+    """Plan with one strategy, on the best allocation found within the scope of the job.
 
     Raises:
-        KeyboardInterrupt: somebody did not want to wait; the extension's `plan` keeps what was found.
-        ImpossibleError: proved that no plan can hold the rules.
+        KeyboardInterrupt: the search was interrupted (the extension's `plan` returns the best plan so far).
+        ImpossibleError: proved: no plan can satisfy the constraints.
         NoPlanError: none was found within the limit.
         DeadlockError: the dispatch rule deadlocks.
 
@@ -217,10 +217,10 @@ def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress:
 
 
 def allocated(job: PlanningJob, planner: PlannerConfig) -> Problem:
-    """The problem on the first allocation, for which the surrogate has its part of the planner's limits.
+    """The problem with its first allocation: the surrogate's, within its share of the planner's limits.
 
     Raises:
-        InputError: no allocation can keep the limit on transfers inside a stage.
+        InputError: no allocation satisfies the limit on transfers within a stage.
         NoPlanError: none was found that does.
 
     """
@@ -229,9 +229,9 @@ def allocated(job: PlanningJob, planner: PlannerConfig) -> Problem:
 
 
 def time_limit(planner: PlannerConfig, scope: AllocationScope | None = None) -> float | None:
-    """Seconds to search for; none by default where the work is limited, as a clock would make the result vary.
+    """Time limit in seconds; None by default with a work limit, since a clock would make results vary.
 
-    Where `scope` lets the search choose the allocation too, it has more of them by default.
+    The default is longer if `scope` includes the allocation in the search.
     """
     if planner.time_limit_s is None and planner.work_limit is None:
         return DEFAULT_TIME_LIMIT_S if scope is None else DEFAULT_SEARCH_LIMIT_S
@@ -239,7 +239,7 @@ def time_limit(planner: PlannerConfig, scope: AllocationScope | None = None) -> 
 
 
 def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
-    """Whether a search that nobody limited ended unproved, far from its bound or while plans got better."""
+    """Whether a search with the default limit ended without proof, far from its bound or while plans still improved."""
     if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
         return False
     report, iteration_s = plan.solver, plan.predicted.iteration_s
@@ -253,7 +253,7 @@ def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
 
 
 def outcome(plan: Plan) -> Outcome:
-    """What a plan reached."""
+    """The result that a plan is."""
     predicted = plan.predicted
     return Outcome(
         plan.strategy, predicted.iteration_s, predicted.lower_bound_s, predicted.gap, throughput=throughput(plan)
@@ -263,7 +263,7 @@ def outcome(plan: Plan) -> Outcome:
 def evaluate_strategy(
     job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None
 ) -> Outcome:
-    """Plan with `strategy` as `make_plan` does and say what came of it; to have no plan is an outcome too."""
+    """Plan with `strategy` as `make_plan` does; having no plan is an outcome too."""
     try:
         if strategy == "random-skip":
             return _median_of_seeds(job, planner, progress)
@@ -275,9 +275,9 @@ def evaluate_strategy(
 
 
 def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Progress | None) -> Outcome:
-    """Random routes vary: their figure is the median over seeds. The bounds hold for each one's routes, not for it.
+    """Random routes vary, so their result is the median over seeds; a bound holds for the routes of one seed only.
 
-    The search for an allocation judges it by other random routes than these.
+    The allocation search uses other random routes than these.
     """
     if job.scope is not None:
         job = PlanningJob(make_plan(job, "random-skip", planner, progress).problem())
@@ -289,37 +289,37 @@ def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Progres
 
 
 def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
-    """State what `schedule` asks for on the allocation, the layers and the microbatches of each source of a plan."""
+    """State the problem of `schedule` with allocation, layers and microbatches per source of a plan."""
     return plan.problem().with_rules(constraints(schedule), skip_ratio=schedule.skip_ratio)
 
 
 def comparison(job: PlanningJob, kind: str, strategy: str, planner: PlannerConfig) -> str:
-    """Which of the two comparisons figures of several strategies are, in words.
+    """Describe which of the two comparisons of strategies was made.
 
     Args:
         job: the question.
         kind: "own" or "same", the setting compare_allocation.
-        strategy: whose allocation all of them have, with "same".
-        planner: the limits that each search has.
+        strategy: the one whose allocation all use, with "same".
+        planner: limits of each search.
 
     """
     if isinstance(job.first, Problem):
-        return "all strategies on the allocation that was given"
+        return "all strategies on the given allocation"
     if job.scope is None:
         return "all strategies on the surrogate's allocation"
     if kind == "same":
-        return f"all strategies on the allocation that was searched for {strategy}"
+        return f"all strategies on the allocation found for {strategy}"
     limit_s = time_limit(planner, job.scope)
     limits = [
         *([] if limit_s is None else [f"{limit_s:g} s"]),
         *([] if planner.work_limit is None else [f"{planner.work_limit:,} units of work"]),
     ]
-    effort_in_words = f"the same effort ({', '.join(limits)})" if limits else "no limit"
-    return f"each strategy on its own best allocation, searched with {effort_in_words}"
+    budget = f"the same budget ({', '.join(limits)})" if limits else "no limit"
+    return f"each strategy on its own best allocation, searched with {budget}"
 
 
 def compared(asked: Iterable[str], strategy: str) -> list[str]:
-    """Strategies to plan beside `strategy`, weakest first; a saving against one baseline never stands alone."""
+    """Strategies to plan besides `strategy`, weakest first; `full` and `full-routed` come together."""
     wanted = set(asked)
     if wanted & {"full", "full-routed"}:
         wanted |= {"full", "full-routed"}
@@ -327,7 +327,7 @@ def compared(asked: Iterable[str], strategy: str) -> list[str]:
 
 
 def saving(iteration_s: float | None, baseline_s: float | None) -> float | None:
-    """Share of the baseline's time that is saved; negative where more is needed."""
+    """Fraction of the baseline's time that is saved; negative if `iteration_s` is longer."""
     if iteration_s is None or baseline_s is None or baseline_s <= 0:
         return None
     return 1.0 - iteration_s / baseline_s

@@ -1,6 +1,6 @@
-"""What the times of a cluster hold for, and what a plan gets done in terms of it.
+"""The workload for which a cluster's times hold, and the throughput of a plan in its terms.
 
-The part `workload` of `skippipe.cluster/1`. What is not known is None; nothing is taken to be 0.
+The part `workload` of `skippipe.cluster/1`. Unknown values are None, never 0.
 """
 
 import dataclasses
@@ -14,29 +14,29 @@ from skippipe._scheduler import Cluster, Plan
 
 @dataclass(frozen=True)
 class Workload:
-    """What node times and message sizes were measured or stated for."""
+    """The workload for which node times and message sizes were measured or stated."""
 
     config_sha256: str | None = None
     """hash of the model's configuration"""
     hidden: int | None = None
     """hidden size"""
     layers: int | None = None
-    """decoder layers of the whole model"""
+    """decoder layers of the model"""
     microbatch_size: int | None = None
     """sequences of a microbatch"""
     sequence: int | None = None
     """tokens of a sequence"""
     wire_dtype: str | None = None
-    """type of the numbers in messages"""
+    """dtype of messages"""
     device: str | None = None
-    """what the stages were timed on"""
+    """device on which the stages were timed"""
     node_layers: tuple[int | None, ...] = ()
-    """decoder layers of the stage that each node's times hold for; empty: not known"""
+    """per node, the decoder layers for which its times hold; empty: unknown"""
     sources: tuple[int, ...] | None = None
-    """nodes whose times are those of stage 0, embedding included; None: not known"""
+    """nodes timed as stage 0, embedding included; None: unknown"""
 
     def to_json(self) -> str:
-        """Write what is known of it, as a cluster has it."""
+        """Write the known values, as in a cluster file."""
         known = {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, ())}
         return json.dumps(known)
 
@@ -49,7 +49,7 @@ class Workload:
 
 
 def workload_of(cluster: Cluster) -> Workload:
-    """What a cluster says of its times; nothing known where it says nothing."""
+    """The workload that a cluster states; all unknown if it states none."""
     if cluster.workload is None:
         return Workload()
     content: dict[str, Any] = json.loads(cluster.workload)
@@ -64,7 +64,7 @@ def workload_of(cluster: Cluster) -> Workload:
 
 
 def microbatch_tokens(plan: Plan) -> int | None:
-    """Tokens of one microbatch of a plan, by the model that it was made for or else by its cluster; None: not known."""
+    """Tokens of one microbatch, by the plan's model, else by its cluster; None: unknown."""
     model: dict[str, Any] = {} if plan.model is None else json.loads(plan.model)
     size, sequence = model.get("microbatch_size"), model.get("sequence")
     if type(size) is int and type(sequence) is int and size > 0 and sequence > 0:
@@ -74,14 +74,14 @@ def microbatch_tokens(plan: Plan) -> int | None:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Work per second of an iteration; None where it is not known."""
+    """Work per second; None: unknown."""
 
     microbatches_per_s: float | None = None
     tokens_per_s: float | None = None
 
 
 def throughput(plan: Plan, iteration_s: float | None = None) -> Throughput:
-    """What a plan gets done in a second, where an iteration takes `iteration_s` (default: as it predicts)."""
+    """Throughput of a plan with iterations of `iteration_s` seconds (default: as predicted)."""
     seconds = plan.predicted.iteration_s if iteration_s is None else iteration_s
     tokens = microbatch_tokens(plan)
     if seconds <= 0:
@@ -91,10 +91,10 @@ def throughput(plan: Plan, iteration_s: float | None = None) -> Throughput:
 
 
 def skipped_executions(plan: Plan) -> float | None:
-    """Share of all (microbatch, decoder layer) executions that a plan leaves out; None where layers are not known.
+    """Fraction of (microbatch, decoder layer) executions that a plan skips; None if layers are unknown.
 
-    The skip ratio counts stages; this is the same where all stages have equally many layers. Stages that no node
-    serves count in neither.
+    The skip ratio counts stages; the two are equal if all stages have the same number of layers. Absent stages count in
+    neither.
     """
     if not plan.layers:
         return None
@@ -105,11 +105,11 @@ def skipped_executions(plan: Plan) -> float | None:
 
 
 def partition_mismatch(plan: Plan, layers: Sequence[int] | None) -> str | None:
-    """Say which stages have other layers than the times of their nodes hold for; None where none is known to have.
+    """Describe the stages with other layers than their node times hold for; None if there are none, or unknown.
 
     Args:
         plan: with its allocation and cluster.
-        layers: decoder layers of each stage; None: not known.
+        layers: decoder layers of each stage; None: unknown.
 
     """
     held = workload_of(plan.cluster).node_layers
@@ -130,15 +130,15 @@ def partition_mismatch(plan: Plan, layers: Sequence[int] | None) -> str | None:
 
 
 def source_mismatch(plan: Plan) -> str | None:
-    """Say which nodes of stage 0 were timed without the embedding, and which others with it; None: none, or unknown."""
+    """Describe nodes of stage 0 timed without the embedding, and others timed with it; None: none, or unknown."""
     timed = workload_of(plan.cluster).sources
     if timed is None:
         return None
     names, served = plan.cluster.names, {node for nodes in plan.stages for node in nodes}
     without = [names[node] for node in plan.stages[0] if node not in timed]
-    beside = [names[node] for node in timed if node in served and node not in plan.stages[0]]
+    others = [names[node] for node in timed if node in served and node not in plan.stages[0]]
     parts = [f"times of {', '.join(without)} are without the embedding of stage 0"] if without else []
-    parts += [f"times of {', '.join(beside)} include the embedding of stage 0"] if beside else []
+    parts += [f"times of {', '.join(others)} include the embedding of stage 0"] if others else []
     return "; ".join(parts) or None
 
 

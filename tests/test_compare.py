@@ -120,7 +120,7 @@ def test_a_strategy_alone_gives_what_it_gives_in_a_comparison(strategy: str, pla
     result = run("plan", WORK, f"compare=[{strategy}]")
     assert re.search(rf"^{strategy} +{iteration_s(alone):.3f} s ", result.out, re.MULTILINE)
     assert (
-        "Comparison: each strategy on its own best allocation, searched with the same effort (40,000 units of work)."
+        "Comparison: each strategy on its own best allocation, searched with the same budget (40,000 units of work)."
         in result.out
     )
 
@@ -132,7 +132,7 @@ def test_all_on_one_allocation(run: Run, tmp_path: Path) -> None:
         PlanningJob(load_plan(str(tmp_path / "plan.json")).problem()), "full", PlannerConfig(work_limit=40000)
     )
     assert re.search(rf"^full +{iteration_s(full):.3f} s ", result.out, re.MULTILINE)
-    assert "Comparison: all strategies on the allocation that was searched for skippipe." in result.out
+    assert "Comparison: all strategies on the allocation found for skippipe." in result.out
 
 
 def test_the_others_skip_although_the_plan_does_not(run: Run, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_others_skip_although_the_plan_does_not(run: Run, tmp_path: Path) ->
     ("arguments", "kind"),
     [
         (["allocate.objective=surrogate"], "all strategies on the surrogate's allocation"),
-        (["allocate.stages=given.json"], "all strategies on the allocation that was given"),
+        (["allocate.stages=given.json"], "all strategies on the given allocation"),
     ],
 )
 def test_an_allocation_that_is_given_is_that_of_all(

@@ -1,4 +1,4 @@
-"""A cluster file takes the place of a preset: settings of one beside it would mean nothing, and are refused."""
+"""A cluster file replaces a preset: settings of a preset beside it would have no effect, and are refused."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ FILE = "file"
 def check_file_alone(
     settings: Any, overrides: Sequence[str], preset: Callable[[], ClusterConfig | None] | None
 ) -> None:
-    """Raise `InputError` for the first setting of a cluster that is given beside its file.
+    """Raise `InputError` for the first setting of a preset given together with a cluster file.
 
     Args:
         settings: those of a command.
@@ -42,7 +42,7 @@ def check_file_alone(
 
 
 def _clusters(settings: Any) -> Iterator[tuple[str, ClusterConfig]]:
-    """Every cluster among the settings of a command, by its key."""
+    """All clusters in the settings of a command, by key."""
     if isinstance(cluster := getattr(settings, "cluster", None), ClusterConfig):
         yield "cluster", cluster
     for name, instance in (getattr(settings, "instances", None) or {}).items():
@@ -50,7 +50,7 @@ def _clusters(settings: Any) -> Iterator[tuple[str, ClusterConfig]]:
 
 
 def _changed(found: Any, plain: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Settings, but for the file, that are not as in `plain`."""
+    """Settings other than the file that differ from `plain`."""
     for item in dataclasses.fields(found):
         key, value, before = f"{place}.{item.name}", getattr(found, item.name), getattr(plain, item.name, None)
         if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(before):

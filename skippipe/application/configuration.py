@@ -1,4 +1,4 @@
-"""What Hydra is told of a command, and the command's settings as dataclasses with every value in range."""
+"""Registration of a command with Hydra, and its settings as dataclasses with all values in range."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ FOLDER = "skippipe.conf"
 
 @functools.cache
 def register(name: str) -> str:
-    """Tell Hydra of a command: its primary configuration, the types of its settings, its help.
+    """Register a command with Hydra: its primary configuration, the types of its settings, its help.
 
     Returns the name of the primary configuration.
     """
@@ -42,7 +42,7 @@ def register(name: str) -> str:
 
 
 def _primary(command: Command, schema: str) -> dict[str, Any]:
-    """What a command composes its settings from."""
+    """The primary configuration of a command."""
     in_place = {"override hydra/output": "in_place"}
     silent = [{f"override hydra/{kind}_logging": "none"} for kind in ("job", "hydra")]
     return {
@@ -56,7 +56,7 @@ def _primary(command: Command, schema: str) -> dict[str, Any]:
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
-    """Give the settings that the command `name` would have with these overrides; raises `InputError`."""
+    """Settings of the command `name` with these overrides; raises `InputError`."""
     primary = register(name)
     with contextlib.ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
@@ -71,7 +71,7 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
 
 
 def preset(name: str, cluster: str | None) -> ClusterConfig | None:
-    """A cluster of the command `name` as the package has it; None where `cluster` is a preset of the user's own."""
+    """A cluster preset of the package, as composed for the command `name`; None for a preset of the user."""
     if cluster is None or cluster not in options("cluster"):
         return None
     found: ClusterConfig = compose(name, [f"cluster={cluster}"]).cluster
@@ -79,7 +79,7 @@ def preset(name: str, cluster: str | None) -> ClusterConfig | None:
 
 
 def checked_settings(composed: DictConfig) -> Any:
-    """Turn what was composed into dataclasses with every value in range."""
+    """Convert a composed configuration to dataclasses, and check all ranges."""
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:

@@ -1,4 +1,4 @@
-"""Say in one line what is wrong with a command line, where Hydra and OmegaConf need several."""
+"""Explain errors of Hydra and OmegaConf in one line. Some of them give key and value only in their text."""
 
 import dataclasses
 import difflib
@@ -27,7 +27,7 @@ _EXPECTED = (
 
 
 def explain(error: Exception, job: type[Any] | None) -> InputError:
-    """Make an error that names key, value and what was expected; `job` is the dataclass of the settings."""
+    """Make an error with key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
     if str(error).startswith("Could not delete"):
         return InputError("expected a value, it cannot be deleted", key=_asked_key(error))
@@ -52,13 +52,13 @@ def explain(error: Exception, job: type[Any] | None) -> InputError:
 
 
 def _cause(error: Exception) -> BaseException:
-    """What OmegaConf raised where Hydra tells it in words of its own."""
+    """The error of OmegaConf that Hydra wrapped, if any."""
     candidates = (error.__cause__, error, error.__context__)
     return next((each for each in candidates if isinstance(each, OmegaConfBaseException)), error)
 
 
 def key_of(error: Exception) -> str | None:
-    """The key that an error of composing, or of checking what was composed, is about; None where it names none."""
+    """The key of an error raised while settings were composed or checked; None: unknown."""
     if isinstance(error, InputError):
         return error.key
     key = _asked_key(error) or getattr(_cause(error), "full_key", None)
@@ -114,7 +114,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _keys(job: type[Any], prefix: str = "") -> Iterator[str]:
-    """List the keys of a dataclass and of those within it, of every kind that a field can hold."""
+    """List the keys of a dataclass and of nested ones, including subclasses that a field can hold."""
     types = typing.get_type_hints(job)
     for item in dataclasses.fields(job):
         key, kind = prefix + item.name, types[item.name]

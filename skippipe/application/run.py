@@ -27,11 +27,11 @@ from skippipe.errors import SUCCESS, UNUSABLE_INPUT, InputError, exit_status, in
 
 
 class _JobFailedError(Exception):
-    """A job of a sweep failed and has said why; the argument is its exit status."""
+    """A job of a sweep failed and has reported why; the argument is its exit status."""
 
 
 class _Task:
-    """What Hydra calls for every job. In a sweep it may be pickled and run in another process."""
+    """The function that Hydra calls for every job. In a sweep it may be pickled and run in another process."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -48,7 +48,7 @@ class _Task:
                 lambda: preset(self.command.name, running.runtime.choices.get("cluster")),
             )
             return self.command.load_run()(settings, context)
-        except BrokenPipeError:  # who reads our output has gone: for the command line to settle
+        except BrokenPipeError:  # the reader of our output is gone: handled by the command line
             raise
         except Exception as error:  # noqa: BLE001 - reported here, before Hydra can dress it up
             if context.label is None:
@@ -87,14 +87,14 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
 
 
 def _located(error: Exception, place: str | None) -> Exception:
-    """The same error, said to be about what stands at `place`."""
+    """The same error with its place, unless it has a file."""
     if isinstance(error, InputError) and error.file is None and place is not None:
         return in_file(error, place)
     return error
 
 
 def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:
-    """`FILE:LINE` where a file of the user's own, and not the command line, gives the key that an error speaks of."""
+    """`FILE:LINE` in a file of the user that sets the key of an error, unless the command line sets it."""
     key = key_of(error)
     if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
         return None
@@ -102,23 +102,23 @@ def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str 
 
 
 def _composed_place(error: Exception, files: UserFiles) -> str | None:
-    """`FILE:LINE` where a file of the user's own asks for one that is not there, or cannot be composed."""
+    """`FILE:LINE` in a file of the user that requests a missing file, or cannot be composed."""
     match error:
         case MissingConfigException():
             return files.place_of_default(error.missing_cfg_file or "")
-        case HydraException() | OSError():  # most likely the command line
+        case HydraException() | OSError():  # most likely caused by the command line
             return None
     return files.place_of_last() if key_of(error) is None else None
 
 
 def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:
-    """Call Hydra's main with errors raised instead of printed."""
+    """Call Hydra's main, with errors raised instead of printed."""
     with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice():
         hydra.main(config_path=f"pkg://{FOLDER}", config_name=register(task.command.name), version_base="1.3")(task)()
 
 
 def _context() -> Context:
-    """Read from Hydra where this job runs."""
+    """Make the context of this job from Hydra's."""
     running = HydraConfig.get()
     label = None
     if running.mode == RunMode.MULTIRUN:
@@ -140,7 +140,7 @@ def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_errors() -> Iterator[None]:
-    """Have Hydra raise its errors as they are, for us to explain."""
+    """Have Hydra raise its errors unchanged, to be explained here."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -153,7 +153,7 @@ def _full_errors() -> Iterator[None]:
 
 
 class _Filtered:
-    """Standard error without the line that Hydra writes about a failed job, which has spoken for itself."""
+    """Standard error without Hydra's line about a failed job, which has reported its own error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Jobs of a sweep write to files of their own: what several would share is refused before any of them runs."""
+"""Jobs of a sweep must write to different files: a sweep with conflicts is refused before its first job runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ Overrides = Sequence[str]
 
 @contextlib.contextmanager
 def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
-    """Have sweeps refused whose jobs would write the same file or folder, as `InputError`.
+    """Within: refuse sweeps whose jobs would write the same file or folder, by `InputError`.
 
-    `writes` are the settings that name what a job writes, each with the name that null stands for, if any.
+    `writes` are the settings that name what a job writes, each with the name used for null, if any.
     """
     instantiate = Plugins.instantiate_sweeper
 
@@ -35,7 +35,7 @@ def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
 
         if hasattr(sweeper, "split_arguments"):  # Hydra's own, which knows all jobs at once
             _before(sweeper, "sweep", lambda arguments: check(_jobs(sweeper, arguments), 0))
-        elif getattr(sweeper, "launcher", None) is not None:  # others say bit by bit what is to run
+        elif getattr(sweeper, "launcher", None) is not None:  # others launch jobs in several batches
             _before(sweeper.launcher, "launch", check)
         return sweeper
 
@@ -49,7 +49,7 @@ def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
 def check_apart(
     composed: Iterator[DictConfig], first: int, writes: Mapping[str, str | None], taken: dict[Path, int]
 ) -> None:
-    """Note in `taken` which job writes which path; raise `InputError` for the first that another one writes too.
+    """Record in `taken` which job writes which path; raise `InputError` for the first path written by two.
 
     `composed` are the configurations of the jobs `first`, `first` + 1 and so on.
     """
@@ -73,7 +73,7 @@ def check_apart(
 
 
 def _written(job: DictConfig, writes: Mapping[str, str | None]) -> Iterator[tuple[str, Path]]:
-    """Setting and path of all that a job would write; what cannot be resolved is for the job itself to report."""
+    """Setting and path of everything that a job would write; the job itself reports what cannot be resolved."""
     with contextlib.suppress(OmegaConfBaseException):
         folder = Path(str(OmegaConf.select(job, "hydra.sweep.dir")), str(OmegaConf.select(job, "hydra.sweep.subdir")))
         for key, default in writes.items():

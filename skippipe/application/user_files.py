@@ -17,37 +17,37 @@ from skippipe.errors import InputError, printable
 
 BYTE_ORDER_MARK = "\ufeff"
 MOST_VALUES = 100_000
-"""Values of a file, those that aliases stand for counted each time: Hydra copies them each time."""
+"""Maximum number of values of a file, aliases expanded, since Hydra copies them."""
 OF_HYDRA = ("hydra._internal.core_plugins.", "hydra.experimental.callbacks.", "hydra_plugins.")
-"""What a file may have Hydra call: its launchers, sweepers and callbacks."""
+"""What a file may have Hydra call: launchers, sweepers and callbacks."""
 
 
 @dataclass
 class UserFiles:
-    """The files that a configuration was composed of, beside those of the package."""
+    """The user's files from which a configuration was composed."""
 
     roots: dict[Path, tuple[str, yaml.MappingNode]] = field(default_factory=dict)
-    """by path: the group that the file belongs to, with dots, and what stands in it"""
+    """by path: the group that the file belongs to, with dots, and its content"""
 
     def place_of(self, key: str) -> str | None:
         """`FILE:LINE` where a key, such as `cluster.node.memory`, has its value; None where no file has it."""
         for path, (group, root) in self.roots.items():
             inside = key.removeprefix(f"{group}.") if group else key
-            # A file may say for itself that its keys are whole ones (`# @package _global_`).
+            # A file may declare that its keys are absolute (`# @package _global_`).
             for parts in (inside.split("."), key.split(".")):
                 if (line := _line_of(root, parts)) is not None:
                     return f"{path}:{line}"
         return None
 
     def place_of_last(self) -> str | None:
-        """`FILE:LINE` of the file that was read last: where composing ended, if it is not known why."""
+        """`FILE:LINE` of the file read last: where composing ended if the reason is unknown."""
         for path, (_, root) in reversed(self.roots.items()):
             first = next(iter(_values(root, "defaults")), root)
             return f"{path}:{first.start_mark.line + 1}"
         return None
 
     def place_of_default(self, name: str) -> str | None:
-        """`FILE:LINE` of an entry of a defaults list that asks for the file `name`, such as `cluster/mars`."""
+        """`FILE:LINE` of an entry of a defaults list that requests the file `name`, such as `cluster/mars`."""
         for path, (_, root) in self.roots.items():
             for node in _values(root, "defaults"):
                 for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
@@ -58,7 +58,7 @@ class UserFiles:
 
 @contextlib.contextmanager
 def checked_files() -> Iterator[UserFiles]:
-    """Have each file checked before Hydra reads it, which then raises `InputError`; gives those that were read."""
+    """Within: check each file before Hydra reads it (raises `InputError`); yields the files read."""
     Plugins.instance()  # registers what reads files
     reader = SourcesRegistry.instance().resolve("file")
     files, load = UserFiles(), reader.load_config
@@ -98,12 +98,12 @@ def read_yaml(path: Path) -> str:
 
 
 def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
-    """Parse the YAML of a configuration file; raises `InputError` where it is none, or no mapping."""
+    """Parse a YAML configuration file; raises `InputError` if it is not YAML, or not a mapping."""
     loader: Any = None
     try:
         loader = get_yaml_loader()(text)
         root = loader.get_single_node() or _nothing(text)
-        loader.construct_document(root)  # finds keys that stand twice
+        loader.construct_document(root)  # finds duplicate keys
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(part) for part in (error.problem, error.context and f"({error.context})") if part)
@@ -145,7 +145,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _check_targets(path: Path, root: yaml.Node) -> None:
-    """Refuse what Hydra would import and call for a key `_target_`: a file of somebody else is not to run programs."""
+    """Refuse keys `_target_` for which Hydra would import and call code: a foreign file must not run programs."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -166,7 +166,7 @@ def _check_targets(path: Path, root: yaml.Node) -> None:
 
 
 def _nothing(text: str) -> yaml.MappingNode:
-    """A file without content is a mapping without keys."""
+    """An empty file is a mapping without keys."""
     start = yaml.Mark("", 0, 0, 0, text, 0)
     return yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
 
@@ -191,7 +191,7 @@ def _values(node: yaml.Node, name: str) -> list[yaml.Node]:
 
 
 def _words(node: yaml.Node) -> set[str]:
-    """Names that an entry of a defaults list asks for: `mine`, `group/mine` or `group: mine`."""
+    """Names that an entry of a defaults list requests: `mine`, `group/mine` or `group: mine`."""
     if isinstance(node, yaml.ScalarNode):
         return {str(node.value).rpartition("/")[2]}
     if isinstance(node, yaml.MappingNode):
@@ -210,6 +210,6 @@ def _kind(node: yaml.Node) -> str:
 
 
 def _named(path: Path) -> Path:
-    """The path as somebody in the current folder would write it."""
+    """The path relative to the current folder, if it is below it."""
     inside = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return Path(printable(str(inside)))

@@ -1,4 +1,4 @@
-"""What a command is. Imports nothing heavy: the list of commands has to load at once."""
+"""The class of a command. Imports nothing heavy, since the list of commands must load fast."""
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +27,19 @@ class Command:
     """MODULE:FUNCTION of its work, a `Run`; imported only after the settings have been checked"""
     examples: str
     notes: str = ""
-    """what there is to know beyond the settings"""
+    """shown in the help, in addition to the settings"""
     groups: Mapping[str, str | None] = field(default_factory=dict)
     """configuration groups (folders of `skippipe/conf`), each with the option chosen by default, in their order"""
     packages: Sequence[str] = ()
-    """those that it needs beyond the base installation; the extra `train` installs them"""
+    """packages needed in addition to the base installation; the extra `train` installs them"""
     writes: Mapping[str, str | None] = field(default_factory=lambda: {"output": None})
-    """settings that name a file or folder to be written, each with the name that null stands for, if any"""
+    """settings that name a file or folder to be written, each with the name used for null, if any"""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """flags of its own, each with the setting that it stands for"""
+    """its flags, each with the setting that replaces it"""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """other names of settings, where the short name is a configuration group, which Hydra would take first"""
+    """aliases of settings whose short name is a configuration group, which Hydra would choose"""
     texts: Sequence[str] = ()
-    """settings whose value is one text even where it holds commas: to Hydra it would be a sweep"""
+    """settings whose value is a single text even with commas, which Hydra would take for a sweep"""
 
     @property
     def key(self) -> str:
@@ -53,16 +53,14 @@ class Command:
         return found
 
     def load_run(self) -> Run:
-        """The function that does its work; raises `InputError` where packages that it needs are missing."""
+        """The function that does its work; raises `InputError` if required packages are missing."""
         check_installed(f"skippipe {self.name}", self.packages)
         found: Run = pkgutil.resolve_name(self.run)
         return found
 
 
 def check_installed(what: str, packages: Sequence[str]) -> None:
-    """Raise `InputError` saying that `what` needs packages that are not there, where some are not."""
+    """Raise `InputError` if packages that `what` needs are missing."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise InputError(
-            f"{what} needs {', '.join(missing)}, which is not installed here: pip install 'skippipe[train]'"
-        )
+        raise InputError(f"{what} requires {', '.join(missing)} (not installed): pip install 'skippipe[train]'")

@@ -8,7 +8,7 @@ import rich.console
 from rich.table import Table
 
 PLAIN_WIDTH = 110
-"""Characters in a line where a stream is no terminal and says nothing about its width."""
+"""Width in characters of a stream that is not a terminal."""
 
 
 class Console(rich.console.Console):
@@ -43,7 +43,7 @@ def plain_table(
     whole: Collection[int] = (),
     gap: int = 2,
 ) -> Table:
-    """Make a table without frames, which reads as well in a file.
+    """Make a table without frames, as readable in a file.
 
     Args:
         headings: of the columns.

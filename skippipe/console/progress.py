@@ -1,4 +1,4 @@
-"""How far a piece of work has come: a live bar on a terminal, a line now and then elsewhere."""
+"""Progress of a piece of work: a live bar on a terminal, a line at intervals elsewhere."""
 
 import contextlib
 import math
@@ -19,22 +19,22 @@ LINE_EVERY_S = 10.0
 
 
 class ProgressDisplay:
-    """Shows progress; a context manager, since a bar has to be ended."""
+    """Shows progress; a context manager, since a bar must be closed."""
 
     def __init__(self, console: Console, *, line_every_s: float = LINE_EVERY_S, is_open_ended: bool = False) -> None:
         """Show on `console`.
 
         Args:
             console: where.
-            line_every_s: seconds between two lines where it is no terminal; infinite: there are none.
-            is_open_ended: nobody knows how much there is to do: a spinner, which is gone when the work has ended.
+            line_every_s: seconds between lines if it is not a terminal; infinite: no lines.
+            is_open_ended: the total is unknown: shows a spinner, removed at the end.
 
         """
         self.console = console
         self._line_every_s = line_every_s
         self._bar = _Bar(*_columns(is_open_ended), console=console, transient=is_open_ended, refresh_per_second=8)
         self._task = self._bar.add_task("", total=None, state="")
-        self._description, self._told = "", time.monotonic()
+        self._description, self._last_line_s = "", time.monotonic()
 
     def __enter__(self) -> Self:
         if self.is_live:
@@ -55,23 +55,23 @@ class ProgressDisplay:
         self.console.write_line(text)
 
     def begin(self, description: str, total: float | None = None) -> None:
-        """Show another piece of work; how long it takes is estimated anew."""
+        """Start another piece of work, with a new estimate of the time left."""
         self._description = description
         self._bar.reset(self._task, description=description, total=total, state="")
 
     def update(
         self, completed: float = 0.0, state: str = "", *, total: float | None = None, description: str | None = None
     ) -> None:
-        """Show how much is done; `state` says it in words."""
+        """Show how much is done; `state` describes it."""
         self._description = self._description if description is None else description
         self._bar.update(self._task, description=self._description, completed=completed, total=total, state=state)
         now = time.monotonic()
-        if not self.is_live and now - self._told >= self._line_every_s:
-            self._told = now
+        if not self.is_live and now - self._last_line_s >= self._line_every_s:
+            self._last_line_s = now
             self.write_line(f"{self._description}: {state}")
 
     def show_below(self, *details: RenderableType) -> None:
-        """Put something below the bar, in place of what is there."""
+        """Replace what is shown below the bar."""
         self._bar.details = details
 
 
@@ -92,7 +92,7 @@ def _columns(is_open_ended: bool) -> tuple[ProgressColumn, ...]:  # noqa: FBT001
 
 @contextlib.contextmanager
 def planning_progress(strategy: str) -> "Iterator[PlanningProgress | None]":
-    """Show how far a search is while it runs, on standard error if that is a terminal; else yield None."""
+    """Show the progress of a search on standard error if that is a terminal; else yield None."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

@@ -1,4 +1,4 @@
-"""Standard streams, also where a caller has closed them or they take nothing, and messages on standard error."""
+"""Standard streams, even if closed or not writable, and messages on standard error."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ STANDARD_OUTPUT = "standard output"
 
 
 def check_streams() -> None:
-    """Open what the caller has closed, so that no file of ours gets its number, and let no failing stderr end us.
+    """Reopen closed standard streams, so that no other file gets their numbers, and tolerate a failing stderr.
 
     What is written to a closed standard output fails when it is flushed, as on a full disk; what is written to a
     standard error that is closed, or that takes nothing, is lost: exit status and standard output still tell.
@@ -40,18 +40,18 @@ def check_streams() -> None:
 
 
 def drop_output() -> None:
-    """Have what standard output still holds go nowhere: Python would complain once more at exit."""
+    """Discard buffered standard output, which Python would fail to flush again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(text: str, command: str = "") -> None:
-    """Print one message on standard error, headed by the command that it is of."""
+    """Print a message on standard error, prefixed with its command."""
     sys.stderr.write(f"{' '.join(filter(None, ('skippipe', command)))}: {text}\n")
 
 
 def report_error(command: str, error: Exception, label: str | None = None) -> None:
-    """Print what a command, or its job `label`, failed with; a traceback only for a defect of ours.
+    """Print the error of a command, or of its job `label`; with a traceback only for a bug.
 
     Raises `OSError` again where it is standard output that cannot be written: for the command line to report.
     """
@@ -64,7 +64,7 @@ def report_error(command: str, error: Exception, label: str | None = None) -> No
 
 
 class _Named(io.FileIO):
-    """Standard output, which says in its errors that it is meant; of files that we write, others say so."""
+    """Standard output, whose errors name it."""
 
     def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
         try:
@@ -74,7 +74,7 @@ class _Named(io.FileIO):
 
 
 class _Patient(io.FileIO):
-    """A file that loses what cannot be written."""
+    """A file that drops what cannot be written."""
 
     def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
         try:

@@ -153,7 +153,7 @@ def test_plots_without_matplotlib(refused: Refused, plans: Path, monkeypatch: py
     absent = lambda name, *rest: None if name == "matplotlib" else find(name, *rest)  # noqa: E731
     monkeypatch.setattr("skippipe.commands.command.find_spec", absent)
     message = refused("report", f"plan={plans / 'plan.json'}", "picture=gantt.png")
-    assert "needs matplotlib, which is not installed here" in message
+    assert "requires matplotlib (not installed)" in message
 
 
 def test_one_line_per_job_in_a_sweep(run: Run, plans: Path, tmp_path: Path) -> None:
