@@ -23,7 +23,7 @@ def assign_ranks(
         The rank that serves node `n`, at index `n`; `NOBODY` for those in `unused`. A rank may serve several nodes.
 
     Raises:
-        InputError: a node has no rank or two, a rank serves none or only nodes that the plan leaves out, or a name is
+        InputError: a node has no rank or two, a rank serves none or only nodes that the plan does not use, or a name is
             not one of the plan's; the message names them.
 
     """

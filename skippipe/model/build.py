@@ -1,4 +1,4 @@
-"""Build the module of one stage, never the whole model; weights do not depend on how the model is partitioned."""
+"""Build the module of one stage, never the full model; weights do not depend on how the model is partitioned."""
 
 import hashlib
 from collections.abc import Sequence
@@ -56,13 +56,13 @@ def build_stage_module(  # noqa: PLR0913 - what defines a stage
     """Build the module of one stage.
 
     Without `weights`, the parameters of every submodule are initialized as transformers does it, from a generator
-    seeded by `seed` and the submodule's name in the whole model: the same weights for every partition. One submodule at
+    seeded by `seed` and the submodule's name in the full model: the same weights for every partition. One submodule at
     a time is held in float32 on the CPU.
 
     Args:
-        config: of the whole model, by `model_config`.
+        config: of the full model, by `model_config`.
         stage: number of the stage, for messages.
-        layers: numbers of its layers in the whole model.
+        layers: numbers of its layers in the full model.
         first: whether it is stage 0, with embedding, final norm and head.
         seed: of the initial weights.
         dtype: of the weights.
@@ -119,7 +119,7 @@ def _init(stage: StageModule, name: str, module: nn.Module, seed: int) -> None:
 
 
 def module_seed(seed: int, name: str) -> int:
-    """Seed of a submodule's initial weights, by its name in the whole model: 63 bits of a hash."""
+    """Seed of a submodule's initial weights, by its name in the full model: 63 bits of a hash."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 

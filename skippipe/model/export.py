@@ -1,4 +1,4 @@
-"""Write a whole model as the folder that transformers reads: configuration, safetensors, tokenizer."""
+"""Write a full model as the folder that transformers reads: configuration, safetensors, tokenizer."""
 
 import contextlib
 import json
@@ -84,7 +84,7 @@ def _config_to_read(settings: Mapping[str, Any]) -> Any:
 def _filled(
     config: "PretrainedConfig", load: Callable[[dict[str, Tensor]], None], dtype: torch.dtype
 ) -> "PreTrainedModel":
-    """Build the whole model, once in memory, and have it filled."""
+    """Build the full model, once in memory, and have it filled."""
     with torch.device("meta"):
         model: Any = family_of(config.model_type).model_class()(config)
     model.to(dtype).to_empty(device="cpu")

@@ -42,7 +42,7 @@ class Family:
         return cast("type[PretrainedConfig]", getattr(module, f"{self.prefix}Config"))
 
     def model_class(self) -> "type[PreTrainedModel]":
-        """The class of the whole model with a language-modelling head."""
+        """The class of the full model with a language-modelling head."""
         module = importlib.import_module(f"transformers.models.{self.model_type}.modeling_{self.model_type}")
         return cast("type[PreTrainedModel]", getattr(module, f"{self.prefix}ForCausalLM"))
 

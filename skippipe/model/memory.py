@@ -51,9 +51,9 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     """Estimate the memory of one stage by a forward pass on meta tensors.
 
     Args:
-        config: of the whole model.
+        config: of the full model.
         stage: number of the stage.
-        layers: numbers of its layers in the whole model.
+        layers: numbers of its layers in the full model.
         first: whether it is stage 0.
         batch: sequences per microbatch.
         sequence: tokens per sequence.

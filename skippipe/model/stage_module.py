@@ -23,7 +23,7 @@ IGNORED_LABEL = -100
 
 
 def stage_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig":
-    """Configure a model of these layers of the whole one alone."""
+    """Configure a model of these layers of the full model alone."""
     own = copy.deepcopy(config)
     own.num_hidden_layers = len(layers)
     own.use_cache = False
@@ -35,7 +35,7 @@ def stage_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig
 class StageModule(nn.Module):
     """What one stage holds of a model.
 
-    Parameters keep their names in the whole model ("model.layers.3.self_attn.q_proj.weight"). Masks, positions and
+    Parameters keep their names in the full model ("model.layers.3.self_attn.q_proj.weight"). Masks, positions and
     rotary embeddings are made by the model class of transformers, as the architecture has them.
     """
 
@@ -46,7 +46,7 @@ class StageModule(nn.Module):
             model: of `len(layers)` layers; not to be used afterwards.
             family: its architecture.
             stage: number of the stage, for messages.
-            layers: numbers of its layers in the whole model.
+            layers: numbers of its layers in the full model.
             first: whether this is stage 0, with embedding, final norm and head.
 
         """
@@ -69,7 +69,7 @@ class StageModule(nn.Module):
         self._run = LayerRunner(body, list(own_layers))
 
     def watch_routers(self, config: "PretrainedConfig") -> None:
-        """Collect the routers' load-balancing losses if the configuration of the whole model asks for them."""
+        """Collect the routers' load-balancing losses if the configuration of the full model asks for them."""
         if self.family.router is None or not getattr(config, "output_router_logits", False):
             return
         self._router_loss_scale = float(config.router_aux_loss_coef) / int(config.num_hidden_layers)
@@ -105,7 +105,7 @@ class StageModule(nn.Module):
         return output, self._router_loss()
 
     def run_layers(self, hidden: Tensor, layers: Sequence[int]) -> Tensor:
-        """Run some of the stage's layers on (b, s, hidden), by their numbers in the whole model, in the given order."""
+        """Run some of the stage's layers on (b, s, hidden), by their numbers in the full model, in the given order."""
         with self._casting(hidden):
             output = self._run(hidden, [number - self.layers.start for number in layers])
         self._router_logits.clear()
@@ -234,7 +234,7 @@ def empty_stage_module(config: "PretrainedConfig", *, stage: int, layers: range,
 
 
 def _numbered(layers: nn.ModuleList, numbers: range) -> nn.ModuleList:
-    """Name layers by their numbers in the whole model."""
+    """Name layers by their numbers in the full model."""
     named = nn.ModuleList()
     for number, layer in zip(numbers, layers, strict=True):
         named.add_module(str(number), layer)

@@ -53,14 +53,14 @@ def stage_weights(
     """Read the weights of one stage.
 
     Args:
-        config: of the whole model.
+        config: of the full model.
         folder: with `model.safetensors`, or with several files and their index.
-        layers: numbers of the stage's layers in the whole model.
+        layers: numbers of the stage's layers in the full model.
         first: whether it is stage 0, with embedding, final norm and head.
         dtype: of the result; weights are converted one at a time.
 
     Returns:
-        The weights by their names in the whole model, on the CPU, not memory-mapped; head and embedding are one tensor
+        The weights by their names in the full model, on the CPU, not memory-mapped; head and embedding are one tensor
         if the model ties them.
 
     Raises:
@@ -258,7 +258,7 @@ def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:
 
 
 def _whole_name(name: str, layers: range) -> str:
-    """Name in the whole model of a tensor of a model of these layers alone."""
+    """Name in the full model of a tensor of a model of these layers alone."""
     place = _LAYER.fullmatch(name)
     return name if place is None else f"{place[1]}{int(place[2]) + layers.start}{place[3]}"
 

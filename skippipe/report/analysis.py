@@ -59,7 +59,7 @@ def analyse_plan(plan: Plan, name: str) -> PlanAnalysis:
 
 
 def replan(analysis: PlanAnalysis, count: int = REPLANNED) -> list[float | None]:
-    """Plan anew with each of the first `count` upgrades, with the seed and the work of the plan itself."""
+    """Replan with each of the first `count` upgrades, with the plan's own seed and work."""
     report = analysis.plan.solver
     planner = PlannerConfig(seed=report.seed or 0, work_limit=report.work or None)
     times: list[float | None] = []

@@ -60,7 +60,7 @@ def executed_visits(plan: Plan) -> int:
 
 
 def _other_question(slow: Plan, fast: Plan) -> list[str]:
-    """Differences between the two problems, beside the skip ratio."""
+    """Differences between the two problems, other than the skip ratio."""
     differing = [
         name
         for name, ours, theirs in (

@@ -205,7 +205,7 @@ def link_lines(plan: Plan, layout: MapLayout) -> list[LinkLine]:
 def messages(plan: Plan) -> Counter[tuple[int, int]]:
     """Messages between two nodes in both directions, by node numbers, the lower first.
 
-    A microbatch follows its route, returns to its source for the loss, and takes the same way back.
+    A microbatch follows its route, returns to its source for the loss, and its backward pass takes the same links back.
     """
     counts: Counter[tuple[int, int]] = Counter()
     for microbatch in plan.microbatches:

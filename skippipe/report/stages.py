@@ -85,7 +85,7 @@ def cost_text(scored: Scored) -> str:
 
 
 def costs_of_use(plan: Plan) -> list[LeftOut]:
-    """What each node that serves no stage would cost where it costs least, as far as the search reports it."""
+    """Cost of each unused node in the stage where it is lowest, as reported by the search."""
     found = plan.solver.allocation
     return [] if found is None else [cost for cost in found.left_out if cost.node in plan.absent_nodes]
 

@@ -31,7 +31,7 @@ class StudyJob:
     """folder of the runs, EXPERIMENT/seedN; existing runs resume"""
     records: str = MISSING
     """JSON file with the records of all arms from all machines; a page (.md) and plots (.png) of the same name are
-    written beside it"""
+    written next to it"""
     minutes: float | None = setting(None, within=AT_LEAST_0)
     """time limit after which all runs stop with a checkpoint, to be resumed; 0: only update records and page; null: no
     limit"""

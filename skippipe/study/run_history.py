@@ -64,13 +64,13 @@ class RunHistory:
         return float(sum(event.iteration_s for event in self.iterations.values()))
 
     def median(self, name: str) -> float | None:
-        """Of a field of the iterations; None where they do not have it."""
+        """Median of a field over the iterations; None if they do not have it."""
         found = [getattr(event, name) for event in self.iterations.values() if getattr(event, name) is not None]
         return statistics.median(found) if found else None
 
 
 def read_run_history(events: Iterable[Event]) -> RunHistory | None:
-    """Put together what the events of a run come to; None where it has not begun.
+    """Combine the events of a run; None if it has not begun.
 
     An iteration supersedes everything reported earlier from that iteration on.
     """

@@ -48,7 +48,7 @@ class Study:
         self._started: set[tuple[ArmKey, Kind]] = set()
         self._failures: dict[ArmKey, str] = {}
         self._finished_here: set[ArmKey] = set()
-        """arms whose runs on this machine have come to their end: these can be evaluated"""
+        """arms trained to the end on this machine, which can be evaluated"""
         self._saved: Callable[[], None] = lambda: None
         self.records: Records = {}
         self._refresh()

@@ -175,7 +175,7 @@ def test_a_run_whose_text_has_changed(trained: Trained, run: Run, tmp_path: Path
     tokens.write_bytes(before)
     (tmp_path / "a.txt").write_text("A text of some other words.\n" * 2000)
     assert run("data", "prepare", *texts, "output=other").status == 0
-    with pytest.raises(InputError, match=r"iteration-000001: was trained on another text"):
+    with pytest.raises(InputError, match=r"iteration-000001: checkpoint of another text"):
         train_alone(job(2, "other"), folder)
     train_alone(job(2), folder)
 

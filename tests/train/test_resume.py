@@ -332,7 +332,7 @@ def test_no_complete_checkpoint_is_no_fresh_start(folder: Folder) -> None:
     ("changes", "message"),
     [
         ({"train__seed": 5}, "train.seed: expected 0, got 5: the order of the text depends on it"),
-        ({"data__sequence": 16}, r"was trained on another text \(data\.\*\)"),
+        ({"data__sequence": 16}, r"checkpoint of another text \(data\.\*\)"),
         ({"model": {**make_job().model, **DROPOUT, "hidden_size": 64}}, "model.hidden_size: expected 32, got 64"),
         ({"model": make_job().model}, "model.attention_dropout: expected 0.2, got 0.0"),
     ],

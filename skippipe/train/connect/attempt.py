@@ -29,7 +29,7 @@ class PeerStoppedError(SchedulerError):
 
 
 class Presence(NamedTuple):
-    """What a rank says of itself while the ranks find each other."""
+    """What a rank publishes about itself at the rendezvous."""
 
     token: str
     """random, new for every process"""
@@ -163,7 +163,7 @@ def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attemp
 
 
 def presences(client: StoreClient, world: int) -> list[Presence | None]:
-    """What ranks have said of themselves, by rank; may be those of a failed attempt."""
+    """What ranks have published about themselves, by rank; possibly in a failed attempt."""
     texts = (client.get(f"here/{rank}") for rank in range(world))
     return [None if text is None else _presence(json.loads(text)) for text in texts]
 
@@ -205,7 +205,7 @@ def announce_end(  # noqa: PLR0913 - by keyword
 ) -> None:
     """Tell `others` why this rank ends, and wait up to `report_s` seconds for them to read it.
 
-    The first rank that ends explains the rest: one that has been told so itself says nothing more.
+    The first rank that ends is the cause: one that has received such a message sends none itself.
     """
     tokens = [presence.token for presence in others if presence is not None and presence.token != own.token]
     with contextlib.suppress(RuntimeError, OSError):  # the store is gone, and no rank can read it
@@ -221,7 +221,7 @@ def announce_end(  # noqa: PLR0913 - by keyword
 
 
 def check_no_rank_left(client: StoreClient, own: Presence) -> None:
-    """Raise the reason if another rank has told this one that it has ended."""
+    """Raise the reason if another rank has announced its end."""
     text = client.get("left")
     if text is None:
         return

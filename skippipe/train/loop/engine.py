@@ -1,7 +1,7 @@
 """Iterations and validations of one rank under one plan, in step with the other ranks.
 
-What the ranks tell each other after an iteration goes over the same links as the messages, once all of these have
-arrived: a sum in which every rank fills its own places.
+After an iteration, ranks exchange losses, times and flags over the same links as the messages, once all of these have
+arrived, by a sum in which every rank fills its own entries.
 """
 
 import math
@@ -32,7 +32,7 @@ class DivergedError(SchedulerError, ArithmeticError):
 
 
 class RankFlags(NamedTuple):
-    """What a rank tells all others after an iteration, so that all decide alike; combined: whether any rank set it."""
+    """Flags that a rank shares after an iteration, so that all decide alike; combined: whether any rank set it."""
 
     stop: bool = False
     """it was asked to stop"""
@@ -49,7 +49,7 @@ class IterationResult:
     router_loss: float | None
     """mean of those over the iteration's tokens, with their coefficient; None: no layer has one"""
     norm: float
-    """of the gradient of the whole model, before clipping"""
+    """of the gradient of the full model, before clipping"""
     seconds: float
     """from the start to the end of the last rank's step"""
     flags: RankFlags
@@ -59,7 +59,7 @@ class IterationResult:
 
 
 class Gathered(NamedTuple):
-    """What all ranks know together after an iteration or validation."""
+    """Values combined over all ranks after an iteration or validation."""
 
     loss: float
     """sum over tokens, added in the order of the microbatches"""
@@ -159,8 +159,8 @@ class Engine:
 
         Args:
             batches: tokens and labels by a microbatch's place in the iteration, from 0.
-            step: the optimizer step, given the norm of the whole model's gradient.
-            flags: called at the end for what this rank tells all.
+            step: the optimizer step, given the norm of the full model's gradient.
+            flags: called at the end for the flags of this rank.
 
         Raises:
             ActionError: a message did not arrive, or another rank is gone.
@@ -187,7 +187,7 @@ class Engine:
         return IterationResult(loss / self.tokens, router_loss, norm, seconds, combined, timings)
 
     def validate(self, batches: Batches) -> float:
-        """Mean loss of the whole model over the validation's tokens, in nats; raises as `iterate` does."""
+        """Mean loss of the full model over the validation's tokens, in nats; raises as `iterate` does."""
         # A microbatch of a validation only goes forward, but through all stages.
         timeout_s = self._message_timeout_s(max(1.0, len(self._validation_places) / len(self._places)))
         with ExitStack() as stack:
@@ -236,7 +236,7 @@ SLOWEST_HEALTHY = 3.0
 def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, iterations: float = 1.0) -> float:
     """Longest time to wait for a message, in seconds.
 
-    A rank with little to do waits for the busiest one, up to a whole iteration, and nothing is wrong then.
+    A rank with little work may have to wait for the busiest one, up to a complete iteration.
 
     Args:
         timeout_s: waited in addition, `runtime.timeout_s`.

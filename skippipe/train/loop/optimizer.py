@@ -39,7 +39,7 @@ class StageOptimizer:
         """learning rate of the latest step"""
 
     def step(self, norm: float) -> None:
-        """Clip by the norm of the whole model's gradient, and step; does nothing if the norm is not finite."""
+        """Clip by the norm of the full model's gradient, and step; does nothing if the norm is not finite."""
         if not math.isfinite(norm):
             return
         self.seen += self._tokens

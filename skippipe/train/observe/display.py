@@ -92,7 +92,7 @@ class Display:
         return [] if lines is None else lines(event)
 
     def _details(self) -> list[RenderableType]:
-        """What stands below the bar: how fast, how well."""
+        """Table and loss curve below the bar."""
         row = ["-"] * 6
         if self.iteration is not None:
             done = self.iteration
@@ -133,7 +133,7 @@ def started_lines(event: WorkerStarted) -> list[str]:
 def validation_lines(event: ValidationDone) -> list[str]:
     """One validation."""
     training = "" if event.training_loss is None else f", {event.training_loss:.4f} on training text"
-    over = f"(whole model, {event.tokens:,} tokens)"
+    over = f"(full model, {event.tokens:,} tokens)"
     return [f"validation loss {event.loss:.4f}{training} after {event.iteration} iterations {over}"]
 
 

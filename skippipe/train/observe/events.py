@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from skippipe.errors import InputError
 
 NON_FINITE = "not_finite"
-"""Key beside the fields of an event: numbers that JSON cannot hold, by their dotted keys."""
+"""Key of an event for its non-finite numbers, by their dotted keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events have. A field whose default is None is left out of the JSON while it is None."""
+    """What all events have. Fields whose default is None are omitted from the JSON while they are None."""
 
     kind: ClassVar[str]
     """value of the key `event`"""
@@ -126,7 +126,7 @@ class IterationDone(Event):
     iteration_s: float
     """from the start to the end of the last rank's step"""
     norm: float
-    """of the gradient of the whole model, before clipping"""
+    """of the gradient of the full model, before clipping"""
     learning_rate: float
     router_loss: float | None = None
     predicted_s: float | None = None
@@ -136,7 +136,7 @@ class IterationDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationDone(Event):
-    """Losses of the whole model."""
+    """Losses of the full model."""
 
     kind = "validation"
     iteration: int
@@ -158,7 +158,7 @@ class CheckpointSaved(Event):
     blocked_s: float
     """how long training was blocked for it"""
     seconds: float
-    """how long it took, beside training"""
+    """time to write it, in the background"""
     bytes: int
 
 
@@ -336,8 +336,8 @@ def from_json(line: str | bytes) -> Event | None:
 
 def _put(content: Any, path: list[str], number: float) -> None:
     """Put a number where `to_json` has put null."""
-    *way, last = path
-    for key in way:
+    *parents, last = path
+    for key in parents:
         content = content[int(key) if isinstance(content, list) else key]
     content[int(last) if isinstance(content, list) else last] = number
 
@@ -362,7 +362,7 @@ class EventWriter:
         self.descriptor = descriptor
 
     def __call__(self, event: Event) -> None:
-        """Write one event; a reader that is gone is no error here: the process learns of it in another way."""
+        """Write one event; a missing reader is no error here: the process notices it otherwise."""
         line = memoryview((to_json(event) + "\n").encode())
         try:
             while line:

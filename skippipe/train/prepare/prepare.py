@@ -40,7 +40,7 @@ from skippipe.train.prepare.stages import PartitionedModel, build_head, build_st
 from skippipe.train.resolve.spec import RunSpec
 
 SAVING_TIMEOUT_S = 3600.0
-"""How long a rank waits for the others while they write a checkpoint together."""
+"""Time limit for the ranks to write a checkpoint together."""
 
 
 def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
@@ -120,7 +120,7 @@ def _check_layout(spec: RunSpec, model: PartitionedModel, rendezvous: Rendezvous
 
 
 def _share_metadata(rendezvous: Rendezvous, batches: TokenBatches | None, model: dict[str, Any]) -> RunMetadata:
-    """Check that all sources read the same text, and tell all ranks what it is."""
+    """Check that all sources read the same text, and share its metadata with all ranks."""
     values: dict[str, str] = {}
     if batches is not None:
         facts = [batches.training_sha256, batches.training.tokens.size, batches.validation_microbatches]
@@ -192,7 +192,7 @@ def _prepare_engines(
 
 
 def _count_parameters(context: RankContext) -> int:
-    """Parameters of the whole model: each stage counted once."""
+    """Parameters of the full model: each stage counted once."""
     own = sum(parameter.numel() for stage in context.owned_stages().values() for parameter in stage.parameters)
     return sum(map(int, context.rendezvous.all_gather("parameters", str(own))))
 

@@ -18,7 +18,7 @@ from skippipe.train.observe.events import RunResumed
 from skippipe.train.resolve.spec import CheckpointSpec
 
 READING_S = 3600.0
-"""Within which rank 0 has to check all files of a checkpoint, and every rank has to load it."""
+"""Time limit for rank 0 to verify all files of a checkpoint, and for every rank to load it."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class ResumePoint:
         for key, ours in json.loads(json.dumps(dict(model))).items():
             theirs = state.model.get(key)
             if theirs != ours:
-                raise InputError(f"{path}: is of another model: model.{key}: expected {theirs}, got {ours}")
+                raise InputError(f"{path}: checkpoint of another model: model.{key}: expected {theirs}, got {ours}")
         if state.seed != seed:
             raise InputError(
                 f"{path}: train.seed: expected {state.seed}, got {seed}: the order of the text depends on it"
             )
         if state.text != text:
             raise InputError(
-                f"{path}: was trained on another text (data.*); to use its weights alone: skippipe export, then "
+                f"{path}: checkpoint of another text (data.*); to use only its weights: skippipe export, then "
                 "model=pretrained"
             )
 
@@ -80,7 +80,7 @@ class ResumePoint:
 
 
 def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous) -> ResumePoint:
-    """Find out where a run begins: rank 0 looks, and all ranks verify that they see the same.
+    """Determine where a run begins: rank 0 decides, and all ranks verify that they see the same.
 
     Args:
         spec: which checkpoint to resume from.
@@ -109,7 +109,7 @@ def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous
 def _look(spec: CheckpointSpec, folder: Path, verified: str | None) -> dict[str, Any]:
     directory = CheckpointDirectory(folder.resolve() / CHECKPOINTS)
     if spec.enabled:
-        load_key(spec.key)  # that there is none should be known before anything else
+        load_key(spec.key)  # a missing key is reported before anything else
     newest: Checkpoint | None = None
     damaged: list[str] = []
     if directory.all():

@@ -1,4 +1,4 @@
-"""Settings in, description of the run out."""
+"""Resolves the settings of a run into its description."""
 
 import copy
 import dataclasses
@@ -40,7 +40,7 @@ def resolve(job: TrainJob) -> RunSpec:
         NoPlanError: no allocation was found within the work limit.
 
     """
-    job = copy.deepcopy(job)  # what becomes of the settings afterwards does not matter
+    job = copy.deepcopy(job)  # a copy: later changes of the settings have no effect
     layout, train = resolve_layout(job), job.train
     if layout.plan is not None:
         check_model(layout.plan, _stated_model(job), layout.origin)
