@@ -17,7 +17,7 @@ def assign_ranks(
     Args:
         node_names: the names of the plan's nodes, by node number.
         names_by_rank: what each rank says it serves, by rank number: one or more node names.
-        unused: names of nodes that serve no stage; a rank may name them beside others.
+        unused: names of nodes that serve no stage; a rank may name them in addition to others.
 
     Returns:
         The rank that serves node `n`, at index `n`; `NOBODY` for those in `unused`. A rank may serve several nodes.

@@ -97,7 +97,7 @@ def load_cases(key: str, folder: Path) -> Cases:
 
 
 def load_case(path: Path) -> Case:
-    """Read the instance of the cluster file NAME.cluster.json at `path`, with NAME.json beside it.
+    """Read the instance of the cluster file NAME.cluster.json at `path`, with NAME.json next to it.
 
     Raises:
         InputError: a file is missing or invalid.

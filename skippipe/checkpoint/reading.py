@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLAN, TOKENIZER = "plan.json", "tokenizer.json"
-"""Files of a checkpoint beside manifest, state and tensors."""
+"""Files of a checkpoint other than manifest, state and tensors."""
 WEIGHTS = "weights"
 """Prefix of weight names in tensor files; the rest is the name in transformers' state dict."""
 

@@ -36,7 +36,7 @@ class SavingError(SchedulerError, RuntimeError):
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """Contents of a checkpoint beside the tensors; rank 0 writes them."""
+    """Contents of a checkpoint other than tensors; rank 0 writes them."""
 
     state: TrainingState
     plan: str

@@ -1,4 +1,4 @@
-"""Training state of a checkpoint beside its tensors."""
+"""Training state of a checkpoint, other than its tensors."""
 
 import json
 from dataclasses import asdict, dataclass, fields

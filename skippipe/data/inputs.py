@@ -34,7 +34,7 @@ class InputFile:
 
     @property
     def text_bytes(self) -> int | None:
-        """Bytes of text in it, if its size tells."""
+        """Bytes of text in it, if known from its size."""
         return self.bytes if self.kind == "text" and not self.name.endswith(COMPRESSED) else None
 
 

@@ -55,7 +55,7 @@ class SplitProgress:
 
 @dataclass
 class PreparationState:
-    """Contents of `progress.json` beside the corpus specification."""
+    """Contents of `progress.json` other than the corpus specification."""
 
     written: dict[Split, SplitProgress]
     tokenizer: str | None = None

@@ -159,7 +159,7 @@ def _read_alike(tokenizer: Any, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Give a hidden staging folder beside `output`, which is renamed to it at the end; an error leaves nothing.
+    """Within: a hidden staging folder next to `output`, renamed to it at the end; an error leaves nothing behind.
 
     Raises:
         InputError: `output` is there already and not empty, or the disk takes no more; the message names it.
@@ -198,7 +198,7 @@ def check_new_folder(output: Path) -> None:
 
 @contextlib.contextmanager
 def _staging_beside(output: Path) -> Iterator[Path]:
-    """Make an empty hidden folder beside `output`, removed at the end if it is still there."""
+    """Within: an empty hidden folder next to `output`, removed at the end if it still exists."""
     staging = output.with_name(f".{output.name[:200]}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()

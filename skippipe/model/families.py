@@ -30,7 +30,7 @@ class Family:
     norm: str
     """the final norm's name within the body"""
     head: str = "lm_head"
-    """the head's name beside the body"""
+    """name of the head, a sibling of the body"""
     embedding_dropout: str | None = None
     """dropout between the embedding and the first layer, where there is one"""
     router: str | None = None

@@ -26,7 +26,7 @@ class Shape(NamedTuple):
 
 
 class ArgumentRecorder(nn.Module):
-    """Takes the place of a layer, records the arguments beside the hidden state, and passes that on."""
+    """Replaces a layer: records the arguments other than the hidden state, and returns the latter."""
 
     def __init__(self) -> None:
         super().__init__()

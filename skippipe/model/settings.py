@@ -65,7 +65,7 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
     Args:
         model: `model_type`, one of `FAMILIES`, and any of the settings that transformers has for it by the same names,
             such as `hidden_size`; what is not given has the default of transformers. Plain values. Or `folder`, whose
-            `config.json` has all that, and settings that come on top.
+            `config.json` has all that, and settings that override it.
 
     Raises:
         InputError: an architecture or setting is unknown, or a value cannot be used; the message names the key, and

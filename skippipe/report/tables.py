@@ -97,7 +97,7 @@ def _path_text(analysis: PlanAnalysis) -> str:
     counts = handovers(analysis)
     reasons = ", ".join(f"{counts[reason]} {words}" for reason, words in REASONS.items() if counts[reason])
     return f"{len(on_path)} tasks of {len(batches)} microbatches on {len(nodes)} nodes are on the critical path" + (
-        f"; of these started {reasons}." if reasons else "."
+        f"; they started: {reasons}." if reasons else "."
     )
 
 
