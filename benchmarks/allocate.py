@@ -1,4 +1,4 @@
-"""The node allocator against greedy and random allocations, METIS, KaHyPar and OR-Tools' CP-SAT, by the same score.
+"""The node allocator vs. greedy and random allocations, METIS, KaHyPar and OR-Tools' CP-SAT, by the same score.
 
     python benchmarks/allocate.py [--seconds 0.2 1 10 60] [--instances published20 ...] [--methods ours metis ...]
 
@@ -44,7 +44,7 @@ Stages = list[list[int]]
 
 @dataclass
 class Best:
-    """The best that a method has reached, and when, by one clock for all."""
+    """Best allocation of a method so far, and when it was found."""
 
     case: AllocationCase
     started: float = dataclasses.field(default_factory=time.perf_counter)
@@ -72,7 +72,7 @@ Rows = Iterator[Row]
 
 
 def anytime(method: str, case: AllocationCase, limits: Sequence[float], made: Iterator[Stages]) -> Rows:
-    """Score one allocation after the other until the longest time is over."""
+    """Score allocations one after another until the longest time limit."""
     best = Best(case)
     for stages in made:
         best.offer(stages)
@@ -96,7 +96,7 @@ def ours(case: AllocationCase, limits: Sequence[float]) -> Rows:
 
 
 def cp_sat(method: str, case: AllocationCase, limits: Sequence[float], workers: int) -> Rows:
-    """Solve the exact model; it ends a little later than asked at times, which is not held against it."""
+    """Solve the exact model; it may exceed its time limit slightly, which is ignored."""
     for seconds in limits:
         best = Best(case)
         try:
@@ -119,7 +119,7 @@ def greedy(case: AllocationCase, limits: Sequence[float]) -> Rows:
 
 
 def slower(case: AllocationCase) -> np.ndarray:
-    """Of each pair of nodes the slower direction, in seconds, shape (N, N)."""
+    """Transfer time of the slower direction of each pair of nodes, in seconds, shape (N, N)."""
     transfer = case.cluster.transfer_matrix()
     return np.maximum(transfer, transfer.T)
 

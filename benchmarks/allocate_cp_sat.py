@@ -1,6 +1,6 @@
-"""The allocator's surrogate as a model for OR-Tools' CP-SAT: exact, where it is small enough to be solved.
+"""The allocator's surrogate as a model for OR-Tools' CP-SAT: exact, if small enough to be solved.
 
-Nodes that no figure tells apart (same region, same speed) are one class, and a stage has so many nodes of each; where
+Identical nodes (same region, same speed) are one class, and a stage has so many nodes of each; where
 every node is its own class that is the plain assignment. The matching between two stages is a flow between classes,
 and a value of the bottleneck is at least the round trip of every pair of classes that the flow uses. The tour is a
 circuit over the stages, or their own order where all but stage 0 have the same size (then numbers mean nothing else).
@@ -26,7 +26,7 @@ MOST_FLOWS = 400_000
 
 @dataclass(frozen=True)
 class Classes:
-    """Nodes that nothing tells apart, and whole microseconds between and on them."""
+    """Classes of identical nodes, with times between and on them in integer microseconds."""
 
     members: list[list[int]]
     slower: list[list[int]]

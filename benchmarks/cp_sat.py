@@ -1,4 +1,4 @@
-"""The scheduling problem as a model for OR-Tools' CP-SAT: optima that are not our own planner's word.
+"""The scheduling problem as a model for OR-Tools' CP-SAT: optima independent of our own planner.
 
     python benchmarks/cp_sat.py FOLDER NAME [--seconds 60] [--workers 1] [--output plan.json]
 
@@ -35,7 +35,7 @@ HOME = -1
 
 @dataclass(frozen=True)
 class Durations:
-    """Every length of time of an instance, in whole units."""
+    """All durations of an instance, as integers."""
 
     unit_s: float
     """seconds of one unit"""
@@ -52,7 +52,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Answer:
-    """What CP-SAT says; times in seconds."""
+    """Result of CP-SAT; times in seconds."""
 
     status: str
     """OPTIMAL, FEASIBLE, INFEASIBLE or UNKNOWN"""
@@ -93,7 +93,7 @@ def durations_of(case: Case) -> Durations:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Round up, but for what a decimal number of seconds is off by as a float."""
+    """Round up, apart from floating-point errors of decimal seconds."""
     exact = float(seconds) * NANOSECOND
     return round(exact) if abs(exact - round(exact)) < 1e-6 else math.ceil(exact)
 
@@ -147,7 +147,7 @@ class Model:
         self.stage_of = {node: stage for stage, members in enumerate(self.stages) for node in members}
         self.present = [stage for stage, members in enumerate(self.stages) if members]
         self.horizon = self._horizon()
-        self.shortest = shortest_ways(self.times.transfer)
+        self.shortest = shortest_times(self.times.transfer)
         self.model = cp_model.CpModel()
         self.iteration = self._time("iteration")
         self.on_node: dict[int, list[cp_model.IntervalVar]] = {node: [] for node in self.stage_of}
@@ -312,7 +312,7 @@ class Model:
                 self.model.add(first + self.times.forward[a.source] <= second)
 
 
-def shortest_ways(transfer: list[list[int]]) -> list[list[int]]:
+def shortest_times(transfer: list[list[int]]) -> list[list[int]]:
     """Least time from each node to each other, over any nodes between: more hops can be faster than a slow link."""
     least = [row[:] for row in transfer]
     nodes = range(len(least))
@@ -332,7 +332,7 @@ def route_owners(case: Case) -> list[tuple[int, int]]:
 
 
 def solve(case: Case, seconds: float, workers: int = 1, log: Callable[[str], None] | None = None) -> Answer:
-    """Have CP-SAT look for the optimum, from nothing, for so many seconds of processor time."""
+    """Search the optimum by CP-SAT, without a start solution, within a limit of CPU time in seconds."""
     model = Model(case)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = workers
@@ -357,7 +357,7 @@ def solve(case: Case, seconds: float, workers: int = 1, log: Callable[[str], Non
 
 @contextlib.contextmanager
 def _stopped_after(solver: cp_model.CpSolver, seconds: float) -> Iterator[None]:
-    """Stop a search that has had so much of the processor: its own limit is by the clock, whoever else is at work."""
+    """Stop a search after a CPU time: CP-SAT's own limit is wall time, which depends on other load."""
     ended = threading.Event()
     until = time.process_time() + seconds
 
@@ -376,13 +376,13 @@ def _stopped_after(solver: cp_model.CpSolver, seconds: float) -> Iterator[None]:
 
 
 def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bound_s: float, wall_s: float) -> Json:
-    """Write the solution down as a plan, in the format that the checkers read."""
+    """Write the solution as a plan file."""
     case, times, rules = model.case, model.times, model.rules
     batches: list[Json] = []
     tasks: list[Json] = []
     home_s = 0.0
     for number, route in enumerate(model.routes):
-        nodes = _way(route, solver)
+        nodes = _route_of(route, solver)
         for wave, batch in enumerate(route.waves):
             name = len(batches)
             batches.append({
@@ -431,7 +431,7 @@ def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bou
     }
 
 
-def _way(route: Route, solver: cp_model.CpSolver) -> list[int]:
+def _route_of(route: Route, solver: cp_model.CpSolver) -> list[int]:
     follows = {i: j for (i, j), arc in route.arcs.items() if solver.value(arc)}
     nodes, node = [], follows[HOME]
     while node != HOME:
@@ -441,7 +441,7 @@ def _way(route: Route, solver: cp_model.CpSolver) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Solve one instance and print what came of it."""
+    """Solve one instance and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")

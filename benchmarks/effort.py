@@ -1,4 +1,4 @@
-"""What planning costs: planning time against iteration time, and quality against effort, by size.
+"""Planning time vs. iteration time, and plan quality vs. search budget, by size.
 
     python benchmarks/effort.py [--seconds 30] [--sizes 10 30 100 300 1000]
     python benchmarks/effort.py --nodes 10000 --stages 40 --microbatches 1500 [--seconds 60]
@@ -64,12 +64,12 @@ def _near() -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    """All but the curves."""
+    """The table, without the curves."""
     return markdown([{key: value for key, value in row.items() if key != "events"} for row in rows])
 
 
 def draw_figure(rows: list[Row], path: Path) -> None:
-    """Planning time against iteration time; and how far from the end the search is over time."""
+    """Planning time vs. iteration time, and the gap to the final plan over time."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     near = _near()[-1]
     for nodes in sorted({row["nodes"] for row in rows}):

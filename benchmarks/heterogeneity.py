@@ -1,4 +1,4 @@
-"""What it is worth to weigh speed and memory of every node, where they differ by up to four times.
+"""Savings from knowing speed and memory of every node, if they differ by up to a factor of four.
 
     python benchmarks/heterogeneity.py [--seconds 5] [--seeds 10]
 
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 def cluster_settings(links: str, seed: int) -> SyntheticConfig:
-    """Nodes that differ by four times in speed and memory."""
+    """Nodes whose speeds and memories differ by up to a factor of four."""
     base = preset()
     return dataclasses.replace(
         base,
@@ -85,7 +85,7 @@ def executed(plan: Plan, cluster: Cluster) -> dict[str, float | None]:
 
 
 def measure(links: str, seed: int, planner: PlannerConfig) -> list[Row]:
-    """Plan one cluster with each view of it, and execute what comes out."""
+    """Plan one cluster with each view of it, and execute the result."""
     schedule = ScheduleConfig()
     problem = draw(cluster_settings(links, seed), STAGES, MICROBATCHES, schedule)
     true: Json = json.loads(problem.cluster.to_json())

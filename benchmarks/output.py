@@ -1,4 +1,4 @@
-"""What the studies write: figures as JSON, with date, machine and versions, and a table to read."""
+"""Output of the benchmarks: JSON with date, machine and versions, and a table."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def save(name: str, settings: Row, rows: Sequence[Row], table: str) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table with one column for each key of the rows; numbers with four digits that count."""
+    """A table with one column for each key of the rows; numbers with four significant digits."""
     keys = list(rows[0])
     lines = [keys, ["---"] * len(keys), *([_shown(row[key]) for key in keys] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -41,6 +41,6 @@ def _shown(value: Any) -> str:
 
 
 def note(text: str) -> None:
-    """Say how far a study is."""
+    """Print progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

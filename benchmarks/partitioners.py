@@ -1,4 +1,4 @@
-"""General tools for cutting graphs, METIS and KaHyPar, as allocators: blocks of given sizes, pairs kept together.
+"""The graph partitioners METIS and KaHyPar as allocators, with blocks of given sizes.
 
 Neither can say "slowest message within a block" or "bottleneck matching between blocks"; what they can say is the
 weight of the pairs that they keep together. Near pairs in one block make the slowest message within a block short; far
@@ -63,14 +63,14 @@ r-fm-stop-i=350
 
 @dataclass(frozen=True)
 class Graph:
-    """The pairs that had better stay together."""
+    """Graph whose edge weights favour keeping pairs of nodes together."""
 
     weight: NDArray[np.int64]
     """shape (N, N), symmetric; 0: no edge"""
 
 
 def draw_graph(slower: NDArray[np.float64], rng: random.Random, most_pairs: int) -> Graph:
-    """Draw which pairs had better stay together.
+    """Draw edge weights that favour keeping pairs of nodes together.
 
     Args:
         slower: of each pair the slower direction, in seconds, shape (N, N).
@@ -92,7 +92,7 @@ def draw_graph(slower: NDArray[np.float64], rng: random.Random, most_pairs: int)
 
 
 def metis_partitions(slower: NDArray[np.float64], sizes: Sequence[int], seed: int) -> Iterator[Stages]:
-    """Partitions by METIS, one after the other without end. Its blocks are only about as large as asked: mended."""
+    """Partitions by METIS, an endless iterator. METIS balances blocks only approximately; sizes are corrected."""
     import pymetis  # noqa: PLC0415 - only whoever asks for it needs it
 
     rng = random.Random(seed)
@@ -114,7 +114,7 @@ def metis_partitions(slower: NDArray[np.float64], sizes: Sequence[int], seed: in
 
 
 def kahypar_partitions(slower: NDArray[np.float64], sizes: Sequence[int], seed: int) -> Iterator[Stages]:
-    """Partitions by KaHyPar, one after the other without end; every pair is a net."""
+    """Partitions by KaHyPar, an endless iterator; every pair is a net."""
     import kahypar  # noqa: PLC0415 - only whoever asks for it needs it
 
     rng, nodes, stages = random.Random(seed), len(slower), len(sizes)
@@ -140,7 +140,7 @@ def kahypar_partitions(slower: NDArray[np.float64], sizes: Sequence[int], seed: 
 
 
 def mended(blocks: Sequence[int], sizes: Sequence[int], graph: Graph) -> Stages:
-    """Stages of exactly these sizes: while a block is too large, the node goes that loses least by it."""
+    """Stages of exactly these sizes: while a block is too large, the node with the smallest loss moves."""
     block_of = np.array(blocks)
     while True:
         spare = np.bincount(block_of, minlength=len(sizes)) - np.array(sizes)

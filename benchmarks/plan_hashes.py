@@ -1,8 +1,8 @@
-"""Whether plans are still what they were: hashes of the plans for fixed questions, held against a file.
+"""Regression test of plans: hashes of the plans for fixed questions, compared with a file.
 
-    python benchmarks/plan_hashes.py                     plan all questions; status 1 where a plan is another one
+    python benchmarks/plan_hashes.py                     plan all questions; status 1 if a plan has changed
     python benchmarks/plan_hashes.py geo20               only those whose name contains the text
-    python benchmarks/plan_hashes.py --write             record the plans as they are now
+    python benchmarks/plan_hashes.py --write             record the current plans now
 
 The questions go through `skippipe plan` with limits of work alone, so that plans depend on neither machine nor threads.
 The hash is of what a plan decides (allocation, routes, order, times in whole nanoseconds) and of its lower bound; what
@@ -56,7 +56,7 @@ def rules(asked: dict[str, Any]) -> list[str]:
 
 
 def strategy(name: str) -> str:
-    """Short for a setting that most questions have."""
+    """Abbreviation of a setting that most questions have."""
     return f"schedule.strategy={name}"
 
 
@@ -130,7 +130,7 @@ QUESTIONS: dict[str, tuple[int, list[str]]] = {
 
 
 def answer(name: str) -> str:
-    """Hash of the plan for a question, or the exit status where there is none."""
+    """Hash of the plan for a question, or the exit status if there is none."""
     work, settings = QUESTIONS[name]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "plan.json"
@@ -161,10 +161,10 @@ def nanoseconds(seconds: float) -> int:
 
 
 def main() -> int:
-    """Plan the questions; say which plans are others than were recorded, or record them."""
+    """Plan the questions; report changed plans, or record the new ones."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("part", nargs="?", default="", help="only questions whose name contains this")
-    parser.add_argument("--write", action="store_true", help="record the plans as they are now")
+    parser.add_argument("--write", action="store_true", help="record the current plans now")
     asked = parser.parse_args()
     names = [name for name in QUESTIONS if asked.part in name]
     known: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}

@@ -1,8 +1,8 @@
-"""Kill a training again and again, while it trains and while it saves, and see that it comes to the same.
+"""Kill a training repeatedly, during training and saving, and check that its losses are the same.
 
-`python benchmarks/resume.py [kills]`, where `skippipe[train]` is installed; 20 kills by default. Each run goes on from
-the newest whole checkpoint. Prints where each kill fell, whether a checkpoint was left unfinished, how long training
-stood still for its checkpoints, and whether all losses equal those of a run that nobody has killed.
+`python benchmarks/resume.py [kills]`, where `skippipe[train]` is installed; 20 kills by default. Each run resumes from
+the latest complete checkpoint. Prints where each kill happened, whether it left a partial checkpoint, how long training
+was blocked for checkpoints, and whether all losses equal those of a run that nobody has killed.
 """
 
 import json
@@ -24,29 +24,29 @@ JOB = [
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
-    """Start a run, or go on with it."""
+    """Start or resume a run."""
     command = [sys.executable, "-m", "skippipe", "train", *JOB, f"folder={folder}"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """What the run has told."""
+    """Events of the run."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Loss by iteration, as last told."""
+    """Latest loss reported for each iteration."""
     return {event["iteration"]: event["loss"] for event in events(folder) if event["event"] == "iteration"}
 
 
 def hidden(folder: Path) -> set[str]:
-    """Checkpoints that are being written, or were left unfinished."""
+    """Partial checkpoints."""
     return {path.name for path in (folder / "checkpoints").glob(".iteration-*.new")}
 
 
 def kill(folder: Path, number: int, chance: random.Random) -> str:
-    """Start, kill at a random moment, wait for the end of all processes; say where the kill fell."""
+    """Start, kill at a random moment, wait for the end of all processes; describe when the kill happened."""
     before = len(events(folder))
     left = hidden(folder)
     process = begin(folder)
@@ -73,7 +73,7 @@ def kill(folder: Path, number: int, chance: random.Random) -> str:
 
 
 def main() -> int:
-    """Run it; the exit status says whether all losses were the same."""
+    """Run the benchmark; the exit status is 0 if all losses were equal."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as place:

@@ -1,7 +1,7 @@
 """Small instances of the scheduling problem, drawn from seeds, and their optima, proved by CP-SAT.
 
-    python benchmarks/small.py                     write the instances; what was proved of them is kept
-    python benchmarks/small.py --prove 60          have CP-SAT look for 60 s at each that nothing is known of yet
+    python benchmarks/small.py                     write the instances; proved results are kept
+    python benchmarks/small.py --prove 60          solve each unsolved instance by CP-SAT for 60 s
     python benchmarks/small.py --prove 60 --again  at all of them anew; a proof stands until there is another
 
 They lie in benchmarks/small, as `skippipe bench planner set=small` takes them. All durations are whole milliseconds.
@@ -34,7 +34,7 @@ MESSAGE_BYTES = 12_000_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one instance is drawn from."""
+    """Parameters and seed of one instance."""
 
     rules: Json
     sizes: tuple[int, ...]
@@ -186,7 +186,7 @@ def _link(random: Random, distance: float) -> tuple[float, float]:
 
 
 def write_all() -> list[str]:
-    """Write every instance, with what is known of it already if its question is still the same; give their names."""
+    """Write every instance, with its known results if its question is unchanged; returns their names."""
     FOLDER.mkdir(exist_ok=True)
     names = [recipe.name for recipe in RECIPES]
     if len(set(names)) != len(names):
@@ -221,7 +221,7 @@ def _text(content: Json) -> str:
 
 
 def prove(name: str, seconds: float) -> str:
-    """Have CP-SAT look at one instance, write down what it proved or found, and say so."""
+    """Solve one instance by CP-SAT; write and print what was proved or found."""
     from cp_sat import solve  # noqa: PLC0415 - OR-Tools is needed for this alone
 
     case = load_case(FOLDER / f"{name}.cluster.json")
@@ -252,12 +252,12 @@ def prove(name: str, seconds: float) -> str:
 
 
 def _milliseconds(seconds: float | None) -> float | None:
-    """All durations are whole milliseconds, and so are their sums."""
+    """Durations in integer milliseconds, and so are their sums."""
     return None if seconds is None else round(seconds, 3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the instances, and have those proved that are still open."""
+    """Write the instances, and solve open ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prove", type=float, metavar="SECONDS", help="of processor time for each instance")
     parser.add_argument("--again", action="store_true", help="also where something is known already")

@@ -1,9 +1,9 @@
-"""What it is worth to know, while routes are chosen, that a node runs one task at a time (TC2); and swaps, likewise.
+"""Savings of TC2 (routing knows that a node runs one task at a time), and of swaps.
 
     python benchmarks/tc2.py [--seconds 5] [--samples 2 4 8 16] [--swaps 0 1 2]
 
-`skippipe` against `skippipe-no-tc2` and `random-skip` (the median of 20 seeds), all on one allocation (the surrogate's,
-so that a difference is that of the switch), on the presets and, where
+`skippipe` vs. `skippipe-no-tc2` and `random-skip` (the median of 20 seeds), all on one allocation (the surrogate's,
+so differences are due to the constraint), on the presets and, where
 ../shared/data lies beside the repository, on the published instance; under the rules of this project and those of the
 reference. A microbatch has so many samples of 1,024 tokens; times of tasks and bytes of messages are in proportion,
 gradients are not. Writes out/tc2.json, out/tc2.md and out/tc2.png.
@@ -113,7 +113,7 @@ def measure(samples: Iterable[int], swaps: Iterable[int], planner: PlannerConfig
 
 
 def faster(slow_s: float | None, fast_s: float | None) -> float | None:
-    """Throughput gained, as a share."""
+    """Relative increase of throughput."""
     return None if slow_s is None or not fast_s else slow_s / fast_s - 1
 
 
@@ -141,7 +141,7 @@ def tables(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Throughput gained by TC2 over the size of a microbatch, a picture for each rule set."""
+    """Throughput increase by TC2 over microbatch size, one plot per set of constraints."""
     figure, axes = plt.subplots(1, len(RULE_SETS), figsize=(11, 4), layout="constrained")
     counts = sorted({row["samples"] for row in rows})
     for axis, rules in zip(axes, RULE_SETS, strict=True):

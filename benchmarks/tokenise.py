@@ -1,9 +1,9 @@
-"""MB/s of `skippipe data prepare` against plain `datasets.map` with as many processes and the same tokenizer.
+"""MB/s of `skippipe data prepare` vs. plain `datasets.map` with the same number of processes and tokenizer.
 
     python benchmarks/tokenise.py FOLDER [FOLDER ...] [--repetitions 5] [--workers 1 2]
 
-FOLDER is one that `skippipe data fetch` has written. Every repetition runs both, in turns, each in a process of its own
-that times the work alone, without its imports: from files to tokens on the disk. Reported are the median speeds, and
+FOLDER: written by `skippipe data fetch`. Every repetition runs both, alternating, each in a process of its own that times
+the work without imports: from files to tokens on disk. Reported are the median speeds, and
 of the ratios of neighbouring runs (above 1: `skippipe` is faster) the median, the least and the most.
 """
 
@@ -60,7 +60,7 @@ def plain(files: list[str], tokenizer: str, folder: Path, workers: int) -> float
 
 @dataclass(frozen=True)
 class Times:
-    """What one run took."""
+    """Times of one run."""
 
     wall_s: float
     cpu_s: float

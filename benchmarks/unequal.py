@@ -1,4 +1,4 @@
-"""What it is worth to fit stages to unequal nodes: stage sizes and layers chosen with the allocation, or equal cuts.
+"""Savings from fitting stages to unequal nodes: stage sizes and layers searched with the allocation, or equal.
 
     python benchmarks/unequal.py [--seconds 5] [--seeds 8]
 
@@ -44,7 +44,7 @@ EQUAL, FREE = "places", "places, sizes, layers"
 
 
 def cluster_settings(links: str, seed: int) -> SyntheticConfig:
-    """Nodes that differ by four times in speed and by four microbatches in memory."""
+    """Nodes with speeds within a factor of four and memories within four microbatches."""
     base = settings_of_speeds(links, seed)
     return dataclasses.replace(base, node=dataclasses.replace(base.node, memory=2), memory_spread=4)
 
@@ -73,7 +73,7 @@ def measure(links: str, seed: int, seconds: float) -> list[Row]:
 
 
 def described(plan: Plan) -> Row:
-    """What a plan reaches, and with what."""
+    """Result of a plan, with its sizes and layers."""
     return {
         "iteration_s": plan.predicted.iteration_s,
         "lower_bound_s": plan.predicted.lower_bound_s,

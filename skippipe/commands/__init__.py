@@ -195,7 +195,7 @@ skippipe bench simulator seconds=5 output=simulator.json""",
 skippipe bench planner planner.time_limit_s=5 output=planner.json
 skippipe bench planner data=FOLDER                     your own instances as well
 skippipe bench planner set=small strategies=[skippipe] small instances with proved optima, in a checkout
-skippipe bench planner set=FOLDER checker=check.py     only your own, each plan judged by a script""",
+skippipe bench planner set=FOLDER checker=check.py     only your own, each plan checked by a script""",
     ),
     Command(
         name="bench allocator",
