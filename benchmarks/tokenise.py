@@ -2,9 +2,9 @@
 
     python benchmarks/tokenise.py FOLDER [FOLDER ...] [--repetitions 5] [--workers 1 2]
 
-FOLDER: written by `skippipe data fetch`. Every repetition runs both, alternating, each in a process of its own that times
-the work without imports: from files to tokens on disk. Reported are the median speeds, and median, minimum and maximum of
-the ratios of neighbouring runs (above 1: `skippipe` is faster).
+FOLDER: written by `skippipe data fetch`. Every repetition runs both, alternating, each in a process of its own that
+times the work without imports: from files to tokens on disk. Reported are the median speeds, and median, minimum and
+maximum of the ratios of neighbouring runs (above 1: `skippipe` is faster).
 """
 
 import argparse
