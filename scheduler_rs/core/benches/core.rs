@@ -18,7 +18,7 @@ use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::search::cbs::solve;
 use skippipe_core::search::outlook::Outlook;
-use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
+use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::Rounding;
 
 /// 20 nodes in 6 stages, 5 sources with 6 microbatches each, random links of 0.3 to 4 s.
@@ -56,10 +56,10 @@ fn plan(problem: &Problem, work_limit: u64) -> Plan {
 fn simulation(c: &mut Criterion) {
     let problem = problem();
     let instance = Instance::new(&problem, Rounding::Up);
-    let batches: Vec<Batch> = plan(&problem, 1)
+    let batches: Vec<MicrobatchRoute> = plan(&problem, 1)
         .microbatches
         .iter()
-        .map(|b| Batch {
+        .map(|b| MicrobatchRoute {
             id: b.id,
             source: b.source,
             route: b.route,
@@ -96,7 +96,7 @@ fn simulation(c: &mut Criterion) {
 }
 
 /// Two neighbours on a node change places, and the iteration with them.
-fn changes(c: &mut Criterion, instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) {
+fn changes(c: &mut Criterion, instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) {
     let mut graph = OrderGraph::new(instance, batches, order).unwrap();
     let mut pairs = Vec::new();
     for from in 0..graph.order().len() - 1 {

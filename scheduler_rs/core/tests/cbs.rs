@@ -389,7 +389,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
     simulator.load(&found.batches);
     let outcome = simulator.run_order(&found.order).expect("an order that runs");
     assert_eq!(outcome.iteration - instance.epilogue, found.value);
-    let microbatch = |b: &skippipe_core::simulate::Batch| Microbatch {
+    let microbatch = |b: &skippipe_core::simulate::MicrobatchRoute| Microbatch {
         id: b.id,
         source: b.source,
         nodes: b.nodes.iter().map(|n| *n as usize).collect(),

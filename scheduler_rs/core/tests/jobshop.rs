@@ -12,7 +12,7 @@ use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
 use skippipe_core::search::cbs::{Ended, solve};
 use skippipe_core::search::order::improve;
-use skippipe_core::simulate::{Batch, Simulator, TaskId};
+use skippipe_core::simulate::{MicrobatchRoute, Simulator, TaskId};
 use skippipe_core::time::Time;
 
 #[test]
@@ -81,8 +81,8 @@ fn nothing_said_early_contradicts_an_optimum() {
 }
 
 /// The jobs as the simulator takes them.
-fn batches(shop: &Encoded) -> Vec<Batch> {
-    let batch = |(id, task): (usize, &RouteTask)| Batch {
+fn batches(shop: &Encoded) -> Vec<MicrobatchRoute> {
+    let batch = |(id, task): (usize, &RouteTask)| MicrobatchRoute {
         id,
         source: task.source,
         route: id,

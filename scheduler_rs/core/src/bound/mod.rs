@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::problem::{Instance, Load, NO_STAGE, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::search::outlook::Outlook;
-use crate::simulate::Batch;
+use crate::simulate::MicrobatchRoute;
 use crate::time::{NEVER, Rounding, Time};
 
 /// How much of the time a bound may take.
@@ -148,7 +148,7 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
 
 /// For these very routes: the longest way out and back with its waves, and the load of every node.
 #[must_use]
-pub fn route_bound(instance: &Instance, batches: &[Batch]) -> Time {
+pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
     let mut load = vec![0; instance.node_count()];
     let mut trips = vec![0; batches.len()];
     let mut bound: Time = 0;

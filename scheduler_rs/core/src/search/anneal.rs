@@ -19,7 +19,7 @@ use crate::allocate::joint::Placement;
 use crate::budget::Budget;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
-use crate::simulate::{Batch, Outcome, Simulator, Workspace};
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator, Workspace};
 use crate::time::Time;
 
 /// What plans are compared by: the iteration, then the sum of the homecomings.
@@ -160,7 +160,7 @@ pub struct Island {
     routes: Routes,
     estimate: Estimate,
     workspace: Workspace,
-    batches: Vec<Batch>,
+    batches: Vec<MicrobatchRoute>,
     /// First batch of each route.
     first: Vec<usize>,
     ranks: Vec<u32>,
@@ -189,7 +189,14 @@ impl Island {
             first.push(batches.len());
             for wave in 0..task.waves {
                 let nodes = paths[route].to_vec();
-                batches.push(Batch { id: batches.len(), source: task.source, route, wave, load: task.load, nodes });
+                batches.push(MicrobatchRoute {
+                    id: batches.len(),
+                    source: task.source,
+                    route,
+                    wave,
+                    load: task.load,
+                    nodes,
+                });
             }
         }
         let routes = Routes::new(on, paths);

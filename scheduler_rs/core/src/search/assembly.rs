@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
 use crate::rules::Strategy;
-use crate::simulate::{Batch, Simulator};
+use crate::simulate::{MicrobatchRoute, Simulator};
 use crate::time::{Time, seconds};
 use crate::workload::Workload;
 
@@ -67,7 +67,7 @@ pub(super) fn assemble(
     })
 }
 
-fn microbatches(instance: &Instance, batches: &[Batch]) -> Vec<Microbatch> {
+fn microbatches(instance: &Instance, batches: &[MicrobatchRoute]) -> Vec<Microbatch> {
     batches
         .iter()
         .enumerate()

@@ -11,7 +11,7 @@ use super::routes::Path;
 use super::sequence::Schedule;
 use super::{Context, Objective, cbs, draw, straight};
 use crate::error::Error;
-use crate::simulate::{Batch, Outcome, Simulator, TaskId};
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator, TaskId};
 use crate::time::{NEVER, Time};
 
 /// A complete plan of an attempt.
@@ -161,7 +161,7 @@ pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) ->
 }
 
 /// Nodes of each of so many routes.
-pub fn paths_of_batches(batches: &[Batch], routes: usize) -> Vec<Path> {
+pub fn paths_of_batches(batches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
     let mut paths = vec![Path::new(); routes];
     for batch in batches {
         paths[batch.route] = Path::from_slice(&batch.nodes);
@@ -269,7 +269,7 @@ pub fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -
     simulator.load(&batches);
     *work += simulator.task_count() as u64;
     if context.objective == Objective::Travel {
-        let outcome = simulator.run_dispatch().map_err(|lockup| Some(simulator.error_of(&lockup)))?;
+        let outcome = simulator.run_dispatch().map_err(|deadlock| Some(simulator.error_of(&deadlock)))?;
         let values = (0..context.tasks.len()).flat_map(|r| board.ways(r)).map(|way| way.value);
         let cost = values.fold((0, 0), |(most, sum): (Time, Time), value| (most.max(value), sum + value));
         let order = simulator.dispatched_order();
@@ -287,7 +287,7 @@ pub fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -
             order = simulator.dispatched_order();
             simulator.run_order(&order).map_err(|_| None)?
         }
-        (None, Err(lockup)) => return Err(Some(simulator.error_of(&lockup))),
+        (None, Err(deadlock)) => return Err(Some(simulator.error_of(&deadlock))),
     };
     board.retime(&simulator, &order);
     Ok(Candidate { board, order, cost: key(&outcome), outcome })

@@ -6,7 +6,7 @@ use crate::plan::Kind;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageSet, Visits, stage_bit};
 use crate::rules::MemoryRule;
-use crate::simulate::{Batch, Simulator, TaskId};
+use crate::simulate::{MicrobatchRoute, Simulator, TaskId};
 use crate::time::Time;
 
 /// Quotas and lengths of one attempt: where the totals do not divide, which stages and which routes get one
@@ -201,11 +201,11 @@ impl<'a> Board<'a> {
 
     /// The microbatches for the simulator, where every route is placed.
     #[must_use]
-    pub fn batches(&self) -> Vec<Batch> {
+    pub fn batches(&self) -> Vec<MicrobatchRoute> {
         let mut batches = Vec::new();
         for (route, ways) in self.ways.iter().enumerate() {
             for (wave, way) in ways.iter().enumerate() {
-                batches.push(Batch {
+                batches.push(MicrobatchRoute {
                     id: batches.len(),
                     source: self.tasks[route].source,
                     route,

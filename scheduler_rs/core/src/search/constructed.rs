@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::problem::{Instance, Problem, impossible};
 use crate::report::SearchReport;
 use crate::route::{RouteTask, StageOrder, StageSet};
-use crate::simulate::{Batch, Outcome, Simulator};
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator};
 use crate::time::seconds;
 
 /// Draws after which a search for routes gives up.
@@ -23,13 +23,14 @@ pub(super) fn solve_full(
     budget: &Budget,
 ) -> Result<Solution> {
     let mut simulator = Simulator::new(instance);
-    let mut best: Option<(Outcome, Vec<Batch>)> = None;
+    let mut best: Option<(Outcome, Vec<MicrobatchRoute>)> = None;
     let bound = lower_bound_of(problem, budget)?;
     let mut stuck = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;
-    let is_proved =
-        |best: &Option<(Outcome, Vec<Batch>)>| best.as_ref().is_some_and(|(o, _)| is_tight(o.iteration, bound));
+    let is_proved = |best: &Option<(Outcome, Vec<MicrobatchRoute>)>| {
+        best.as_ref().is_some_and(|(o, _)| is_tight(o.iteration, bound))
+    };
     while draws == 0
         || !(budget.is_over()
             || draws >= MOST_DRAWS
@@ -120,7 +121,7 @@ pub(super) fn random_routes(
     tasks: &[RouteTask],
     sets: Option<&[StageSet]>,
     rng: &mut Pcg64,
-) -> Option<Vec<Batch>> {
+) -> Option<Vec<MicrobatchRoute>> {
     let targets = match sets {
         Some(sets) => draw::dealt(instance, sets, rng),
         None => draw::targets(instance, tasks, rng),

@@ -49,7 +49,7 @@ use crate::report::SearchReport;
 use crate::request::{FirstAllocation, Method, Options, PlanRequest};
 use crate::route::{RouteTask, StageSet, route_tasks};
 use crate::rules::{Constraints, MemoryRule, Strategy};
-use crate::simulate::{Batch, TaskId};
+use crate::simulate::{MicrobatchRoute, TaskId};
 use crate::time::{Rounding, Time};
 
 use allocation::{FEW_TASKS, search_allocation};
@@ -192,7 +192,7 @@ fn stream_of(seed: u64, stream: u64) -> Pcg64 {
 
 /// The end of a search: an execution and what is known of it.
 struct Solution {
-    batches: Vec<Batch>,
+    batches: Vec<MicrobatchRoute>,
     order: Vec<Vec<TaskId>>,
     /// Lower bound in nanoseconds, on durations rounded down.
     bound: Time,

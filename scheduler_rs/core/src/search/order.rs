@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 
 use crate::budget::Budget;
 use crate::problem::Instance;
-use crate::simulate::{Batch, OrderGraph, Outcome, Replaced, TaskId};
+use crate::simulate::{MicrobatchRoute, OrderGraph, Outcome, Replaced, TaskId};
 use crate::time::Time;
 
 /// Steps without a better order after which the search goes elsewhere: so many a task, and at most.
@@ -58,7 +58,7 @@ pub struct Improved {
 #[must_use]
 pub fn improve(
     instance: &Instance,
-    batches: &[Batch],
+    batches: &[MicrobatchRoute],
     order: &[Vec<TaskId>],
     rng: &mut Pcg64,
     work_limit: u64,
@@ -113,7 +113,7 @@ impl OrderSearch {
     #[must_use]
     pub fn new(
         instance: &Instance,
-        batches: &[Batch],
+        batches: &[MicrobatchRoute],
         order: &[Vec<TaskId>],
         rng: &mut Pcg64,
         limit: Time,

@@ -345,9 +345,9 @@ impl<'a> Search<'a> {
                 }
             }
             Ok(candidate) => self.take(state, candidate, router),
-            Err(lockup) => {
+            Err(deadlock) => {
                 if state.locked.is_none() {
-                    state.locked = lockup;
+                    state.locked = deadlock;
                 }
             }
         }

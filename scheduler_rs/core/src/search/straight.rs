@@ -5,14 +5,14 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
 use crate::problem::Instance;
-use crate::simulate::Batch;
+use crate::simulate::MicrobatchRoute;
 use crate::time::Time;
 
 /// One pipeline a source, all its microbatches on it. Each replica of a stage serves
 /// `pipelines / replicas` of them, rounded down or up; the slowest link between two stages is as fast as it
 /// can be; ties are drawn.
 #[must_use]
-pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<Batch> {
+pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<MicrobatchRoute> {
     let mut columns: Vec<Vec<u32>> = instance.sources.iter().map(|s| vec![s.node as u32]).collect();
     for stage in instance.present.iter().filter(|s| **s != 0) {
         let replicas = &instance.members[*stage];
@@ -26,7 +26,7 @@ pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<Batch> {
     let mut batches = Vec::new();
     for (source, nodes) in instance.sources.iter().zip(columns) {
         for _ in 0..source.microbatches {
-            batches.push(Batch {
+            batches.push(MicrobatchRoute {
                 id: batches.len(),
                 source: source.node,
                 route: batches.len(),

@@ -11,7 +11,7 @@ mod list;
 
 use bits::Bits;
 
-use super::{Batch, Deadlock, NO_TASK, Outcome, Simulator, TaskId};
+use super::{Deadlock, MicrobatchRoute, NO_TASK, Outcome, Simulator, TaskId};
 use crate::problem::Instance;
 use crate::time::Time;
 
@@ -92,7 +92,7 @@ impl OrderGraph {
     ///
     /// # Errors
     /// [`Deadlock`] as [`Simulator::run_order`].
-    pub fn new(instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
+    pub fn new(instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
         let mut simulator = Simulator::new(instance);
         simulator.load(batches);
         simulator.run_order(order)?;

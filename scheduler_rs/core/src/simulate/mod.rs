@@ -21,7 +21,7 @@ use crate::time::{Time, seconds};
 
 /// A microbatch as the simulator sees it. The waves of one route stand next to each other, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct MicrobatchRoute {
     /// Its number in the plan; where the dispatch rule sees two alike, the lower goes first.
     pub id: usize,
     /// Stage-0 node that it starts from and comes home to.
@@ -138,7 +138,7 @@ impl<'a> Simulator<'a> {
     }
 
     /// Takes the microbatches of one iteration.
-    pub fn load(&mut self, batches: &[Batch]) {
+    pub fn load(&mut self, batches: &[MicrobatchRoute]) {
         let instance = self.instance;
         self.spans.clear();
         for column in [&mut self.node, &mut self.batch] {

@@ -9,7 +9,7 @@ use crate::search::attempt::{construct, priority};
 use crate::search::outlook::Outlook;
 use crate::search::router::Router;
 use crate::search::{Context, Objective, Options, random_routes, straight, stream_of};
-use crate::simulate::{Batch, Outcome, Simulator};
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator};
 use crate::time::{NEVER, Rounding, Time};
 
 /// What allocations are compared by: the iteration; then the mean return of a microbatch and the all-reduce of all
@@ -94,7 +94,7 @@ impl<'a> Construction<'a> {
                 // Guided only where free drawing does not get there, as in a plan.
                 let guide = self.sets.filter(|_| attempt >= TRIES / 2);
                 let mut rng = stream_of(self.seed, first + draw * TRIES + attempt);
-                let batches: Vec<Batch> = random_routes(instance, tasks, guide, &mut rng)?;
+                let batches: Vec<MicrobatchRoute> = random_routes(instance, tasks, guide, &mut rng)?;
                 simulator.load(&batches);
                 work += simulator.task_count() as u64;
                 simulator.run_dispatch().ok().map(|outcome| key_of(instance, &outcome, batches.len()))
