@@ -64,7 +64,7 @@ fn simulation(c: &mut Criterion) {
             source: b.source,
             route: b.route,
             wave: b.wave,
-            load: 0,
+            class: 0,
             nodes: b.nodes.iter().map(|n| *n as u32).collect(),
         })
         .collect();

@@ -252,14 +252,14 @@ pub struct Source {
     pub node: usize,
     /// Microbatches per iteration.
     pub microbatches: usize,
-    /// What each of them asks of the nodes: a place in [`Instance::loads`].
-    pub load: usize,
+    /// Their class: an index into [`Instance::classes`].
+    pub class: usize,
 }
 
-/// What a kind of microbatch asks of every node. Problems have one kind; microbatches of different sizes, or jobs with
-/// a way of their own, are kinds beside each other.
+/// What each microbatch of a class asks of every node. Problems have one class; microbatches of other sizes, or jobs with
+/// a route of their own, are classes of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct MicrobatchClass {
     /// Forward on each node.
     pub forward: Vec<Time>,
     /// Backward on each node.
@@ -295,8 +295,8 @@ pub struct Instance {
     pub members: Vec<Vec<usize>>,
     /// Stages that some node serves, ascending.
     pub present: Vec<usize>,
-    /// Kinds of microbatches, at least one.
-    pub loads: Vec<Load>,
+    /// Classes of microbatches, at least one.
+    pub classes: Vec<MicrobatchClass>,
     /// Microbatches that each node can hold.
     pub memory: Vec<u32>,
     /// All-reduce of each stage.
@@ -335,13 +335,13 @@ impl Instance {
             .iter()
             .zip(problem.microbatches())
             .filter(|(_, count)| **count > 0)
-            .map(|(node, count)| Source { node: *node, microbatches: *count, load: 0 })
+            .map(|(node, count)| Source { node: *node, microbatches: *count, class: 0 })
             .collect();
         let step = cluster.step_s().iter().map(|s| time(*s)).max().unwrap_or(0);
         Self {
             present: (0..problem.stages().len()).filter(|s| !problem.stages()[*s].is_empty()).collect(),
             members: problem.stages().to_vec(),
-            loads: vec![Load {
+            classes: vec![MicrobatchClass {
                 forward: nodes.iter().map(|n| time(n.forward_s)).collect(),
                 backward: nodes.iter().map(|n| time(n.backward_s)).collect(),
                 loss: nodes.iter().map(|n| time(n.loss_s)).collect(),
@@ -360,37 +360,37 @@ impl Instance {
         }
     }
 
-    /// Nanoseconds of a forward of one microbatch of kind `load` on `node`.
+    /// Nanoseconds of a forward of one microbatch of `class` on `node`.
     #[inline]
     #[must_use]
-    pub fn forward(&self, load: usize, node: usize) -> Time {
-        self.loads[load].forward[node]
+    pub fn forward(&self, class: usize, node: usize) -> Time {
+        self.classes[class].forward[node]
     }
 
     /// Nanoseconds of its backward.
     #[inline]
     #[must_use]
-    pub fn backward(&self, load: usize, node: usize) -> Time {
-        self.loads[load].backward[node]
+    pub fn backward(&self, class: usize, node: usize) -> Time {
+        self.classes[class].backward[node]
     }
 
     /// Nanoseconds of its head and loss.
     #[inline]
     #[must_use]
-    pub fn loss(&self, load: usize, node: usize) -> Time {
-        self.loads[load].loss[node]
+    pub fn loss(&self, class: usize, node: usize) -> Time {
+        self.classes[class].loss[node]
     }
 
-    /// The least forward and backward, one after the other, of any kind of microbatch on `node`.
+    /// The least forward and backward, one after the other, of any class on `node`.
     #[must_use]
     pub fn least_work(&self, node: usize) -> Time {
-        self.loads.iter().map(|load| load.forward[node] + load.backward[node]).min().unwrap_or(0)
+        self.classes.iter().map(|class| class.forward[node] + class.backward[node]).min().unwrap_or(0)
     }
 
-    /// The least head and loss of any kind of microbatch on `node`.
+    /// The least head and loss of any class on `node`.
     #[must_use]
     pub fn least_loss(&self, node: usize) -> Time {
-        self.loads.iter().map(|load| load.loss[node]).min().unwrap_or(0)
+        self.classes.iter().map(|class| class.loss[node]).min().unwrap_or(0)
     }
 
     /// Nanoseconds of one message from node `i` to node `j`.
@@ -411,27 +411,29 @@ impl Instance {
         let Machine { place, forward, backward, loss, memory } = machine;
         self.place[slot] = place;
         self.memory[slot] = memory;
-        for load in &mut self.loads {
-            (load.forward[slot], load.backward[slot], load.loss[slot]) = (forward, backward, loss);
+        for class in &mut self.classes {
+            (class.forward[slot], class.backward[slot], class.loss[slot]) = (forward, backward, loss);
         }
     }
 
     /// Whether nothing changes where two slots exchange their machines.
     pub(crate) fn is_alike(&self, a: usize, b: usize) -> bool {
-        let alike = |load: &Load| {
-            load.forward[a] == load.forward[b] && load.backward[a] == load.backward[b] && load.loss[a] == load.loss[b]
+        let alike = |class: &MicrobatchClass| {
+            class.forward[a] == class.forward[b]
+                && class.backward[a] == class.backward[b]
+                && class.loss[a] == class.loss[b]
         };
-        self.place(a) == self.place(b) && self.memory[a] == self.memory[b] && self.loads.iter().all(alike)
+        self.place(a) == self.place(b) && self.memory[a] == self.memory[b] && self.classes.iter().all(alike)
     }
 
     /// Has two slots exchange their machines.
     pub(crate) fn swap_seats(&mut self, a: usize, b: usize) {
         self.place.swap(a, b);
         self.memory.swap(a, b);
-        for load in &mut self.loads {
-            load.forward.swap(a, b);
-            load.backward.swap(a, b);
-            load.loss.swap(a, b);
+        for class in &mut self.classes {
+            class.forward.swap(a, b);
+            class.backward.swap(a, b);
+            class.loss.swap(a, b);
         }
     }
 

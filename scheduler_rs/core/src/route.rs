@@ -17,8 +17,8 @@ pub fn stage_bit(stage: usize) -> StageSet {
 pub struct RouteTask {
     /// Node of stage 0.
     pub source: usize,
-    /// What each of its microbatches asks of the nodes.
-    pub load: usize,
+    /// Class of its microbatches: an index into [`Instance::classes`].
+    pub class: usize,
     /// Microbatches on this route.
     pub waves: usize,
     /// Id of the first of them; the others follow.
@@ -36,7 +36,7 @@ pub fn route_tasks(instance: &Instance) -> Vec<RouteTask> {
         let mut left = source.microbatches;
         while left > 0 {
             let waves = left.min(lot);
-            tasks.push(RouteTask { source: source.node, load: source.load, waves, first_microbatch });
+            tasks.push(RouteTask { source: source.node, class: source.class, waves, first_microbatch });
             first_microbatch += waves;
             left -= waves;
         }

@@ -83,13 +83,13 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
 
 /// Microbatches of one source that ask for something else than the others.
 fn other_load(instance: &mut Instance, rng: &mut Pcg64) {
-    let mut load = instance.loads[0].clone();
-    for time in load.forward.iter_mut().chain(&mut load.backward).chain(&mut load.loss) {
+    let mut class = instance.classes[0].clone();
+    for time in class.forward.iter_mut().chain(&mut class.backward).chain(&mut class.loss) {
         *time = 1_000_000_000 * rng.random_range(0..4);
     }
-    instance.loads.push(load);
+    instance.classes.push(class);
     if let Some(source) = instance.sources.last_mut() {
-        source.load = 1;
+        source.class = 1;
     }
 }
 
@@ -204,13 +204,13 @@ fn chains(instance: &Instance, tasks: &[RouteTask], chosen: &[&Vec<usize>]) -> V
             let mut chain = Vec::new();
             let mut last = task.source;
             for node in route.iter() {
-                chain.push((*node, instance.transfer(last, *node), instance.forward(task.load, *node), 1, None));
+                chain.push((*node, instance.transfer(last, *node), instance.forward(task.class, *node), 1, None));
                 last = *node;
             }
             chain.push((
                 task.source,
                 instance.transfer(last, task.source),
-                instance.loss(task.load, task.source),
+                instance.loss(task.class, task.source),
                 0,
                 None,
             ));
@@ -218,7 +218,7 @@ fn chains(instance: &Instance, tasks: &[RouteTask], chosen: &[&Vec<usize>]) -> V
             for node in route.iter().rev() {
                 let reduce = instance.allreduce[instance.stage_of[*node]];
                 let travel = instance.transfer(last, *node);
-                chain.push((*node, travel, instance.backward(task.load, *node), -1, Some(reduce)));
+                chain.push((*node, travel, instance.backward(task.class, *node), -1, Some(reduce)));
                 last = *node;
             }
             let after = (wave > 0).then(|| chains.len() - 1);
@@ -311,7 +311,7 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Tim
     let mut steps = MOST_STEPS;
     let options: Vec<Vec<Vec<usize>>> = tasks
         .iter()
-        .map(|t| match &instance.loads[t.load].forced {
+        .map(|t| match &instance.classes[t.class].forced {
             Some(nodes) => vec![nodes.iter().map(|n| *n as usize).collect()],
             None => {
                 let fits = |r: &Vec<usize>| (demand.short..=demand.long).contains(&r.len());
@@ -328,8 +328,8 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Tim
     loop {
         // Equal agents in ascending order of their routes: the others are the same but for numbers.
         let is_sorted = (1..tasks.len()).all(|i| {
-            (tasks[i].source, tasks[i].waves, tasks[i].load)
-                != (tasks[i - 1].source, tasks[i - 1].waves, tasks[i - 1].load)
+            (tasks[i].source, tasks[i].waves, tasks[i].class)
+                != (tasks[i - 1].source, tasks[i - 1].waves, tasks[i - 1].class)
                 || choice[i - 1] <= choice[i]
         });
         let chosen: Vec<&Vec<usize>> = options.iter().zip(&choice).map(|(o, c)| &o[*c]).collect();

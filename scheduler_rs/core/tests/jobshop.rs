@@ -87,8 +87,8 @@ fn batches(shop: &Encoded) -> Vec<MicrobatchRoute> {
         source: task.source,
         route: id,
         wave: 0,
-        load: task.load,
-        nodes: shop.instance.loads[task.load].forced.clone().unwrap(),
+        class: task.class,
+        nodes: shop.instance.classes[task.class].forced.clone().unwrap(),
     };
     shop.tasks.iter().enumerate().map(batch).collect()
 }

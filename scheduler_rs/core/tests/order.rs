@@ -66,7 +66,7 @@ fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> V
             }
         }
         if !nodes.is_empty() {
-            batches.push(MicrobatchRoute { id, source, route: id, wave: 0, load: 0, nodes });
+            batches.push(MicrobatchRoute { id, source, route: id, wave: 0, class: 0, nodes });
         }
     }
     batches

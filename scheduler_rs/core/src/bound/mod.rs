@@ -7,7 +7,7 @@ mod visits;
 
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::problem::{Instance, Load, NO_STAGE, Problem};
+use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::search::outlook::Outlook;
 use crate::simulate::MicrobatchRoute;
@@ -104,8 +104,8 @@ fn step_of(instance: &Instance, node: usize) -> Time {
     least(instance, node, |l| &l.forward).max(least(instance, node, |l| &l.backward))
 }
 
-fn least(instance: &Instance, node: usize, of: impl Fn(&Load) -> &Vec<Time>) -> Time {
-    instance.loads.iter().map(|load| of(load)[node]).min().unwrap_or(0)
+fn least(instance: &Instance, node: usize, of: impl Fn(&MicrobatchClass) -> &Vec<Time>) -> Time {
+    instance.classes.iter().map(|class| of(class)[node]).min().unwrap_or(0)
 }
 
 /// A stage that at least `quota` routes visit: its nodes share the microbatches of those routes; before the
@@ -155,14 +155,14 @@ pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
     let mut in_turn: Time = 0;
     for (b, batch) in batches.iter().enumerate() {
         let mut place = batch.source;
-        let mut trip = instance.loss(batch.load, batch.source);
-        load[batch.source] += instance.loss(batch.load, batch.source);
+        let mut trip = instance.loss(batch.class, batch.source);
+        load[batch.source] += instance.loss(batch.class, batch.source);
         for node in batch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(place, node)
                 + instance.transfer(node, place)
-                + instance.forward(batch.load, node)
-                + instance.backward(batch.load, node);
-            load[node] += instance.forward(batch.load, node) + instance.backward(batch.load, node);
+                + instance.forward(batch.class, node)
+                + instance.backward(batch.class, node);
+            load[node] += instance.forward(batch.class, node) + instance.backward(batch.class, node);
             place = node;
         }
         trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);

@@ -59,7 +59,7 @@ pub fn visits_bound(
     }
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let mut groups: Vec<Group> = Vec::new();
-    let times = |node: usize| instance.loads.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
+    let times = |node: usize| instance.classes.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
     for task in tasks {
         let alike = |group: &&mut Group| {
             let (a, b) = (group.source, task.source);
@@ -183,8 +183,8 @@ impl Ways {
         let n = instance.node_count();
         let longest = lengths.long();
         let mut ways = Self { around: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
-        let forward = |node: usize| instance.loads.iter().map(|l| l.forward[node]).min().unwrap_or(0);
-        let backward = |node: usize| instance.loads.iter().map(|l| l.backward[node]).min().unwrap_or(0);
+        let forward = |node: usize| instance.classes.iter().map(|l| l.forward[node]).min().unwrap_or(0);
+        let backward = |node: usize| instance.classes.iter().map(|l| l.backward[node]).min().unwrap_or(0);
         // Time out and home together, out alone, home alone: before a node's own tasks.
         let nowhere = || Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); n]);
         let mut reached = nowhere();

@@ -194,7 +194,7 @@ impl Island {
                     source: task.source,
                     route,
                     wave,
-                    load: task.load,
+                    class: task.class,
                     nodes,
                 });
             }

@@ -241,10 +241,10 @@ fn insert(
     }
     let mut request = Request {
         source: task.source,
-        load: task.load,
+        class: task.class,
         release: 0,
         visits: board.visits(route),
-        forced: forced.or(context.instance.loads[task.load].forced.as_deref()),
+        forced: forced.or(context.instance.classes[task.class].forced.as_deref()),
         limit,
     };
     let Some(first) = router.find(board, &request, &stop) else { return false };

@@ -156,7 +156,7 @@ impl<'a> Board<'a> {
         if self.instance.memory_is_held() {
             for (hop, node) in way.nodes.iter().enumerate() {
                 let node = *node as usize;
-                let end = way.starts[2 * hops - hop] + self.instance.backward(self.tasks[route].load, node);
+                let end = way.starts[2 * hops - hop] + self.instance.backward(self.tasks[route].class, node);
                 self.timelines[node].hold(way.starts[hop], end, route as u32);
                 self.timelines[node].find_windows(self.instance.memory[node]);
             }
@@ -166,16 +166,16 @@ impl<'a> Board<'a> {
     /// Node and duration of a task by its place in the chain.
     fn task(&self, route: usize, way: &Way, place: usize) -> (usize, Time) {
         let hops = way.nodes.len();
-        let load = self.tasks[route].load;
+        let class = self.tasks[route].class;
         if place < hops {
             let node = way.nodes[place] as usize;
-            (node, self.instance.forward(load, node))
+            (node, self.instance.forward(class, node))
         } else if place == hops {
             let source = self.tasks[route].source;
-            (source, self.instance.loss(load, source))
+            (source, self.instance.loss(class, source))
         } else {
             let node = way.nodes[2 * hops - place] as usize;
-            (node, self.instance.backward(load, node))
+            (node, self.instance.backward(class, node))
         }
     }
 
@@ -210,7 +210,7 @@ impl<'a> Board<'a> {
                     source: self.tasks[route].source,
                     route,
                     wave,
-                    load: self.tasks[route].load,
+                    class: self.tasks[route].class,
                     nodes: way.nodes.clone(),
                 });
             }

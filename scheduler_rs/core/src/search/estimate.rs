@@ -57,7 +57,7 @@ impl Estimate {
         self.around = all_around(on.instance);
         self.reduce = on.instance.allreduce.iter().copied().max().unwrap_or(0);
         for (route, task) in on.tasks.iter().enumerate() {
-            self.loads[task.source] += task.waves as Time * on.instance.loss(task.load, task.source);
+            self.loads[task.source] += task.waves as Time * on.instance.loss(task.class, task.source);
             self.add(on, route, routes.path(route), 1);
         }
         self.power = 0;
@@ -113,10 +113,10 @@ impl Estimate {
         let task = on.tasks[route];
         let instance = on.instance;
         let mut before = task.source;
-        let mut trip = instance.loss(task.load, task.source);
+        let mut trip = instance.loss(task.class, task.source);
         for node in path.iter().map(|n| *n as usize) {
             trip += instance.transfer(before, node) + instance.transfer(node, before);
-            trip += instance.forward(task.load, node) + instance.backward(task.load, node);
+            trip += instance.forward(task.class, node) + instance.backward(task.class, node);
             before = node;
         }
         trip + instance.transfer(before, task.source) + instance.transfer(task.source, before)
@@ -177,9 +177,9 @@ impl Estimate {
         let instance = on.instance;
         let times = sign * task.waves as Time;
         let mut after = task.source;
-        let mut trip = instance.loss(task.load, task.source);
+        let mut trip = instance.loss(task.class, task.source);
         for node in path.iter().rev().map(|n| *n as usize) {
-            let work = instance.forward(task.load, node) + instance.backward(task.load, node);
+            let work = instance.forward(task.class, node) + instance.backward(task.class, node);
             trip += instance.transfer(node, after) + instance.transfer(after, node) + work;
             self.loads[node] += times * work;
             self.holds[node] += times * trip;

@@ -69,10 +69,10 @@ impl<'a> Prover<'a> {
         let mut seen = Vec::new();
         for (place, source) in below.sources.iter().enumerate() {
             // Sources that are alike have the same relaxation.
-            let load = &below.loads[source.load];
+            let class = &below.classes[source.class];
             let node = source.node;
-            let times = (load.forward[node], load.backward[node], load.loss[node], below.memory[node]);
-            let key = (below.place(node), source.load, source.microbatches, times);
+            let times = (class.forward[node], class.backward[node], class.loss[node], below.memory[node]);
+            let key = (below.place(node), source.class, source.microbatches, times);
             if below.sources.len() > 1 && !seen.contains(&key) {
                 seen.push(key);
                 prover.add(vec![place]);
@@ -114,7 +114,7 @@ impl<'a> Prover<'a> {
             let of_part = |task: &&RouteTask| {
                 sources.iter().any(|place| {
                     let source = self.below.sources[*place];
-                    (source.node, source.load) == (task.source, task.load)
+                    (source.node, source.class) == (task.source, task.class)
                 })
             };
             self.all.iter().filter(of_part).copied().collect()

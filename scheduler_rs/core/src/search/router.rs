@@ -24,8 +24,8 @@ use crate::time::{NEVER, Time};
 pub struct Request<'r> {
     /// Node of stage 0.
     pub source: usize,
-    /// What it asks of the nodes.
-    pub load: usize,
+    /// Its class: an index into [`Instance::classes`].
+    pub class: usize,
     /// The microbatch exists from this time on.
     pub release: Time,
     /// What it must and may visit.
@@ -297,7 +297,7 @@ impl<'a> Router<'a> {
         if ahead >= NEVER {
             return;
         }
-        let (forward, backward) = (instance.forward(request.load, node), instance.backward(request.load, node));
+        let (forward, backward) = (instance.forward(request.class, node), instance.backward(request.class, node));
         let travel = instance.transfer(node, parent.node);
         let line = board.timeline(node);
         // Without looking at the node's own reservations: most successors end here.
@@ -371,7 +371,7 @@ impl<'a> Router<'a> {
     fn turn(&self, board: &Board<'_>, request: &Request<'_>, last: &Label) -> Option<(Time, Time)> {
         let (node, source) = (last.node as usize, request.source);
         let arrival = last.time + self.instance.transfer(node, source);
-        let loss = self.instance.loss(request.load, source);
+        let loss = self.instance.loss(request.class, source);
         let start = board.timeline(source).earliest(arrival, loss);
         (start < NEVER).then(|| (start + loss + self.instance.transfer(source, node), start))
     }
@@ -385,7 +385,7 @@ impl<'a> Router<'a> {
         while next != NO_LABEL {
             let label = &self.labels[next as usize];
             nodes.push(label.node);
-            starts.push(label.time - instance.forward(request.load, label.node as usize));
+            starts.push(label.time - instance.forward(request.class, label.node as usize));
             next = label.parent;
         }
         nodes.reverse();
@@ -399,7 +399,7 @@ impl<'a> Router<'a> {
         for (hop, node) in nodes.iter().enumerate().rev() {
             let node = *node as usize;
             // As early as possible: the return function has shown that this leads home by `value`.
-            let backward = instance.backward(request.load, node);
+            let backward = instance.backward(request.class, node);
             let start = board.timeline(node).earliest(arrival, backward);
             starts.push(start);
             let before = if hop == 0 { request.source } else { nodes[hop - 1] as usize };

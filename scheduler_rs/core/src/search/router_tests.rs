@@ -214,11 +214,11 @@ fn router_finds_the_best_way_of_one_microbatch() {
     for number in 0..4000 {
         let Some(case) = case(&mut rng) else { continue };
         let source = case.instance.sources[0].node;
-        let tasks = [RouteTask { source, load: 0, waves: 1, first_microbatch: 0 }];
+        let tasks = [RouteTask { source, class: 0, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
         let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
         let mut router = Router::new(&case.instance, &outlook, u64::MAX);
-        let request = Request { source, load: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
+        let request = Request { source, class: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
         let expected = case.best(source);
         assert_eq!(way.as_ref().map(|w| w.value / SECOND), expected, "case {number}");

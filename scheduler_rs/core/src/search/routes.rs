@@ -36,7 +36,7 @@ impl Ground<'_> {
     /// Whether the route is not to be chosen.
     #[must_use]
     pub fn is_forced(self, route: usize) -> bool {
-        self.instance.loads[self.tasks[route].load].forced.is_some()
+        self.instance.classes[self.tasks[route].class].forced.is_some()
     }
 }
 

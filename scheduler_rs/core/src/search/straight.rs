@@ -31,7 +31,7 @@ pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<MicrobatchRoute> {
                 source: source.node,
                 route: batches.len(),
                 wave: 0,
-                load: source.load,
+                class: source.class,
                 nodes: nodes.clone(),
             });
         }

@@ -30,8 +30,8 @@ pub struct MicrobatchRoute {
     pub route: usize,
     /// Place among those, from 0.
     pub wave: usize,
-    /// What it asks of the nodes.
-    pub load: usize,
+    /// Its class: an index into [`Instance::classes`].
+    pub class: usize,
     /// Nodes in order of the forward pass, at least one.
     pub nodes: Vec<u32>,
 }
@@ -156,14 +156,14 @@ impl<'a> Simulator<'a> {
             let mut previous = source;
             for node in &batch.nodes {
                 let node = *node as usize;
-                self.push(node, b, instance.forward(batch.load, node), instance.transfer(previous, node));
+                self.push(node, b, instance.forward(batch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
-            self.push(source, b, instance.loss(batch.load, source), instance.transfer(back, source));
+            self.push(source, b, instance.loss(batch.class, source), instance.transfer(back, source));
             previous = source;
             for node in batch.nodes.iter().rev() {
                 let node = *node as usize;
-                self.push(node, b, instance.backward(batch.load, node), instance.transfer(previous, node));
+                self.push(node, b, instance.backward(batch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
             if follows {

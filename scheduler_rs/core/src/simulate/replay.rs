@@ -96,7 +96,7 @@ impl Replay {
                     source: batch.source,
                     route: batch.route,
                     wave: batch.wave,
-                    load: 0,
+                    class: 0,
                     nodes,
                 }
             })

@@ -38,8 +38,8 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
         // Any stage may have a single layer, and any source a single microbatch.
         let equal = scope.layers as f64 / stages as f64;
         let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
-        for load in &mut instance.loads {
-            load.forward.iter_mut().chain(&mut load.backward).for_each(least);
+        for class in &mut instance.classes {
+            class.forward.iter_mut().chain(&mut class.backward).for_each(least);
         }
     }
     let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);

@@ -304,7 +304,7 @@ impl Island {
     fn count_sources(&mut self) {
         let land = &mut self.land;
         let started = |node: usize| land.tasks.iter().filter(|t| t.source == node).map(|t| t.waves).sum::<usize>();
-        let source = |node: &usize| Source { node: *node, microbatches: started(*node), load: 0 };
+        let source = |node: &usize| Source { node: *node, microbatches: started(*node), class: 0 };
         let sources = land.instance.members[0].iter().map(source).filter(|s| s.microbatches > 0).collect();
         land.instance.sources = sources;
     }

@@ -58,7 +58,7 @@ pub fn sequences(
     listed: &mut u64,
 ) -> Option<Vec<Vec<u32>>> {
     let Question { instance, demand, .. } = *question;
-    if let Some(nodes) = &instance.loads[task.load].forced {
+    if let Some(nodes) = &instance.classes[task.class].forced {
         return Some(vec![nodes.clone()]);
     }
     let mut search = Search {
@@ -127,7 +127,7 @@ impl Search<'_> {
                 self.steps += 1;
                 self.is_stopped |= self.steps.is_multiple_of(STEPS_PER_POLL) && self.budget.is_over();
                 let ahead = self.outlook.least(self.task.source, node, position, left);
-                let own = instance.forward(self.task.load, node) + instance.backward(self.task.load, node);
+                let own = instance.forward(self.task.class, node) + instance.backward(self.task.class, node);
                 let whole = around + own + instance.transfer(last, node) + instance.transfer(node, last);
                 if ahead >= NEVER || whole + ahead > self.latest {
                     continue;
@@ -148,23 +148,23 @@ pub fn lay_out(
     local: &dyn Fn(usize) -> u32,
     loss_op: u32,
 ) -> Way {
-    let (source, load) = (task.source, task.load);
+    let (source, class) = (task.source, task.class);
     let mut steps = Vec::with_capacity(2 * sequence.len() + 1);
     let mut stages = 0;
     let mut last = source;
     for node in sequence.iter().map(|n| *n as usize) {
         let travel = instance.transfer(last, node);
-        steps.push(Step { op: 2 * local(node), travel, length: instance.forward(load, node), reduce: 0 });
+        steps.push(Step { op: 2 * local(node), travel, length: instance.forward(class, node), reduce: 0 });
         stages |= stage_bit(instance.stage_of[node]);
         last = node;
     }
     let travel = instance.transfer(last, source);
-    steps.push(Step { op: loss_op, travel, length: instance.loss(load, source), reduce: 0 });
+    steps.push(Step { op: loss_op, travel, length: instance.loss(class, source), reduce: 0 });
     last = source;
     for node in sequence.iter().rev().map(|n| *n as usize) {
         let reduce = instance.allreduce[instance.stage_of[node]];
         let travel = instance.transfer(last, node);
-        steps.push(Step { op: 2 * local(node) + 1, travel, length: instance.backward(load, node), reduce });
+        steps.push(Step { op: 2 * local(node) + 1, travel, length: instance.backward(class, node), reduce });
         last = node;
     }
     let home = instance.transfer(last, source);

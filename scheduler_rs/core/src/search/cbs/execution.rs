@@ -65,7 +65,7 @@ pub fn run(model: &Model<'_>, chosen: &[Choice], urgency: &[Time], rule: Rule) -
         for wave in 0..task.waves {
             let nodes = way.nodes.iter().map(|n| model.nodes[*n as usize] as u32).collect();
             let id = task.first_microbatch + wave;
-            batches.push(MicrobatchRoute { id, source: task.source, route: agent, wave, load: task.load, nodes });
+            batches.push(MicrobatchRoute { id, source: task.source, route: agent, wave, class: task.class, nodes });
             tasks += way.steps.len();
         }
     }

@@ -55,7 +55,7 @@ pub struct Search<'a> {
 fn least_value(question: &Question<'_>, outlook: &Outlook) -> Time {
     let Question { instance, tasks, demand, .. } = *question;
     let trip = |task: &RouteTask| {
-        if instance.loads[task.load].forced.is_some() {
+        if instance.classes[task.class].forced.is_some() {
             return 0;
         }
         let trips = (demand.short..=demand.long).map(|length| outlook.round_trip(instance, task.source, length));

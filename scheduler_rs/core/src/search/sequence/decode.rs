@@ -122,18 +122,18 @@ impl Decoder {
         let home = instance.transfer(path[0] as usize, task.source);
         self.home[batch] = home;
         let mut previous = task.source;
-        for index in 0..=2 * hops {
+        for (index, operation) in operations[..=2 * hops].iter_mut().enumerate() {
             let (node, length, holds) = match index {
-                i if i < hops => (path[i] as usize, instance.forward(task.load, path[i] as usize), 1),
-                i if i == hops => (task.source, instance.loss(task.load, task.source), 0),
+                i if i < hops => (path[i] as usize, instance.forward(task.class, path[i] as usize), 1),
+                i if i == hops => (task.source, instance.loss(task.class, task.source), 0),
                 i => {
                     let node = path[2 * hops - i] as usize;
-                    (node, instance.backward(task.load, node), -1)
+                    (node, instance.backward(task.class, node), -1)
                 }
             };
             let lag = instance.transfer(previous, node);
             let (node_, batch, index_) = (node as u32, batch as u32, index as u32);
-            operations[index] = Operation { length, lag, rest: 0, node: node_, batch, index: index_, holds };
+            *operation = Operation { length, lag, rest: 0, node: node_, batch, index: index_, holds };
             previous = node;
         }
         let (mut rest, mut lag) = (home, 0);

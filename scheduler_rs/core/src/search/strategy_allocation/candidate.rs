@@ -172,7 +172,7 @@ impl Candidate {
                 place if place == to => own + moved,
                 _ => own,
             };
-            Source { node: *place, microbatches, load: 0 }
+            Source { node: *place, microbatches, class: 0 }
         };
         self.instance.sources =
             self.instance.members[0].iter().map(source).filter(|source| source.microbatches > 0).collect();
