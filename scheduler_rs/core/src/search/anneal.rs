@@ -22,7 +22,7 @@ use crate::route::{Lengths, RouteTask};
 use crate::simulate::{MicrobatchRoute, Outcome, Simulator, Workspace};
 use crate::time::Time;
 
-/// What plans are compared by: the iteration, then the sum of the homecomings.
+/// What plans are compared by: the iteration, then the sum of completion times.
 pub type Key = (Time, Time);
 
 /// Routes and ranks with the times that they give.
@@ -32,7 +32,7 @@ pub struct Found {
     pub paths: Vec<Path>,
     /// As [`Simulator::run_ranked`] takes them.
     pub ranks: Vec<u32>,
-    /// Iteration and sum of homecomings.
+    /// Iteration and sum of completion times.
     pub key: Key,
     /// The allocation, where that was searched too.
     pub settled: Option<Box<Settled>>,
@@ -105,7 +105,7 @@ const LONG_RUN: u64 = 4_000;
 const MOST_DOUBLINGS: u32 = 16;
 /// The most routes whose parts are dealt anew at once.
 const MOST_DEALT: usize = 128;
-/// Weight of the mean homecoming beside the iteration: a change that helps all but the last one counts a little.
+/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
 const MEAN: f64 = 0.1;
 /// How hot a run begins and ends, as a share of the iteration.
 const SIMULATED: Heat = Heat { hot: 3e-3, cold: 1e-4 };
@@ -445,8 +445,9 @@ impl Island {
     }
 
     fn try_route(&mut self, heat: f64) {
-        let home = |island: &Self, r: usize| island.workspace.home_of(island.first[r] + island.land.tasks[r].waves - 1);
-        let route = self.pick(0.3, self.land.tasks.len() / 16, home);
+        let completion =
+            |island: &Self, r: usize| island.workspace.completion_of(island.first[r] + island.land.tasks[r].waves - 1);
+        let route = self.pick(0.3, self.land.tasks.len() / 16, completion);
         let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
             return;
         };

@@ -132,7 +132,7 @@ pub(super) enum Known {
 }
 
 impl Known {
-    /// Iteration and sum of homecomings.
+    /// Iteration and sum of completion times.
     pub fn key(&self) -> (Time, Time) {
         match self {
             Self::Ranked(found) => found.key,
@@ -193,7 +193,7 @@ fn timed<'a>(context: &Context<'a>, mut board: Board<'a>, order: Vec<Vec<TaskId>
 fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
     let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
     for (route, path) in paths.iter().enumerate() {
-        let way = Way { nodes: path.to_vec(), starts: Vec::new(), home: 0, value: 0 };
+        let way = Way { nodes: path.to_vec(), starts: Vec::new(), completion: 0, value: 0 };
         board.place(route, vec![way; context.tasks[route].waves]);
     }
     board
@@ -220,12 +220,12 @@ pub fn found_of(candidate: &Candidate<'_>) -> Found {
 pub fn straight_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
     let mut board = Board::new(context.instance, context.tasks, &context.targets(rng), false);
     for (route, batch) in straight::pipelines(context.instance, rng).into_iter().enumerate() {
-        board.place(route, vec![Way { nodes: batch.nodes, starts: Vec::new(), home: 0, value: 0 }]);
+        board.place(route, vec![Way { nodes: batch.nodes, starts: Vec::new(), completion: 0, value: 0 }]);
     }
     finish(context, board, &mut router.work)
 }
 
-/// Finds the ways of one route's waves, each wave after the one before is home, and places them.
+/// Finds the ways of one route's waves, each wave after the one before is complete, and places them.
 fn insert(
     context: &Context<'_>,
     router: &mut Router<'_>,
@@ -252,8 +252,8 @@ fn insert(
     let nodes = ways[0].nodes.clone();
     request.forced = Some(&nodes);
     for _ in 1..task.waves {
-        request.release = ways[ways.len() - 1].home;
-        // A later wave starts when the one before is home, so the two never want a node at the same time.
+        request.release = ways[ways.len() - 1].completion;
+        // A later wave starts when the one before is complete, so the two never want a node at the same time.
         let Some(way) = router.find(board, &request, &stop) else { return false };
         ways.push(way);
     }

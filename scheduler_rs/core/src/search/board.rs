@@ -237,7 +237,7 @@ impl<'a> Board<'a> {
                 let batch = task.first_microbatch + wave;
                 way.starts.clear();
                 way.starts.extend(simulator.tasks_of(batch).map(|id| simulator.start_of(id)));
-                way.home = simulator.home_of(batch);
+                way.completion = simulator.completion_of(batch);
             }
         }
         for (node, tasks) in order.iter().enumerate() {

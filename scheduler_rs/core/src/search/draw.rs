@@ -86,7 +86,7 @@ pub fn routes(board: &mut Board<'_>, instance: &Instance, rng: &mut Pcg64) -> bo
         if !walk.go(StageOrder::start(&instance.rules), 0, rng) {
             return false;
         }
-        let way = Way { nodes: walk.nodes, starts: Vec::new(), home: 0, value: 0 };
+        let way = Way { nodes: walk.nodes, starts: Vec::new(), completion: 0, value: 0 };
         board.place(route, vec![way; task.waves]);
     }
     true

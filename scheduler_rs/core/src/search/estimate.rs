@@ -15,13 +15,13 @@ use super::routes::{Change, Ground, Path, Routes};
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Estimate {
-    /// Way out and home of one microbatch of each route.
+    /// Round trip of one microbatch of each route.
     trips: Vec<Time>,
     /// Work of each node.
     loads: Vec<Time>,
     /// Time for which each node holds microbatches, summed over these.
     holds: Vec<Time>,
-    /// From the start to a node and from it home, at least.
+    /// From the start to a node and from it back, at least.
     around: Vec<Time>,
     /// The longest all-reduce, which follows the last microbatch.
     reduce: Time,
@@ -87,7 +87,7 @@ impl Estimate {
         self.sum
     }
 
-    /// Way out and home of one microbatch of a route, times its waves.
+    /// Round trip of one microbatch of a route, times its waves.
     #[must_use]
     pub fn way(&self, on: Ground<'_>, route: usize) -> Time {
         self.trips[route] * on.tasks[route].waves as Time

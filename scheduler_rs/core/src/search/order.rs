@@ -70,7 +70,7 @@ pub fn improve(
     search.best()
 }
 
-/// Iteration, then sum of the homecomings.
+/// Iteration, then sum of completion times.
 pub type Key = (Time, Time);
 
 /// A node's tasks from index `from` on in another order; they stand in `OrderSearch::segments`.
@@ -151,13 +151,13 @@ impl OrderSearch {
         self.graph.work()
     }
 
-    /// Iteration and sum of homecomings of the order that it began with.
+    /// Iteration and sum of completion times of the order that it began with.
     #[must_use]
     pub fn start(&self) -> Key {
         self.start
     }
 
-    /// Iteration and sum of homecomings of the best order so far.
+    /// Iteration and sum of completion times of the best order so far.
     #[must_use]
     pub fn key(&self) -> Key {
         self.best_key

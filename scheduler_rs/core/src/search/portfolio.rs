@@ -591,15 +591,15 @@ impl<'a> Search<'a> {
         (current.cost < incumbent.cost).then_some(current)
     }
 
-    /// Routes to take off: often the one that is home last, and others that have something in common.
+    /// Routes to take off: often the one that completes last, and others that have something in common.
     fn choose(&self, current: &Candidate<'_>, rng: &mut Pcg64) -> Vec<usize> {
         let board = &current.board;
         let count = self.context.tasks.len();
         let wanted = rng.random_range(1..=MOST_REMOVED).min(count);
-        let home = |route: usize| board.ways(route).iter().map(|w| w.home).max().unwrap_or(0);
+        let completion = |route: usize| board.ways(route).iter().map(|w| w.completion).max().unwrap_or(0);
         let seed = if rng.random_bool(0.5) {
-            let last = (0..count).map(home).max().unwrap_or(0);
-            let latest: Vec<usize> = (0..count).filter(|r| home(*r) == last).collect();
+            let last = (0..count).map(completion).max().unwrap_or(0);
+            let latest: Vec<usize> = (0..count).filter(|r| completion(*r) == last).collect();
             latest.choose(rng).copied().unwrap_or(0)
         } else {
             rng.random_range(0..count)

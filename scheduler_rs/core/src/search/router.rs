@@ -43,8 +43,8 @@ pub struct Way {
     pub nodes: Vec<u32>,
     /// Start of each task, `F0 .. F(h-1) L B(h-1) .. B0`.
     pub starts: Vec<Time>,
-    /// Time at home.
-    pub home: Time,
+    /// When it is back at its source.
+    pub completion: Time,
     /// What was minimised.
     pub value: Time,
 }
@@ -64,7 +64,7 @@ struct Label {
 }
 
 /// The objective over the time `t` at which the gradient arrives: with the first piece `(last, floor)` whose
-/// `last` is not before `t`, `max(floor, t + delay)`; beyond the last piece there is no way home.
+/// `last` is not before `t`, `max(floor, t + delay)`; beyond the last piece there is no way back.
 #[derive(Clone, Debug)]
 struct Return {
     pieces: SmallVec<[(Time, Time); 4]>,
@@ -72,8 +72,8 @@ struct Return {
 }
 
 impl Return {
-    /// At home nothing is left to do.
-    fn home() -> Self {
+    /// At the source nothing is left to do.
+    fn at_source() -> Self {
         Self { pieces: SmallVec::from_slice(&[(NEVER, Time::MIN)]), delay: 0 }
     }
 
@@ -82,7 +82,7 @@ impl Return {
         Some(piece.1.max(time + self.delay))
     }
 
-    /// With one more node between here and home: `gaps` are the times at which its backward may start,
+    /// With one more node between here and the source: `gaps` are the times at which its backward may start,
     /// which takes `length` and must end by `deadline`; then `travel` to the node before; its stage reduces
     /// for `reduce`.
     fn through(
@@ -221,7 +221,7 @@ impl<'a> Router<'a> {
 
     fn start(&mut self, board: &Board<'_>, request: &Request<'_>) {
         let rules = &self.instance.rules;
-        let home = Return::home();
+        let at_source = Return::at_source();
         let root = StageOrder::start(rules);
         for stage in self.instance.present.iter().copied() {
             if request.visits.allowed & stage_bit(stage) == 0 {
@@ -237,7 +237,7 @@ impl<'a> Router<'a> {
                 }
                 let arrival = request.release + self.instance.transfer(request.source, *node);
                 let parent = Step { id: NO_LABEL, node: request.source, hops: 0, visited: 0 };
-                self.enter(board, request, &parent, &home, *node, order, arrival);
+                self.enter(board, request, &parent, &at_source, *node, order, arrival);
             }
         }
     }
@@ -283,7 +283,7 @@ impl<'a> Router<'a> {
         board: &Board<'_>,
         request: &Request<'_>,
         parent: &Step,
-        home: &Return,
+        back: &Return,
         node: usize,
         order: StageOrder,
         arrival: Time,
@@ -301,7 +301,7 @@ impl<'a> Router<'a> {
         let travel = instance.transfer(node, parent.node);
         let line = board.timeline(node);
         // Without looking at the node's own reservations: most successors end here.
-        let hopeful = home.at(arrival + forward + ahead + backward + travel);
+        let hopeful = back.at(arrival + forward + ahead + backward + travel);
         if hopeful.is_none_or(|value| value > request.limit) {
             return;
         }
@@ -317,7 +317,7 @@ impl<'a> Router<'a> {
             }
             let earliest_back = time + ahead;
             let back =
-                home.through(line.gaps(earliest_back, backward), backward, *to, travel, instance.allreduce[stage]);
+                back.through(line.gaps(earliest_back, backward), backward, *to, travel, instance.allreduce[stage]);
             let Some(value) = back.at(earliest_back) else { continue };
             if value > request.limit {
                 continue;
@@ -395,18 +395,18 @@ impl<'a> Router<'a> {
             starts.push(loss);
             arrival = back;
         }
-        let mut home = 0;
+        let mut completion = 0;
         for (hop, node) in nodes.iter().enumerate().rev() {
             let node = *node as usize;
-            // As early as possible: the return function has shown that this leads home by `value`.
+            // As early as possible: the return function has shown that this leads back by `value`.
             let backward = instance.backward(request.class, node);
             let start = board.timeline(node).earliest(arrival, backward);
             starts.push(start);
             let before = if hop == 0 { request.source } else { nodes[hop - 1] as usize };
             arrival = start + backward + instance.transfer(node, before);
-            home = arrival;
+            completion = arrival;
         }
-        Way { nodes, starts, home, value }
+        Way { nodes, starts, completion, value }
     }
 }
 

@@ -185,7 +185,7 @@ impl Case {
         }
     }
 
-    /// The way back as early as it can be: a later backward only holds longer and comes home later.
+    /// The way back as early as it can be: a later backward only holds longer and completes later.
     fn back(&self, source: usize, route: &[usize], starts: &[Time], ready: Time) -> Option<Time> {
         let travel = |a: usize, b: usize| self.instance.transfer(a, b) / SECOND;
         let last = *route.last()?;

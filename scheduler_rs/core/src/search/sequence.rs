@@ -21,7 +21,7 @@ use crate::time::{NEVER, Time};
 
 use decode::{Decoder, Limit, Times};
 
-/// Iteration, then sum of the homecomings.
+/// Iteration, then sum of completion times.
 type Key = (Time, Time);
 
 /// Routes, and the order of tasks on every node.
@@ -31,7 +31,7 @@ pub(super) struct Schedule {
     pub paths: Vec<Path>,
     /// Tasks of each node, as the simulator numbers them.
     pub order: Vec<Vec<TaskId>>,
-    /// Iteration and sum of homecomings.
+    /// Iteration and sum of completion times.
     pub key: Key,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Schedule {
 const HOT: f64 = 1e-2;
 const COLD: f64 = 1.5e-3;
 const WARM: f64 = 0.3;
-/// Weight of the mean homecoming beside the iteration: a change that helps all but the last one counts a little.
+/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
 const MEAN: f64 = 0.1;
 const MOST_DOUBLINGS: u32 = 20;
 /// Operations that are placed in the time of one simulated task.
@@ -131,7 +131,7 @@ impl SequenceAnnealing {
         self.placed / OPERATIONS_PER_STEP
     }
 
-    /// Iteration and sum of homecomings of the best schedule.
+    /// Iteration and sum of completion times of the best schedule.
     pub fn key(&self) -> Key {
         self.best.as_ref().map_or((NEVER, NEVER), |(_, _, key)| *key)
     }

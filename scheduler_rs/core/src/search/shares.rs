@@ -38,12 +38,12 @@ pub fn share_visits(instance: &Instance, lengths: &Lengths) -> Shares {
         return Shares::Unknown;
     };
     // Stage 0 is on every route, or without CC1 on any number of them.
-    let at_home = if instance.rules.cc1 { lengths.routes..=lengths.routes } else { 0..=lengths.routes };
+    let at_source = if instance.rules.cc1 { lengths.routes..=lengths.routes } else { 0..=lengths.routes };
     let mut steps = MOST_STEPS;
-    for home in at_home.filter(|home| *home <= lengths.total) {
-        let visits = lengths.total - home;
+    for of_source in at_source.filter(|of_source| *of_source <= lengths.total) {
+        let visits = lengths.total - of_source;
         let mut left = vec![0; instance.stage_count()];
-        left[0] = home;
+        left[0] = of_source;
         let mut spare = 0;
         if let Some(each) = visits.checked_div(inner.len()) {
             let more = visits % inner.len();

@@ -126,7 +126,7 @@ impl Simulator<'_> {
                     events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
                 } else if span.after != NO_TASK {
                     let next = self.spans[span.after as usize];
-                    events.push(Reverse((now + span.home + next.out, 2 * next.first)));
+                    events.push(Reverse((now + span.return_transfer + next.out, 2 * next.first)));
                 }
             }
             touched.sort_unstable();

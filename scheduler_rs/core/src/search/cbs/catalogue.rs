@@ -23,8 +23,8 @@ pub struct Way {
     pub steps: Vec<Step>,
     /// For each hop, the time from the start of its forward to the end of its backward when nothing waits.
     pub holds: SmallVec<[Time; 8]>,
-    /// From the last node home, after the last task.
-    pub home: Time,
+    /// Transfer from the last node back to the source, after the last task.
+    pub return_transfer: Time,
     /// One wave, out and home, when nothing waits.
     pub trip: Time,
 }
@@ -167,12 +167,12 @@ pub fn lay_out(
         steps.push(Step { op: 2 * local(node) + 1, travel, length: instance.backward(class, node), reduce });
         last = node;
     }
-    let home = instance.transfer(last, source);
+    let return_transfer = instance.transfer(last, source);
     let hops = sequence.len();
     let whole = |from: usize, to: usize| {
         steps[from].length + steps[from + 1..=to].iter().map(|s| s.travel + s.length).sum::<Time>()
     };
     let holds = (0..hops).map(|h| whole(h, 2 * hops - h)).collect();
-    let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + home;
-    Way { nodes: sequence.iter().map(|n| local(*n as usize)).collect(), stages, steps, holds, home, trip }
+    let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + return_transfer;
+    Way { nodes: sequence.iter().map(|n| local(*n as usize)).collect(), stages, steps, holds, return_transfer, trip }
 }

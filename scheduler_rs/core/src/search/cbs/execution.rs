@@ -136,7 +136,7 @@ fn take_turns(
         let place = done[agent] % way.steps.len();
         order[model.nodes[task.node]].push((first[agent] + done[agent]) as TaskId);
         free[task.node] = task.start + task.length;
-        ready[agent] = free[task.node] + if place + 1 == way.steps.len() { way.home } else { 0 };
+        ready[agent] = free[task.node] + if place + 1 == way.steps.len() { way.return_transfer } else { 0 };
         if place < way.nodes.len() {
             held[task.node] += 1;
         } else if place > way.nodes.len() {

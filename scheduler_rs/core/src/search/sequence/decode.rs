@@ -34,15 +34,15 @@ pub(super) struct Times {
     pub start: Vec<Time>,
     pub left: Vec<u32>,
     pub iteration: Time,
-    /// Sum over microbatches of the time at home.
+    /// Sum of the completion times of the microbatches.
     pub finish_sum: Time,
 }
 
-/// What an iteration may take, and how a sum of homecomings counts beside it.
+/// What an iteration may take, and how a sum of completion times counts beside it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub energy: f64,
-    /// Of the mean homecoming.
+    /// Of the mean completion time.
     pub weight: f64,
 }
 
@@ -55,8 +55,8 @@ pub(super) struct Decoder {
     /// Length of each microbatch's path.
     pub hops: Vec<u32>,
     /// Transfer to the source after its last operation.
-    pub home: Vec<Time>,
-    /// Whether a microbatch is a later wave: it starts when the one before is home.
+    pub return_transfer: Vec<Time>,
+    /// Whether a microbatch is a later wave: it starts when the one before is complete.
     pub follows: Vec<bool>,
     allreduce: Vec<Time>,
     memory: Vec<u32>,
@@ -85,7 +85,7 @@ impl Decoder {
             operations: vec![Operation::default(); count * width],
             width,
             hops: vec![0; count],
-            home: vec![0; count],
+            return_transfer: vec![0; count],
             follows,
             allreduce: (0..nodes).map(reduce).collect(),
             memory: instance.memory.iter().map(|m| if instance.memory_is_held() { *m } else { u32::MAX }).collect(),
@@ -119,8 +119,8 @@ impl Decoder {
         let hops = path.len();
         let operations = &mut self.operations[batch * self.width..];
         self.hops[batch] = hops as u32;
-        let home = instance.transfer(path[0] as usize, task.source);
-        self.home[batch] = home;
+        let back = instance.transfer(path[0] as usize, task.source);
+        self.return_transfer[batch] = back;
         let mut previous = task.source;
         for (index, operation) in operations[..=2 * hops].iter_mut().enumerate() {
             let (node, length, holds) = match index {
@@ -136,7 +136,7 @@ impl Decoder {
             *operation = Operation { length, lag, rest: 0, node: node_, batch, index: index_, holds };
             previous = node;
         }
-        let (mut rest, mut lag) = (home, 0);
+        let (mut rest, mut lag) = (back, 0);
         for operation in operations[..=2 * hops].iter_mut().rev() {
             let reduce = if operation.holds < 0 { self.allreduce[operation.node as usize] } else { 0 };
             rest = (rest + lag).max(reduce) + operation.length;
@@ -152,16 +152,17 @@ impl Decoder {
         if operation.index > 0 {
             return Some((id - 1, operation.lag));
         }
-        self.follows[batch].then(|| (self.operations_of(batch - 1).end - 1, self.home[batch - 1] + operation.lag))
+        self.follows[batch]
+            .then(|| (self.operations_of(batch - 1).end - 1, self.return_transfer[batch - 1] + operation.lag))
     }
 
-    /// Whether the iteration ends with an operation, but for transfer home, all-reduce, norm and optimizer.
+    /// Whether the iteration ends with an operation, but for the transfer back, all-reduce, norm and optimizer.
     pub fn ends(&self, id: u32, times: &Times) -> bool {
         let operation = &self.operations[id as usize];
         let (batch, node) = (operation.batch as usize, operation.node as usize);
-        let home = if operation.index == 2 * self.hops[batch] { self.home[batch] } else { 0 };
+        let back = if operation.index == 2 * self.hops[batch] { self.return_transfer[batch] } else { 0 };
         let end = times.start[id as usize] + operation.length;
-        operation.holds < 0 && end + home.max(self.allreduce[node]) + self.epilogue == times.iteration
+        operation.holds < 0 && end + back.max(self.allreduce[node]) + self.epilogue == times.iteration
     }
 
     /// Places the operations of `sequence` one after the other, each as early as its input and what its node ran before
@@ -237,16 +238,16 @@ impl Decoder {
         true
     }
 
-    /// After a backward: the node has memory again, and the last one brings its microbatch home.
+    /// After a backward: the node has memory again, and the last one completes its microbatch.
     fn finish(&mut self, operation: &Operation, end: Time, times: &mut Times, ended: &mut Time) {
         let batch = operation.batch as usize;
         *ended = (*ended).max(end + self.allreduce[operation.node as usize]);
         if operation.index == 2 * self.hops[batch] {
-            let home = end + self.home[batch];
-            times.finish_sum += home;
-            *ended = (*ended).max(home);
+            let completion = end + self.return_transfer[batch];
+            times.finish_sum += completion;
+            *ended = (*ended).max(completion);
             if self.follows.get(batch + 1).is_some_and(|follows| *follows) {
-                self.ready[batch + 1] = home;
+                self.ready[batch + 1] = completion;
                 self.resumed.push(operation.batch + 1);
             }
         }
