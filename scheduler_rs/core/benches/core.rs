@@ -86,11 +86,11 @@ fn simulation(c: &mut Criterion) {
     });
     changes(c, &instance, &batches, &order);
     // As the dispatch rule has it: backwards and losses first.
-    let ranks: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
-    c.bench_function("simulate/ranked/30", |b| {
+    let priorities: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
+    c.bench_function("simulate/prioritised/30", |b| {
         b.iter(|| {
             simulator.load(black_box(&batches));
-            simulator.run_ranked(black_box(&ranks)).unwrap().iteration
+            simulator.run_prioritised(black_box(&priorities)).unwrap().iteration
         });
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! An [`Island`] goes from one set of routes to the next by small changes (see [`super::routes`]). First it looks at
 //! an estimate of the iteration alone, which costs nothing: at scale the choice of routes decides, not the order. Then
-//! it simulates every change, under ranks that say which task a node takes first, and changes those as well. It can be
+//! it simulates every change, under priorities that say which task a node takes first, and changes those as well. It can be
 //! stopped after any number of steps and go on later; when it has cooled down it starts anew, for more steps.
 
 mod reseat;
@@ -25,13 +25,13 @@ use crate::time::Time;
 /// What plans are compared by: the iteration, then the sum of completion times.
 pub type Key = (Time, Time);
 
-/// Routes and ranks with the times that they give.
+/// Routes and priorities with the times that they give.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Nodes of each route.
     pub paths: Vec<Path>,
-    /// As [`Simulator::run_ranked`] takes them.
-    pub ranks: Vec<u32>,
+    /// As [`Simulator::run_prioritised`] takes them.
+    pub priorities: Vec<u32>,
     /// Iteration and sum of completion times.
     pub key: Key,
     /// The allocation, where that was searched too.
@@ -82,7 +82,7 @@ impl Settled {
     }
 }
 
-/// How often the allocation is changed rather than routes or ranks, where it may be; and how much hotter it is then.
+/// How often the allocation is changed rather than routes or priorities, where it may be; and how much hotter it is then.
 const RESEATS: f64 = 0.4;
 const HOTTER: f64 = 2.0;
 /// Length of most runs where the allocation may change, as the number of a run; the others are longer.
@@ -163,7 +163,7 @@ pub struct Island {
     batches: Vec<MicrobatchRoute>,
     /// First batch of each route.
     first: Vec<usize>,
-    ranks: Vec<u32>,
+    priorities: Vec<u32>,
     outcome: Outcome,
     energy: f64,
     rng: Pcg64,
@@ -206,7 +206,7 @@ impl Island {
             estimate: Estimate::new(on, &routes, scale),
             routes,
             workspace: Workspace::default(),
-            ranks: plain_ranks(batches.len()),
+            priorities: default_priorities(batches.len()),
             batches,
             first,
             outcome: Outcome::default(),
@@ -249,7 +249,7 @@ impl Island {
         self.restarts
     }
 
-    /// Begins the next run, longer than the one before, with the routes and ranks of a plan, or with other routes
+    /// Begins the next run, longer than the one before, with the routes and priorities of a plan, or with other routes
     /// altogether.
     pub fn restart(&mut self, from: &Found, mild: bool) {
         self.restarts += 1;
@@ -272,7 +272,7 @@ impl Island {
             self.routes.replace(self.land.on(), &from.paths);
         }
         self.write(&all);
-        self.ranks.clone_from(&from.ranks);
+        self.priorities.clone_from(&from.priorities);
         self.enter(Phase::Estimate);
     }
 
@@ -321,7 +321,7 @@ impl Island {
                 if self.seats.is_some() && self.rng.random_bool(RESEATS) {
                     self.try_reseat(heat);
                 } else if self.rng.random_bool(0.3) {
-                    self.try_rank(heat);
+                    self.try_priority(heat);
                 } else {
                     self.try_route(heat);
                 }
@@ -462,11 +462,11 @@ impl Island {
         }
     }
 
-    fn try_rank(&mut self, heat: f64) {
-        let (a, b) = (self.rng.random_range(0..self.ranks.len()), self.rng.random_range(0..self.ranks.len()));
-        self.ranks.swap(a, b);
+    fn try_priority(&mut self, heat: f64) {
+        let (a, b) = (self.rng.random_range(0..self.priorities.len()), self.rng.random_range(0..self.priorities.len()));
+        self.priorities.swap(a, b);
         if !self.judge(heat) {
-            self.ranks.swap(a, b);
+            self.priorities.swap(a, b);
         }
     }
 
@@ -488,7 +488,7 @@ impl Island {
         let mut simulator = Simulator::with(&self.land.instance, std::mem::take(&mut self.workspace));
         simulator.load(&self.batches);
         self.work += simulator.task_count() as u64;
-        let outcome = simulator.run_ranked(&self.ranks).ok();
+        let outcome = simulator.run_prioritised(&self.priorities).ok();
         self.workspace = simulator.into_workspace();
         outcome
     }
@@ -499,7 +499,7 @@ impl Island {
         if self.best.as_ref().is_none_or(|best| key < best.key) {
             let paths = (0..self.land.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
             let settled = self.seats.as_ref().map(|seats| Settled { land: self.land.clone(), seats: seats.clone() });
-            self.best = Some(Found { paths, ranks: self.ranks.clone(), key, settled: settled.map(Box::new) });
+            self.best = Some(Found { paths, priorities: self.priorities.clone(), key, settled: settled.map(Box::new) });
         }
     }
 
@@ -540,7 +540,7 @@ const STEPS_PER_POLL: u64 = 256;
 
 /// Backwards and losses first, then forwards; microbatches in order.
 #[must_use]
-pub fn plain_ranks(batches: usize) -> Vec<u32> {
+pub fn default_priorities(batches: usize) -> Vec<u32> {
     let count = batches as u32;
     (0..count).flat_map(|b| [count + b, b]).collect()
 }

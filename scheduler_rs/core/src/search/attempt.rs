@@ -112,21 +112,21 @@ pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
     (0..board.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
 }
 
-/// What an island has found, with the times that its ranks give.
-pub fn ranked<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
+/// What an island has found, with the times that its priorities give.
+pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
     let board = board_of(context, &found.paths);
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&board.batches());
     *work += simulator.task_count() as u64;
-    simulator.run_ranked(&found.ranks).map_err(|_| None)?;
+    simulator.run_prioritised(&found.priorities).map_err(|_| None)?;
     timed(context, board, simulator.dispatched_order(), work)
 }
 
 /// A plan as one search hands it on to the next.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// Routes and the ranks of their tasks.
-    Ranked(Found),
+    /// Routes and the priorities of their tasks.
+    Prioritised(Found),
     /// Routes and the order of tasks on every node.
     Scheduled(Schedule),
 }
@@ -135,7 +135,7 @@ impl Known {
     /// Iteration and sum of completion times.
     pub fn key(&self) -> (Time, Time) {
         match self {
-            Self::Ranked(found) => found.key,
+            Self::Prioritised(found) => found.key,
             Self::Scheduled(schedule) => schedule.key,
         }
     }
@@ -143,7 +143,7 @@ impl Known {
     /// The plan with its times.
     pub fn timed<'a>(&self, context: &Context<'a>, work: &mut u64) -> Tried<'a> {
         match self {
-            Self::Ranked(found) => ranked(context, found, work),
+            Self::Prioritised(found) => prioritised(context, found, work),
             Self::Scheduled(schedule) => scheduled(context, schedule.clone(), work),
         }
     }
@@ -199,7 +199,7 @@ fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
     board
 }
 
-/// A candidate as islands see it; its ranks follow the times at which its microbatches go out and turn round.
+/// A candidate as islands see it; its priorities follow the times at which its microbatches go out and turn round.
 pub fn found_of(candidate: &Candidate<'_>) -> Found {
     let board = &candidate.board;
     let mut times: Vec<(Time, u32)> = Vec::new();
@@ -209,11 +209,11 @@ pub fn found_of(candidate: &Candidate<'_>) -> Found {
         times.push((way.starts[way.nodes.len()], place + 1));
     }
     times.sort_unstable();
-    let mut ranks = vec![0; times.len()];
-    for (rank, (_, place)) in (0..).zip(times) {
-        ranks[place as usize] = rank;
+    let mut priorities = vec![0; times.len()];
+    for (priority, (_, place)) in (0..).zip(times) {
+        priorities[place as usize] = priority;
     }
-    Found { paths: paths_of(board), ranks, key: candidate.cost, settled: None }
+    Found { paths: paths_of(board), priorities, key: candidate.cost, settled: None }
 }
 
 /// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.

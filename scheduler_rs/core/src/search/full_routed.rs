@@ -49,7 +49,7 @@ pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, bu
     work += joint.as_ref().map_or(0, |plan| plan.solver.work());
     let all: Time = joint.as_ref().map_or(0, bound_of_all);
     let is_best = joint.as_ref().is_ok_and(|plan| is_tight(iteration_of(plan), all));
-    let start = Start { known: Known::Ranked(found_of(&straight)), work: 0, bound: all };
+    let start = Start { known: Known::Prioritised(found_of(&straight)), work: 0, bound: all };
     let routed = (!is_best)
         .then(|| plan_from(&on_its_allocation, options, &budget.share(1.0, work), Some(&start)).ok())
         .flatten();
@@ -60,7 +60,7 @@ pub(super) fn plan(asked: &Problem, scope: AllocationScope, options: Options, bu
     Ok(best_of(straight, joint.ok(), routed, budget))
 }
 
-/// Straight pipelines as routes, each of one microbatch, and ranks that follow the times at which they go out and turn
+/// Straight pipelines as routes, each of one microbatch, and priorities that follow the times at which they go out and turn
 /// round.
 fn found_of(plan: &Plan) -> Found {
     let mut times = vec![(0.0, 0); 2 * plan.microbatches.len()];
@@ -69,13 +69,13 @@ fn found_of(plan: &Plan) -> Found {
         times[place] = (task.start_s, place);
     }
     times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut ranks = vec![0; times.len()];
-    for (rank, (_, place)) in (0..).zip(times) {
-        ranks[place] = rank;
+    let mut priorities = vec![0; times.len()];
+    for (priority, (_, place)) in (0..).zip(times) {
+        priorities[place] = priority;
     }
     let path = |microbatch: &Microbatch| microbatch.nodes.iter().map(|node| *node as u32).collect();
     let paths = plan.microbatches.iter().map(path).collect();
-    Found { paths, ranks, key: (iteration_of(plan), 0), settled: None }
+    Found { paths, priorities, key: (iteration_of(plan), 0), settled: None }
 }
 
 /// What no allocation beats, as a plan reports it.

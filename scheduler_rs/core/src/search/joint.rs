@@ -4,7 +4,7 @@
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
-use super::anneal::{Found, Island, Settled, plain_ranks};
+use super::anneal::{Found, Island, Settled, default_priorities};
 use super::attempt::{Known, paths_of_batches};
 use super::routes::{Ground, Path};
 use super::trace::SearchTrace;
@@ -205,7 +205,7 @@ impl<'a> Annealing<'a> {
             .find(|s| s.stages != stages)
             .map(|s| RunnerUp { stages: s.stages.clone(), iteration_s: seconds(s.key.0) });
         let seen = seen.into_iter().map(|seen| seen.stages).collect();
-        let known = Known::Ranked(found);
+        let known = Known::Prioritised(found);
         Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
     }
 
@@ -214,7 +214,7 @@ impl<'a> Annealing<'a> {
         let settled = best.settled.as_deref().filter(|s| s.on().instance.node_count() <= FEW_NODES);
         let plan = settled.map(|settled| {
             let (problem, found) = translated(settled, best)?;
-            let start = Start { known: Known::Ranked(found), work: 0, bound };
+            let start = Start { known: Known::Prioritised(found), work: 0, bound };
             plan_from(&problem, self.options, &self.budget.within(PROOF_WORK), Some(&start))
         });
         plan.is_some_and(|plan| plan.is_ok_and(|plan| plan.solver.optimal == Some(true)))
@@ -266,9 +266,9 @@ impl<'a> Annealing<'a> {
             let is_afar = number == 0 || (is_stale && island.restarts().is_multiple_of(2));
             match is_afar.then(|| self.routes(round * ISLANDS + number)) {
                 Some(paths) => {
-                    let ranks = plain_ranks(best.ranks.len() / 2);
+                    let priorities = default_priorities(best.priorities.len() / 2);
                     let settled = Some(Box::new(self.first.clone()));
-                    island.restart(&Found { paths, ranks, key: (NEVER, NEVER), settled }, false);
+                    island.restart(&Found { paths, priorities, key: (NEVER, NEVER), settled }, false);
                     if number > 0 || island.restarts() % 2 == 1 {
                         island.scramble();
                     }
@@ -306,7 +306,7 @@ fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
     }
     let mut taken = vec![false; tasks.len()];
     let mut paths = Vec::with_capacity(tasks.len());
-    let mut ranks = Vec::with_capacity(found.ranks.len());
+    let mut priorities = Vec::with_capacity(found.priorities.len());
     for task in &after {
         let is_it = |(route, own): &(usize, &RouteTask)| {
             !taken[*route] && placement.node_at(own.source) == task.source && own.waves == task.waves
@@ -316,7 +316,7 @@ fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
         };
         taken[route] = true;
         paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
-        ranks.extend_from_slice(&found.ranks[2 * first[route]..2 * (first[route] + own.waves)]);
+        priorities.extend_from_slice(&found.priorities[2 * first[route]..2 * (first[route] + own.waves)]);
     }
-    Ok((problem, Found { paths, ranks, key: found.key, settled: None }))
+    Ok((problem, Found { paths, priorities, key: found.key, settled: None }))
 }

@@ -6,9 +6,9 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
-use super::anneal::{self, FIRST_RUN, Island, first_run, plain_ranks};
+use super::anneal::{self, FIRST_RUN, Island, default_priorities, first_run};
 use super::attempt::{
-    Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
+    Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, prioritised, priority,
     reordered, replace, scheduled, straight_routes, travelled,
 };
 use super::cbs::{self, Ended};
@@ -479,8 +479,8 @@ impl<'a> Search<'a> {
             let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
             match (fresh, best) {
                 (Some(paths), _) => {
-                    let ranks = plain_ranks(context.tasks.iter().map(|t| t.waves).sum());
-                    island.restart(&anneal::Found { paths, ranks, key: (NEVER, NEVER), settled: None }, false);
+                    let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
+                    island.restart(&anneal::Found { paths, priorities, key: (NEVER, NEVER), settled: None }, false);
                 }
                 (None, Some(best)) => island.restart(&found_of(best), true),
                 (None, None) => {}
@@ -489,7 +489,7 @@ impl<'a> Search<'a> {
         island.run(context.budget.round_work(ROUND_WORK), context.budget);
         let mut work = island.work - before;
         let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
-        let tried = better.map_or(Err(None), |found| ranked(context, found, &mut work));
+        let tried = better.map_or(Err(None), |found| prioritised(context, found, &mut work));
         context.budget.add_work(work);
         Attempt { tried, ..Attempt::failed(work) }
     }
