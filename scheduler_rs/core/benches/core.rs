@@ -10,6 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use job_shop::shop;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
+use skippipe_core::bound::lookahead::Outlook;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::plan::Plan;
@@ -17,7 +18,6 @@ use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::search::cbs::solve;
-use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::Rounding;
 

@@ -437,6 +437,14 @@ impl Instance {
         }
     }
 
+    /// Routes that a stage can take under TC1 `routes`; without that rule no limit.
+    pub(crate) fn route_capacity(&self, stage: usize) -> usize {
+        if self.rules.tc1 != MemoryRule::Routes {
+            return usize::MAX;
+        }
+        self.members[stage].iter().map(|node| self.memory[*node] as usize).sum()
+    }
+
     /// Number of nodes.
     #[must_use]
     pub fn node_count(&self) -> usize {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::Value;
+use skippipe_core::bound::lookahead::Outlook;
 use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
@@ -16,7 +17,6 @@ use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule, Strategy};
 use skippipe_core::search::cbs::{Answer, Demand, Ended, Found, Question, solve};
-use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::Simulator;
 use skippipe_core::time::{NEVER, Rounding, Time, seconds};
 

@@ -11,7 +11,7 @@ use skippipe_core::budget::Budget;
 use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
 use skippipe_core::search::cbs::{Ended, solve};
-use skippipe_core::search::order::improve;
+use skippipe_core::search::methods::tabu::improve;
 use skippipe_core::simulate::{MicrobatchRoute, Simulator, TaskId};
 use skippipe_core::time::Time;
 

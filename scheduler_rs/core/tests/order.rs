@@ -8,7 +8,7 @@ use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, MemoryRule};
-use skippipe_core::search::order::{OrderSearch, improve};
+use skippipe_core::search::methods::tabu::{OrderSearch, improve};
 use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::{Rounding, Time};
 

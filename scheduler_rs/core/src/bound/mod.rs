@@ -3,13 +3,14 @@
 //! All of them are computed on the instance with durations rounded down.
 
 mod flow;
+pub mod lookahead;
 mod visits;
 
+use crate::bound::lookahead::Outlook;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
-use crate::search::outlook::Outlook;
 use crate::simulate::MicrobatchRoute;
 use crate::time::{NEVER, Rounding, Time};
 

@@ -4,15 +4,14 @@
 //! For each length it is a question of flow, from sources over stages and nodes, and the answer is never wrongly no:
 //! memory, work and the ways through a node each give a limit that holds for every plan.
 
+use crate::bound::flow::{Network, UNLIMITED};
+use crate::bound::lookahead::{Outlook, Position, successors};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
 use crate::rules::MemoryRule;
-use crate::search::outlook::{Outlook, Position, successors};
 use crate::time::{NEVER, Time};
-
-use super::flow::{Network, UNLIMITED};
 
 /// Routes whose sources and waves are alike.
 struct Group {

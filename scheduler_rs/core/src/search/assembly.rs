@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Options, Solution};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
+use crate::request::Options;
 use crate::rules::Strategy;
+use crate::search::context::Solution;
 use crate::simulate::{MicrobatchRoute, Simulator};
 use crate::time::{Time, seconds};
 use crate::workload::Workload;
 
 /// Simulates the solution once more and writes it down.
-pub(super) fn assemble(
+pub fn assemble(
     problem: &Problem,
     instance: &Instance,
     options: Options,

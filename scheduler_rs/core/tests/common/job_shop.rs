@@ -6,13 +6,13 @@
 //! to a source: they take longer than all tasks together. So every loss and backward happens after all forwards, and
 //! the iteration is the makespan and two such transfers.
 
+use skippipe_core::bound::lookahead::Outlook;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::cbs::{Demand, Question};
-use skippipe_core::search::outlook::Outlook;
 use skippipe_core::time::{NEVER, Rounding, Time};
 
 /// One unit of processing time.

@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 
 use super::Question;
 use super::model::Demand;
+use crate::bound::lookahead::{Outlook, Position};
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageOrder, StageSet, stage_bit};
 use crate::rules::MemoryRule;
-use crate::search::outlook::{Outlook, Position};
 use crate::time::{NEVER, Time};
 
 /// One node sequence, with its tasks laid out for the low level.

@@ -17,10 +17,10 @@ mod search;
 mod state;
 mod tree;
 
+use crate::bound::lookahead::Outlook;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
-use crate::search::outlook::Outlook;
 use crate::time::Time;
 
 pub use execution::Found;

@@ -1,10 +1,10 @@
 //! What stays the same all over the tree: agents, their ways, the numbering of tasks.
 
+use crate::bound::lookahead::Outlook;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
 use crate::rules::MemoryRule;
-use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
 use super::Question;

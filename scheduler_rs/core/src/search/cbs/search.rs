@@ -2,9 +2,9 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::bound::lookahead::Outlook;
 use crate::budget::Budget;
 use crate::route::RouteTask;
-use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
 use super::choice::{Choice, choose, settle};

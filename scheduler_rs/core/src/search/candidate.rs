@@ -1,0 +1,169 @@
+//! One attempt at a plan: routes placed one after the other, or some of them taken off and placed again.
+
+use rand_pcg::Pcg64;
+use smallvec::SmallVec;
+
+use crate::error::Error;
+use crate::search::cbs;
+use crate::search::context::Context;
+use crate::search::methods::annealing::Found;
+use crate::search::methods::prioritised::partial_schedule::{Board, Targets};
+use crate::search::methods::prioritised::timed_path::Way;
+use crate::search::methods::routes::Path;
+use crate::search::methods::sampling;
+use crate::search::methods::schedule_annealing::Schedule;
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator, TaskId};
+use crate::time::Time;
+
+/// A complete plan of an attempt.
+#[derive(Clone, Debug)]
+pub struct Candidate<'a> {
+    /// Its routes and reservations.
+    pub board: Board<'a>,
+    /// The order on every node.
+    pub order: Vec<Vec<TaskId>>,
+    /// Its times.
+    pub outcome: Outcome,
+    /// What attempts are compared by: lower is better.
+    pub cost: (Time, Time),
+}
+
+/// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
+pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
+
+/// Quotas and lengths that complete routes have.
+pub fn targets_of(context: &Context<'_>, paths: &[Path]) -> Targets {
+    let instance = context.instance;
+    let mut visits = vec![0; instance.stage_count()];
+    for node in paths.iter().flatten() {
+        visits[instance.stage_of[*node as usize]] += 1;
+    }
+    let lengths = paths.iter().map(SmallVec::len).collect();
+    Targets { visits: instance.rules.cc3.then_some(visits), lengths, sets: None }
+}
+
+/// Random routes alone; none where the drawing ran into a dead end.
+pub fn draw_paths(context: &Context<'_>, rng: &mut Pcg64) -> Option<Vec<Path>> {
+    let targets = context.targets(rng);
+    let mut board = Board::new(context.instance, context.tasks, &targets, false);
+    sampling::routes(&mut board, context.instance, rng).then(|| paths_of(&board))
+}
+
+/// Nodes of each route of a complete board.
+pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
+    let nodes = |route: usize| board.ways(route).first().map_or(&[][..], |way| &way.nodes);
+    (0..board.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
+}
+
+/// What an island has found, with the times that its priorities give.
+pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
+    let board = board_of(context, &found.paths);
+    let mut simulator = Simulator::new(context.instance);
+    simulator.load(&board.batches());
+    *work += simulator.task_count() as u64;
+    simulator.run_prioritised(&found.priorities).map_err(|_| None)?;
+    timed(context, board, simulator.dispatched_order(), work)
+}
+
+/// A plan as one search hands it on to the next.
+#[derive(Clone, Debug)]
+pub enum Known {
+    /// Routes and the priorities of their tasks.
+    Prioritised(Found),
+    /// Routes and the order of tasks on every node.
+    Scheduled(Schedule),
+}
+
+impl Known {
+    /// Iteration and sum of completion times.
+    pub fn key(&self) -> (Time, Time) {
+        match self {
+            Self::Prioritised(found) => found.key,
+            Self::Scheduled(schedule) => schedule.key,
+        }
+    }
+
+    /// The plan with its times.
+    pub fn timed<'a>(&self, context: &Context<'a>, work: &mut u64) -> Tried<'a> {
+        match self {
+            Self::Prioritised(found) => prioritised(context, found, work),
+            Self::Scheduled(schedule) => scheduled(context, schedule.clone(), work),
+        }
+    }
+}
+
+/// A schedule as it stands.
+pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) -> Tried<'a> {
+    timed(context, board_of(context, &schedule.paths), schedule.order, work)
+}
+
+/// What conflict-based search has found: the routes and order of its execution.
+pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
+    let paths = paths_of_batches(&found.batches, context.tasks.len());
+    timed(context, board_of(context, &paths), found.order, work)
+}
+
+/// Nodes of each of so many routes.
+pub fn paths_of_batches(batches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
+    let mut paths = vec![Path::new(); routes];
+    for batch in batches {
+        paths[batch.route] = Path::from_slice(&batch.nodes);
+    }
+    paths
+}
+
+/// The routes of a candidate in another order.
+pub fn reordered<'a>(
+    context: &Context<'a>,
+    from: &Candidate<'a>,
+    order: Vec<Vec<TaskId>>,
+    work: &mut u64,
+) -> Tried<'a> {
+    timed(context, from.board.clone(), order, work)
+}
+
+/// A complete board in a given order.
+fn timed<'a>(context: &Context<'a>, mut board: Board<'a>, order: Vec<Vec<TaskId>>, work: &mut u64) -> Tried<'a> {
+    let mut simulator = Simulator::new(context.instance);
+    simulator.load(&board.batches());
+    *work += simulator.task_count() as u64;
+    let outcome = simulator.run_order(&order).map_err(|_| None)?;
+    board.retime(&simulator, &order);
+    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+}
+
+/// A board with these routes, not yet timed.
+fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
+    let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
+    for (route, path) in paths.iter().enumerate() {
+        let way = Way { nodes: path.to_vec(), starts: Vec::new(), completion: 0, value: 0 };
+        board.place(route, vec![way; context.tasks[route].waves]);
+    }
+    board
+}
+
+/// A candidate as islands see it; its priorities follow the times at which its microbatches go out and turn round.
+pub fn found_of(candidate: &Candidate<'_>) -> Found {
+    let board = &candidate.board;
+    let mut times: Vec<(Time, u32)> = Vec::new();
+    for way in (0..board.tasks().len()).flat_map(|route| board.ways(route)) {
+        let place = times.len() as u32;
+        times.push((way.starts[0], place));
+        times.push((way.starts[way.nodes.len()], place + 1));
+    }
+    times.sort_unstable();
+    let mut priorities = vec![0; times.len()];
+    for (priority, (_, place)) in (0..).zip(times) {
+        priorities[place as usize] = priority;
+    }
+    Found { paths: paths_of(board), priorities, key: candidate.cost, settled: None }
+}
+
+/// What a search begins with.
+pub struct Start {
+    pub known: Known,
+    /// Search steps that it took.
+    pub work: u64,
+    /// No plan takes less.
+    pub bound: Time,
+}

@@ -1,0 +1,140 @@
+//! Local search: every change that is made keeps the rules and can be taken back, and the estimate follows.
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use smallvec::SmallVec;
+
+use crate::cluster::{Cluster, ClusterParts, Links, Node};
+use crate::problem::{Instance, Problem};
+use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
+use crate::rules::{Constraints, MemoryRule};
+use crate::search::candidate::paths_of_batches;
+use crate::search::instance_view::Ground;
+use crate::search::methods::annealing::estimate::Estimate;
+use crate::search::methods::routes::{Path, Routes};
+use crate::time::Rounding;
+
+/// 14 nodes in five stages, two sources, random times and links, random rules.
+fn instance(rng: &mut Pcg64) -> Instance {
+    let nodes = (0..14)
+        .map(|i| Node {
+            name: format!("n{i}"),
+            forward_s: rng.random_range(0.1..1.0),
+            backward_s: rng.random_range(0.1..1.0),
+            loss_s: rng.random_range(0.0..0.2),
+            memory: rng.random_range(2..5),
+        })
+        .collect();
+    let parts = ClusterParts {
+        nodes,
+        links: Links::Transfer((0..14).map(|_| (0..14).map(|_| rng.random_range(0.0..3.0)).collect()).collect()),
+        region_of: None,
+        activation_bytes: 0.0,
+        gradient_bytes: vec![],
+        step_s: vec![],
+        norm_s: 0.0,
+        source: None,
+        workload: None,
+    };
+    let rules = Constraints {
+        cc1: rng.random_bool(0.8),
+        cc2: rng.random_bool(0.8),
+        cc3: rng.random_bool(0.7),
+        tc1: [MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..3)],
+        max_swaps: rng.random_range(0..3),
+        waves: rng.random_range(1..3),
+        max_stage_jump: rng.random_bool(0.3).then_some(3),
+        ..Constraints::default()
+    };
+    let stages = vec![vec![0, 1], vec![2, 3, 4], vec![5, 6, 7], vec![8, 9, 10], vec![11, 12, 13]];
+    let ratio = [0.2, 1.0 / 3.0, 0.45][rng.random_range(0..3)];
+    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![4, 3], ratio, rules).unwrap();
+    Instance::new(&problem, Rounding::Up)
+}
+
+fn start(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Option<Vec<Path>> {
+    (0..50).find_map(|_| {
+        let batches = crate::search::methods::sampling::random_routes(instance, tasks, None, rng)?;
+        Some(paths_of_batches(&batches, tasks.len()))
+    })
+}
+
+/// Every rule about routes, by its words.
+fn keeps_rules(instance: &Instance, tasks: &[RouteTask], paths: &[Path], lengths_before: &[usize]) {
+    let rules = &instance.rules;
+    let mut visits = vec![0; instance.stage_count()];
+    let mut users = vec![0; instance.node_count()];
+    for (task, path) in tasks.iter().zip(paths) {
+        let order = path
+            .iter()
+            .try_fold(StageOrder::start(rules), |order, node| order.step(instance.stage_of[*node as usize], rules));
+        assert!(order.is_some(), "{path:?}");
+        assert!(!rules.cc1 || path[0] as usize == task.source);
+        for node in path {
+            visits[instance.stage_of[*node as usize]] += 1;
+            users[*node as usize] += 1;
+        }
+    }
+    let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, lengths_before);
+    assert_eq!(lengths.iter().sum::<usize>(), Lengths::new(tasks.len(), 5, instance.skip_ratio).total);
+    if rules.cc3 {
+        assert!(visits[1..].iter().max().unwrap() - visits[1..].iter().min().unwrap() <= 1, "{visits:?}");
+    }
+    if rules.tc1 == MemoryRule::Routes {
+        assert!(users.iter().zip(&instance.memory).all(|(count, memory)| count <= memory), "{users:?}");
+    }
+}
+
+#[test]
+fn changes_keep_the_rules_and_the_estimate_follows() {
+    let mut rng = Pcg64::seed_from_u64(17);
+    let (mut made, mut dealt) = (0, 0);
+    for _ in 0..60 {
+        let instance = instance(&mut rng);
+        let tasks = route_tasks(&instance);
+        let Some(paths) = start(&instance, &tasks, &mut rng) else { continue };
+        let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
+        lengths.sort_unstable();
+        let on = Ground { instance: &instance, tasks: &tasks };
+        let mut routes = Routes::new(on, paths);
+        let all = |routes: &Routes| (0..tasks.len()).map(|r| routes.path(r).clone()).collect::<Vec<_>>();
+        let mut estimate = Estimate::new(on, &routes, 20_000_000_000);
+        estimate.raise(on, 6);
+        for step in 0..300 {
+            let before = all(&routes);
+            let change = if step % 10 == 0 {
+                let length = routes.path(0).len();
+                let chosen: Vec<usize> = (0..tasks.len()).filter(|r| routes.path(*r).len() == length).collect();
+                let from = rng.random_range(on.free_from()..length);
+                routes.redeal(on, &chosen, from, length, |route, path| estimate.of_path(on, route, path))
+            } else {
+                routes.propose(on, rng.random_range(0..tasks.len()), &mut rng)
+            };
+            let Some(change) = change else { continue };
+            let ways = estimate.rise_of_ways(on, &change);
+            let Some(back) = routes.apply(on, change) else {
+                assert_eq!(all(&routes), before);
+                continue;
+            };
+            keeps_rules(&instance, &tasks, &all(&routes), &lengths);
+            estimate.follow(on, &routes, &back);
+            let mut fresh = Estimate::new(on, &routes, 20_000_000_000);
+            fresh.raise(on, 6);
+            assert!((fresh.sum() - estimate.sum()).abs() <= 1e-9 * fresh.sum(), "{} {}", fresh.sum(), estimate.sum());
+            if step % 10 == 0 {
+                assert!(ways <= 1e-9 * fresh.sum(), "a deal that lengthens ways by {ways}");
+                dealt += 1;
+            }
+            made += 1;
+            if rng.random_bool(0.5) {
+                let forth = back.iter().map(|(r, _)| (*r, routes.path(*r as usize).clone())).collect();
+                routes.undo(on, back);
+                assert_eq!(all(&routes), before);
+                estimate.follow(on, &routes, &forth);
+            }
+        }
+    }
+    assert!(made > 3_000 && dealt > 100, "{made} changes, {dealt} deals");
+}

@@ -1,0 +1,554 @@
+//! Simulated annealing over routes and the order in which nodes take their tasks.
+//!
+//! An [`Island`] goes from one set of routes to the next by small changes (see [`super::routes`]). First it looks at
+//! an estimate of the iteration alone, which costs nothing: at scale the choice of routes decides, not the order. Then
+//! it simulates every change, under priorities that say which task a node takes first, and changes those as well. It can be
+//! stopped after any number of steps and go on later; when it has cooled down it starts anew, for more steps.
+
+mod allocation_moves;
+mod estimate;
+#[cfg(test)]
+mod estimate_tests;
+
+use std::cmp::Reverse;
+
+use rand::RngExt;
+use rand_pcg::Pcg64;
+
+use crate::allocate::joint::Placement;
+use crate::budget::Budget;
+use crate::problem::{Instance, NO_STAGE};
+use crate::route::{Lengths, RouteTask};
+use crate::search::effort::FEW_TASKS;
+use crate::search::instance_view::Ground;
+use crate::search::methods::annealing::estimate::Estimate;
+use crate::search::methods::routes::{Change, Path, Routes};
+use crate::simulate::{MicrobatchRoute, Outcome, Simulator, Workspace};
+use crate::time::Time;
+
+/// What plans are compared by: the iteration, then the sum of completion times.
+pub type Key = (Time, Time);
+
+/// Routes and priorities with the times that they give.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Nodes of each route.
+    pub paths: Vec<Path>,
+    /// As [`Simulator::run_prioritised`] takes them.
+    pub priorities: Vec<u32>,
+    /// Iteration and sum of completion times.
+    pub key: Key,
+    /// The allocation, where that was searched too.
+    pub settled: Option<Box<Settled>>,
+}
+
+/// An allocation as an island has it: the instance, its routes and their sources, and who sits where.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    land: Land,
+    seats: Placement,
+}
+
+impl Settled {
+    /// An allocation with the routes that are asked of it.
+    #[must_use]
+    pub fn new(seats: Placement, instance: Instance, tasks: Vec<RouteTask>) -> Self {
+        Self { land: Land { instance, tasks }, seats }
+    }
+
+    /// What routes are made for.
+    #[must_use]
+    pub fn on(&self) -> Ground<'_> {
+        self.land.on()
+    }
+
+    /// Two nodes of different stages change places, if they may.
+    pub fn exchange_any(&mut self, rng: &mut Pcg64) {
+        let count = self.land.instance.node_count();
+        let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
+        let (left, right) = (self.land.instance.stage_of[a], self.land.instance.stage_of[b]);
+        let fixed = !self.seats.scope().sources && (left == 0 || right == 0);
+        if left == right || fixed || left == NO_STAGE || right == NO_STAGE {
+            return;
+        }
+        let instance = &mut self.land.instance;
+        self.seats.swap(instance, a, b);
+        let fits = |place: usize| instance.memory[place] > 0;
+        if !fits(a) || !fits(b) || !self.seats.is_close(instance, left) || !self.seats.is_close(instance, right) {
+            self.seats.swap(instance, a, b);
+        }
+    }
+
+    /// Who sits where.
+    #[must_use]
+    pub fn seats(&self) -> &Placement {
+        &self.seats
+    }
+}
+
+/// How often the allocation is changed rather than routes or priorities, where it may be; and how much hotter it is then.
+const RESEATS: f64 = 0.4;
+const HOTTER: f64 = 2.0;
+/// Length of most runs where the allocation may change, as the number of a run; the others are longer.
+const FREE_RUN: u32 = 3;
+/// With fewer nodes than these, shorter ones.
+const FEW_NODES: usize = 12;
+const FREE_RUN_OF_FEW: u32 = 1;
+/// Where the allocation may change, the estimate gets less of a run: it does not see what nodes and links are waited for.
+const FREE_ESTIMATE: f64 = 0.1;
+const FREE_ESTIMATE_OF_MILD: f64 = 0.3;
+/// So it does where nodes are few: each of them is waited for by most routes, and order decides.
+const ESTIMATE_OF_FEW: f64 = 0.1;
+/// Work of a change that is only estimated, in simulated tasks.
+const ESTIMATE_WORK: u64 = 4;
+/// Work of the first run of an island, in simulations of all tasks.
+pub const FIRST_RUN: u64 = 250;
+/// Each further run may do four times as much, from this on twice as much.
+const LONG_RUN: u64 = 4_000;
+/// Most doublings.
+const MOST_DOUBLINGS: u32 = 16;
+/// The most routes whose parts are dealt anew at once.
+const MOST_DEALT: usize = 128;
+/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
+const MEAN: f64 = 0.1;
+/// How hot a run begins and ends, as a share of the iteration.
+const SIMULATED: Heat = Heat { hot: 3e-3, cold: 1e-4 };
+/// The same for the logarithm of the estimate, for each route, since a sum over more routes changes by less; and its
+/// powers.
+const ESTIMATED: Heat = Heat { hot: 0.15, cold: 0.0075 };
+const POWERS: (i32, i32) = (4, 32);
+/// A run that goes on from the best plan keeps most of it.
+const MILDER: f64 = 0.3;
+const MILDER_POWER: i32 = 12;
+
+#[derive(Clone, Copy, Debug)]
+struct Heat {
+    hot: f64,
+    cold: f64,
+}
+
+impl Heat {
+    /// Falls from hot to cold, by the same factor in each step.
+    fn at(self, share: f64) -> f64 {
+        self.hot * (self.cold / self.hot).powf(share)
+    }
+}
+
+/// Which part of a run an island is in, and how far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Estimate,
+    Simulate,
+    Done,
+}
+
+/// What [`Ground`] borrows: an island has its own, since it may change the allocation.
+#[derive(Clone, Debug)]
+struct Land {
+    instance: Instance,
+    tasks: Vec<RouteTask>,
+}
+
+impl Land {
+    fn on(&self) -> Ground<'_> {
+        Ground { instance: &self.instance, tasks: &self.tasks }
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Island {
+    land: Land,
+    /// Where the allocation may change.
+    seats: Option<Placement>,
+    routes: Routes,
+    estimate: Estimate,
+    workspace: Workspace,
+    batches: Vec<MicrobatchRoute>,
+    /// First batch of each route.
+    first: Vec<usize>,
+    priorities: Vec<u32>,
+    outcome: Outcome,
+    energy: f64,
+    rng: Pcg64,
+    best: Option<Found>,
+    phase: Phase,
+    step: u64,
+    steps: u64,
+    restarts: u32,
+    /// Says how long this run is.
+    run: u32,
+    mild: bool,
+    /// Search steps done.
+    pub work: u64,
+}
+
+impl Island {
+    /// From complete routes; `scale` is about the iteration that is hoped for.
+    #[must_use]
+    pub fn new(on: Ground<'_>, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
+        let mut batches = Vec::new();
+        let mut first = Vec::new();
+        for (route, task) in on.tasks.iter().enumerate() {
+            first.push(batches.len());
+            for wave in 0..task.waves {
+                let nodes = paths[route].to_vec();
+                batches.push(MicrobatchRoute {
+                    id: batches.len(),
+                    source: task.source,
+                    route,
+                    wave,
+                    class: task.class,
+                    nodes,
+                });
+            }
+        }
+        let routes = Routes::new(on, paths);
+        let mut island = Self {
+            land: Land { instance: on.instance.clone(), tasks: on.tasks.to_vec() },
+            seats: None,
+            estimate: Estimate::new(on, &routes, scale),
+            routes,
+            workspace: Workspace::default(),
+            priorities: default_priorities(batches.len()),
+            batches,
+            first,
+            outcome: Outcome::default(),
+            energy: f64::INFINITY,
+            rng,
+            best: None,
+            phase: Phase::Done,
+            step: 0,
+            steps: 0,
+            restarts: 0,
+            run: 0,
+            mild: false,
+            work: 0,
+        };
+        island.enter(Phase::Estimate);
+        island
+    }
+
+    /// An island that searches the allocation too, from this one on.
+    #[must_use]
+    pub fn free(settled: &Settled, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
+        Self { seats: Some(settled.seats.clone()), ..Self::new(settled.on(), paths, rng, scale) }
+    }
+
+    /// The best so far.
+    #[must_use]
+    pub fn best(&self) -> Option<&Found> {
+        self.best.as_ref()
+    }
+
+    /// Whether the run is over: [`Island::restart`] is to follow.
+    #[must_use]
+    pub fn is_cold(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Runs so far beside the first one.
+    #[must_use]
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Begins the next run, longer than the one before, with the routes and priorities of a plan, or with other routes
+    /// altogether.
+    pub fn restart(&mut self, from: &Found, mild: bool) {
+        self.restarts += 1;
+        self.mild = mild;
+        if self.seats.is_some() {
+            // Every run shows what it found, so that there is a second best allocation too.
+            self.best = None;
+        }
+        // From afar many short runs find more allocations than a long one: lengths as Luby, Sinclair and Zuckerman.
+        let is_afar = self.seats.is_some() && !mild;
+        let least = if self.land.instance.node_count() < FEW_NODES { FREE_RUN_OF_FEW } else { FREE_RUN };
+        let run = if is_afar { least + self.restarts.trailing_zeros() } else { self.restarts };
+        self.run = run.min(MOST_DOUBLINGS);
+        let all: Change = (0..).zip(&from.paths).map(|(route, path)| (route, path.clone())).collect();
+        if let Some(settled) = &from.settled {
+            self.land = settled.land.clone();
+            self.seats = Some(settled.seats.clone());
+            self.routes = Routes::new(self.land.on(), from.paths.clone());
+        } else {
+            self.routes.replace(self.land.on(), &from.paths);
+        }
+        self.write(&all);
+        self.priorities.clone_from(&from.priorities);
+        self.enter(Phase::Estimate);
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        let tasks = self.batches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
+        let work = run_length(self.run) * tasks;
+        self.step = 0;
+        self.phase = phase;
+        match phase {
+            Phase::Estimate => {
+                let is_small = self.land.instance.node_count() <= FEW_NODES && tasks > FEW_TASKS as u64;
+                let share = match (&self.seats, self.mild) {
+                    (None, _) if is_small => ESTIMATE_OF_FEW,
+                    (None, _) => 1.0,
+                    (Some(_), true) => FREE_ESTIMATE_OF_MILD,
+                    (Some(_), false) => FREE_ESTIMATE,
+                };
+                self.steps = (share * (work / 2 / ESTIMATE_WORK) as f64) as u64;
+                self.estimate.rebuild(self.land.on(), &self.routes);
+            }
+            Phase::Simulate => {
+                self.steps = work / 2 / tasks;
+                let simulated = self.simulate();
+                self.energy = simulated.as_ref().map_or(f64::INFINITY, |o| energy(o, self.batches.len()));
+                if let Some(outcome) = simulated {
+                    self.outcome = outcome;
+                    self.keep();
+                }
+            }
+            Phase::Done => {}
+        }
+    }
+
+    /// Goes on until about `work` search steps more are done, the run is over or the time is.
+    pub fn run(&mut self, work: u64, budget: &Budget) {
+        let until = self.work + work;
+        while self.phase != Phase::Done && self.work < until && !budget.is_over() {
+            if self.step >= self.steps {
+                self.enter(if self.phase == Phase::Estimate { Phase::Simulate } else { Phase::Done });
+            } else if self.phase == Phase::Estimate {
+                self.settle((self.step + STEPS_PER_POLL).min(self.steps));
+            } else {
+                self.step += 1;
+                self.work += 1;
+                let heat = SIMULATED.at(self.share()) * self.outcome.iteration as f64 * self.heat();
+                if self.seats.is_some() && self.rng.random_bool(RESEATS) {
+                    self.try_reseat(heat);
+                } else if self.rng.random_bool(0.3) {
+                    self.try_priority(heat);
+                } else {
+                    self.try_route(heat);
+                }
+            }
+        }
+    }
+
+    /// How much hotter than others this run is.
+    fn heat(&self) -> f64 {
+        (if self.mild { MILDER } else { 1.0 }) * if self.seats.is_some() { HOTTER } else { 1.0 }
+    }
+
+    fn share(&self) -> f64 {
+        self.step as f64 / self.steps as f64
+    }
+
+    /// Changes routes by the estimate alone, up to step `until`.
+    fn settle(&mut self, until: u64) {
+        let share = self.share();
+        let low = if self.mild { MILDER_POWER } else { POWERS.0 };
+        self.estimate.raise(self.land.on(), low + (f64::from(POWERS.1 - low) * share) as i32);
+        let heat = ESTIMATED.at(share) / self.land.tasks.len() as f64 * self.heat();
+        self.work += (until - self.step) * ESTIMATE_WORK;
+        if self.step / self.deal_every() != until / self.deal_every() {
+            self.deal();
+        }
+        while self.step < until {
+            self.step += 1;
+            if self.seats.is_some() && self.rng.random_bool(RESEATS) {
+                self.settle_reseat(heat);
+                continue;
+            }
+            self.settle_route(heat);
+        }
+    }
+
+    /// Changes a route by the estimate alone; `heat` says how far the sum may rise.
+    fn settle_route(&mut self, heat: f64) {
+        let several = self.land.tasks.len() / 16;
+        let route = self.pick(0.3, several, |island, route| island.estimate.way(island.land.on(), route));
+        let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else { return };
+        // The sum may rise by so much; the ways alone tell in most cases that it rises further.
+        let most = -self.estimate.sum() * heat * self.rng.random::<f64>().ln();
+        if self.estimate.rise_of_ways(self.land.on(), &change) > most {
+            return;
+        }
+        let before = self.estimate.sum();
+        let Some(back) = self.routes.apply(self.land.on(), change) else { return };
+        self.estimate.follow(self.land.on(), &self.routes, &back);
+        if self.estimate.sum() - before <= most {
+            self.write(&back);
+        } else {
+            self.take_back(back);
+        }
+    }
+
+    /// Takes a change back that the estimate has followed; `back` is what undoes it.
+    fn take_back(&mut self, back: Change) {
+        let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
+        self.routes.undo(self.land.on(), back);
+        self.estimate.follow(self.land.on(), &self.routes, &forth);
+    }
+
+    /// Steps between two deals: these take about a fifth of the time.
+    fn deal_every(&self) -> u64 {
+        deal_work(self.land.tasks.len().min(MOST_DEALT) as u64).max(STEPS_PER_POLL)
+    }
+
+    /// Deals the parts of many routes between two places anew, so that the estimate falls by as much as it can: what
+    /// would take chains of changes, most of them for the worse, is one step here.
+    fn deal(&mut self) {
+        let count = self.land.tasks.len();
+        let model = self.pick(0.5, count / 16, |island, route| island.estimate.way(island.land.on(), route));
+        let length = self.routes.path(model).len();
+        let is_open = |route: &usize| self.routes.path(*route).len() == length && !self.land.on().is_forced(*route);
+        let mut chosen: Vec<usize> = (0..count).filter(is_open).collect();
+        if chosen.len() > MOST_DEALT {
+            // The longest ones and any others.
+            chosen.sort_by_key(|route| (Reverse(self.estimate.way(self.land.on(), *route)), *route));
+            for place in MOST_DEALT / 2..MOST_DEALT {
+                let other = self.rng.random_range(place..chosen.len());
+                chosen.swap(place, other);
+            }
+            chosen.truncate(MOST_DEALT);
+        }
+        let first = self.land.on().free_from();
+        if length <= first || chosen.len() < 2 {
+            return;
+        }
+        let from = self.rng.random_range(first..length);
+        let to = if self.rng.random_bool(0.5) { from + 1 } else { self.rng.random_range(from + 1..=length) };
+        self.work += deal_work(chosen.len() as u64);
+        let change = self.routes.redeal(self.land.on(), &chosen, from, to, |route, path| {
+            self.estimate.of_path(self.land.on(), route, path)
+        });
+        let before = self.estimate.sum();
+        let Some(back) = change.and_then(|change| self.routes.apply(self.land.on(), change)) else {
+            return;
+        };
+        self.estimate.follow(self.land.on(), &self.routes, &back);
+        if self.estimate.sum() <= before {
+            self.write(&back);
+        } else {
+            self.take_back(back);
+        }
+    }
+
+    /// A random route, now and then the longest one of several.
+    fn pick(&mut self, often: f64, several: usize, time: impl Fn(&Self, usize) -> Time) -> usize {
+        let count = self.land.tasks.len();
+        let mut route = self.rng.random_range(0..count);
+        if self.rng.random_bool(often) {
+            for _ in 0..several.max(2) {
+                let other = self.rng.random_range(0..count);
+                if time(self, other) > time(self, route) {
+                    route = other;
+                }
+            }
+        }
+        route
+    }
+
+    fn try_route(&mut self, heat: f64) {
+        let completion =
+            |island: &Self, r: usize| island.workspace.completion_of(island.first[r] + island.land.tasks[r].waves - 1);
+        let route = self.pick(0.3, self.land.tasks.len() / 16, completion);
+        let Some(change) = self.routes.propose(self.land.on(), route, &mut self.rng) else {
+            return;
+        };
+        let Some(back) = self.routes.apply(self.land.on(), change) else {
+            return;
+        };
+        self.write(&back);
+        if !self.judge(heat) {
+            let forth: Change = back.iter().map(|(r, _)| (*r, Path::new())).collect();
+            self.routes.undo(self.land.on(), back);
+            self.write(&forth);
+        }
+    }
+
+    fn try_priority(&mut self, heat: f64) {
+        let (a, b) = (self.rng.random_range(0..self.priorities.len()), self.rng.random_range(0..self.priorities.len()));
+        self.priorities.swap(a, b);
+        if !self.judge(heat) {
+            self.priorities.swap(a, b);
+        }
+    }
+
+    /// Simulates what has been changed; whether it stays.
+    fn judge(&mut self, heat: f64) -> bool {
+        let Some(outcome) = self.simulate() else { return false };
+        let energy = energy(&outcome, self.batches.len());
+        let rise = energy - self.energy;
+        if rise > 0.0 && self.rng.random::<f64>() >= (-rise / heat).exp() {
+            return false;
+        }
+        self.outcome = outcome;
+        self.energy = energy;
+        self.keep();
+        true
+    }
+
+    fn simulate(&mut self) -> Option<Outcome> {
+        let mut simulator = Simulator::with(&self.land.instance, std::mem::take(&mut self.workspace));
+        simulator.load(&self.batches);
+        self.work += simulator.task_count() as u64;
+        let outcome = simulator.run_prioritised(&self.priorities).ok();
+        self.workspace = simulator.into_workspace();
+        outcome
+    }
+
+    /// Remembers where it is, if that is better than anything before.
+    fn keep(&mut self) {
+        let key = (self.outcome.iteration, self.outcome.finish_sum);
+        if self.best.as_ref().is_none_or(|best| key < best.key) {
+            let paths = (0..self.land.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
+            let settled = self.seats.as_ref().map(|seats| Settled { land: self.land.clone(), seats: seats.clone() });
+            self.best = Some(Found { paths, priorities: self.priorities.clone(), key, settled: settled.map(Box::new) });
+        }
+    }
+
+    /// Hands the paths of the routes named in `change` to the simulator's microbatches.
+    fn write(&mut self, change: &Change) {
+        for (route, _) in change {
+            let route = *route as usize;
+            for wave in 0..self.land.tasks[route].waves {
+                let batch = &mut self.batches[self.first[route] + wave];
+                batch.source = self.land.tasks[route].source;
+                batch.nodes.clear();
+                batch.nodes.extend_from_slice(self.routes.path(route));
+            }
+        }
+    }
+}
+
+/// Work of dealing among `n` routes: costs of all pairs, then the assignment.
+fn deal_work(n: u64) -> u64 {
+    n * n + n * n * n / 60
+}
+
+/// Work of an island's first run.
+#[must_use]
+pub fn first_run(tasks: &[RouteTask], instance: &Instance) -> u64 {
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let batches: usize = tasks.iter().map(|t| t.waves).sum();
+    FIRST_RUN * (batches * (2 * lengths.short() + 1)) as u64
+}
+
+/// Work of run number `run`, in simulations of all tasks.
+fn run_length(run: u32) -> u64 {
+    (0..run).fold(FIRST_RUN, |length, _| if length < LONG_RUN { 4 * length } else { 2 * length })
+}
+
+/// Changes between two looks at the clock.
+const STEPS_PER_POLL: u64 = 256;
+
+/// Backwards and losses first, then forwards; microbatches in order.
+#[must_use]
+pub fn default_priorities(batches: usize) -> Vec<u32> {
+    let count = batches as u32;
+    (0..count).flat_map(|b| [count + b, b]).collect()
+}
+
+fn energy(outcome: &Outcome, count: usize) -> f64 {
+    outcome.iteration as f64 + MEAN * outcome.finish_sum as f64 / count as f64
+}
