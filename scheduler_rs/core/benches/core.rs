@@ -10,7 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use job_shop::shop;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
-use skippipe_core::bound::lookahead::Outlook;
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::plan::Plan;
@@ -122,7 +122,7 @@ fn planning(c: &mut Criterion) {
     let problem = problem();
     let instance = Instance::new(&problem, Rounding::Down);
     let budget = Budget::new(None, None);
-    c.bench_function("outlook/20", |b| b.iter(|| Outlook::new(black_box(&instance), 4, &budget, 1.0).unwrap()));
+    c.bench_function("lookahead/20", |b| b.iter(|| Lookahead::new(black_box(&instance), 4, &budget, 1.0).unwrap()));
     c.bench_function("plan/first-round/20", |b| b.iter(|| plan(black_box(&problem), 1).predicted.iteration_s));
 }
 
@@ -130,10 +130,10 @@ fn planning(c: &mut Criterion) {
 fn proving(c: &mut Criterion) {
     let (shop, budget) = (shop("ft06"), Budget::new(None, None));
     let encoded = shop.encode();
-    let (question, outlook) = (encoded.question(u64::MAX), encoded.outlook());
-    let optimum = encoded.makespan(solve(&question, &outlook, &budget).bound);
+    let (question, lookahead) = (encoded.question(u64::MAX), encoded.lookahead());
+    let optimum = encoded.makespan(solve(&question, &lookahead, &budget).bound);
     assert_eq!(optimum, shop.optimum);
-    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &outlook, &budget).bound));
+    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &lookahead, &budget).bound));
 }
 
 criterion_group!(benches, simulation, planning, proving);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::Value;
-use skippipe_core::bound::lookahead::Outlook;
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
@@ -366,7 +366,7 @@ struct Asked<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
     demand: &'a Demand,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
 }
 
 impl Asked<'_> {
@@ -379,7 +379,7 @@ impl Asked<'_> {
             suboptimality,
             work_limit,
         };
-        solve(&question, self.outlook, &Budget::new(None, None))
+        solve(&question, self.lookahead, &Budget::new(None, None))
     }
 }
 
@@ -426,8 +426,8 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
     }
 }
 
-fn outlook_of(instance: &Instance, demand: &Demand) -> Outlook {
-    Outlook::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
+fn outlook_of(instance: &Instance, demand: &Demand) -> Lookahead {
+    Lookahead::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
 }
 
 #[test]
@@ -444,8 +444,8 @@ fn optimum_is_that_of_the_exhaustive_search() {
         }
         let tasks = route_tasks(&instance);
         let Some(demand) = demand(&instance, &tasks, 0) else { continue };
-        let outlook = outlook_of(&instance, &demand);
-        let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, outlook: &outlook };
+        let lookahead = outlook_of(&instance, &demand);
+        let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
         let answer = asked.solve(NEVER, 1.0, u64::MAX);
         // Nothing below what was found, and that itself can be had.
         let limit = answer.best.as_ref().map_or(NEVER, |b| b.value + 1);
@@ -465,7 +465,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         };
         found += 1;
         // Whole seconds: rounding down changes nothing.
-        let bound = lower_bound(&instance, &tasks, &outlook, &Budget::new(None, None)).unwrap();
+        let bound = lower_bound(&instance, &tasks, &lookahead, &Budget::new(None, None)).unwrap();
         assert!(bound <= expected + instance.epilogue, "case {case}: bound {bound} above {expected}");
         let plan = plan_of(&problem, &instance, answer.best.as_ref().unwrap());
         // Plans know one kind of microbatch.
@@ -508,8 +508,8 @@ fn one_source_alone_is_a_relaxation() {
         for source in &instance.sources {
             let tasks: Vec<RouteTask> = all.iter().copied().filter(|t| t.source == source.node).collect();
             let Some(part) = demand(&instance, &tasks, all.len() - tasks.len()) else { continue };
-            let outlook = outlook_of(&instance, &part);
-            let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, outlook: &outlook };
+            let lookahead = outlook_of(&instance, &part);
+            let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, lookahead: &lookahead };
             let answer = asked.solve(NEVER, 1.0, u64::MAX);
             assert_eq!(optimum(&instance, &tasks, &part, NEVER), Ok(answer.best.map(|b| b.value)));
             assert!(answer.bound <= optimum_of_all);
@@ -544,9 +544,9 @@ fn too_many_ways_are_cut_down_by_a_lower_limit() {
     let instance = Instance::new(&problem, Rounding::Up);
     let tasks = route_tasks(&instance);
     let demand = demand(&instance, &tasks, 0).unwrap();
-    let outlook = outlook_of(&instance, &demand);
-    let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, outlook: &outlook };
-    let least = outlook.round_trip(&instance, 0, stage_count);
+    let lookahead = outlook_of(&instance, &demand);
+    let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
+    let least = lookahead.round_trip(&instance, 0, stage_count);
     let answer = asked.solve(NEVER, 1.0, u64::MAX);
     assert_eq!((answer.ended, answer.bound), (Ended::Exhausted, least));
     assert_eq!(answer.best.map(|best| best.value), Some(least));

@@ -55,14 +55,14 @@ struct Table {
 
 /// Tables of all sources; sources with equal links and loss share one.
 #[derive(Debug)]
-pub struct Outlook {
+pub struct Lookahead {
     class_of: Vec<usize>,
     tables: Vec<Table>,
     /// Table of each node that is a source.
     table_of: Vec<u32>,
 }
 
-impl Outlook {
+impl Lookahead {
     /// For routes of at most `longest` visits. Where `share` of the time goes by before all tables are made
     /// (thousands of nodes, none alike), the rest say no more than that head and loss take their time.
     ///
@@ -71,32 +71,32 @@ impl Outlook {
     pub fn new(instance: &Instance, longest: usize, budget: &Budget, share: f64) -> Result<Self> {
         let (classes, class_of) = classes(instance);
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
-        let mut outlook = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
+        let mut lookahead = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
         for source in &instance.sources {
             let key = (instance.place(source.node), instance.least_loss(source.node));
             let table = match known.get(&key) {
                 Some(table) => *table,
                 None => {
-                    outlook.tables.push(Table::new(instance, &classes, source.node, longest, budget, share)?);
-                    outlook.tables.len() - 1
+                    lookahead.tables.push(Table::new(instance, &classes, source.node, longest, budget, share)?);
+                    lookahead.tables.len() - 1
                 }
             };
             known.insert(key, table);
-            outlook.table_of[source.node] = table as u32;
+            lookahead.table_of[source.node] = table as u32;
         }
-        Ok(outlook)
+        Ok(lookahead)
     }
 
     /// That knows nothing but that head and loss take their time.
     #[must_use]
     pub fn blank(instance: &Instance, longest: usize) -> Self {
         let (classes, class_of) = classes(instance);
-        let mut outlook = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
+        let mut lookahead = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
         for source in &instance.sources {
-            outlook.table_of[source.node] = outlook.tables.len() as u32;
-            outlook.tables.push(Table::blank(instance, &classes, source.node, longest));
+            lookahead.table_of[source.node] = lookahead.tables.len() as u32;
+            lookahead.tables.push(Table::blank(instance, &classes, source.node, longest));
         }
-        outlook
+        lookahead
     }
 
     /// Nanoseconds, [`NEVER`] where no route of that length exists.

@@ -6,7 +6,7 @@ mod flow;
 pub mod lookahead;
 mod visits;
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
@@ -27,13 +27,13 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
-pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, budget: &Budget) -> Result<Time> {
+pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahead, budget: &Budget) -> Result<Time> {
     budget.check_cancelled()?;
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let short = lengths.short();
     let long = short + usize::from(lengths.long_routes() > 0);
     let trip = |source: usize| {
-        let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
+        let least = (short..=long).map(|length| lookahead.round_trip(instance, source, length)).min().unwrap_or(0);
         if least >= NEVER { 0 } else { least }
     };
     let mut bound = instance.allreduce.iter().copied().max().unwrap_or(0);
@@ -53,7 +53,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, 
             bound = bound.max(stage_bound(instance, tasks, *stage, quota));
         }
     }
-    bound = bound.max(visits::visits_bound(instance, tasks, outlook, budget, SHARE_OF_TIME)?);
+    bound = bound.max(visits::visits_bound(instance, tasks, lookahead, budget, SHARE_OF_TIME)?);
     Ok(bound + instance.epilogue)
 }
 
@@ -65,7 +65,7 @@ pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
     let below = Instance::new(problem, Rounding::Down);
     let tasks = route_tasks(&below);
     let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
-    lower_bound(&below, &tasks, &Outlook::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
+    lower_bound(&below, &tasks, &Lookahead::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
 }
 
 /// A source that starts `count` microbatches, none of them home in less than `trip`.

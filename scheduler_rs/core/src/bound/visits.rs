@@ -5,7 +5,7 @@
 //! memory, work and the ways through a node each give a limit that holds for every plan.
 
 use crate::bound::flow::{Network, UNLIMITED};
-use crate::bound::lookahead::{Outlook, Position, successors};
+use crate::bound::lookahead::{Lookahead, Position, successors};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE};
@@ -48,7 +48,7 @@ struct Limits {
 pub fn visits_bound(
     instance: &Instance,
     tasks: &[RouteTask],
-    outlook: &Outlook,
+    lookahead: &Lookahead,
     budget: &Budget,
     share: f64,
 ) -> Result<Time> {
@@ -72,7 +72,7 @@ pub fn visits_bound(
         if budget.is_past(share) {
             return Ok(0);
         }
-        let ways = Ways::new(instance, outlook, task.source, &lengths);
+        let ways = Ways::new(instance, lookahead, task.source, &lengths);
         groups.push(Group { source: task.source, waves: task.waves, routes: 1, ways });
     }
     let limits = Limits::new(instance, &groups);
@@ -80,7 +80,7 @@ pub fn visits_bound(
     let most = if instance.rules.cc3 { visits.div_ceil(inner) } else { lengths.routes };
     let fits = |time: Time| is_enough(instance, &groups, &limits, &lengths, most, visits, time);
     let mut low = 0; // nothing takes less
-    let mut high = groups.iter().map(|g| outlook.round_trip(instance, g.source, lengths.short())).max().unwrap_or(0);
+    let mut high = groups.iter().map(|g| lookahead.round_trip(instance, g.source, lengths.short())).max().unwrap_or(0);
     if high >= NEVER {
         return Ok(0);
     }
@@ -177,8 +177,8 @@ impl Limits {
 }
 
 impl Ways {
-    /// By dynamic programming over places in the stage order, as [`Outlook`] does from the other end.
-    fn new(instance: &Instance, outlook: &Outlook, source: usize, lengths: &Lengths) -> Self {
+    /// By dynamic programming over places in the stage order, as [`Lookahead`] does from the other end.
+    fn new(instance: &Instance, lookahead: &Lookahead, source: usize, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         let longest = lengths.long();
         let mut ways = Self { around: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
@@ -222,7 +222,7 @@ impl Ways {
                     }
                     let on = (lengths.short()..=longest)
                         .filter(|length| hop < *length)
-                        .map(|length| outlook.least(source, node, position, length - 1 - hop))
+                        .map(|length| lookahead.least(source, node, position, length - 1 - hop))
                         .min()
                         .unwrap_or(NEVER);
                     if on >= NEVER {

@@ -6,7 +6,7 @@ use rand_pcg::Pcg64;
 use super::instance_view::Ground;
 use super::methods::prioritised::partial_schedule::Targets;
 use super::methods::sampling;
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::report::SearchReport;
@@ -28,7 +28,7 @@ pub enum Objective {
 pub struct Context<'a> {
     pub instance: &'a Instance,
     pub tasks: &'a [RouteTask],
-    pub outlook: &'a Outlook,
+    pub lookahead: &'a Lookahead,
     pub budget: &'a Budget,
     pub objective: Objective,
     pub seed: u64,

@@ -6,7 +6,7 @@
 //! to a source: they take longer than all tasks together. So every loss and backward happens after all forwards, and
 //! the iteration is the makespan and two such transfers.
 
-use skippipe_core::bound::lookahead::Outlook;
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
@@ -147,7 +147,7 @@ impl Encoded {
     }
 
     /// What is known of a way in advance.
-    pub fn outlook(&self) -> Outlook {
-        Outlook::new(&self.instance, self.demand.long, &Budget::new(None, None), 1.0).unwrap()
+    pub fn lookahead(&self) -> Lookahead {
+        Lookahead::new(&self.instance, self.demand.long, &Budget::new(None, None), 1.0).unwrap()
     }
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::Question;
 use super::model::Demand;
-use crate::bound::lookahead::{Outlook, Position};
+use crate::bound::lookahead::{Lookahead, Position};
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageOrder, StageSet, stage_bit};
@@ -50,7 +50,7 @@ const STEPS_PER_POLL: u64 = 4096;
 /// is over. `latest`: ways that take longer for all their waves are of no use. `listed` counts what was looked at.
 pub fn sequences(
     question: &Question<'_>,
-    outlook: &Outlook,
+    lookahead: &Lookahead,
     task: &RouteTask,
     latest: Time,
     most: usize,
@@ -63,7 +63,7 @@ pub fn sequences(
     }
     let mut search = Search {
         instance,
-        outlook,
+        lookahead,
         demand,
         task,
         latest: latest / task.waves.max(1) as Time,
@@ -85,7 +85,7 @@ pub fn sequences(
 
 struct Search<'a> {
     instance: &'a Instance,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
     demand: &'a Demand,
     task: &'a RouteTask,
     /// For one wave.
@@ -126,7 +126,7 @@ impl Search<'_> {
                 }
                 self.steps += 1;
                 self.is_stopped |= self.steps.is_multiple_of(STEPS_PER_POLL) && self.budget.is_over();
-                let ahead = self.outlook.least(self.task.source, node, position, left);
+                let ahead = self.lookahead.least(self.task.source, node, position, left);
                 let own = instance.forward(self.task.class, node) + instance.backward(self.task.class, node);
                 let whole = around + own + instance.transfer(last, node) + instance.transfer(node, last);
                 if ahead >= NEVER || whole + ahead > self.latest {

@@ -1,6 +1,6 @@
 //! What stays the same all over the tree: agents, their ways, the numbering of tasks.
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
@@ -110,7 +110,7 @@ impl<'a> Model<'a> {
     /// looked at.
     pub fn new(
         question: &Question<'a>,
-        outlook: &Outlook,
+        lookahead: &Lookahead,
         latest: Time,
         budget: &Budget,
         listed: &mut u64,
@@ -128,7 +128,7 @@ impl<'a> Model<'a> {
                 keys.push(key);
                 let room = MOST_WAYS.checked_sub(lists.iter().map(Vec::len).sum())?;
                 let task = RouteTask { waves, ..*task };
-                lists.push(sequences(question, outlook, &task, latest, room, budget, listed)?);
+                lists.push(sequences(question, lookahead, &task, latest, room, budget, listed)?);
             }
             kind_of.push(kind);
         }

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
@@ -51,7 +51,7 @@ pub struct Step {
 pub struct Prover<'a> {
     /// Durations rounded down.
     below: &'a Instance,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
     all: &'a [RouteTask],
     parts: Vec<Part>,
     /// Sources whose relaxations differ, those with the greatest bound first once they are known.
@@ -63,9 +63,16 @@ pub struct Prover<'a> {
 impl<'a> Prover<'a> {
     /// `bound` is what is known already.
     #[must_use]
-    pub fn new(below: &'a Instance, outlook: &'a Outlook, all: &'a [RouteTask], bound: Time) -> Self {
-        let mut prover =
-            Self { below, outlook, all, parts: Vec::new(), singles: 0, bound, statistics: cbs::Statistics::default() };
+    pub fn new(below: &'a Instance, lookahead: &'a Lookahead, all: &'a [RouteTask], bound: Time) -> Self {
+        let mut prover = Self {
+            below,
+            lookahead,
+            all,
+            parts: Vec::new(),
+            singles: 0,
+            bound,
+            statistics: cbs::Statistics::default(),
+        };
         prover.add((0..below.sources.len()).collect());
         let mut seen = Vec::new();
         for (place, source) in below.sources.iter().enumerate() {
@@ -155,7 +162,7 @@ impl<'a> Prover<'a> {
             suboptimality: 1.0,
             work_limit: part.steps,
         };
-        let answer = cbs::solve(&question, self.outlook, budget);
+        let answer = cbs::solve(&question, self.lookahead, budget);
         let steps = answer.statistics.labels + answer.statistics.nodes;
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;

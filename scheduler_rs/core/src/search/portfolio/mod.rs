@@ -6,7 +6,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::bound::{is_tight, lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -74,8 +74,8 @@ pub fn solve(
     let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
     // A first plan before anything that takes time at scale.
-    let blank = Outlook::blank(instance, lengths.long());
-    let unprepared = Context { instance, tasks, outlook: &blank, budget, objective, seed: options.seed, sets };
+    let blank = Lookahead::blank(instance, lengths.long());
+    let unprepared = Context { instance, tasks, lookahead: &blank, budget, objective, seed: options.seed, sets };
     let mut trace = SearchTrace::new(budget);
     let (first, work) = match start {
         Some(start) => {
@@ -86,12 +86,12 @@ pub fn solve(
     };
     let known = start.map_or(0, |start| start.bound);
     trace.note(work, first.as_ref().map(|first| first.outcome.iteration), known);
-    let blank_again = || Outlook::blank(instance, lengths.long());
-    let prepared = Outlook::new(instance, lengths.long(), budget, SHARE_OF_TIME);
-    let outlook = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
-    let context = Context { outlook: &outlook, ..unprepared };
+    let blank_again = || Lookahead::blank(instance, lengths.long());
+    let prepared = Lookahead::new(instance, lengths.long(), budget, SHARE_OF_TIME);
+    let lookahead = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
+    let context = Context { lookahead: &lookahead, ..unprepared };
     let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
-    let prepared = Outlook::new(below, lengths.long(), budget, 2.0 * SHARE_OF_TIME);
+    let prepared = Lookahead::new(below, lengths.long(), budget, 2.0 * SHARE_OF_TIME);
     let beneath = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
     let bound = unless_stopped(lower_bound(below, tasks, &beneath, budget), first.as_ref())?.unwrap_or(0).max(known);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -119,7 +119,7 @@ fn unless_stopped<T>(prepared: Result<T>, first: Option<&Candidate<'_>>) -> Resu
 
 /// Random routes, and for `full-routed` those of `full`: a plan at once, whatever the size. And the work of it.
 fn first<'a>(context: &Context<'a>) -> (Option<Candidate<'a>>, u64) {
-    let mut router = Router::new(context.instance, context.outlook, PATIENCE);
+    let mut router = Router::new(context.instance, context.lookahead, PATIENCE);
     let mut rng = context.rng(u64::MAX);
     let drawn = (0..FIRST_DRAWS)
         .take_while(|i| *i == 0 || !context.budget.is_over())
@@ -140,7 +140,7 @@ struct Search<'a> {
     travel: Option<Context<'a>>,
     /// With durations rounded down.
     below: &'a Instance,
-    beneath: &'a Outlook,
+    beneath: &'a Lookahead,
     options: Options,
     /// What is known before the search.
     bound: Time,
@@ -231,7 +231,7 @@ enum Slot<'a> {
 impl<'a> Search<'a> {
     fn run(&self, mut state: State<'a>, first: Option<Candidate<'a>>) -> Result<Found<'a>> {
         let budget = self.context.budget;
-        let mut router = Router::new(self.context.instance, self.context.outlook, PATIENCE);
+        let mut router = Router::new(self.context.instance, self.context.lookahead, PATIENCE);
         if let Some(first) = first {
             self.take(&mut state, first, &mut router);
         }
@@ -552,7 +552,7 @@ impl<'a> Search<'a> {
         number: u64,
         afresh: bool,
     ) -> Attempt<'a> {
-        let mut router = Router::new(context.instance, context.outlook, PATIENCE);
+        let mut router = Router::new(context.instance, context.lookahead, PATIENCE);
         let mut rng = context.rng(number);
         let tried = match incumbent {
             Some(incumbent) if !afresh => self.improve(context, incumbent, &mut router, &mut rng).ok_or(None),

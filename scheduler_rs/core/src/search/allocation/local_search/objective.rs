@@ -1,6 +1,6 @@
 //! What an allocation is worth to a strategy: the iteration of a plan that the strategy makes for it quickly.
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::{Instance, Problem};
 use crate::request::Options;
@@ -111,10 +111,11 @@ impl<'a> Construction<'a> {
     /// Routes by travel time, placed one after the other.
     fn fastest(self, instance: &Instance, tasks: &[RouteTask], budget: &Budget) -> Judged {
         let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
-        let outlook = Outlook::blank(instance, lengths.long());
+        let lookahead = Lookahead::blank(instance, lengths.long());
         let (seed, sets) = (self.seed, self.sets);
-        let context = Context { instance, tasks, outlook: &outlook, budget, objective: Objective::Travel, seed, sets };
-        let mut router = Router::new(instance, &outlook, PATIENCE);
+        let context =
+            Context { instance, tasks, lookahead: &lookahead, budget, objective: Objective::Travel, seed, sets };
+        let mut router = Router::new(instance, &lookahead, PATIENCE);
         let mut rng = context.rng(0);
         let targets = context.targets(&mut rng);
         let order = priority(&context, &targets, &mut rng, 0.0);

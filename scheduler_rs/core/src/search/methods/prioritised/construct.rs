@@ -153,7 +153,7 @@ pub fn priority(context: &Context<'_>, targets: &Targets, rng: &mut Pcg64, shuff
     use rand::RngExt;
     let hardness = |route: usize| {
         let task = context.tasks[route];
-        context.outlook.round_trip(context.instance, task.source, targets.lengths[route]) as f64 * task.waves as f64
+        context.lookahead.round_trip(context.instance, task.source, targets.lengths[route]) as f64 * task.waves as f64
     };
     let mut keyed: Vec<(f64, usize)> =
         (0..context.tasks.len()).map(|r| (hardness(r) * (1.0 - shuffle * rng.random::<f64>()), r)).collect();

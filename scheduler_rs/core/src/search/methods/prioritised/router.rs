@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::timed_path::Way;
-use crate::bound::lookahead::{Outlook, Position};
+use crate::bound::lookahead::{Lookahead, Position};
 use crate::problem::Instance;
 use crate::route::{StageOrder, StageSet, Visits, stage_bit};
 use crate::search::methods::prioritised::partial_schedule::Board;
@@ -127,7 +127,7 @@ impl Return {
 #[derive(Debug)]
 pub struct Router<'a> {
     instance: &'a Instance,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
     labels: Vec<Label>,
     /// By value, then by depth; when diving by depth, then by value.
     queue: BinaryHeap<Reverse<(Time, Time, u32)>>,
@@ -155,10 +155,10 @@ impl<'a> Router<'a> {
     /// For one instance. A search that has done `patience` steps goes on depth first: on large instances with
     /// many nodes alike the proof of the best way takes far longer than the way.
     #[must_use]
-    pub fn new(instance: &'a Instance, outlook: &'a Outlook, patience: u64) -> Self {
+    pub fn new(instance: &'a Instance, lookahead: &'a Lookahead, patience: u64) -> Self {
         Self {
             instance,
-            outlook,
+            lookahead,
             labels: Vec::new(),
             queue: BinaryHeap::new(),
             patience,
@@ -281,7 +281,7 @@ impl<'a> Router<'a> {
         let stage = instance.stage_of[node];
         let left = request.visits.length - parent.hops - 1;
         let position = Position::of(order, stage);
-        let ahead = self.outlook.least(request.source, node, position, left);
+        let ahead = self.lookahead.least(request.source, node, position, left);
         if ahead >= NEVER {
             return;
         }

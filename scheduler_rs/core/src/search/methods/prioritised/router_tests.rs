@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-use crate::bound::lookahead::Outlook;
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::cluster::{Cluster, ClusterParts, Links, Node};
 use crate::problem::{Instance, Problem};
@@ -216,8 +216,8 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let source = case.instance.sources[0].node;
         let tasks = [RouteTask { source, class: 0, waves: 1, first_microbatch: 0 }];
         let board = case.board(&tasks);
-        let outlook = Outlook::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
-        let mut router = Router::new(&case.instance, &outlook, u64::MAX);
+        let lookahead = Lookahead::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
+        let mut router = Router::new(&case.instance, &lookahead, u64::MAX);
         let request = Request { source, class: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
         let way = router.find(&board, &request, &|| false);
         let expected = case.best(source);
