@@ -55,7 +55,7 @@ pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
     (0..board.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
 }
 
-/// What an island has found, with the times that its priorities give.
+/// What a chain has found, with the times that its priorities give.
 pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
     let board = board_of(context, &found.paths);
     let mut simulator = Simulator::new(context.instance);
@@ -142,7 +142,7 @@ fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
     board
 }
 
-/// A candidate as islands see it; its priorities follow the times at which its microbatches go out and turn round.
+/// A candidate as chains see it; its priorities follow the times at which its microbatches go out and turn round.
 pub fn found_of(candidate: &Candidate<'_>) -> Found {
     let board = &candidate.board;
     let mut times: Vec<(Time, u32)> = Vec::new();
@@ -156,7 +156,7 @@ pub fn found_of(candidate: &Candidate<'_>) -> Found {
     for (priority, (_, place)) in (0..).zip(times) {
         priorities[place as usize] = priority;
     }
-    Found { paths: paths_of(board), priorities, key: candidate.cost, settled: None }
+    Found { paths: paths_of(board), priorities, key: candidate.cost, allocation: None }
 }
 
 /// What a search begins with.

@@ -3,7 +3,7 @@
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
-use super::instance_view::Ground;
+use super::instance_view::InstanceView;
 use super::methods::prioritised::partial_schedule::Targets;
 use super::methods::sampling;
 use crate::bound::lookahead::Lookahead;
@@ -37,8 +37,8 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub fn ground(&self) -> Ground<'a> {
-        Ground { instance: self.instance, tasks: self.tasks }
+    pub fn view(&self) -> InstanceView<'a> {
+        InstanceView { instance: self.instance, tasks: self.tasks }
     }
 
     /// Quotas and lengths of one attempt.

@@ -6,14 +6,14 @@ use crate::route::RouteTask;
 /// What routes are made for: the nodes and their links, and the routes asked for. Both change where the allocation is
 /// searched too, so nothing here holds on to them.
 #[derive(Clone, Copy, Debug)]
-pub struct Ground<'g> {
+pub struct InstanceView<'g> {
     /// Nodes, links and rules.
     pub instance: &'g Instance,
     /// One for each route.
     pub tasks: &'g [RouteTask],
 }
 
-impl Ground<'_> {
+impl InstanceView<'_> {
     /// First place of a path that a change may touch.
     #[must_use]
     pub fn free_from(self) -> usize {

@@ -78,7 +78,7 @@ fn found_of(plan: &Plan) -> Found {
     }
     let path = |microbatch: &Microbatch| microbatch.nodes.iter().map(|node| *node as u32).collect();
     let paths = plan.microbatches.iter().map(path).collect();
-    Found { paths, priorities, key: (iteration_of(plan), 0), settled: None }
+    Found { paths, priorities, key: (iteration_of(plan), 0), allocation: None }
 }
 
 /// What no allocation beats, as a plan reports it.

@@ -17,8 +17,8 @@ use crate::search::candidate::{Known, Start, paths_of_batches};
 use crate::search::context::stream_of;
 use crate::search::effort;
 use crate::search::fixed_allocation::plan_from;
-use crate::search::instance_view::Ground;
-use crate::search::methods::annealing::{Found, Island, Settled, default_priorities};
+use crate::search::instance_view::InstanceView;
+use crate::search::methods::annealing::{AllocationState, AnnealingChain, Found, default_priorities};
 use crate::search::methods::routes::Path;
 use crate::search::methods::sampling::random_routes;
 use crate::search::trace::SearchTrace;
@@ -27,8 +27,8 @@ use crate::time::{NEVER, Rounding, Time, seconds};
 /// Draws for routes of an allocation, and allocations that are tried until one has some.
 const DRAWS: u64 = 100;
 const OTHER_STARTS: u64 = 50;
-/// Islands side by side: always as many, so that threads change nothing but the time.
-const ISLANDS: u64 = 2;
+/// Chains side by side: always as many, so that threads change nothing but the time.
+const CHAINS: u64 = 2;
 /// Steps in which a search goes on where nothing is left to do for the best allocation; looked at for clusters of so
 /// many nodes, with so much work.
 const LONGER: f64 = 0.1;
@@ -106,7 +106,7 @@ pub fn search<'a>(
     let placement = Placement::new(problem, scope)?;
     let instance = placement.instance();
     let tasks = route_tasks(&instance);
-    let first = Settled::new(placement, instance, tasks);
+    let first = AllocationState::new(placement, instance, tasks);
     let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
     Annealing { problem, scope, first, fallback, options, budget, share, late_share }.run(is_first)
 }
@@ -114,26 +114,26 @@ pub fn search<'a>(
 /// An allocation that has routes: the first one, or one that a few exchanges of nodes make of it.
 ///
 /// With its routes, and whether it is the first one.
-fn with_routes(first: Settled, seed: u64, budget: &Budget) -> Option<(Settled, Vec<Path>, bool)> {
+fn with_routes(first: AllocationState, seed: u64, budget: &Budget) -> Option<(AllocationState, Vec<Path>, bool)> {
     let mut rng = stream_of(seed, OTHER_STARTS);
-    let mut settled = first;
+    let mut allocation = first;
     for start in 0..OTHER_STARTS {
-        if let Some(paths) = drawn(&settled, &mut rng) {
-            return Some((settled, paths, start == 0));
+        if let Some(paths) = drawn(&allocation, &mut rng) {
+            return Some((allocation, paths, start == 0));
         }
         if budget.is_over() {
             return None;
         }
-        for _ in 0..settled.on().instance.node_count() {
-            settled.exchange_any(&mut rng);
+        for _ in 0..allocation.view().instance.node_count() {
+            allocation.exchange_any(&mut rng);
         }
     }
     None
 }
 
 /// Random routes of an allocation.
-fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
-    let Ground { instance, tasks } = settled.on();
+fn drawn(allocation: &AllocationState, rng: &mut Pcg64) -> Option<Vec<Path>> {
+    let InstanceView { instance, tasks } = allocation.view();
     let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, rng))?;
     Some(paths_of_batches(&batches, tasks.len()))
 }
@@ -141,7 +141,7 @@ fn drawn(settled: &Settled, rng: &mut Pcg64) -> Option<Vec<Path>> {
 struct Annealing<'a> {
     problem: &'a Problem,
     scope: AllocationScope,
-    first: Settled,
+    first: AllocationState,
     /// Routes of the first allocation, where drawing others fails.
     fallback: Vec<Path>,
     options: Options,
@@ -153,7 +153,7 @@ struct Annealing<'a> {
 impl<'a> Annealing<'a> {
     fn run(&self, is_first: bool) -> Result<Option<Joint<'a>>> {
         let budget = self.budget;
-        let mut islands: Vec<_> = (0..ISLANDS).map(|number| Box::new(self.begin(number))).collect();
+        let mut chains: Vec<_> = (0..CHAINS).map(|number| Box::new(self.begin(number))).collect();
         let bound = lower_bound(self.problem, self.scope);
         let most = |share: f64| effort::most_work(budget, share);
         let mut seen: Vec<Seen> = Vec::new();
@@ -171,23 +171,23 @@ impl<'a> Annealing<'a> {
         while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() {
             if budget.is_past(share) || work >= most(share) {
                 // What is the best of its own allocation leaves nothing to the search that follows.
-                let is_settled =
-                    share < self.late_share && best.as_ref().is_some_and(|best| self.is_settled(best, bound));
-                if !is_settled {
+                let is_proved =
+                    share < self.late_share && best.as_ref().is_some_and(|best| self.is_proved(best, bound));
+                if !is_proved {
                     break;
                 }
                 share = self.late_share.min(share + LONGER);
             }
             let known = best.as_ref();
-            islands.par_iter_mut().enumerate().for_each(|(number, island)| {
-                self.advance(island, known, number as u64, rounds, rounds - improved > PATIENCE);
+            chains.par_iter_mut().enumerate().for_each(|(number, chain)| {
+                self.advance(chain, known, number as u64, rounds, rounds - improved > PATIENCE);
             });
             rounds += 1;
-            let total = before + islands.iter().map(|island| island.work).sum::<u64>();
+            let total = before + chains.iter().map(|chain| chain.work).sum::<u64>();
             budget.add_work(total - work);
             work = total;
-            for island in &islands {
-                let Some(found) = island.best() else { continue };
+            for chain in &chains {
+                let Some(found) = chain.best() else { continue };
                 note(&mut seen, found);
                 if best.as_ref().is_none_or(|best| found.key < best.key) {
                     let iteration = found.key.0;
@@ -200,11 +200,13 @@ impl<'a> Annealing<'a> {
             }
         }
         budget.check_cancelled().or_else(|error| if best.is_some() { Ok(()) } else { Err(error) })?;
-        let Some((best, settled)) = best.and_then(|mut best| best.settled.take().map(|settled| (best, settled))) else {
+        let Some((best, allocation)) =
+            best.and_then(|mut best| best.allocation.take().map(|allocation| (best, allocation)))
+        else {
             return Ok(None);
         };
-        let (problem, found) = translated(&settled, &best)?;
-        let stages = in_order(settled.seats().stages(settled.on().instance));
+        let (problem, found) = translated(&allocation, &best)?;
+        let stages = in_order(allocation.placement().stages(allocation.view().instance));
         let runner_up = seen
             .iter()
             .find(|s| s.stages != stages)
@@ -215,10 +217,10 @@ impl<'a> Annealing<'a> {
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.
-    fn is_settled(&self, best: &Found, bound: Time) -> bool {
-        let settled = best.settled.as_deref().filter(|s| s.on().instance.node_count() <= FEW_NODES);
-        let plan = settled.map(|settled| {
-            let (problem, found) = translated(settled, best)?;
+    fn is_proved(&self, best: &Found, bound: Time) -> bool {
+        let allocation = best.allocation.as_deref().filter(|s| s.view().instance.node_count() <= FEW_NODES);
+        let plan = allocation.map(|allocation| {
+            let (problem, found) = translated(allocation, best)?;
             let start = Start { known: Known::Prioritised(found), work: 0, bound };
             plan_from(&problem, self.options, &self.budget.within(PROOF_WORK), Some(&start))
         });
@@ -228,32 +230,33 @@ impl<'a> Annealing<'a> {
     /// The first allocation as it stands, with the work that it took: what the search has to beat.
     fn start(&self, most: u64) -> (Option<Found>, u64) {
         let paths = self.routes(u64::MAX);
-        let mut island = Island::new(self.first.on(), paths, stream_of(self.options.seed, ISLANDS), self.scale());
-        let is_over = |island: &Island| {
-            let worked = island.work as f64 >= most as f64 * effort::JOINT_START / self.share;
-            island.is_cold() || worked || self.budget.is_past(effort::JOINT_START) || self.budget.is_over()
+        let mut chain =
+            AnnealingChain::new(self.first.view(), paths, stream_of(self.options.seed, CHAINS), self.scale());
+        let is_over = |chain: &AnnealingChain| {
+            let worked = chain.work as f64 >= most as f64 * effort::JOINT_START / self.share;
+            chain.is_finished() || worked || self.budget.is_past(effort::JOINT_START) || self.budget.is_over()
         };
-        while island.best().is_none() || !is_over(&island) {
-            let before = island.work;
-            island.run(effort::round_work(self.budget), self.budget);
-            if island.work == before {
+        while chain.best().is_none() || !is_over(&chain) {
+            let before = chain.work;
+            chain.run(effort::round_work(self.budget), self.budget);
+            if chain.work == before {
                 break;
             }
         }
-        self.budget.add_work(island.work);
-        let settled = Some(Box::new(self.first.clone()));
-        (island.best().map(|found| Found { settled, ..found.clone() }), island.work)
+        self.budget.add_work(chain.work);
+        let allocation = Some(Box::new(self.first.clone()));
+        (chain.best().map(|found| Found { allocation, ..found.clone() }), chain.work)
     }
 
-    /// An island that starts from the first allocation and routes of its own.
-    fn begin(&self, number: u64) -> Island {
+    /// A chain that starts from the first allocation and routes of its own.
+    fn begin(&self, number: u64) -> AnnealingChain {
         let paths = self.routes(!number);
-        Island::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
+        AnnealingChain::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
     }
 
     /// About how long an iteration takes; what estimates are compared with.
     fn scale(&self) -> Time {
-        let instance = self.first.on().instance;
+        let instance = self.first.view().instance;
         (0..instance.node_count()).map(|n| instance.least_work(n)).max().unwrap_or(1).max(1) * 16
     }
 
@@ -262,33 +265,33 @@ impl<'a> Annealing<'a> {
         drawn(&self.first, &mut stream_of(self.options.seed, stream)).unwrap_or_else(|| self.fallback.clone())
     }
 
-    /// Lets an island go on; where it has cooled down it begins anew: the first one from afar, the other with the best.
-    fn advance(&self, island: &mut Island, best: Option<&Found>, number: u64, round: u64, is_stale: bool) {
-        if island.is_cold()
+    /// Lets a chain go on; where its run is over it begins anew: the first one from afar, the other with the best.
+    fn advance(&self, chain: &mut AnnealingChain, best: Option<&Found>, number: u64, round: u64, is_stale: bool) {
+        if chain.is_finished()
             && let Some(best) = best
         {
             // The first allocation again, with other routes: the best one would keep the search where it is.
-            let is_afar = number == 0 || (is_stale && island.restarts().is_multiple_of(2));
-            match is_afar.then(|| self.routes(round * ISLANDS + number)) {
+            let is_afar = number == 0 || (is_stale && chain.restarts().is_multiple_of(2));
+            match is_afar.then(|| self.routes(round * CHAINS + number)) {
                 Some(paths) => {
                     let priorities = default_priorities(best.priorities.len() / 2);
-                    let settled = Some(Box::new(self.first.clone()));
-                    island.restart(&Found { paths, priorities, key: (NEVER, NEVER), settled }, false);
-                    if number > 0 || island.restarts() % 2 == 1 {
-                        island.scramble();
+                    let allocation = Some(Box::new(self.first.clone()));
+                    chain.restart(&Found { paths, priorities, key: (NEVER, NEVER), allocation }, false);
+                    if number > 0 || chain.restarts() % 2 == 1 {
+                        chain.scramble();
                     }
                 }
-                None => island.restart(best, true),
+                None => chain.restart(best, true),
             }
         }
-        island.run(effort::round_work(self.budget), self.budget);
+        chain.run(effort::round_work(self.budget), self.budget);
     }
 }
 
 /// Keeps the best allocations, each with its best iteration.
 fn note(seen: &mut Vec<Seen>, found: &Found) {
-    let Some(settled) = &found.settled else { return };
-    let stages = in_order(settled.seats().stages(settled.on().instance));
+    let Some(allocation) = &found.allocation else { return };
+    let stages = in_order(allocation.placement().stages(allocation.view().instance));
     match seen.iter_mut().find(|s| s.stages == stages) {
         Some(known) => known.key = known.key.min(found.key),
         None => seen.push(Seen { stages, key: found.key }),
@@ -298,9 +301,9 @@ fn note(seen: &mut Vec<Seen>, found: &Found) {
 }
 
 /// The problem of an allocation, and what was found by its nodes and in the order of its routes.
-fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
-    let Ground { instance, tasks } = settled.on();
-    let placement = settled.seats();
+fn translated(allocation: &AllocationState, found: &Found) -> Result<(Problem, Found)> {
+    let InstanceView { instance, tasks } = allocation.view();
+    let placement = allocation.placement();
     let problem = placement.problem(instance, tasks)?;
     let after = route_tasks(&Instance::new(&problem, Rounding::Up));
     let mut first = Vec::with_capacity(tasks.len());
@@ -323,5 +326,5 @@ fn translated(settled: &Settled, found: &Found) -> Result<(Problem, Found)> {
         paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
         priorities.extend_from_slice(&found.priorities[2 * first[route]..2 * (first[route] + own.waves)]);
     }
-    Ok((problem, Found { paths, priorities, key: found.key, settled: None }))
+    Ok((problem, Found { paths, priorities, key: found.key, allocation: None }))
 }

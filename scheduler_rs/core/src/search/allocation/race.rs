@@ -12,10 +12,10 @@ use crate::request::Options;
 use crate::route::{RouteTask, route_tasks};
 use crate::search::candidate::paths_of_batches;
 use crate::search::context::stream_of;
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::Path;
 use crate::search::methods::sampling::random_routes;
-use crate::search::methods::schedule_annealing::{Schedule, SequenceAnnealing};
+use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
 use crate::time::{NEVER, Rounding, Time};
 
 /// One of so many goes on to longer runs.
@@ -45,7 +45,7 @@ struct Runner {
     problem: Problem,
     instance: Instance,
     tasks: Vec<RouteTask>,
-    annealing: SequenceAnnealing,
+    annealing: ScheduleAnnealing,
     /// No plan takes less.
     bound: Time,
     /// Place among those that entered.
@@ -59,8 +59,8 @@ impl Runner {
         let tasks = route_tasks(&instance);
         let paths = drawn(&instance, &tasks, seed, number, 0)?;
         let rng = stream_of(seed, STREAM + (number << 16));
-        let ground = Ground { instance: &instance, tasks: &tasks };
-        let annealing = SequenceAnnealing::new(ground, paths, None, FIRST_STEPS, rng);
+        let ground = InstanceView { instance: &instance, tasks: &tasks };
+        let annealing = ScheduleAnnealing::new(ground, paths, None, FIRST_STEPS, rng);
         Some(Self { problem, instance, tasks, annealing, bound, number })
     }
 

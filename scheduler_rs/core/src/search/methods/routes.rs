@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::route::{Lengths, StageOrder};
 use crate::rules::MemoryRule;
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::assignment::least_assignment;
 
 /// Nodes of one route in order of the forward pass.
@@ -31,17 +31,17 @@ pub struct Routes {
 impl Routes {
     /// `paths` must keep the rules.
     #[must_use]
-    pub fn new(on: Ground<'_>, paths: Vec<Path>) -> Self {
+    pub fn new(view: InstanceView<'_>, paths: Vec<Path>) -> Self {
         let mut routes = Self {
-            paths: vec![Path::new(); on.tasks.len()],
-            users: vec![SmallVec::new(); on.instance.node_count()],
-            visits: vec![0; on.instance.stage_count()],
+            paths: vec![Path::new(); view.tasks.len()],
+            users: vec![SmallVec::new(); view.instance.node_count()],
+            visits: vec![0; view.instance.stage_count()],
             quota: (0, usize::MAX),
         };
         for (route, path) in paths.into_iter().enumerate() {
-            routes.set(on, route, path);
+            routes.set(view, route, path);
         }
-        routes.take_quota(on);
+        routes.take_quota(view);
         routes
     }
 
@@ -59,80 +59,80 @@ impl Routes {
 
     /// Whether the node has the memory for the routes over it, where that is counted by routes.
     #[must_use]
-    pub fn has_room(&self, on: Ground<'_>, node: usize) -> bool {
-        on.instance.rules.tc1 != MemoryRule::Routes || self.users[node].len() <= on.instance.memory[node] as usize
+    pub fn has_room(&self, view: InstanceView<'_>, node: usize) -> bool {
+        view.instance.rules.tc1 != MemoryRule::Routes || self.users[node].len() <= view.instance.memory[node] as usize
     }
 
     /// Takes other paths for all routes; they must keep the rules.
-    pub fn replace(&mut self, on: Ground<'_>, paths: &[Path]) {
+    pub fn replace(&mut self, view: InstanceView<'_>, paths: &[Path]) {
         for (route, path) in paths.iter().enumerate() {
-            self.set(on, route, path.clone());
+            self.set(view, route, path.clone());
         }
-        self.take_quota(on);
+        self.take_quota(view);
     }
 
     /// What CC3 makes of the visits; without CC1 it depends on how many of them are of stage 0.
-    fn take_quota(&mut self, on: Ground<'_>) {
-        let inner = on.instance.present.iter().filter(|s| **s != 0).count();
-        if on.instance.rules.cc3 && inner > 0 {
-            let lengths = Lengths::new(on.tasks.len(), on.instance.present.len(), on.instance.skip_ratio);
+    fn take_quota(&mut self, view: InstanceView<'_>) {
+        let inner = view.instance.present.iter().filter(|s| **s != 0).count();
+        if view.instance.rules.cc3 && inner > 0 {
+            let lengths = Lengths::new(view.tasks.len(), view.instance.present.len(), view.instance.skip_ratio);
             let visits = lengths.total - self.visits[0];
             self.quota = (visits / inner, visits.div_ceil(inner));
         }
     }
 
-    fn set(&mut self, on: Ground<'_>, route: usize, path: Path) -> Path {
+    fn set(&mut self, view: InstanceView<'_>, route: usize, path: Path) -> Path {
         let old = std::mem::replace(&mut self.paths[route], path);
         for node in &old {
             let users = &mut self.users[*node as usize];
             if let Some(place) = users.iter().position(|r| *r as usize == route) {
                 users.swap_remove(place);
             }
-            self.visits[on.instance.stage_of[*node as usize]] -= 1;
+            self.visits[view.instance.stage_of[*node as usize]] -= 1;
         }
         for node in &self.paths[route] {
             self.users[*node as usize].push(route as u32);
-            self.visits[on.instance.stage_of[*node as usize]] += 1;
+            self.visits[view.instance.stage_of[*node as usize]] += 1;
         }
         old
     }
 
     /// Applies a change and gives the one that takes it back; none, and nothing changed, where a rule forbids it.
-    pub fn apply(&mut self, on: Ground<'_>, change: Change) -> Option<Change> {
-        if !change.iter().all(|(_, path)| self.keeps_order(on, path)) {
+    pub fn apply(&mut self, view: InstanceView<'_>, change: Change) -> Option<Change> {
+        if !change.iter().all(|(_, path)| self.keeps_order(view, path)) {
             return None;
         }
-        let back = self.exchange(on, change);
-        if back.iter().all(|(route, _)| self.fits(on, *route as usize)) && self.keeps_quota(on, &back) {
+        let back = self.exchange(view, change);
+        if back.iter().all(|(route, _)| self.fits(view, *route as usize)) && self.keeps_quota(view, &back) {
             return Some(back);
         }
-        self.exchange(on, back);
+        self.exchange(view, back);
         None
     }
 
     /// Takes a change back.
-    pub fn undo(&mut self, on: Ground<'_>, back: Change) {
-        self.exchange(on, back);
+    pub fn undo(&mut self, view: InstanceView<'_>, back: Change) {
+        self.exchange(view, back);
     }
 
-    fn exchange(&mut self, on: Ground<'_>, change: Change) -> Change {
-        change.into_iter().map(|(route, path)| (route, self.set(on, route as usize, path))).collect()
+    fn exchange(&mut self, view: InstanceView<'_>, change: Change) -> Change {
+        change.into_iter().map(|(route, path)| (route, self.set(view, route as usize, path))).collect()
     }
 
-    fn keeps_order(&self, on: Ground<'_>, path: &Path) -> bool {
-        let rules = &on.instance.rules;
-        let stages = path.iter().map(|node| on.instance.stage_of[*node as usize]);
+    fn keeps_order(&self, view: InstanceView<'_>, path: &Path) -> bool {
+        let rules = &view.instance.rules;
+        let stages = path.iter().map(|node| view.instance.stage_of[*node as usize]);
         stages.into_iter().try_fold(StageOrder::start(rules), |order, stage| order.step(stage, rules)).is_some()
     }
 
-    fn fits(&self, on: Ground<'_>, route: usize) -> bool {
-        self.paths[route].iter().all(|node| self.has_room(on, *node as usize))
+    fn fits(&self, view: InstanceView<'_>, route: usize) -> bool {
+        self.paths[route].iter().all(|node| self.has_room(view, *node as usize))
     }
 
     /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number
     /// of visits of stage 0 stays as it was, so that the quotas do.
-    fn keeps_quota(&self, on: Ground<'_>, before: &Change) -> bool {
-        let stage_of = &on.instance.stage_of;
+    fn keeps_quota(&self, view: InstanceView<'_>, before: &Change) -> bool {
+        let stage_of = &view.instance.stage_of;
         let within = |node: &u32| {
             let stage = stage_of[*node as usize];
             stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
@@ -140,7 +140,7 @@ impl Routes {
         let at_home = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
         let home_before: usize = before.iter().map(|(_, path)| at_home(path)).sum();
         let home_after: usize = before.iter().map(|(route, _)| at_home(&self.paths[*route as usize])).sum();
-        (!on.instance.rules.cc3 || home_before == home_after)
+        (!view.instance.rules.cc3 || home_before == home_after)
             && before
                 .iter()
                 .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
@@ -148,30 +148,30 @@ impl Routes {
 
     /// A random change of `route` and perhaps one other; none where the draw led nowhere.
     #[must_use]
-    pub fn propose(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        if on.is_forced(route) {
+    pub fn propose(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        if view.is_forced(route) {
             return None;
         }
         match rng.random_range(0..16) {
-            0..5 => self.other_node(on, route, rng),
-            5..10 => self.other_stage(on, route, rng),
-            10..12 => self.other_order(on, route, rng),
-            12..14 => self.cross(on, route, rng),
-            14 => self.trade_ways(on, route, rng),
-            _ => self.trade_length(on, route, rng),
+            0..5 => self.other_node(view, route, rng),
+            5..10 => self.other_stage(view, route, rng),
+            10..12 => self.other_order(view, route, rng),
+            12..14 => self.cross(view, route, rng),
+            14 => self.trade_ways(view, route, rng),
+            _ => self.trade_length(view, route, rng),
         }
     }
 
-    fn hop(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<usize> {
-        let (from, to) = (on.free_from(), self.paths[route].len());
+    fn hop(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<usize> {
+        let (from, to) = (view.free_from(), self.paths[route].len());
         (from < to).then(|| rng.random_range(from..to))
     }
 
     /// Another node of the same stage; where it has no room, the two routes change places.
-    fn other_node(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        let hop = self.hop(on, route, rng)?;
+    fn other_node(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(view, route, rng)?;
         let node = self.paths[route][hop];
-        let members = &on.instance.members[on.instance.stage_of[node as usize]];
+        let members = &view.instance.members[view.instance.stage_of[node as usize]];
         if members.len() < 2 {
             return None;
         }
@@ -184,8 +184,8 @@ impl Routes {
         let mut change: Change = SmallVec::new();
         change.push((route as u32, path));
         let users = &self.users[other as usize];
-        let full =
-            on.instance.rules.tc1 == MemoryRule::Routes && users.len() >= on.instance.memory[other as usize] as usize;
+        let full = view.instance.rules.tc1 == MemoryRule::Routes
+            && users.len() >= view.instance.memory[other as usize] as usize;
         if full || (!users.is_empty() && rng.random_bool(0.3)) {
             let partner = users[rng.random_range(0..users.len())];
             let mut path = self.paths[partner as usize].clone();
@@ -197,17 +197,17 @@ impl Routes {
     }
 
     /// Another stage in place of one; where quotas forbid that, another route makes the opposite change.
-    fn other_stage(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
-        let hop = self.hop(on, route, rng)?;
+    fn other_stage(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(view, route, rng)?;
         let node = self.paths[route][hop];
-        let stage_of = &on.instance.stage_of;
+        let stage_of = &view.instance.stage_of;
         let stage = stage_of[node as usize];
-        let target = on.instance.present[rng.random_range(0..on.instance.present.len())];
+        let target = view.instance.present[rng.random_range(0..view.instance.present.len())];
         let visits = |path: &Path, stage: usize| path.iter().any(|n| stage_of[*n as usize] == stage);
-        if target == stage || (target == 0 && on.instance.rules.cc1) || visits(&self.paths[route], target) {
+        if target == stage || (target == 0 && view.instance.rules.cc1) || visits(&self.paths[route], target) {
             return None;
         }
-        let members = &on.instance.members[target];
+        let members = &view.instance.members[target];
         let other = members[rng.random_range(0..members.len())] as u32;
         let mut change: Change = SmallVec::new();
         let users = &self.users[other as usize];
@@ -217,24 +217,31 @@ impl Routes {
                 return None;
             }
             let place = self.paths[partner as usize].iter().position(|n| *n == other)?;
-            change.push((partner, self.moved(on, partner as usize, place, node, rng)?));
+            change.push((partner, self.moved(view, partner as usize, place, node, rng)?));
         }
-        change.push((route as u32, self.moved(on, route, hop, other, rng)?));
+        change.push((route as u32, self.moved(view, route, hop, other, rng)?));
         Some(change)
     }
 
     /// The path of `route` without its node at `hop`, and with `node` at one of the places that its stage may take.
-    fn moved(&self, on: Ground<'_>, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+    fn moved(&self, view: InstanceView<'_>, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
         let mut path = self.paths[route].clone();
         path.remove(hop);
-        self.inserted(on, path, on.tasks[route].source, node, rng)
+        self.inserted(view, path, view.tasks[route].source, node, rng)
     }
 
     /// `path` with `node` at the nearest of its possible places, sometimes at any of them.
-    fn inserted(&self, on: Ground<'_>, mut path: Path, source: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
-        let stage_of = &on.instance.stage_of;
-        let (from, to) = (on.free_from(), path.len());
-        let places = if on.instance.rules.cc2 {
+    fn inserted(
+        &self,
+        view: InstanceView<'_>,
+        mut path: Path,
+        source: usize,
+        node: u32,
+        rng: &mut Pcg64,
+    ) -> Option<Path> {
+        let stage_of = &view.instance.stage_of;
+        let (from, to) = (view.free_from(), path.len());
+        let places = if view.instance.rules.cc2 {
             // Where order puts it, or with a neighbour on the other side of it.
             let stage = stage_of[node as usize];
             let place = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
@@ -244,13 +251,13 @@ impl Routes {
         };
         let any = rng.random_bool(0.2);
         let cost = |place: usize, rng: &mut Pcg64| {
-            if any { i64::from(rng.random::<u32>()) } else { self.detour(on, &path, source, place, node) }
+            if any { i64::from(rng.random::<u32>()) } else { self.detour(view, &path, source, place, node) }
         };
         let mut ordered: SmallVec<[(i64, usize); 8]> = places.map(|place| (cost(place, rng), place)).collect();
         ordered.sort_unstable();
         for (_, place) in ordered {
             path.insert(place, node);
-            if self.keeps_order(on, &path) {
+            if self.keeps_order(view, &path) {
                 return Some(path);
             }
             path.remove(place);
@@ -259,17 +266,17 @@ impl Routes {
     }
 
     /// What a visit of `node` between `place - 1` and `place` adds to the way out and back.
-    fn detour(&self, on: Ground<'_>, path: &Path, source: usize, place: usize, node: u32) -> i64 {
-        let around = |a: usize, b: usize| on.instance.transfer(a, b) + on.instance.transfer(b, a);
+    fn detour(&self, view: InstanceView<'_>, path: &Path, source: usize, place: usize, node: u32) -> i64 {
+        let around = |a: usize, b: usize| view.instance.transfer(a, b) + view.instance.transfer(b, a);
         let before = if place == 0 { source } else { path[place - 1] as usize };
         let after = path.get(place).map_or(source, |n| *n as usize);
         around(before, node as usize) + around(node as usize, after) - around(before, after)
     }
 
     /// Two neighbours in the other order.
-    fn other_order(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn other_order(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let mut path = self.paths[route].clone();
-        let from = on.free_from();
+        let from = view.free_from();
         if path.len() < from + 2 {
             return None;
         }
@@ -279,25 +286,25 @@ impl Routes {
     }
 
     /// Two routes go on as the other one did.
-    fn cross(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn cross(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         let (own, its) = (&self.paths[route], &self.paths[other]);
-        if other == route || own.len() != its.len() || on.is_forced(other) {
+        if other == route || own.len() != its.len() || view.is_forced(other) {
             return None;
         }
-        let hop = self.hop(on, route, rng)?;
+        let hop = self.hop(view, route, rng)?;
         let join = |a: &Path, b: &Path| a[..hop].iter().chain(&b[hop..]).copied().collect::<Path>();
         Some(SmallVec::from_iter([(route as u32, join(own, its)), (other as u32, join(its, own))]))
     }
 
     /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than place.
-    fn trade_ways(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn trade_ways(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         let (own, its) = (&self.paths[route], &self.paths[other]);
-        if other == route || on.is_forced(other) {
+        if other == route || view.is_forced(other) {
             return None;
         }
-        let (a, b) = (self.hop(on, route, rng)?, self.hop(on, other, rng)?);
+        let (a, b) = (self.hop(view, route, rng)?, self.hop(view, other, rng)?);
         let last = (own.len() - a).min(its.len() - b);
         let count = rng.random_range(1..=last);
         let (mut left, mut right) = (own.clone(), its.clone());
@@ -308,9 +315,9 @@ impl Routes {
     }
 
     /// A visit goes from a long route to a short one.
-    fn trade_length(&self, on: Ground<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn trade_length(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
-        if on.is_forced(other) {
+        if view.is_forced(other) {
             return None;
         }
         let (long, short) =
@@ -318,19 +325,19 @@ impl Routes {
         if self.paths[long].len() != self.paths[short].len() + 1 {
             return None;
         }
-        let hop = self.hop(on, long, rng)?;
+        let hop = self.hop(view, long, rng)?;
         let mut less = self.paths[long].clone();
         let node = less.remove(hop);
-        let more = self.inserted(on, self.paths[short].clone(), on.tasks[short].source, node, rng)?;
+        let more = self.inserted(view, self.paths[short].clone(), view.tasks[short].source, node, rng)?;
         Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
     }
 
     /// The parts of some routes between two places, dealt to them anew so that the sum of `cost` is least; all these
     /// routes must be as long as each other. None where nothing changes.
     #[must_use]
-    pub fn redeal(
+    pub fn reassign(
         &self,
-        on: Ground<'_>,
+        view: InstanceView<'_>,
         chosen: &[usize],
         from: usize,
         to: usize,
@@ -346,7 +353,7 @@ impl Routes {
         for i in 0..n {
             for j in 0..n {
                 let path = dealt(i, j);
-                if i == j || self.keeps_order(on, &path) {
+                if i == j || self.keeps_order(view, &path) {
                     costs[i * n + j] = cost(chosen[i], &path);
                 }
             }

@@ -24,13 +24,13 @@ use crate::search::context::{Context, Objective, Solution};
 use crate::search::effort::FEW_TASKS;
 use crate::search::feasibility::nothing_exists;
 use crate::search::methods::annealing;
-use crate::search::methods::annealing::{FIRST_RUN, Island, default_priorities, first_run};
+use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, default_priorities, first_run};
 use crate::search::methods::prioritised::construct::{
     construct, draw_routes, finish, priority, replace, straight_routes, travelled,
 };
 use crate::search::methods::prioritised::router::Router;
 use crate::search::methods::proof::{Prover, demand_of};
-use crate::search::methods::schedule_annealing::SequenceAnnealing;
+use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 use crate::search::methods::tabu::OrderSearch;
 use crate::search::trace::{SearchTrace, statistics_of};
 use crate::time::{NEVER, Time};
@@ -219,9 +219,9 @@ enum Slot<'a> {
     /// All routes are placed anew.
     Afresh,
     /// Small changes of routes and order.
-    Anneal(Option<Box<Island>>),
+    Anneal(Option<Box<AnnealingChain>>),
     /// Small changes of complete schedules.
-    Sequence(Option<Box<SequenceAnnealing>>),
+    Sequence(Option<Box<ScheduleAnnealing>>),
     /// The order of the best plan, its routes as they are.
     Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
@@ -421,8 +421,8 @@ impl<'a> Search<'a> {
     ) -> Attempt<'a> {
         match (slot, &self.travel) {
             (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
-            (Slot::Anneal(island), _) => self.anneal(island, best, number),
-            (Slot::Sequence(annealing), _) => self.anneal_sequence(annealing, best, number),
+            (Slot::Anneal(chain), _) => self.anneal(chain, best, number),
+            (Slot::Sequence(annealing), _) => self.anneal_schedule(annealing, best, number),
             (Slot::Order(search), _) => self.reorder(search, best, number),
             (Slot::Prove(prover), _) => self.advance_proof(prover, best),
             (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
@@ -461,10 +461,10 @@ impl<'a> Search<'a> {
         Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
     }
 
-    /// Lets an island go on; where it has cooled down it begins anew.
-    fn anneal(&self, slot: &mut Option<Box<Island>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    /// Lets a chain go on; where its run is over it begins anew.
+    fn anneal(&self, slot: &mut Option<Box<AnnealingChain>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
         let context = &self.context;
-        // The first island begins every run with other routes, the other one stays with the best plan.
+        // The first chain begins every run with other routes, the other one stays with the best plan.
         let stays = !number.is_multiple_of(ATTEMPTS);
         if slot.is_none() {
             let mut rng = context.rng(number);
@@ -474,28 +474,29 @@ impl<'a> Search<'a> {
                 _ => drawn().or(best.map(|best| paths_of(&best.board))),
             };
             let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
-            let island = Island::new(context.ground(), paths, context.rng(!number), self.bound);
-            *slot = Some(Box::new(island));
-            if let (Some(island), Some(best), true) = (slot.as_mut(), best, stays) {
-                island.restart(&found_of(best), true);
+            let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
+            *slot = Some(Box::new(chain));
+            if let (Some(chain), Some(best), true) = (slot.as_mut(), best, stays) {
+                chain.restart(&found_of(best), true);
             }
         }
-        let Some(island) = slot else { return Attempt::failed(ROUND_WORK) };
-        let before = island.work;
-        if island.is_cold() {
+        let Some(chain) = slot else { return Attempt::failed(ROUND_WORK) };
+        let before = chain.work;
+        if chain.is_finished() {
             let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
             match (fresh, best) {
                 (Some(paths), _) => {
                     let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
-                    island.restart(&annealing::Found { paths, priorities, key: (NEVER, NEVER), settled: None }, false);
+                    chain
+                        .restart(&annealing::Found { paths, priorities, key: (NEVER, NEVER), allocation: None }, false);
                 }
-                (None, Some(best)) => island.restart(&found_of(best), true),
+                (None, Some(best)) => chain.restart(&found_of(best), true),
                 (None, None) => {}
             }
         }
-        island.run(context.budget.round_work(ROUND_WORK), context.budget);
-        let mut work = island.work - before;
-        let better = island.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
+        chain.run(context.budget.round_work(ROUND_WORK), context.budget);
+        let mut work = chain.work - before;
+        let better = chain.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
         let tried = better.map_or(Err(None), |found| prioritised(context, found, &mut work));
         context.budget.add_work(work);
         Attempt { tried, ..Attempt::failed(work) }
@@ -503,9 +504,9 @@ impl<'a> Search<'a> {
 
     /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
     /// the best plan.
-    fn anneal_sequence(
+    fn anneal_schedule(
         &self,
-        slot: &mut Option<Box<SequenceAnnealing>>,
+        slot: &mut Option<Box<ScheduleAnnealing>>,
         best: Option<&Candidate<'a>>,
         number: u64,
     ) -> Attempt<'a> {
@@ -521,8 +522,7 @@ impl<'a> Search<'a> {
             if let Some(annealing) = slot {
                 annealing.restart(&paths, order);
             } else {
-                let annealing =
-                    SequenceAnnealing::new(context.ground(), paths, order, FIRST_STEPS, context.rng(!number));
+                let annealing = ScheduleAnnealing::new(context.view(), paths, order, FIRST_STEPS, context.rng(!number));
                 *slot = Some(Box::new(annealing));
             }
         }

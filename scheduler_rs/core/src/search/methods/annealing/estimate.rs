@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::problem::{Instance, NO_STAGE};
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::{Change, Path, Routes};
 use crate::time::{NEVER, Time};
 
@@ -34,10 +34,10 @@ pub struct Estimate {
 impl Estimate {
     /// Of complete routes; `scale` is about the time that is hoped for.
     #[must_use]
-    pub fn new(on: Ground<'_>, routes: &Routes, scale: Time) -> Self {
-        let n = on.instance.node_count();
+    pub fn new(view: InstanceView<'_>, routes: &Routes, scale: Time) -> Self {
+        let n = view.instance.node_count();
         let mut estimate = Self {
-            trips: vec![0; on.tasks.len()],
+            trips: vec![0; view.tasks.len()],
             loads: vec![0; n],
             holds: vec![0; n],
             around: Vec::new(),
@@ -46,39 +46,39 @@ impl Estimate {
             power: 1,
             sum: 0.0,
         };
-        estimate.rebuild(on, routes);
+        estimate.rebuild(view, routes);
         estimate
     }
 
     /// Starts over with other routes.
-    pub fn rebuild(&mut self, on: Ground<'_>, routes: &Routes) {
+    pub fn rebuild(&mut self, view: InstanceView<'_>, routes: &Routes) {
         self.loads.fill(0);
         self.holds.fill(0);
-        self.around = all_around(on.instance);
-        self.reduce = on.instance.allreduce.iter().copied().max().unwrap_or(0);
-        for (route, task) in on.tasks.iter().enumerate() {
-            self.loads[task.source] += task.waves as Time * on.instance.loss(task.class, task.source);
-            self.add(on, route, routes.path(route), 1);
+        self.around = all_around(view.instance);
+        self.reduce = view.instance.allreduce.iter().copied().max().unwrap_or(0);
+        for (route, task) in view.tasks.iter().enumerate() {
+            self.loads[task.source] += task.waves as Time * view.instance.loss(task.class, task.source);
+            self.add(view, route, routes.path(route), 1);
         }
         self.power = 0;
-        self.raise(on, 1);
+        self.raise(view, 1);
     }
 
     /// As [`Estimate::rebuild`], with the power that it has.
-    pub fn rebuild_as_before(&mut self, on: Ground<'_>, routes: &Routes) {
+    pub fn rebuild_as_before(&mut self, view: InstanceView<'_>, routes: &Routes) {
         let power = self.power;
-        self.rebuild(on, routes);
-        self.raise(on, power);
+        self.rebuild(view, routes);
+        self.raise(view, power);
     }
 
     /// Sets the power of the sum: the higher, the more the longest time counts.
-    pub fn raise(&mut self, on: Ground<'_>, power: i32) {
+    pub fn raise(&mut self, view: InstanceView<'_>, power: i32) {
         if power == self.power {
             return;
         }
         self.power = power;
-        self.sum = (0..on.tasks.len()).map(|r| self.of_route(on, r)).sum::<f64>()
-            + (0..self.loads.len()).map(|node| self.of_node(on, node)).sum::<f64>();
+        self.sum = (0..view.tasks.len()).map(|r| self.of_route(view, r)).sum::<f64>()
+            + (0..self.loads.len()).map(|node| self.of_node(view, node)).sum::<f64>();
     }
 
     /// The power sum.
@@ -89,29 +89,29 @@ impl Estimate {
 
     /// Round trip of one microbatch of a route, times its waves.
     #[must_use]
-    pub fn way(&self, on: Ground<'_>, route: usize) -> Time {
-        self.trips[route] * on.tasks[route].waves as Time
+    pub fn way(&self, view: InstanceView<'_>, route: usize) -> Time {
+        self.trips[route] * view.tasks[route].waves as Time
     }
 
     /// By how much a change lengthens the ways of its routes, in the terms of the sum.
     #[must_use]
-    pub fn rise_of_ways(&self, on: Ground<'_>, change: &Change) -> f64 {
+    pub fn rise_of_ways(&self, view: InstanceView<'_>, change: &Change) -> f64 {
         let rise = |(route, path): &(u32, Path)| {
             let route = *route as usize;
-            self.of_path(on, route, path) - self.of_route(on, route)
+            self.of_path(view, route, path) - self.of_route(view, route)
         };
         change.iter().map(rise).sum()
     }
 
     /// What a route would add to the sum on another path.
     #[must_use]
-    pub fn of_path(&self, on: Ground<'_>, route: usize, path: &Path) -> f64 {
-        self.power(self.trip(on, route, path) * on.tasks[route].waves as Time + self.reduce)
+    pub fn of_path(&self, view: InstanceView<'_>, route: usize, path: &Path) -> f64 {
+        self.power(self.trip(view, route, path) * view.tasks[route].waves as Time + self.reduce)
     }
 
-    fn trip(&self, on: Ground<'_>, route: usize, path: &Path) -> Time {
-        let task = on.tasks[route];
-        let instance = on.instance;
+    fn trip(&self, view: InstanceView<'_>, route: usize, path: &Path) -> Time {
+        let task = view.tasks[route];
+        let instance = view.instance;
         let mut before = task.source;
         let mut trip = instance.loss(task.class, task.source);
         for node in path.iter().map(|n| *n as usize) {
@@ -124,38 +124,38 @@ impl Estimate {
 
     /// Takes these routes out of the sum, and all that they ask of their nodes and of `others`: before these nodes
     /// change. Gives the nodes.
-    pub fn lift(&mut self, on: Ground<'_>, routes: &Routes, affected: &[u32], others: &[usize]) -> Vec<u32> {
+    pub fn lift(&mut self, view: InstanceView<'_>, routes: &Routes, affected: &[u32], others: &[usize]) -> Vec<u32> {
         let mut nodes: Vec<u32> = others.iter().map(|node| *node as u32).collect();
         nodes.extend(affected.iter().flat_map(|route| routes.path(*route as usize)));
         nodes.sort_unstable();
         nodes.dedup();
-        self.sum -= self.cost_of(on, affected, &nodes);
+        self.sum -= self.cost_of(view, affected, &nodes);
         for route in affected {
-            self.add(on, *route as usize, routes.path(*route as usize), -1);
+            self.add(view, *route as usize, routes.path(*route as usize), -1);
         }
         nodes
     }
 
     /// Puts them back after the change; `nodes` is what [`Estimate::lift`] gave.
-    pub fn drop(&mut self, on: Ground<'_>, routes: &Routes, affected: &[u32], others: &[usize], nodes: &[u32]) {
+    pub fn drop(&mut self, view: InstanceView<'_>, routes: &Routes, affected: &[u32], others: &[usize], nodes: &[u32]) {
         for node in others {
-            self.around[*node] = around(on.instance, *node);
+            self.around[*node] = around(view.instance, *node);
         }
         for route in affected {
-            self.add(on, *route as usize, routes.path(*route as usize), 1);
+            self.add(view, *route as usize, routes.path(*route as usize), 1);
         }
-        self.sum += self.cost_of(on, affected, nodes);
+        self.sum += self.cost_of(view, affected, nodes);
     }
 
-    fn cost_of(&self, on: Ground<'_>, affected: &[u32], nodes: &[u32]) -> f64 {
-        affected.iter().map(|route| self.of_route(on, *route as usize)).sum::<f64>()
-            + nodes.iter().map(|node| self.of_node(on, *node as usize)).sum::<f64>()
+    fn cost_of(&self, view: InstanceView<'_>, affected: &[u32], nodes: &[u32]) -> f64 {
+        affected.iter().map(|route| self.of_route(view, *route as usize)).sum::<f64>()
+            + nodes.iter().map(|node| self.of_node(view, *node as usize)).sum::<f64>()
     }
 
     /// Follows a change that `routes` has made; `before` are the paths that it replaced.
-    pub fn follow(&mut self, on: Ground<'_>, routes: &Routes, before: &Change) {
+    pub fn follow(&mut self, view: InstanceView<'_>, routes: &Routes, before: &Change) {
         let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
-        let held = on.instance.memory_is_held();
+        let held = view.instance.memory_is_held();
         for (route, path) in before {
             let after = routes.path(*route as usize);
             nodes.extend(path.iter().filter(|n| held || !after.contains(n)).copied());
@@ -164,17 +164,17 @@ impl Estimate {
         nodes.sort_unstable();
         nodes.dedup();
         let affected: SmallVec<[u32; 4]> = before.iter().map(|(route, _)| *route).collect();
-        self.sum -= self.cost_of(on, &affected, &nodes);
+        self.sum -= self.cost_of(view, &affected, &nodes);
         for (route, path) in before {
-            self.add(on, *route as usize, path, -1);
-            self.add(on, *route as usize, routes.path(*route as usize), 1);
+            self.add(view, *route as usize, path, -1);
+            self.add(view, *route as usize, routes.path(*route as usize), 1);
         }
-        self.sum += self.cost_of(on, &affected, &nodes);
+        self.sum += self.cost_of(view, &affected, &nodes);
     }
 
-    fn add(&mut self, on: Ground<'_>, route: usize, path: &Path, sign: Time) {
-        let task = on.tasks[route];
-        let instance = on.instance;
+    fn add(&mut self, view: InstanceView<'_>, route: usize, path: &Path, sign: Time) {
+        let task = view.tasks[route];
+        let instance = view.instance;
         let times = sign * task.waves as Time;
         let mut after = task.source;
         let mut trip = instance.loss(task.class, task.source);
@@ -190,19 +190,19 @@ impl Estimate {
         }
     }
 
-    fn of_route(&self, on: Ground<'_>, route: usize) -> f64 {
-        self.power(self.way(on, route) + self.reduce)
+    fn of_route(&self, view: InstanceView<'_>, route: usize) -> f64 {
+        self.power(self.way(view, route) + self.reduce)
     }
 
-    fn of_node(&self, on: Ground<'_>, node: usize) -> f64 {
+    fn of_node(&self, view: InstanceView<'_>, node: usize) -> f64 {
         if self.loads[node] == 0 {
             return 0.0;
         }
         let by_work = self.power(self.loads[node] + self.around[node]);
-        if !on.instance.memory_is_held() {
+        if !view.instance.memory_is_held() {
             return by_work;
         }
-        by_work + self.power(self.holds[node] / Time::from(on.instance.memory[node]) + self.around[node])
+        by_work + self.power(self.holds[node] / Time::from(view.instance.memory[node]) + self.around[node])
     }
 
     fn power(&self, time: Time) -> f64 {

@@ -9,7 +9,7 @@ use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
 use crate::rules::{Constraints, MemoryRule};
 use crate::search::candidate::paths_of_batches;
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Path, Routes};
 use crate::time::Rounding;
@@ -97,31 +97,31 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
         let Some(paths) = start(&instance, &tasks, &mut rng) else { continue };
         let mut lengths: Vec<usize> = paths.iter().map(SmallVec::len).collect();
         lengths.sort_unstable();
-        let on = Ground { instance: &instance, tasks: &tasks };
-        let mut routes = Routes::new(on, paths);
+        let view = InstanceView { instance: &instance, tasks: &tasks };
+        let mut routes = Routes::new(view, paths);
         let all = |routes: &Routes| (0..tasks.len()).map(|r| routes.path(r).clone()).collect::<Vec<_>>();
-        let mut estimate = Estimate::new(on, &routes, 20_000_000_000);
-        estimate.raise(on, 6);
+        let mut estimate = Estimate::new(view, &routes, 20_000_000_000);
+        estimate.raise(view, 6);
         for step in 0..300 {
             let before = all(&routes);
             let change = if step % 10 == 0 {
                 let length = routes.path(0).len();
                 let chosen: Vec<usize> = (0..tasks.len()).filter(|r| routes.path(*r).len() == length).collect();
-                let from = rng.random_range(on.free_from()..length);
-                routes.redeal(on, &chosen, from, length, |route, path| estimate.of_path(on, route, path))
+                let from = rng.random_range(view.free_from()..length);
+                routes.reassign(view, &chosen, from, length, |route, path| estimate.of_path(view, route, path))
             } else {
-                routes.propose(on, rng.random_range(0..tasks.len()), &mut rng)
+                routes.propose(view, rng.random_range(0..tasks.len()), &mut rng)
             };
             let Some(change) = change else { continue };
-            let ways = estimate.rise_of_ways(on, &change);
-            let Some(back) = routes.apply(on, change) else {
+            let ways = estimate.rise_of_ways(view, &change);
+            let Some(back) = routes.apply(view, change) else {
                 assert_eq!(all(&routes), before);
                 continue;
             };
             keeps_rules(&instance, &tasks, &all(&routes), &lengths);
-            estimate.follow(on, &routes, &back);
-            let mut fresh = Estimate::new(on, &routes, 20_000_000_000);
-            fresh.raise(on, 6);
+            estimate.follow(view, &routes, &back);
+            let mut fresh = Estimate::new(view, &routes, 20_000_000_000);
+            fresh.raise(view, 6);
             assert!((fresh.sum() - estimate.sum()).abs() <= 1e-9 * fresh.sum(), "{} {}", fresh.sum(), estimate.sum());
             if step % 10 == 0 {
                 assert!(ways <= 1e-9 * fresh.sum(), "a deal that lengthens ways by {ways}");
@@ -130,9 +130,9 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
             made += 1;
             if rng.random_bool(0.5) {
                 let forth = back.iter().map(|(r, _)| (*r, routes.path(*r as usize).clone())).collect();
-                routes.undo(on, back);
+                routes.undo(view, back);
                 assert_eq!(all(&routes), before);
-                estimate.follow(on, &routes, &forth);
+                estimate.follow(view, &routes, &forth);
             }
         }
     }

@@ -15,7 +15,7 @@ use rand_pcg::Pcg64;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::{Path, Routes};
 use crate::simulate::TaskId;
 use crate::time::{NEVER, Time};
@@ -50,7 +50,7 @@ const STEPS_PER_POLL: u64 = 64;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct SequenceAnnealing {
+pub struct ScheduleAnnealing {
     instance: Instance,
     tasks: Vec<RouteTask>,
     routes: Routes,
@@ -76,21 +76,27 @@ pub struct SequenceAnnealing {
     placed: u64,
 }
 
-impl SequenceAnnealing {
+impl ScheduleAnnealing {
     /// From complete routes, with an order where one is known. The first run has so many steps, each further one twice as
     /// many.
-    pub fn new(on: Ground<'_>, paths: Vec<Path>, order: Option<&[Vec<TaskId>]>, first_steps: u64, rng: Pcg64) -> Self {
-        let longest = on.instance.present.len();
-        let decoder = Decoder::new(on.instance, on.tasks, longest);
-        let first = on.tasks.iter().scan(0, |sum, task| {
+    pub fn new(
+        view: InstanceView<'_>,
+        paths: Vec<Path>,
+        order: Option<&[Vec<TaskId>]>,
+        first_steps: u64,
+        rng: Pcg64,
+    ) -> Self {
+        let longest = view.instance.present.len();
+        let decoder = Decoder::new(view.instance, view.tasks, longest);
+        let first = view.tasks.iter().scan(0, |sum, task| {
             *sum += task.waves;
             Some(*sum - task.waves)
         });
-        let route_of = (0..).zip(on.tasks).flat_map(|(route, task)| std::iter::repeat_n(route, task.waves));
+        let route_of = (0..).zip(view.tasks).flat_map(|(route, task)| std::iter::repeat_n(route, task.waves));
         let mut annealing = Self {
-            instance: on.instance.clone(),
-            tasks: on.tasks.to_vec(),
-            routes: Routes::new(on, paths),
+            instance: view.instance.clone(),
+            tasks: view.tasks.to_vec(),
+            routes: Routes::new(view, paths),
             first: first.collect(),
             route_of: route_of.collect(),
             current: decoder.blank(),
@@ -118,11 +124,11 @@ impl SequenceAnnealing {
     pub fn restart(&mut self, paths: &[Path], order: Option<&[Vec<TaskId>]>) {
         self.restarts += 1;
         self.is_warm = order.is_some();
-        self.routes.replace(Ground { instance: &self.instance, tasks: &self.tasks }, paths);
+        self.routes.replace(InstanceView { instance: &self.instance, tasks: &self.tasks }, paths);
         self.begin(order);
     }
 
-    /// Whether the run is over: [`SequenceAnnealing::restart`] is to follow.
+    /// Whether the run is over: [`ScheduleAnnealing::restart`] is to follow.
     pub fn is_finished(&self) -> bool {
         self.step >= self.steps
     }
@@ -247,9 +253,9 @@ impl SequenceAnnealing {
     /// Times of the changed sequence; whether it stays.
     fn judge(&mut self) -> bool {
         let share = self.step as f64 / self.steps as f64;
-        let heat = HOT * (COLD / HOT).powf(share) * if self.is_warm { WARM } else { 1.0 };
+        let temperature = HOT * (COLD / HOT).powf(share) * if self.is_warm { WARM } else { 1.0 };
         // The energy may rise by so much (Metropolis), which tells in most cases before all is placed.
-        let rise = -heat * self.current.iteration as f64 * self.rng.random::<f64>().ln();
+        let rise = -temperature * self.current.iteration as f64 * self.rng.random::<f64>().ln();
         let changed = std::mem::take(&mut self.changed);
         let is_taken = self.decodes(&changed, self.energy + rise);
         self.changed = changed;

@@ -3,9 +3,9 @@
 use rand::RngExt;
 use smallvec::SmallVec;
 
-use crate::search::instance_view::Ground;
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::{Change, Path};
-use crate::search::methods::schedule_annealing::SequenceAnnealing;
+use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 use crate::search::methods::schedule_annealing::decode::NONE;
 use crate::time::Time;
 
@@ -22,7 +22,7 @@ const FURTHER: f64 = 0.3;
 /// Some operations, few of them.
 type Few<T> = SmallVec<[T; 64]>;
 
-impl SequenceAnnealing {
+impl ScheduleAnnealing {
     /// Tries one change.
     pub(super) fn change(&mut self) {
         let draw = self.rng.random::<f64>();
@@ -152,13 +152,13 @@ impl SequenceAnnealing {
             Some(task) => self.route_of[self.decoder.operations[task as usize].batch as usize] as usize,
             None => self.rng.random_range(0..self.tasks.len()),
         };
-        let on = Ground { instance: &self.instance, tasks: &self.tasks };
-        let Some(change) = self.routes.propose(on, route, &mut self.rng) else { return };
-        let Some(back) = self.routes.apply(on, change) else { return };
+        let view = InstanceView { instance: &self.instance, tasks: &self.tasks };
+        let Some(change) = self.routes.propose(view, route, &mut self.rng) else { return };
+        let Some(back) = self.routes.apply(view, change) else { return };
         self.reroute(&back);
         if !self.judge() {
             let routes: SmallVec<[usize; 2]> = back.iter().map(|(route, _)| *route as usize).collect();
-            self.routes.undo(Ground { instance: &self.instance, tasks: &self.tasks }, back);
+            self.routes.undo(InstanceView { instance: &self.instance, tasks: &self.tasks }, back);
             for route in routes {
                 self.write(route);
             }
