@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::search::cbs;
 use crate::search::context::Context;
 use crate::search::methods::annealing::Found;
-use crate::search::methods::prioritised::partial_schedule::{Board, Targets};
-use crate::search::methods::prioritised::timed_path::Way;
+use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
+use crate::search::methods::prioritised::timed_path::TimedPath;
 use crate::search::methods::routes::Path;
 use crate::search::methods::sampling;
 use crate::search::methods::schedule_annealing::Schedule;
@@ -19,7 +19,7 @@ use crate::time::Time;
 #[derive(Clone, Debug)]
 pub struct Candidate<'a> {
     /// Its routes and reservations.
-    pub board: Board<'a>,
+    pub schedule: PartialSchedule<'a>,
     /// The order on every node.
     pub order: Vec<Vec<TaskId>>,
     /// Its times.
@@ -28,7 +28,7 @@ pub struct Candidate<'a> {
     pub cost: (Time, Time),
 }
 
-/// A candidate, or why there is none: the lock-up of the dispatch rule, or nothing where routes found no way.
+/// A candidate, or why there is none: the deadlock of the dispatch rule, or nothing where a route found no path.
 pub type Tried<'a> = Result<Candidate<'a>, Option<Error>>;
 
 /// Quotas and lengths that complete routes have.
@@ -45,24 +45,24 @@ pub fn targets_of(context: &Context<'_>, paths: &[Path]) -> Targets {
 /// Random routes alone; none where the drawing ran into a dead end.
 pub fn draw_paths(context: &Context<'_>, rng: &mut Pcg64) -> Option<Vec<Path>> {
     let targets = context.targets(rng);
-    let mut board = Board::new(context.instance, context.tasks, &targets, false);
-    sampling::routes(&mut board, context.instance, rng).then(|| paths_of(&board))
+    let mut schedule = PartialSchedule::new(context.instance, context.tasks, &targets, false);
+    sampling::routes(&mut schedule, context.instance, rng).then(|| paths_of(&schedule))
 }
 
-/// Nodes of each route of a complete board.
-pub fn paths_of(board: &Board<'_>) -> Vec<Path> {
-    let nodes = |route: usize| board.ways(route).first().map_or(&[][..], |way| &way.nodes);
-    (0..board.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
+/// Nodes of each route of a complete schedule.
+pub fn paths_of(schedule: &PartialSchedule<'_>) -> Vec<Path> {
+    let nodes = |route: usize| schedule.timed_paths(route).first().map_or(&[][..], |timed_path| &timed_path.nodes);
+    (0..schedule.tasks().len()).map(|route| Path::from_slice(nodes(route))).collect()
 }
 
 /// What a chain has found, with the times that its priorities give.
 pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
-    let board = board_of(context, &found.paths);
+    let schedule = untimed_schedule(context, &found.paths);
     let mut simulator = Simulator::new(context.instance);
-    simulator.load(&board.batches());
+    simulator.load(&schedule.batches());
     *work += simulator.task_count() as u64;
     simulator.run_prioritised(&found.priorities).map_err(|_| None)?;
-    timed(context, board, simulator.dispatched_order(), work)
+    timed(context, schedule, simulator.dispatched_order(), work)
 }
 
 /// A plan as one search hands it on to the next.
@@ -94,13 +94,13 @@ impl Known {
 
 /// A schedule as it stands.
 pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) -> Tried<'a> {
-    timed(context, board_of(context, &schedule.paths), schedule.order, work)
+    timed(context, untimed_schedule(context, &schedule.paths), schedule.order, work)
 }
 
 /// What conflict-based search has found: the routes and order of its execution.
 pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
     let paths = paths_of_batches(&found.batches, context.tasks.len());
-    timed(context, board_of(context, &paths), found.order, work)
+    timed(context, untimed_schedule(context, &paths), found.order, work)
 }
 
 /// Nodes of each of so many routes.
@@ -119,44 +119,49 @@ pub fn reordered<'a>(
     order: Vec<Vec<TaskId>>,
     work: &mut u64,
 ) -> Tried<'a> {
-    timed(context, from.board.clone(), order, work)
+    timed(context, from.schedule.clone(), order, work)
 }
 
-/// A complete board in a given order.
-fn timed<'a>(context: &Context<'a>, mut board: Board<'a>, order: Vec<Vec<TaskId>>, work: &mut u64) -> Tried<'a> {
+/// A complete schedule in a given order.
+fn timed<'a>(
+    context: &Context<'a>,
+    mut schedule: PartialSchedule<'a>,
+    order: Vec<Vec<TaskId>>,
+    work: &mut u64,
+) -> Tried<'a> {
     let mut simulator = Simulator::new(context.instance);
-    simulator.load(&board.batches());
+    simulator.load(&schedule.batches());
     *work += simulator.task_count() as u64;
     let outcome = simulator.run_order(&order).map_err(|_| None)?;
-    board.retime(&simulator, &order);
-    Ok(Candidate { board, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
+    schedule.retime(&simulator, &order);
+    Ok(Candidate { schedule, order, cost: (outcome.iteration, outcome.finish_sum), outcome })
 }
 
-/// A board with these routes, not yet timed.
-fn board_of<'a>(context: &Context<'a>, paths: &[Path]) -> Board<'a> {
-    let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
+/// A schedule with these routes, not yet timed.
+fn untimed_schedule<'a>(context: &Context<'a>, paths: &[Path]) -> PartialSchedule<'a> {
+    let mut schedule = PartialSchedule::new(context.instance, context.tasks, &targets_of(context, paths), false);
     for (route, path) in paths.iter().enumerate() {
-        let way = Way { nodes: path.to_vec(), starts: Vec::new(), completion: 0, value: 0 };
-        board.place(route, vec![way; context.tasks[route].waves]);
+        let timed_path = TimedPath { nodes: path.to_vec(), starts: Vec::new(), completion: 0, value: 0 };
+        schedule.place(route, vec![timed_path; context.tasks[route].waves]);
     }
-    board
+    schedule
 }
 
 /// A candidate as chains see it; its priorities follow the times at which its microbatches go out and turn round.
 pub fn found_of(candidate: &Candidate<'_>) -> Found {
-    let board = &candidate.board;
+    let schedule = &candidate.schedule;
     let mut times: Vec<(Time, u32)> = Vec::new();
-    for way in (0..board.tasks().len()).flat_map(|route| board.ways(route)) {
+    for timed_path in (0..schedule.tasks().len()).flat_map(|route| schedule.timed_paths(route)) {
         let place = times.len() as u32;
-        times.push((way.starts[0], place));
-        times.push((way.starts[way.nodes.len()], place + 1));
+        times.push((timed_path.starts[0], place));
+        times.push((timed_path.starts[timed_path.nodes.len()], place + 1));
     }
     times.sort_unstable();
     let mut priorities = vec![0; times.len()];
     for (priority, (_, place)) in (0..).zip(times) {
         priorities[place as usize] = priority;
     }
-    Found { paths: paths_of(board), priorities, key: candidate.cost, allocation: None }
+    Found { paths: paths_of(schedule), priorities, key: candidate.cost, allocation: None }
 }
 
 /// What a search begins with.

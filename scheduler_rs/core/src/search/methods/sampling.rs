@@ -6,8 +6,8 @@ use rand_pcg::Pcg64;
 
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
-use crate::search::methods::prioritised::partial_schedule::{Board, Targets};
-use crate::search::methods::prioritised::timed_path::Way;
+use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
+use crate::search::methods::prioritised::timed_path::TimedPath;
 use crate::simulate::MicrobatchRoute;
 
 /// The stage sets of `sets`, dealt to the routes at random.
@@ -66,27 +66,28 @@ fn home_visits(totals: &Lengths, inner: usize, rng: &mut Pcg64) -> usize {
     if rng.random_bool(0.5) { share } else { rng.random_range(least..=most) }
 }
 
-/// Places random routes on `board`, whatever their times; false where the drawing ran into a dead end.
+/// Places random routes on `schedule`, whatever their times; false where the drawing ran into a dead end.
 /// Stage sets are drawn about uniformly, nodes uniformly among those with room.
-pub fn routes(board: &mut Board<'_>, instance: &Instance, rng: &mut Pcg64) -> bool {
-    let mut order: Vec<usize> = (0..board.tasks().len()).collect();
+pub fn routes(schedule: &mut PartialSchedule<'_>, instance: &Instance, rng: &mut Pcg64) -> bool {
+    let mut order: Vec<usize> = (0..schedule.tasks().len()).collect();
     order.shuffle(rng);
     for route in order {
-        let task = board.tasks()[route];
-        let visits = board.visits(route);
-        let mut walk = Walk { instance, board, visits: &visits, source: task.source, nodes: Vec::new(), tries: 1000 };
+        let task = schedule.tasks()[route];
+        let visits = schedule.visits(route);
+        let mut walk =
+            Walk { instance, schedule, visits: &visits, source: task.source, nodes: Vec::new(), tries: 1000 };
         if !walk.go(StageOrder::start(&instance.rules), 0, rng) {
             return false;
         }
-        let way = Way { nodes: walk.nodes, starts: Vec::new(), completion: 0, value: 0 };
-        board.place(route, vec![way; task.waves]);
+        let timed_path = TimedPath { nodes: walk.nodes, starts: Vec::new(), completion: 0, value: 0 };
+        schedule.place(route, vec![timed_path; task.waves]);
     }
     true
 }
 
 struct Walk<'w, 'a> {
     instance: &'w Instance,
-    board: &'w Board<'a>,
+    schedule: &'w PartialSchedule<'a>,
     visits: &'w Visits,
     source: usize,
     nodes: Vec<u32>,
@@ -121,7 +122,7 @@ impl Walk<'_, '_> {
 
     fn nodes_for(&self, stage: usize) -> Vec<usize> {
         let begins_at_source = self.instance.rules.cc1 && stage == 0;
-        let fits = |n: &usize| self.board.room(*n) > 0 && (!begins_at_source || *n == self.source);
+        let fits = |n: &usize| self.schedule.room(*n) > 0 && (!begins_at_source || *n == self.source);
         self.instance.members[stage].iter().copied().filter(fits).collect()
     }
 
@@ -173,6 +174,6 @@ pub fn random_routes(
         Some(sets) => dealt(instance, sets, rng),
         None => targets(instance, tasks, rng),
     };
-    let mut board = Board::new(instance, tasks, &targets, false);
-    routes(&mut board, instance, rng).then(|| board.batches())
+    let mut schedule = PartialSchedule::new(instance, tasks, &targets, false);
+    routes(&mut schedule, instance, rng).then(|| schedule.batches())
 }

@@ -52,7 +52,7 @@ const MODERATELY_MANY_NODES: usize = 32;
 const FIRST_STEPS: u64 = 10_000;
 /// The most routes that one exchange takes off.
 const MOST_REMOVED: usize = 6;
-/// Steps that the search for one way may take before any good one will do.
+/// Steps that the search for one timed path may take before any good one will do.
 const PATIENCE: u64 = 40_000;
 /// Draws for a first plan at once.
 const FIRST_DRAWS: u64 = 500;
@@ -102,7 +102,7 @@ pub fn solve(
     let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
-    let batches = found.best.board.batches();
+    let batches = found.best.schedule.batches();
     if options.strategy == Strategy::SkippipeNoTc2 {
         found.bound = route_bound(below, &batches);
     }
@@ -344,9 +344,9 @@ impl<'a> Search<'a> {
         match attempt.tried {
             Ok(candidate) if attempt.by_travel => {
                 if state.fastest.as_ref().is_none_or(|f| candidate.cost < f.cost) {
-                    let board = candidate.board.clone();
+                    let schedule = candidate.schedule.clone();
                     state.fastest = Some(candidate);
-                    if let Ok(candidate) = finish(&self.context, board, &mut state.work) {
+                    if let Ok(candidate) = finish(&self.context, schedule, &mut state.work) {
                         self.take(state, candidate, router);
                     }
                 }
@@ -367,7 +367,7 @@ impl<'a> Search<'a> {
             return;
         }
         if let Some(travel) = &self.travel
-            && let Ok(own) = travelled(travel, router, &paths_of(&candidate.board))
+            && let Ok(own) = travelled(travel, router, &paths_of(&candidate.schedule))
             && state.fastest.as_ref().is_none_or(|f| own.cost < f.cost)
         {
             state.fastest = Some(own);
@@ -435,7 +435,7 @@ impl<'a> Search<'a> {
         let context = &self.context;
         let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
         if slot.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
-            let batches = best.board.batches();
+            let batches = best.schedule.batches();
             let search =
                 OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
             *slot = search.map(Box::new);
@@ -470,8 +470,8 @@ impl<'a> Search<'a> {
             let mut rng = context.rng(number);
             let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
             let paths = match best {
-                Some(best) if stays => Some(paths_of(&best.board)),
-                _ => drawn().or(best.map(|best| paths_of(&best.board))),
+                Some(best) if stays => Some(paths_of(&best.schedule)),
+                _ => drawn().or(best.map(|best| paths_of(&best.schedule))),
             };
             let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
             let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
@@ -516,7 +516,7 @@ impl<'a> Search<'a> {
         if slot.as_ref().is_none_or(|annealing| annealing.is_finished()) {
             let mut rng = context.rng(number);
             let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
-            let from = best.map(|best| (paths_of(&best.board), Some(best.order.as_slice())));
+            let from = best.map(|best| (paths_of(&best.schedule), Some(best.order.as_slice())));
             let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
             let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
             if let Some(annealing) = slot {
@@ -600,10 +600,10 @@ impl<'a> Search<'a> {
 
     /// Routes to take off: often the one that completes last, and others that have something in common.
     fn choose(&self, current: &Candidate<'_>, rng: &mut Pcg64) -> Vec<usize> {
-        let board = &current.board;
+        let schedule = &current.schedule;
         let count = self.context.tasks.len();
         let wanted = rng.random_range(1..=MOST_REMOVED).min(count);
-        let completion = |route: usize| board.ways(route).iter().map(|w| w.completion).max().unwrap_or(0);
+        let completion = |route: usize| schedule.timed_paths(route).iter().map(|w| w.completion).max().unwrap_or(0);
         let seed = if rng.random_bool(0.5) {
             let last = (0..count).map(completion).max().unwrap_or(0);
             let latest: Vec<usize> = (0..count).filter(|r| completion(*r) == last).collect();
@@ -615,8 +615,8 @@ impl<'a> Search<'a> {
         others.shuffle(rng);
         if rng.random_bool(0.6) {
             let shares = |route: usize| {
-                let nodes = board.ways(seed).first().map_or(&[][..], |w| &w.nodes);
-                let own = board.ways(route).first().map_or(&[][..], |w| &w.nodes);
+                let nodes = schedule.timed_paths(seed).first().map_or(&[][..], |w| &w.nodes);
+                let own = schedule.timed_paths(route).first().map_or(&[][..], |w| &w.nodes);
                 own.iter().filter(|n| nodes.contains(n)).count()
             };
             others.sort_by_key(|r| std::cmp::Reverse(shares(*r)));

@@ -3,9 +3,9 @@
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
-use super::partial_schedule::{Board, Targets};
+use super::partial_schedule::{PartialSchedule, Targets};
 use super::router::{Request, Router};
-use super::timed_path::Way;
+use super::timed_path::TimedPath;
 use crate::search::candidate::{Candidate, Tried, paths_of, targets_of};
 use crate::search::context::{Context, Objective};
 use crate::search::methods::routes::Path;
@@ -13,20 +13,20 @@ use crate::search::methods::{sampling, straight_pipelines};
 use crate::simulate::{Outcome, Simulator};
 use crate::time::{NEVER, Time};
 
-/// Places every route in `order`, each by the best way among those before it, or, where travel alone counts, by
-/// the best way as if it were alone.
+/// Places every route in `order`, each by the best path among those before it, or, where travel alone counts, by
+/// the best path as if it were alone.
 pub fn construct<'a>(context: &Context<'a>, router: &mut Router<'_>, order: &[usize], targets: &Targets) -> Tried<'a> {
     let occupied = context.objective == Objective::Simulated;
-    let mut board = Board::new(context.instance, context.tasks, targets, occupied);
+    let mut schedule = PartialSchedule::new(context.instance, context.tasks, targets, occupied);
     for route in order {
-        if !insert(context, router, &mut board, *route, None, NEVER) {
+        if !insert(context, router, &mut schedule, *route, None, NEVER) {
             return Err(None);
         }
     }
-    finish(context, board, &mut router.work)
+    finish(context, schedule, &mut router.work)
 }
 
-/// Takes `routes` off and places them again in that order; none where no way is left within `limit`.
+/// Takes `routes` off and places them again in that order; none where no path is left within `limit`.
 pub fn replace<'a>(
     context: &Context<'a>,
     router: &mut Router<'_>,
@@ -34,57 +34,57 @@ pub fn replace<'a>(
     routes: &[usize],
     limit: Time,
 ) -> Tried<'a> {
-    let mut board = from.board.clone();
+    let mut schedule = from.schedule.clone();
     for route in routes {
-        board.remove(*route);
+        schedule.remove(*route);
     }
     for route in routes {
-        if !insert(context, router, &mut board, *route, None, limit) {
+        if !insert(context, router, &mut schedule, *route, None, limit) {
             return Err(None);
         }
     }
-    finish(context, board, &mut router.work)
+    finish(context, schedule, &mut router.work)
 }
 
 /// Random routes, with the times that the dispatch rule gives them: a plan at once, whatever the size.
 pub fn draw_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
     let instance = context.instance;
     let targets = context.targets(rng);
-    let mut board = Board::new(instance, context.tasks, &targets, false);
-    if !sampling::routes(&mut board, instance, rng) {
+    let mut schedule = PartialSchedule::new(instance, context.tasks, &targets, false);
+    if !sampling::routes(&mut schedule, instance, rng) {
         return Err(None);
     }
     if context.objective == Objective::Travel {
-        return travelled(context, router, &paths_of(&board));
+        return travelled(context, router, &paths_of(&schedule));
     }
-    finish(context, board, &mut router.work)
+    finish(context, schedule, &mut router.work)
 }
 
-/// Given routes by how long they take when nobody is in the way.
+/// Given routes by how long they take when every node is free.
 pub fn travelled<'a>(context: &Context<'a>, router: &mut Router<'_>, paths: &[Path]) -> Tried<'a> {
-    let mut board = Board::new(context.instance, context.tasks, &targets_of(context, paths), false);
+    let mut schedule = PartialSchedule::new(context.instance, context.tasks, &targets_of(context, paths), false);
     for (route, path) in paths.iter().enumerate() {
-        if !insert(context, router, &mut board, route, Some(path), NEVER) {
+        if !insert(context, router, &mut schedule, route, Some(path), NEVER) {
             return Err(None);
         }
     }
-    finish(context, board, &mut router.work)
+    finish(context, schedule, &mut router.work)
 }
 
 /// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.
 pub fn straight_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
-    let mut board = Board::new(context.instance, context.tasks, &context.targets(rng), false);
+    let mut schedule = PartialSchedule::new(context.instance, context.tasks, &context.targets(rng), false);
     for (route, batch) in straight_pipelines::pipelines(context.instance, rng).into_iter().enumerate() {
-        board.place(route, vec![Way { nodes: batch.nodes, starts: Vec::new(), completion: 0, value: 0 }]);
+        schedule.place(route, vec![TimedPath { nodes: batch.nodes, starts: Vec::new(), completion: 0, value: 0 }]);
     }
-    finish(context, board, &mut router.work)
+    finish(context, schedule, &mut router.work)
 }
 
-/// Finds the ways of one route's waves, each wave after the one before is complete, and places them.
+/// Finds the timed paths of one route's waves, each wave after the one before is complete, and places them.
 fn insert(
     context: &Context<'_>,
     router: &mut Router<'_>,
-    board: &mut Board<'_>,
+    schedule: &mut PartialSchedule<'_>,
     route: usize,
     forced: Option<&[u32]>,
     limit: Time,
@@ -98,42 +98,42 @@ fn insert(
         source: task.source,
         class: task.class,
         release: 0,
-        visits: board.visits(route),
+        visits: schedule.visits(route),
         forced: forced.or(context.instance.classes[task.class].forced.as_deref()),
         limit,
     };
-    let Some(first) = router.find(board, &request, &stop) else { return false };
-    let mut ways: Vec<Way> = vec![first];
-    let nodes = ways[0].nodes.clone();
+    let Some(first) = router.find(schedule, &request, &stop) else { return false };
+    let mut timed_paths: Vec<TimedPath> = vec![first];
+    let nodes = timed_paths[0].nodes.clone();
     request.forced = Some(&nodes);
     for _ in 1..task.waves {
-        request.release = ways[ways.len() - 1].completion;
+        request.release = timed_paths[timed_paths.len() - 1].completion;
         // A later wave starts when the one before is complete, so the two never want a node at the same time.
-        let Some(way) = router.find(board, &request, &stop) else { return false };
-        ways.push(way);
+        let Some(timed_path) = router.find(schedule, &request, &stop) else { return false };
+        timed_paths.push(timed_path);
     }
-    board.place(route, ways);
+    schedule.place(route, timed_paths);
     true
 }
 
-/// Gives a complete board its times: by the order in which it was made, or by the dispatch rule where that
+/// Gives a complete schedule its times: by the order in which it was made, or by the dispatch rule where that
 /// is faster.
-pub fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -> Tried<'a> {
-    let batches = board.batches();
+pub fn finish<'a>(context: &Context<'a>, mut schedule: PartialSchedule<'a>, work: &mut u64) -> Tried<'a> {
+    let batches = schedule.batches();
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&batches);
     *work += simulator.task_count() as u64;
     if context.objective == Objective::Travel {
         let outcome = simulator.run_dispatch().map_err(|deadlock| Some(simulator.error_of(&deadlock)))?;
-        let values = (0..context.tasks.len()).flat_map(|r| board.ways(r)).map(|way| way.value);
+        let values = (0..context.tasks.len()).flat_map(|r| schedule.timed_paths(r)).map(|timed_path| timed_path.value);
         let cost = values.fold((0, 0), |(most, sum): (Time, Time), value| (most.max(value), sum + value));
         let order = simulator.dispatched_order();
-        return Ok(Candidate { board, order, outcome, cost });
+        return Ok(Candidate { schedule, order, outcome, cost });
     }
     let dispatched = simulator.run_dispatch();
-    let mut order = board.order(&simulator);
-    // Memory and order were kept while placing, so this cannot lock up but for tasks of no length.
-    let planned = if board.is_occupied() { simulator.run_order(&order).ok() } else { None };
+    let mut order = schedule.order(&simulator);
+    // Memory and order were kept while placing, so this cannot deadlock but for tasks of no length.
+    let planned = if schedule.is_occupied() { simulator.run_order(&order).ok() } else { None };
     let key = |outcome: &Outcome| (outcome.iteration, outcome.finish_sum);
     let outcome = match (planned, dispatched) {
         (Some(planned), Ok(dispatched)) if key(&planned) <= key(&dispatched) => planned,
@@ -144,8 +144,8 @@ pub fn finish<'a>(context: &Context<'a>, mut board: Board<'a>, work: &mut u64) -
         }
         (None, Err(deadlock)) => return Err(Some(simulator.error_of(&deadlock))),
     };
-    board.retime(&simulator, &order);
-    Ok(Candidate { board, order, cost: key(&outcome), outcome })
+    schedule.retime(&simulator, &order);
+    Ok(Candidate { schedule, order, cost: key(&outcome), outcome })
 }
 
 /// Routes in a random order that begins, on the whole, with those that have least slack.

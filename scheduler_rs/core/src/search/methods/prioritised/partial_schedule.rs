@@ -4,8 +4,8 @@ use crate::plan::Kind;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageSet, Visits, stage_bit};
 use crate::rules::MemoryRule;
-use crate::search::methods::prioritised::timed_path::Way;
-use crate::search::methods::prioritised::timeline::{Slot, Timeline};
+use crate::search::methods::prioritised::timed_path::TimedPath;
+use crate::search::methods::prioritised::timeline::{Reservation, Timeline};
 use crate::simulate::{MicrobatchRoute, Simulator, TaskId};
 use crate::time::Time;
 
@@ -23,7 +23,7 @@ pub struct Targets {
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Board<'a> {
+pub struct PartialSchedule<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
     timelines: Vec<Timeline>,
@@ -34,7 +34,7 @@ pub struct Board<'a> {
     quotas: bool,
     lengths: Vec<usize>,
     sets: Option<Vec<StageSet>>,
-    ways: Vec<Vec<Way>>,
+    timed_paths: Vec<Vec<TimedPath>>,
     unplaced: usize,
     /// Whether tasks occupy their nodes; without TC2 they do not.
     occupied: bool,
@@ -42,7 +42,7 @@ pub struct Board<'a> {
 
 const NO_LIMIT: u32 = u32::MAX;
 
-impl<'a> Board<'a> {
+impl<'a> PartialSchedule<'a> {
     /// Nothing placed. `occupied`: whether placed tasks keep others from their nodes and memory.
     #[must_use]
     pub fn new(instance: &'a Instance, tasks: &'a [RouteTask], targets: &Targets, occupied: bool) -> Self {
@@ -56,7 +56,7 @@ impl<'a> Board<'a> {
             need: targets.visits.clone().unwrap_or_else(|| vec![0; instance.stage_count()]),
             lengths: targets.lengths.clone(),
             sets: targets.sets.clone(),
-            ways: vec![Vec::new(); tasks.len()],
+            timed_paths: vec![Vec::new(); tasks.len()],
             unplaced: tasks.len(),
             occupied,
         }
@@ -92,10 +92,10 @@ impl<'a> Board<'a> {
         self.occupied
     }
 
-    /// The ways of a route's waves; empty where it is not placed.
+    /// The timed paths of a route's waves; empty where it is not placed.
     #[must_use]
-    pub fn ways(&self, route: usize) -> &[Way] {
-        &self.ways[route]
+    pub fn timed_paths(&self, route: usize) -> &[TimedPath] {
+        &self.timed_paths[route]
     }
 
     /// What an unplaced route must and may visit, so that the rest can still meet the quotas: a stage that
@@ -120,8 +120,8 @@ impl<'a> Board<'a> {
     }
 
     /// Reserves what the waves of a route use.
-    pub fn place(&mut self, route: usize, ways: Vec<Way>) {
-        let Some(first) = ways.first() else { return };
+    pub fn place(&mut self, route: usize, timed_paths: Vec<TimedPath>) {
+        let Some(first) = timed_paths.first() else { return };
         for node in &first.nodes {
             let node = *node as usize;
             if self.quotas {
@@ -132,21 +132,21 @@ impl<'a> Board<'a> {
             }
         }
         if self.occupied {
-            for (wave, way) in ways.iter().enumerate() {
-                self.reserve(route, wave, way);
+            for (wave, timed_path) in timed_paths.iter().enumerate() {
+                self.reserve(route, wave, timed_path);
             }
         }
-        self.ways[route] = ways;
+        self.timed_paths[route] = timed_paths;
         self.unplaced -= 1;
     }
 
-    /// Reserves a wave whose route is being placed; the rest of [`Board::place`] follows.
-    fn reserve(&mut self, route: usize, wave: usize, way: &Way) {
+    /// Reserves a wave whose route is being placed; the rest of [`PartialSchedule::place`] follows.
+    fn reserve(&mut self, route: usize, wave: usize, timed_path: &TimedPath) {
         let microbatch = self.tasks[route].first_microbatch + wave;
-        let hops = way.nodes.len();
-        for (place, start) in way.starts.iter().enumerate() {
-            let (node, length) = self.task(route, way, place);
-            self.timelines[node].reserve(Slot {
+        let hops = timed_path.nodes.len();
+        for (place, start) in timed_path.starts.iter().enumerate() {
+            let (node, length) = self.task(route, timed_path, place);
+            self.timelines[node].reserve(Reservation {
                 start: *start,
                 end: start + length,
                 route: route as u32,
@@ -154,36 +154,36 @@ impl<'a> Board<'a> {
             });
         }
         if self.instance.memory_is_held() {
-            for (hop, node) in way.nodes.iter().enumerate() {
+            for (hop, node) in timed_path.nodes.iter().enumerate() {
                 let node = *node as usize;
-                let end = way.starts[2 * hops - hop] + self.instance.backward(self.tasks[route].class, node);
-                self.timelines[node].hold(way.starts[hop], end, route as u32);
+                let end = timed_path.starts[2 * hops - hop] + self.instance.backward(self.tasks[route].class, node);
+                self.timelines[node].hold(timed_path.starts[hop], end, route as u32);
                 self.timelines[node].find_windows(self.instance.memory[node]);
             }
         }
     }
 
     /// Node and duration of a task by its place in the chain.
-    fn task(&self, route: usize, way: &Way, place: usize) -> (usize, Time) {
-        let hops = way.nodes.len();
+    fn task(&self, route: usize, timed_path: &TimedPath, place: usize) -> (usize, Time) {
+        let hops = timed_path.nodes.len();
         let class = self.tasks[route].class;
         if place < hops {
-            let node = way.nodes[place] as usize;
+            let node = timed_path.nodes[place] as usize;
             (node, self.instance.forward(class, node))
         } else if place == hops {
             let source = self.tasks[route].source;
             (source, self.instance.loss(class, source))
         } else {
-            let node = way.nodes[2 * hops - place] as usize;
+            let node = timed_path.nodes[2 * hops - place] as usize;
             (node, self.instance.backward(class, node))
         }
     }
 
-    /// Takes a route off the board; from then on quotas alone say what a route visits.
+    /// Takes a route off the schedule; from then on quotas alone say what a route visits.
     pub fn remove(&mut self, route: usize) {
         self.sets = None;
-        let ways = std::mem::take(&mut self.ways[route]);
-        let Some(first) = ways.first() else { return };
+        let timed_paths = std::mem::take(&mut self.timed_paths[route]);
+        let Some(first) = timed_paths.first() else { return };
         for node in first.nodes.iter().map(|n| *n as usize).chain([self.tasks[route].source]) {
             self.timelines[node].remove(route as u32, self.instance.memory[node]);
         }
@@ -203,26 +203,28 @@ impl<'a> Board<'a> {
     #[must_use]
     pub fn batches(&self) -> Vec<MicrobatchRoute> {
         let mut batches = Vec::new();
-        for (route, ways) in self.ways.iter().enumerate() {
-            for (wave, way) in ways.iter().enumerate() {
+        for (route, timed_paths) in self.timed_paths.iter().enumerate() {
+            for (wave, timed_path) in timed_paths.iter().enumerate() {
                 batches.push(MicrobatchRoute {
                     id: batches.len(),
                     source: self.tasks[route].source,
                     route,
                     wave,
                     class: self.tasks[route].class,
-                    nodes: way.nodes.clone(),
+                    nodes: timed_path.nodes.clone(),
                 });
             }
         }
         batches
     }
 
-    /// The order on every node in the simulator's task numbers; `simulator` holds [`Board::batches`].
+    /// The order on every node in the simulator's task numbers; `simulator` holds [`PartialSchedule::batches`].
     #[must_use]
     pub fn order(&self, simulator: &Simulator<'_>) -> Vec<Vec<TaskId>> {
-        let id = |slot: &Slot| simulator.tasks_of((slot.task >> PLACE_BITS) as usize).start + (slot.task & PLACE_MASK);
-        self.timelines.iter().map(|line| line.slots().iter().map(id).collect()).collect()
+        let id = |reservation: &Reservation| {
+            simulator.tasks_of((reservation.task >> PLACE_BITS) as usize).start + (reservation.task & PLACE_MASK)
+        };
+        self.timelines.iter().map(|line| line.reservations().iter().map(id).collect()).collect()
     }
 
     /// Moves every task to the time that `simulator` found for it under `order`; from then on it occupies its
@@ -233,11 +235,11 @@ impl<'a> Board<'a> {
             line.clear();
         }
         for (route, task) in self.tasks.iter().enumerate() {
-            for (wave, way) in self.ways[route].iter_mut().enumerate() {
+            for (wave, timed_path) in self.timed_paths[route].iter_mut().enumerate() {
                 let batch = task.first_microbatch + wave;
-                way.starts.clear();
-                way.starts.extend(simulator.tasks_of(batch).map(|id| simulator.start_of(id)));
-                way.completion = simulator.completion_of(batch);
+                timed_path.starts.clear();
+                timed_path.starts.extend(simulator.tasks_of(batch).map(|id| simulator.start_of(id)));
+                timed_path.completion = simulator.completion_of(batch);
             }
         }
         for (node, tasks) in order.iter().enumerate() {
@@ -246,7 +248,7 @@ impl<'a> Board<'a> {
                 let place = (task - simulator.tasks_of(batch).start) as usize;
                 let route = self.route_of(batch) as u32;
                 let (start, end) = (simulator.start_of(*task), simulator.end_of(*task));
-                self.timelines[node].push(Slot { start, end, route, task: task_code(batch, place) });
+                self.timelines[node].push(Reservation { start, end, route, task: task_code(batch, place) });
             }
         }
         if self.instance.memory_is_held() {

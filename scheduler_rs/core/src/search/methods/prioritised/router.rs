@@ -13,14 +13,14 @@ use std::collections::BinaryHeap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::timed_path::Way;
+use super::timed_path::TimedPath;
 use crate::bound::lookahead::{Lookahead, Position};
 use crate::problem::Instance;
 use crate::route::{StageOrder, StageSet, Visits, stage_bit};
-use crate::search::methods::prioritised::partial_schedule::Board;
+use crate::search::methods::prioritised::partial_schedule::PartialSchedule;
 use crate::time::{NEVER, Time};
 
-/// What to find a way for.
+/// What to find a timed path for.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'r> {
     /// Node of stage 0.
@@ -33,7 +33,7 @@ pub struct Request<'r> {
     pub visits: Visits,
     /// The nodes, where another wave has chosen the route already.
     pub forced: Option<&'r [u32]>,
-    /// A way with a higher objective is of no use.
+    /// A path with a higher objective is of no use.
     pub limit: Time,
 }
 
@@ -123,7 +123,7 @@ impl Return {
     }
 }
 
-/// Finds ways; keeps its memory between calls.
+/// Finds timed paths; keeps its memory between calls.
 #[derive(Debug)]
 pub struct Router<'a> {
     instance: &'a Instance,
@@ -131,7 +131,7 @@ pub struct Router<'a> {
     labels: Vec<Label>,
     /// By value, then by depth; when diving by depth, then by value.
     queue: BinaryHeap<Reverse<(Time, Time, u32)>>,
-    /// Work of one search after which it dives for any good way rather than prove the best.
+    /// Work of one search after which it dives for any good path rather than prove the best.
     patience: u64,
     diving: bool,
     best: FxHashMap<(u32, u8, StageOrder), SmallVec<[u32; 4]>>,
@@ -153,7 +153,7 @@ const PERSISTENCE: u64 = 4;
 
 impl<'a> Router<'a> {
     /// For one instance. A search that has done `patience` steps goes on depth first: on large instances with
-    /// many nodes alike the proof of the best way takes far longer than the way.
+    /// many nodes alike the proof of the best path takes far longer than the path.
     #[must_use]
     pub fn new(instance: &'a Instance, lookahead: &'a Lookahead, patience: u64) -> Self {
         Self {
@@ -168,20 +168,25 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// The best way (a good one, where the patience ran out) among what `board` has reserved, none where there is
+    /// The best timed path (a good one, where the patience ran out) among what `schedule` has reserved, none where there is
     /// none within the limit. `stop` is asked now and then whether to give up.
-    pub fn find(&mut self, board: &Board<'_>, request: &Request<'_>, stop: &dyn Fn() -> bool) -> Option<Way> {
+    pub fn find(
+        &mut self,
+        schedule: &PartialSchedule<'_>,
+        request: &Request<'_>,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<TimedPath> {
         self.labels.clear();
         self.queue.clear();
         self.best.clear();
         self.diving = false;
-        self.start(board, request);
+        self.start(schedule, request);
         let begun = self.work;
         let mut polled = begun;
         while let Some(Reverse((first, second, id))) = self.queue.pop() {
             let (value, rank) = if self.diving { (second, first) } else { (first, second) };
             if rank == COMPLETE {
-                return Some(self.trace(board, request, id, value));
+                return Some(self.trace(schedule, request, id, value));
             }
             if !self.diving && self.work - begun > self.patience {
                 self.dive();
@@ -192,7 +197,7 @@ impl<'a> Router<'a> {
                     return None;
                 }
             }
-            self.expand(board, request, id);
+            self.expand(schedule, request, id);
         }
         None
     }
@@ -207,7 +212,7 @@ impl<'a> Router<'a> {
         self.queue.push(Reverse(key));
     }
 
-    fn start(&mut self, board: &Board<'_>, request: &Request<'_>) {
+    fn start(&mut self, schedule: &PartialSchedule<'_>, request: &Request<'_>) {
         let rules = &self.instance.rules;
         let at_source = Return::at_source();
         let root = StageOrder::start(rules);
@@ -220,24 +225,24 @@ impl<'a> Router<'a> {
                 continue;
             }
             for node in &self.instance.members[stage] {
-                if (rules.cc1 && *node != request.source) || !self.fits(board, request, *node, 0) {
+                if (rules.cc1 && *node != request.source) || !self.fits(schedule, request, *node, 0) {
                     continue;
                 }
                 let arrival = request.release + self.instance.transfer(request.source, *node);
                 let parent = Step { id: NO_LABEL, node: request.source, hops: 0, visited: 0 };
-                self.enter(board, request, &parent, &at_source, *node, order, arrival);
+                self.enter(schedule, request, &parent, &at_source, *node, order, arrival);
             }
         }
     }
 
-    fn fits(&self, board: &Board<'_>, request: &Request<'_>, node: usize, hop: usize) -> bool {
+    fn fits(&self, schedule: &PartialSchedule<'_>, request: &Request<'_>, node: usize, hop: usize) -> bool {
         match request.forced {
             Some(nodes) => nodes[hop] as usize == node,
-            None => board.room(node) > 0,
+            None => schedule.room(node) > 0,
         }
     }
 
-    fn expand(&mut self, board: &Board<'_>, request: &Request<'_>, id: u32) {
+    fn expand(&mut self, schedule: &PartialSchedule<'_>, request: &Request<'_>, id: u32) {
         let rules = &self.instance.rules;
         let label = self.labels[id as usize].clone();
         let (node, hops) = (label.node as usize, label.hops as usize);
@@ -251,11 +256,11 @@ impl<'a> Router<'a> {
                 continue;
             }
             for next in &self.instance.members[stage] {
-                if !self.fits(board, request, *next, hops) {
+                if !self.fits(schedule, request, *next, hops) {
                     continue;
                 }
                 let arrival = label.time + self.instance.transfer(node, *next);
-                self.enter(board, request, &parent, &label.back, *next, order, arrival);
+                self.enter(schedule, request, &parent, &label.back, *next, order, arrival);
             }
         }
     }
@@ -268,7 +273,7 @@ impl<'a> Router<'a> {
     )]
     fn enter(
         &mut self,
-        board: &Board<'_>,
+        schedule: &PartialSchedule<'_>,
         request: &Request<'_>,
         parent: &Step,
         back: &Return,
@@ -287,7 +292,7 @@ impl<'a> Router<'a> {
         }
         let (forward, backward) = (instance.forward(request.class, node), instance.backward(request.class, node));
         let travel = instance.transfer(node, parent.node);
-        let line = board.timeline(node);
+        let line = schedule.timeline(node);
         // Without looking at the node's own reservations: most successors end here.
         let hopeful = back.at(arrival + forward + ahead + backward + travel);
         if hopeful.is_none_or(|value| value > request.limit) {
@@ -319,12 +324,12 @@ impl<'a> Router<'a> {
                 visited: parent.visited | stage_bit(stage),
                 back,
             };
-            self.offer(board, request, label, value);
+            self.offer(schedule, request, label, value);
         }
     }
 
     /// Keeps a label unless another one is at least as good.
-    fn offer(&mut self, board: &Board<'_>, request: &Request<'_>, label: Label, value: Time) {
+    fn offer(&mut self, schedule: &PartialSchedule<'_>, request: &Request<'_>, label: Label, value: Time) {
         self.work += 1;
         let id = self.labels.len() as u32;
         let key = (label.node, label.hops, label.order);
@@ -342,7 +347,7 @@ impl<'a> Router<'a> {
         });
         rivals.push(id);
         if usize::from(label.hops) == request.visits.length {
-            if let Some((arrival, _)) = self.turn(board, request, &label)
+            if let Some((arrival, _)) = self.turn(schedule, request, &label)
                 && let Some(value) = label.back.at(arrival)
                 && value <= request.limit
             {
@@ -356,15 +361,15 @@ impl<'a> Router<'a> {
 
     /// From the last forward over head and loss at the source to the arrival of the gradient; and the
     /// start of head and loss.
-    fn turn(&self, board: &Board<'_>, request: &Request<'_>, last: &Label) -> Option<(Time, Time)> {
+    fn turn(&self, schedule: &PartialSchedule<'_>, request: &Request<'_>, last: &Label) -> Option<(Time, Time)> {
         let (node, source) = (last.node as usize, request.source);
         let arrival = last.time + self.instance.transfer(node, source);
         let loss = self.instance.loss(request.class, source);
-        let start = board.timeline(source).earliest(arrival, loss);
+        let start = schedule.timeline(source).earliest(arrival, loss);
         (start < NEVER).then(|| (start + loss + self.instance.transfer(source, node), start))
     }
 
-    fn trace(&self, board: &Board<'_>, request: &Request<'_>, id: u32, value: Time) -> Way {
+    fn trace(&self, schedule: &PartialSchedule<'_>, request: &Request<'_>, id: u32, value: Time) -> TimedPath {
         let instance = self.instance;
         let mut nodes = Vec::new();
         let mut starts = Vec::new();
@@ -379,7 +384,7 @@ impl<'a> Router<'a> {
         nodes.reverse();
         starts.reverse();
         let mut arrival = 0;
-        if let Some((back, loss)) = self.turn(board, request, last) {
+        if let Some((back, loss)) = self.turn(schedule, request, last) {
             starts.push(loss);
             arrival = back;
         }
@@ -388,13 +393,13 @@ impl<'a> Router<'a> {
             let node = *node as usize;
             // As early as possible: the return function has shown that this leads back by `value`.
             let backward = instance.backward(request.class, node);
-            let start = board.timeline(node).earliest(arrival, backward);
+            let start = schedule.timeline(node).earliest(arrival, backward);
             starts.push(start);
             let before = if hop == 0 { request.source } else { nodes[hop - 1] as usize };
             arrival = start + backward + instance.transfer(node, before);
             completion = arrival;
         }
-        Way { nodes, starts, completion, value }
+        TimedPath { nodes, starts, completion, value }
     }
 }
 

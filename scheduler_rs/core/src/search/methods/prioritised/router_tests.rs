@@ -9,9 +9,9 @@ use crate::cluster::{Cluster, ClusterParts, Links, Node};
 use crate::problem::{Instance, Problem};
 use crate::route::{RouteTask, StageOrder, StageSet, Visits, stage_bit};
 use crate::rules::{Constraints, MemoryRule};
-use crate::search::methods::prioritised::partial_schedule::{Board, Targets};
+use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::router::{Request, Router};
-use crate::search::methods::prioritised::timeline::Slot;
+use crate::search::methods::prioritised::timeline::Reservation;
 use crate::time::{NEVER, Rounding, Time};
 
 const SECOND: Time = 1_000_000_000;
@@ -93,13 +93,13 @@ fn case(rng: &mut Pcg64) -> Option<Case> {
 }
 
 impl Case {
-    fn board<'a>(&'a self, tasks: &'a [RouteTask]) -> Board<'a> {
+    fn schedule<'a>(&'a self, tasks: &'a [RouteTask]) -> PartialSchedule<'a> {
         let targets = Targets { visits: None, lengths: vec![self.visits.length], sets: None };
-        let mut board = Board::new(&self.instance, tasks, &targets, true);
+        let mut schedule = PartialSchedule::new(&self.instance, tasks, &targets, true);
         for node in 0..self.instance.node_count() {
-            let line = board.timeline_mut(node);
+            let line = schedule.timeline_mut(node);
             for (start, end) in &self.busy[node] {
-                line.reserve(Slot { start: start * SECOND, end: end * SECOND, route: 9, task: 0 });
+                line.reserve(Reservation { start: start * SECOND, end: end * SECOND, route: 9, task: 0 });
             }
             if self.instance.memory_is_held() {
                 for (start, end) in &self.holds[node] {
@@ -108,7 +108,7 @@ impl Case {
                 line.find_windows(self.instance.memory[node]);
             }
         }
-        board
+        schedule
     }
 
     fn is_free(&self, node: usize, start: Time, length: Time) -> bool {
@@ -215,14 +215,14 @@ fn router_finds_the_best_way_of_one_microbatch() {
         let Some(case) = case(&mut rng) else { continue };
         let source = case.instance.sources[0].node;
         let tasks = [RouteTask { source, class: 0, waves: 1, first_microbatch: 0 }];
-        let board = case.board(&tasks);
+        let schedule = case.schedule(&tasks);
         let lookahead = Lookahead::new(&case.instance, case.visits.length, &Budget::new(None, None), 1.0).unwrap();
         let mut router = Router::new(&case.instance, &lookahead, u64::MAX);
         let request = Request { source, class: 0, release: 0, visits: case.visits, forced: None, limit: NEVER };
-        let way = router.find(&board, &request, &|| false);
+        let timed_path = router.find(&schedule, &request, &|| false);
         let expected = case.best(source);
-        assert_eq!(way.as_ref().map(|w| w.value / SECOND), expected, "case {number}");
-        match way {
+        assert_eq!(timed_path.as_ref().map(|w| w.value / SECOND), expected, "case {number}");
+        match timed_path {
             Some(_) => found += 1,
             None => none += 1,
         }

@@ -2,9 +2,9 @@
 
 use crate::time::Time;
 
-/// A way out and back.
+/// A round trip of a microbatch: the nodes of its route and the start of every task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct TimedPath {
     /// Nodes in order of the forward pass.
     pub nodes: Vec<u32>,
     /// Start of each task, `F0 .. F(h-1) L B(h-1) .. B0`.

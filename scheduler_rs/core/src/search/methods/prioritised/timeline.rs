@@ -4,21 +4,21 @@ use crate::time::{NEVER, Time};
 
 /// Reserved time of one task. Slots of a node never overlap and stand in the order in which it runs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct Reservation {
     /// Start.
     pub start: Time,
     /// End, not included.
     pub end: Time,
     /// Route that the task belongs to.
     pub route: u32,
-    /// Number of the task, unique on the board.
+    /// Number of the task, unique in the schedule.
     pub task: u32,
 }
 
 /// Reservations of one node.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
-    slots: Vec<Slot>,
+    reservations: Vec<Reservation>,
     /// Start and end of each holding, by route; kept only where memory is held.
     holds: Vec<(Time, Time, u32)>,
     /// Maximal times in which one more microbatch may be held, ascending.
@@ -29,13 +29,13 @@ impl Timeline {
     /// An idle node.
     #[must_use]
     pub fn new() -> Self {
-        Self { slots: Vec::new(), holds: Vec::new(), windows: vec![(0, NEVER)] }
+        Self { reservations: Vec::new(), holds: Vec::new(), windows: vec![(0, NEVER)] }
     }
 
     /// The reserved tasks, in order.
     #[must_use]
-    pub fn slots(&self) -> &[Slot] {
-        &self.slots
+    pub fn reservations(&self) -> &[Reservation] {
+        &self.reservations
     }
 
     /// Times in which one more microbatch may be held: `(from, to)`, a holding from `s` to `e` fits where
@@ -49,32 +49,32 @@ impl Timeline {
     #[must_use]
     pub fn earliest(&self, from: Time, length: Time) -> Time {
         let mut start = from;
-        for slot in &self.slots[self.slots.partition_point(|s| s.end <= from)..] {
-            if start + length <= slot.start {
+        for reservation in &self.reservations[self.reservations.partition_point(|s| s.end <= from)..] {
+            if start + length <= reservation.start {
                 break;
             }
-            start = start.max(slot.end);
+            start = start.max(reservation.end);
         }
         start
     }
 
     /// Intervals `(first, last)` of possible starts of a task of `length`, from `from` on, ascending.
     pub fn gaps(&self, from: Time, length: Time) -> impl Iterator<Item = (Time, Time)> + '_ {
-        let begin = self.slots.partition_point(|s| s.end <= from);
-        let ends = self.slots[begin..].iter().map(|s| s.start).chain([NEVER]);
-        let starts = [from].into_iter().chain(self.slots[begin..].iter().map(|s| s.end));
+        let begin = self.reservations.partition_point(|s| s.end <= from);
+        let ends = self.reservations[begin..].iter().map(|s| s.start).chain([NEVER]);
+        let starts = [from].into_iter().chain(self.reservations[begin..].iter().map(|s| s.end));
         starts.zip(ends).map(move |(a, b)| (a.max(from), b - length)).filter(|(a, b)| a <= b)
     }
 
     /// Reserves a task after everything that ends by its start.
-    pub fn reserve(&mut self, slot: Slot) {
-        let place = self.slots.partition_point(|s| s.end <= slot.start);
+    pub fn reserve(&mut self, reservation: Reservation) {
+        let place = self.reservations.partition_point(|s| s.end <= reservation.start);
         debug_assert!(
-            self.slots.get(place).is_none_or(|next| slot.end <= next.start),
-            "{slot:?} overlaps {:?}",
-            self.slots[place]
+            self.reservations.get(place).is_none_or(|next| reservation.end <= next.start),
+            "{reservation:?} overlaps {:?}",
+            self.reservations[place]
         );
-        self.slots.insert(place, slot);
+        self.reservations.insert(place, reservation);
     }
 
     /// Reserves memory for a microbatch of `route`; [`Timeline::find_windows`] is to follow.
@@ -84,7 +84,7 @@ impl Timeline {
 
     /// Frees everything that `route` has reserved.
     pub fn remove(&mut self, route: u32, memory: u32) {
-        self.slots.retain(|s| s.route != route);
+        self.reservations.retain(|s| s.route != route);
         let before = self.holds.len();
         self.holds.retain(|h| h.2 != route);
         if self.holds.len() != before {
@@ -94,15 +94,15 @@ impl Timeline {
 
     /// Frees everything.
     pub fn clear(&mut self) {
-        self.slots.clear();
+        self.reservations.clear();
         self.holds.clear();
         self.windows.clear();
         self.windows.push((0, NEVER));
     }
 
-    /// A slot at the end, for rebuilding a board in order.
-    pub fn push(&mut self, slot: Slot) {
-        self.slots.push(slot);
+    /// A reservation at the end, for rebuilding a schedule in order.
+    pub fn push(&mut self, reservation: Reservation) {
+        self.reservations.push(reservation);
     }
 
     /// Finds the windows anew after holdings were added.
@@ -134,19 +134,19 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    fn slot(start: Time, end: Time) -> Slot {
-        Slot { start, end, route: 0, task: 0 }
+    fn reservation(start: Time, end: Time) -> Reservation {
+        Reservation { start, end, route: 0, task: 0 }
     }
 
     #[test]
     fn earliest_is_the_first_gap() {
         let mut line = Timeline::new();
         for (a, b) in [(2, 4), (5, 9), (9, 10)] {
-            line.reserve(slot(a, b));
+            line.reserve(reservation(a, b));
         }
         for from in 0..12 {
             for length in 0..4 {
-                let fits = |t: Time| line.slots().iter().all(|s| t + length <= s.start || t >= s.end);
+                let fits = |t: Time| line.reservations().iter().all(|s| t + length <= s.start || t >= s.end);
                 let expected = (from..).find(|t| fits(*t)).unwrap();
                 assert_eq!(line.earliest(from, length), expected, "from {from} length {length}");
                 assert_eq!(line.gaps(from, length).next().unwrap().0, expected);
