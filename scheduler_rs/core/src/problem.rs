@@ -270,11 +270,11 @@ pub struct MicrobatchClass {
     pub forced: Option<Vec<u32>>,
 }
 
-/// What a node brings to the place where it serves.
+/// What a node brings to the stage that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     /// Index into the link matrices.
-    pub place: u32,
+    pub link_index: u32,
     /// Forward, backward, head and loss of a microbatch.
     pub forward: Time,
     pub backward: Time,
@@ -309,7 +309,7 @@ pub struct Instance {
     pub rules: Constraints,
     /// Share of stage visits left out.
     pub skip_ratio: f64,
-    place: Vec<u32>,
+    link_index: Vec<u32>,
     side: usize,
     /// Shared by all copies: it is the greatest part.
     transfer: Arc<[Time]>,
@@ -329,7 +329,7 @@ impl Instance {
             }
         }
         let side = cluster.links().side();
-        let place: Vec<u32> = (0..nodes.len()).map(|i| cluster.link_index(i) as u32).collect();
+        let link_index: Vec<u32> = (0..nodes.len()).map(|i| cluster.link_index(i) as u32).collect();
         let transfer = transfer_table(cluster, side, rounding);
         let sources = problem.stages()[0]
             .iter()
@@ -354,7 +354,7 @@ impl Instance {
             rules: problem.constraints().clone(),
             skip_ratio: problem.skip_ratio(),
             stage_of,
-            place,
+            link_index,
             side,
             transfer: transfer.into(),
         }
@@ -397,38 +397,38 @@ impl Instance {
     #[inline]
     #[must_use]
     pub fn transfer(&self, i: usize, j: usize) -> Time {
-        if i == j { 0 } else { self.transfer[self.place[i] as usize * self.side + self.place[j] as usize] }
+        if i == j { 0 } else { self.transfer[self.link_index[i] as usize * self.side + self.link_index[j] as usize] }
     }
 
-    /// Two nodes with the same place have the same links to everybody else.
+    /// Two nodes with the same link index have the same links to everybody else.
     #[must_use]
-    pub fn place(&self, node: usize) -> usize {
-        self.place[node] as usize
+    pub fn link_index(&self, node: usize) -> usize {
+        self.link_index[node] as usize
     }
 
-    /// Has `slot` be another machine; the stage that it serves stays.
-    pub(crate) fn seat(&mut self, slot: usize, machine: Machine) {
-        let Machine { place, forward, backward, loss, memory } = machine;
-        self.place[slot] = place;
-        self.memory[slot] = memory;
+    /// Makes `node` another machine; the stage that it serves stays.
+    pub(crate) fn set_machine(&mut self, node: usize, machine: Machine) {
+        let Machine { link_index, forward, backward, loss, memory } = machine;
+        self.link_index[node] = link_index;
+        self.memory[node] = memory;
         for class in &mut self.classes {
-            (class.forward[slot], class.backward[slot], class.loss[slot]) = (forward, backward, loss);
+            (class.forward[node], class.backward[node], class.loss[node]) = (forward, backward, loss);
         }
     }
 
-    /// Whether nothing changes where two slots exchange their machines.
+    /// Whether nothing changes where two nodes exchange their machines.
     pub(crate) fn is_alike(&self, a: usize, b: usize) -> bool {
         let alike = |class: &MicrobatchClass| {
             class.forward[a] == class.forward[b]
                 && class.backward[a] == class.backward[b]
                 && class.loss[a] == class.loss[b]
         };
-        self.place(a) == self.place(b) && self.memory[a] == self.memory[b] && self.classes.iter().all(alike)
+        self.link_index(a) == self.link_index(b) && self.memory[a] == self.memory[b] && self.classes.iter().all(alike)
     }
 
-    /// Has two slots exchange their machines.
-    pub(crate) fn swap_seats(&mut self, a: usize, b: usize) {
-        self.place.swap(a, b);
+    /// Exchanges the machines of two nodes.
+    pub(crate) fn swap_machines(&mut self, a: usize, b: usize) {
+        self.link_index.swap(a, b);
         self.memory.swap(a, b);
         for class in &mut self.classes {
             class.forward.swap(a, b);

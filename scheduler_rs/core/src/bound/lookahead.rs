@@ -73,7 +73,7 @@ impl Lookahead {
         let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let mut lookahead = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
         for source in &instance.sources {
-            let key = (instance.place(source.node), instance.least_loss(source.node));
+            let key = (instance.link_index(source.node), instance.least_loss(source.node));
             let table = match known.get(&key) {
                 Some(table) => *table,
                 None => {
@@ -139,7 +139,7 @@ fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
     for (stage, members) in instance.members.iter().enumerate() {
         for node in members.iter().copied() {
             let work = instance.least_work(node);
-            let class = *known.entry((stage, instance.place(node))).or_insert_with(|| {
+            let class = *known.entry((stage, instance.link_index(node))).or_insert_with(|| {
                 classes.push(Class { stage, node, work });
                 classes.len() - 1
             });
@@ -166,7 +166,7 @@ impl Table {
     ) -> Result<Self> {
         // To one of the nodes in the source's place, the source itself, the way is none: take that for all.
         let turn = |class: &Class| {
-            if instance.place(class.node) == instance.place(source) {
+            if instance.link_index(class.node) == instance.link_index(source) {
                 return instance.least_loss(source);
             }
             instance.transfer(class.node, source) + instance.least_loss(source) + instance.transfer(source, class.node)

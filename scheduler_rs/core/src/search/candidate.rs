@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::error::Error;
 use crate::search::cbs;
 use crate::search::context::Context;
-use crate::search::methods::annealing::Found;
+use crate::search::methods::annealing::PrioritisedRoutes;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
 use crate::search::methods::routes::Path;
@@ -56,7 +56,7 @@ pub fn paths_of(schedule: &PartialSchedule<'_>) -> Vec<Path> {
 }
 
 /// What a chain has found, with the times that its priorities give.
-pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> Tried<'a> {
+pub fn prioritised<'a>(context: &Context<'a>, found: &PrioritisedRoutes, work: &mut u64) -> Tried<'a> {
     let schedule = untimed_schedule(context, &found.paths);
     let mut simulator = Simulator::new(context.instance);
     simulator.load(&schedule.batches());
@@ -69,7 +69,7 @@ pub fn prioritised<'a>(context: &Context<'a>, found: &Found, work: &mut u64) -> 
 #[derive(Clone, Debug)]
 pub enum Known {
     /// Routes and the priorities of their tasks.
-    Prioritised(Found),
+    Prioritised(PrioritisedRoutes),
     /// Routes and the order of tasks on every node.
     Scheduled(Schedule),
 }
@@ -148,7 +148,7 @@ fn untimed_schedule<'a>(context: &Context<'a>, paths: &[Path]) -> PartialSchedul
 }
 
 /// A candidate as chains see it; its priorities follow the times at which its microbatches go out and turn round.
-pub fn found_of(candidate: &Candidate<'_>) -> Found {
+pub fn found_of(candidate: &Candidate<'_>) -> PrioritisedRoutes {
     let schedule = &candidate.schedule;
     let mut times: Vec<(Time, u32)> = Vec::new();
     for timed_path in (0..schedule.tasks().len()).flat_map(|route| schedule.timed_paths(route)) {
@@ -161,7 +161,7 @@ pub fn found_of(candidate: &Candidate<'_>) -> Found {
     for (priority, (_, place)) in (0..).zip(times) {
         priorities[place as usize] = priority;
     }
-    Found { paths: paths_of(schedule), priorities, key: candidate.cost, allocation: None }
+    PrioritisedRoutes { paths: paths_of(schedule), priorities, key: candidate.cost, allocation: None }
 }
 
 /// What a search begins with.

@@ -44,7 +44,7 @@ impl<'a> Context<'a> {
     /// Quotas and lengths of one attempt.
     pub fn targets(&self, rng: &mut Pcg64) -> Targets {
         match self.sets {
-            Some(sets) if rand::RngExt::random_bool(rng, 0.5) => sampling::dealt(self.instance, sets, rng),
+            Some(sets) if rand::RngExt::random_bool(rng, 0.5) => sampling::targets_from_sets(self.instance, sets, rng),
             _ => sampling::targets(self.instance, self.tasks, rng),
         }
     }

@@ -170,7 +170,7 @@ impl<'a> Trips<'a> {
     fn new(instance: &'a Instance, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         // Nodes of one place and speed have the same ways.
-        let kind = |node: usize| (instance.place(node), instance.least_work(node));
+        let kind = |node: usize| (instance.link_index(node), instance.least_work(node));
         let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let nodes: Vec<usize> = (0..n)
             .filter(|node| {

@@ -27,7 +27,7 @@ const EFFORTS: [u64; 3] = [2_000, 20_000, 200_000];
 const SIDE_BY_SIDE: usize = 8;
 
 /// Allocations planned one by one. Goes on where it stopped.
-pub struct Sweep {
+pub struct ExhaustiveSearch {
     /// Those that may still be better than the best, in the order in which they come.
     open: VecDeque<Open>,
     /// Those that have had their turn and may still be better.
@@ -71,7 +71,7 @@ pub fn is_listable(problem: &Problem, scope: AllocationScope) -> bool {
     is_small(problem, scope) && count(problem, scope) <= MOST
 }
 
-impl Sweep {
+impl ExhaustiveSearch {
     /// All allocations that `scope` allows, with the bounds that are known before a search.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Sweep {
                 left.push(Open { problem: other, bound, reached: NEVER });
             }
         }
-        let mut sweep = Self {
+        let mut exhaustive = Self {
             open: VecDeque::new(),
             left,
             effort: 0,
@@ -97,8 +97,8 @@ impl Sweep {
             impossible: None,
             work: 0,
         };
-        sweep.sort();
-        Ok(sweep)
+        exhaustive.sort();
+        Ok(exhaustive)
     }
 
     /// Whether no allocation is better than the best plan, or than `known`, or nothing more is tried.

@@ -19,7 +19,7 @@ use crate::search::allocation::{exhaustive, local_search, unused_nodes};
 use crate::search::candidate::{Known, Start};
 use crate::search::effort;
 use crate::search::fixed_allocation::{asked_of, plan_from};
-use crate::search::methods::annealing::Found;
+use crate::search::methods::annealing::PrioritisedRoutes;
 use crate::time::{Rounding, Time, seconds};
 
 /// Whether straight pipelines answer the question as well, and not every allocation is planned by itself anyway.
@@ -65,7 +65,7 @@ pub fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &
 
 /// Straight pipelines as routes, each of one microbatch, and priorities that follow the times at which they go out and turn
 /// round.
-fn found_of(plan: &Plan) -> Found {
+fn found_of(plan: &Plan) -> PrioritisedRoutes {
     let mut times = vec![(0.0, 0); 2 * plan.microbatches.len()];
     for task in plan.tasks.iter().filter(|task| task.kind == Kind::L || (task.kind == Kind::F && task.hop == 0)) {
         let place = 2 * task.microbatch + usize::from(task.kind == Kind::L);
@@ -78,7 +78,7 @@ fn found_of(plan: &Plan) -> Found {
     }
     let path = |microbatch: &Microbatch| microbatch.nodes.iter().map(|node| *node as u32).collect();
     let paths = plan.microbatches.iter().map(path).collect();
-    Found { paths, priorities, key: (iteration_of(plan), 0), allocation: None }
+    PrioritisedRoutes { paths, priorities, key: (iteration_of(plan), 0), allocation: None }
 }
 
 /// What no allocation beats, as a plan reports it.

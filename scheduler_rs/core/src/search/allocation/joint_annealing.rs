@@ -18,7 +18,7 @@ use crate::search::context::stream_of;
 use crate::search::effort;
 use crate::search::fixed_allocation::plan_from;
 use crate::search::instance_view::InstanceView;
-use crate::search::methods::annealing::{AllocationState, AnnealingChain, Found, default_priorities};
+use crate::search::methods::annealing::{AllocationState, AnnealingChain, PrioritisedRoutes, default_priorities};
 use crate::search::methods::routes::Path;
 use crate::search::methods::sampling::random_routes;
 use crate::search::trace::SearchTrace;
@@ -167,7 +167,7 @@ impl<'a> Annealing<'a> {
         let (mut work, mut rounds) = (before, 0_u64);
         let mut improved = 0;
         let mut share = self.share;
-        let is_best = |best: &Option<Found>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
+        let is_best = |best: &Option<PrioritisedRoutes>| best.as_ref().is_some_and(|best| is_tight(best.key.0, bound));
         while rounds < MOST_ROUNDS && !is_best(&best) && !budget.is_over() {
             if budget.is_past(share) || work >= most(share) {
                 // What is the best of its own allocation leaves nothing to the search that follows.
@@ -217,7 +217,7 @@ impl<'a> Annealing<'a> {
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.
-    fn is_proved(&self, best: &Found, bound: Time) -> bool {
+    fn is_proved(&self, best: &PrioritisedRoutes, bound: Time) -> bool {
         let allocation = best.allocation.as_deref().filter(|s| s.view().instance.node_count() <= FEW_NODES);
         let plan = allocation.map(|allocation| {
             let (problem, found) = translated(allocation, best)?;
@@ -228,7 +228,7 @@ impl<'a> Annealing<'a> {
     }
 
     /// The first allocation as it stands, with the work that it took: what the search has to beat.
-    fn start(&self, most: u64) -> (Option<Found>, u64) {
+    fn start(&self, most: u64) -> (Option<PrioritisedRoutes>, u64) {
         let paths = self.routes(u64::MAX);
         let mut chain =
             AnnealingChain::new(self.first.view(), paths, stream_of(self.options.seed, CHAINS), self.scale());
@@ -245,7 +245,7 @@ impl<'a> Annealing<'a> {
         }
         self.budget.add_work(chain.work);
         let allocation = Some(Box::new(self.first.clone()));
-        (chain.best().map(|found| Found { allocation, ..found.clone() }), chain.work)
+        (chain.best().map(|found| PrioritisedRoutes { allocation, ..found.clone() }), chain.work)
     }
 
     /// A chain that starts from the first allocation and routes of its own.
@@ -266,7 +266,14 @@ impl<'a> Annealing<'a> {
     }
 
     /// Lets a chain go on; where its run is over it begins anew: the first one from afar, the other with the best.
-    fn advance(&self, chain: &mut AnnealingChain, best: Option<&Found>, number: u64, round: u64, is_stale: bool) {
+    fn advance(
+        &self,
+        chain: &mut AnnealingChain,
+        best: Option<&PrioritisedRoutes>,
+        number: u64,
+        round: u64,
+        is_stale: bool,
+    ) {
         if chain.is_finished()
             && let Some(best) = best
         {
@@ -276,7 +283,7 @@ impl<'a> Annealing<'a> {
                 Some(paths) => {
                     let priorities = default_priorities(best.priorities.len() / 2);
                     let allocation = Some(Box::new(self.first.clone()));
-                    chain.restart(&Found { paths, priorities, key: (NEVER, NEVER), allocation }, false);
+                    chain.restart(&PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation }, false);
                     if number > 0 || chain.restarts() % 2 == 1 {
                         chain.scramble();
                     }
@@ -289,7 +296,7 @@ impl<'a> Annealing<'a> {
 }
 
 /// Keeps the best allocations, each with its best iteration.
-fn note(seen: &mut Vec<Seen>, found: &Found) {
+fn note(seen: &mut Vec<Seen>, found: &PrioritisedRoutes) {
     let Some(allocation) = &found.allocation else { return };
     let stages = in_order(allocation.placement().stages(allocation.view().instance));
     match seen.iter_mut().find(|s| s.stages == stages) {
@@ -301,7 +308,7 @@ fn note(seen: &mut Vec<Seen>, found: &Found) {
 }
 
 /// The problem of an allocation, and what was found by its nodes and in the order of its routes.
-fn translated(allocation: &AllocationState, found: &Found) -> Result<(Problem, Found)> {
+fn translated(allocation: &AllocationState, found: &PrioritisedRoutes) -> Result<(Problem, PrioritisedRoutes)> {
     let InstanceView { instance, tasks } = allocation.view();
     let placement = allocation.placement();
     let problem = placement.problem(instance, tasks)?;
@@ -326,5 +333,5 @@ fn translated(allocation: &AllocationState, found: &Found) -> Result<(Problem, F
         paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
         priorities.extend_from_slice(&found.priorities[2 * first[route]..2 * (first[route] + own.waves)]);
     }
-    Ok((problem, Found { paths, priorities, key: found.key, allocation: None }))
+    Ok((problem, PrioritisedRoutes { paths, priorities, key: found.key, allocation: None }))
 }

@@ -1,6 +1,6 @@
 //! Whether there can be a plan at all: what is refused before any search.
 
-use crate::search::feasibility::stage_sets::{Shares, share_visits};
+use crate::search::feasibility::stage_sets::{StageSets, find_stage_sets};
 mod stage_sets;
 
 use crate::error::Result;
@@ -37,10 +37,10 @@ pub fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option
     if !rules.cc3 || rules.max_stage_jump.is_none() {
         return Ok(None);
     }
-    match share_visits(instance, &lengths) {
-        Shares::Sets(sets) => Ok(Some(sets)),
-        Shares::Unknown => Ok(None),
-        Shares::None => impossible(
+    match find_stage_sets(instance, &lengths) {
+        StageSets::Found(sets) => Ok(Some(sets)),
+        StageSets::Unknown => Ok(None),
+        StageSets::Impossible => impossible(
             "CC3",
             format!(
                 "no choice of {} routes with {} stage visits in all and jumps of at most {} shares the visits out evenly",

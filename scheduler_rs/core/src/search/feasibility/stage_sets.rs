@@ -11,16 +11,16 @@ use crate::route::{Lengths, StageSet, stage_bit};
 
 /// Whether stage sets exist that meet lengths, CC3 and `max_stage_jump`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shares {
+pub enum StageSets {
     /// They do: one set for each route.
-    Sets(Vec<StageSet>),
+    Found(Vec<StageSet>),
     /// Proved: they do not.
-    None,
+    Impossible,
     /// Too many to look through.
     Unknown,
 }
 
-/// Search steps before the answer is [`Shares::Unknown`].
+/// Search steps before the answer is [`StageSets::Unknown`].
 const MOST_STEPS: usize = 100_000;
 const MOST_SETS: usize = 2_000;
 /// The search goes one level deeper for each route.
@@ -28,14 +28,14 @@ const MOST_ROUTES: usize = 300;
 
 /// Looks for stage sets of all routes.
 #[must_use]
-pub fn share_visits(instance: &Instance, lengths: &Lengths) -> Shares {
+pub fn find_stage_sets(instance: &Instance, lengths: &Lengths) -> StageSets {
     let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
     if lengths.routes > MOST_ROUTES {
-        return Shares::Unknown;
+        return StageSets::Unknown;
     }
     let long_length = if lengths.long_routes() > 0 { lengths.short() + 1 } else { lengths.short() };
     let (Some(short), Some(long)) = (legal_sets(instance, lengths.short()), legal_sets(instance, long_length)) else {
-        return Shares::Unknown;
+        return StageSets::Unknown;
     };
     // Stage 0 is on every route, or without CC1 on any number of them.
     let at_source = if instance.rules.cc1 { lengths.routes..=lengths.routes } else { 0..=lengths.routes };
@@ -55,17 +55,24 @@ pub fn share_visits(instance: &Instance, lengths: &Lengths) -> Shares {
         } else if visits > 0 {
             continue;
         }
-        let mut search =
-            Search { short: &short, long: &long, left, spare, seen: FxHashSet::default(), steps, sets: Vec::new() };
+        let mut search = StageSetSearch {
+            short: &short,
+            long: &long,
+            left,
+            spare,
+            seen: FxHashSet::default(),
+            steps,
+            sets: Vec::new(),
+        };
         if search.place(lengths.routes - lengths.long_routes(), lengths.long_routes()) {
-            return Shares::Sets(search.sets);
+            return StageSets::Found(search.sets);
         }
         steps = search.steps;
         if steps == 0 {
-            return Shares::Unknown;
+            return StageSets::Unknown;
         }
     }
-    Shares::None
+    StageSets::Impossible
 }
 
 /// All stage sets of `length` that keep CC1 and the jumps; none where they are too many.
@@ -95,7 +102,7 @@ fn legal_sets(instance: &Instance, length: usize) -> Option<Vec<StageSet>> {
     Some(sets)
 }
 
-struct Search<'s> {
+struct StageSetSearch<'s> {
     short: &'s [StageSet],
     long: &'s [StageSet],
     /// Visits that each stage may still get.
@@ -108,7 +115,7 @@ struct Search<'s> {
     sets: Vec<StageSet>,
 }
 
-impl Search<'_> {
+impl StageSetSearch<'_> {
     fn place(&mut self, short: usize, long: usize) -> bool {
         if short + long == 0 {
             return self.left.iter().sum::<usize>() == self.spare

@@ -10,9 +10,9 @@ use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Tar
 use crate::search::methods::prioritised::timed_path::TimedPath;
 use crate::simulate::MicrobatchRoute;
 
-/// The stage sets of `sets`, dealt to the routes at random.
+/// The stage sets of `sets`, assigned to the routes at random.
 #[must_use]
-pub fn dealt(instance: &Instance, sets: &[StageSet], rng: &mut Pcg64) -> Targets {
+pub fn targets_from_sets(instance: &Instance, sets: &[StageSet], rng: &mut Pcg64) -> Targets {
     let mut sets = sets.to_vec();
     sets.shuffle(rng);
     let count = |stage: usize| sets.iter().filter(|set| **set & stage_bit(stage) != 0).count();
@@ -171,7 +171,7 @@ pub fn random_routes(
     rng: &mut Pcg64,
 ) -> Option<Vec<MicrobatchRoute>> {
     let targets = match sets {
-        Some(sets) => dealt(instance, sets, rng),
+        Some(sets) => targets_from_sets(instance, sets, rng),
         None => targets(instance, tasks, rng),
     };
     let mut schedule = PartialSchedule::new(instance, tasks, &targets, false);

@@ -23,8 +23,7 @@ use crate::search::cbs::Ended;
 use crate::search::context::{Context, Objective, Solution};
 use crate::search::effort::FEW_TASKS;
 use crate::search::feasibility::nothing_exists;
-use crate::search::methods::annealing;
-use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, default_priorities, first_run};
+use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, PrioritisedRoutes, default_priorities, first_run};
 use crate::search::methods::prioritised::construct::{
     construct, draw_routes, finish, priority, replace, straight_routes, travelled,
 };
@@ -98,7 +97,7 @@ pub fn solve(
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    let search = Search { context, travel, below, beneath: &beneath, options, bound };
+    let search = Portfolio { context, travel, below, beneath: &beneath, options, bound };
     let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
@@ -133,7 +132,7 @@ fn first<'a>(context: &Context<'a>) -> (Option<Candidate<'a>>, u64) {
     (drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost), router.work)
 }
 
-struct Search<'a> {
+struct Portfolio<'a> {
     context: Context<'a>,
     /// The same for travel time alone, a search beside the main one: it is many times faster, and where nodes
     /// are idle most of the time its routes are hard to beat. What it finds is compared as simulated.
@@ -204,14 +203,14 @@ impl<'a> State<'a> {
 }
 
 /// A search, and the work that it has taken as a part of its share.
-struct Lane<'a> {
-    slot: Slot<'a>,
+struct Worker<'a> {
+    method: WorkerMethod<'a>,
     work: u64,
     share: f64,
 }
 
 /// One of the searches that run beside each other and learn of what the others found after every round.
-enum Slot<'a> {
+enum WorkerMethod<'a> {
     /// Routes by travel time alone.
     Travel,
     /// Routes of the best plan are taken off and placed again.
@@ -221,14 +220,14 @@ enum Slot<'a> {
     /// Small changes of routes and order.
     Anneal(Option<Box<AnnealingChain>>),
     /// Small changes of complete schedules.
-    Sequence(Option<Box<ScheduleAnnealing>>),
+    AnnealSchedule(Option<Box<ScheduleAnnealing>>),
     /// The order of the best plan, its routes as they are.
     Order(Option<Box<OrderSearch>>),
     /// Lower bounds.
     Prove(Box<Prover<'a>>),
 }
 
-impl<'a> Search<'a> {
+impl<'a> Portfolio<'a> {
     fn run(&self, mut state: State<'a>, first: Option<Candidate<'a>>) -> Result<Found<'a>> {
         let budget = self.context.budget;
         let mut router = Router::new(self.context.instance, self.context.lookahead, PATIENCE);
@@ -298,7 +297,7 @@ impl<'a> Search<'a> {
     /// Rounds of attempts until the proof or the first limit.
     fn rounds(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
         let budget = self.context.budget;
-        let mut lanes = self.lanes();
+        let mut workers = self.workers();
         while state.rounds < MOST_ROUNDS {
             // The first draws may use up the work and find nothing; one round is always worth it.
             let worked = budget.work_limit.is_some_and(|limit| state.work >= limit)
@@ -310,13 +309,13 @@ impl<'a> Search<'a> {
             let rounds = state.rounds;
             let (best, fastest) = (state.best.as_ref(), state.fastest.as_ref());
             // What has taken more than its share sits out until the others have caught up.
-            let attempts: Vec<Attempt<'a>> = lanes
+            let attempts: Vec<Attempt<'a>> = workers
                 .par_iter_mut()
                 .enumerate()
-                .filter(|(_, lane)| best.is_none() || lane.work <= rounds * ROUND_WORK)
-                .map(|(i, lane)| {
-                    let attempt = self.advance(&mut lane.slot, best, fastest, rounds * ATTEMPTS + i as u64);
-                    lane.work += (attempt.work as f64 / lane.share) as u64;
+                .filter(|(_, worker)| best.is_none() || worker.work <= rounds * ROUND_WORK)
+                .map(|(i, worker)| {
+                    let attempt = self.advance(&mut worker.method, best, fastest, rounds * ATTEMPTS + i as u64);
+                    worker.work += (attempt.work as f64 / worker.share) as u64;
                     attempt
                 })
                 .collect();
@@ -325,9 +324,11 @@ impl<'a> Search<'a> {
                 self.merge(state, attempt, router)?;
             }
         }
-        state.statistics = lanes
+        state.statistics = workers
             .into_iter()
-            .find_map(|lane| if let Slot::Prove(prover) = lane.slot { Some(prover.into_statistics()) } else { None })
+            .find_map(|worker| {
+                if let WorkerMethod::Prove(prover) = worker.method { Some(prover.into_statistics()) } else { None }
+            })
             .unwrap_or_default();
         Ok(())
     }
@@ -380,14 +381,14 @@ impl<'a> Search<'a> {
     }
 
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
-    fn lanes(&self) -> Vec<Lane<'a>> {
-        let lane = |slot: Slot<'a>, work: u64| Lane { slot, work, share: 1.0 };
+    fn workers(&self) -> Vec<Worker<'a>> {
+        let worker = |method: WorkerMethod<'a>, work: u64| Worker { method, work, share: 1.0 };
         if self.travel.is_none() {
             return vec![
-                lane(Slot::Exchange, 0),
-                lane(Slot::Afresh, 0),
-                lane(Slot::Exchange, 0),
-                lane(Slot::Exchange, 0),
+                worker(WorkerMethod::Exchange, 0),
+                worker(WorkerMethod::Afresh, 0),
+                worker(WorkerMethod::Exchange, 0),
+                worker(WorkerMethod::Exchange, 0),
             ];
         }
         let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
@@ -399,48 +400,55 @@ impl<'a> Search<'a> {
         let is_small = nodes <= FEW_NODES && has_many_tasks;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
         let annealing = |most_nodes: usize| match has_many_tasks && nodes <= most_nodes {
-            true => Slot::Sequence(None),
-            false => Slot::Anneal(None),
+            true => WorkerMethod::AnnealSchedule(None),
+            false => WorkerMethod::Anneal(None),
         };
         vec![
-            lane(annealing(FEW_NODES), 0),
-            Lane { share: proving, ..lane(Slot::Prove(Box::new(prover)), later / 2) },
-            Lane { share: placing, ..lane(Slot::Travel, 2 * later) },
-            Lane { share: placing, ..lane(Slot::Exchange, 2 * later) },
-            lane(Slot::Order(None), 2 * later),
-            lane(annealing(MODERATELY_MANY_NODES), 4 * later),
+            worker(annealing(FEW_NODES), 0),
+            Worker { share: proving, ..worker(WorkerMethod::Prove(Box::new(prover)), later / 2) },
+            Worker { share: placing, ..worker(WorkerMethod::Travel, 2 * later) },
+            Worker { share: placing, ..worker(WorkerMethod::Exchange, 2 * later) },
+            worker(WorkerMethod::Order(None), 2 * later),
+            worker(annealing(MODERATELY_MANY_NODES), 4 * later),
         ]
     }
 
     fn advance(
         &self,
-        slot: &mut Slot<'a>,
+        method: &mut WorkerMethod<'a>,
         best: Option<&Candidate<'a>>,
         fastest: Option<&Candidate<'a>>,
         number: u64,
     ) -> Attempt<'a> {
-        match (slot, &self.travel) {
-            (Slot::Travel, Some(travel)) => Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) },
-            (Slot::Anneal(chain), _) => self.anneal(chain, best, number),
-            (Slot::Sequence(annealing), _) => self.anneal_schedule(annealing, best, number),
-            (Slot::Order(search), _) => self.reorder(search, best, number),
-            (Slot::Prove(prover), _) => self.advance_proof(prover, best),
-            (Slot::Afresh, _) => self.attempt(&self.context, best, number, true),
+        match (method, &self.travel) {
+            (WorkerMethod::Travel, Some(travel)) => {
+                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
+            }
+            (WorkerMethod::Anneal(chain), _) => self.anneal(chain, best, number),
+            (WorkerMethod::AnnealSchedule(annealing), _) => self.anneal_schedule(annealing, best, number),
+            (WorkerMethod::Order(search), _) => self.reorder(search, best, number),
+            (WorkerMethod::Prove(prover), _) => self.advance_proof(prover, best),
+            (WorkerMethod::Afresh, _) => self.attempt(&self.context, best, number, true),
             _ => self.attempt(&self.context, best, number, best.is_none()),
         }
     }
 
     /// Goes on with the order of the best plan, from the beginning where that is another plan by now.
-    fn reorder(&self, slot: &mut Option<Box<OrderSearch>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    fn reorder(
+        &self,
+        current: &mut Option<Box<OrderSearch>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
         let context = &self.context;
         let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
-        if slot.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
+        if current.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
             let batches = best.schedule.batches();
             let search =
                 OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
-            *slot = search.map(Box::new);
+            *current = search.map(Box::new);
         }
-        let Some(search) = slot.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
+        let Some(search) = current.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
         let before = search.work();
         search.run(ROUND_WORK, context.budget);
         let mut work = search.work() - before;
@@ -462,11 +470,16 @@ impl<'a> Search<'a> {
     }
 
     /// Lets a chain go on; where its run is over it begins anew.
-    fn anneal(&self, slot: &mut Option<Box<AnnealingChain>>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+    fn anneal(
+        &self,
+        current: &mut Option<Box<AnnealingChain>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
         let context = &self.context;
         // The first chain begins every run with other routes, the other one stays with the best plan.
         let stays = !number.is_multiple_of(ATTEMPTS);
-        if slot.is_none() {
+        if current.is_none() {
             let mut rng = context.rng(number);
             let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
             let paths = match best {
@@ -475,20 +488,22 @@ impl<'a> Search<'a> {
             };
             let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
             let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
-            *slot = Some(Box::new(chain));
-            if let (Some(chain), Some(best), true) = (slot.as_mut(), best, stays) {
+            *current = Some(Box::new(chain));
+            if let (Some(chain), Some(best), true) = (current.as_mut(), best, stays) {
                 chain.restart(&found_of(best), true);
             }
         }
-        let Some(chain) = slot else { return Attempt::failed(ROUND_WORK) };
+        let Some(chain) = current else { return Attempt::failed(ROUND_WORK) };
         let before = chain.work;
         if chain.is_finished() {
             let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
             match (fresh, best) {
                 (Some(paths), _) => {
                     let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
-                    chain
-                        .restart(&annealing::Found { paths, priorities, key: (NEVER, NEVER), allocation: None }, false);
+                    chain.restart(
+                        &PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation: None },
+                        false,
+                    );
                 }
                 (None, Some(best)) => chain.restart(&found_of(best), true),
                 (None, None) => {}
@@ -506,27 +521,27 @@ impl<'a> Search<'a> {
     /// the best plan.
     fn anneal_schedule(
         &self,
-        slot: &mut Option<Box<ScheduleAnnealing>>,
+        current: &mut Option<Box<ScheduleAnnealing>>,
         best: Option<&Candidate<'a>>,
         number: u64,
     ) -> Attempt<'a> {
         let context = &self.context;
         let stays = !number.is_multiple_of(ATTEMPTS);
-        let before = slot.as_ref().map_or(0, |annealing| annealing.work());
-        if slot.as_ref().is_none_or(|annealing| annealing.is_finished()) {
+        let before = current.as_ref().map_or(0, |annealing| annealing.work());
+        if current.as_ref().is_none_or(|annealing| annealing.is_finished()) {
             let mut rng = context.rng(number);
             let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
             let from = best.map(|best| (paths_of(&best.schedule), Some(best.order.as_slice())));
             let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
             let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
-            if let Some(annealing) = slot {
+            if let Some(annealing) = current {
                 annealing.restart(&paths, order);
             } else {
                 let annealing = ScheduleAnnealing::new(context.view(), paths, order, FIRST_STEPS, context.rng(!number));
-                *slot = Some(Box::new(annealing));
+                *current = Some(Box::new(annealing));
             }
         }
-        let Some(annealing) = slot else { return Attempt::failed(ROUND_WORK) };
+        let Some(annealing) = current else { return Attempt::failed(ROUND_WORK) };
         annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
         let mut work = annealing.work() - before;
         let is_better = best.is_none_or(|best| annealing.key() < best.cost);

@@ -218,7 +218,7 @@ fn all_around(instance: &Instance) -> Vec<Time> {
         if instance.stage_of[node] == NO_STAGE || is_source(node) {
             return around(instance, node);
         }
-        *known.entry(instance.place(node)).or_insert_with(|| around(instance, node))
+        *known.entry(instance.link_index(node)).or_insert_with(|| around(instance, node))
     };
     (0..instance.node_count()).map(of).collect()
 }

@@ -31,7 +31,7 @@ pub type Key = (Time, Time);
 
 /// Routes and priorities with the times that they give.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct PrioritisedRoutes {
     /// Nodes of each route.
     pub paths: Vec<Path>,
     /// As [`Simulator::run_prioritised`] takes them.
@@ -172,7 +172,7 @@ pub struct AnnealingChain {
     outcome: Outcome,
     energy: f64,
     rng: Pcg64,
-    best: Option<Found>,
+    best: Option<PrioritisedRoutes>,
     phase: Phase,
     step: u64,
     steps: u64,
@@ -238,7 +238,7 @@ impl AnnealingChain {
 
     /// The best so far.
     #[must_use]
-    pub fn best(&self) -> Option<&Found> {
+    pub fn best(&self) -> Option<&PrioritisedRoutes> {
         self.best.as_ref()
     }
 
@@ -256,7 +256,7 @@ impl AnnealingChain {
 
     /// Begins the next run, longer than the one before, with the routes and priorities of a plan, or with other routes
     /// altogether.
-    pub fn restart(&mut self, from: &Found, warm_restart: bool) {
+    pub fn restart(&mut self, from: &PrioritisedRoutes, warm_restart: bool) {
         self.restarts += 1;
         self.warm_restart = warm_restart;
         if self.placement.is_some() {
@@ -507,8 +507,12 @@ impl AnnealingChain {
                 .placement
                 .as_ref()
                 .map(|placement| AllocationState { owned: self.owned.clone(), placement: placement.clone() });
-            self.best =
-                Some(Found { paths, priorities: self.priorities.clone(), key, allocation: allocation.map(Box::new) });
+            self.best = Some(PrioritisedRoutes {
+                paths,
+                priorities: self.priorities.clone(),
+                key,
+                allocation: allocation.map(Box::new),
+            });
         }
     }
 
