@@ -61,6 +61,12 @@ impl Lengths {
         Self { routes, total: (exact + 0.5 + 1e-6).floor() as usize }
     }
 
+    /// For `routes` routes of an instance.
+    #[must_use]
+    pub fn of(instance: &Instance, routes: usize) -> Self {
+        Self::new(routes, instance.present.len(), instance.skip_ratio)
+    }
+
     /// Visits of a short route.
     #[must_use]
     pub fn short(&self) -> usize {

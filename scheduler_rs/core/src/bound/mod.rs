@@ -29,7 +29,7 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 /// [`crate::Error::Cancelled`]
 pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahead, budget: &Budget) -> Result<Time> {
     budget.check_cancelled()?;
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let short = lengths.short();
     let long = short + usize::from(lengths.long_routes() > 0);
     let trip = |source: usize| {
@@ -64,7 +64,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahe
 pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
     let below = Instance::new(problem, Rounding::Down);
     let tasks = route_tasks(&below);
-    let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
+    let lengths = Lengths::of(&below, tasks.len());
     lower_bound(&below, &tasks, &Lookahead::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
 }
 

@@ -56,7 +56,7 @@ pub fn visits_bound(
     if !instance.rules.cc1 || inner == 0 {
         return Ok(0);
     }
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let mut groups: Vec<Group> = Vec::new();
     let times = |node: usize| instance.classes.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
     for task in tasks {

@@ -24,7 +24,7 @@ const FEW_NODES: usize = 12;
 /// Tasks of an iteration, about.
 fn task_count(problem: &Problem) -> usize {
     let instance = Instance::new(problem, Rounding::Up);
-    let lengths = Lengths::new(route_tasks(&instance).len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(&instance, route_tasks(&instance).len());
     problem.microbatch_count() * (2 * lengths.short() + 1)
 }
 

@@ -19,7 +19,7 @@ pub fn nothing_exists<T>() -> Result<T> {
 /// Refuses what cannot have a plan, with the rule and the figures. Gives stage sets of the routes where
 /// `max_stage_jump` makes it a question whether there are any.
 pub fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec<StageSet>>> {
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let rules = &instance.rules;
     for length in [lengths.short(), lengths.long()] {
         if !some_order(instance, StageOrder::start(rules), 0, length) {

@@ -228,7 +228,7 @@ fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
 /// that cannot be said (CC3 without CC1: how many visits the inner stages share is open then).
 #[must_use]
 pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<Demand> {
-    let lengths = Lengths::new(all, instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, all);
     let others = all - count;
     let mut demand = Demand {
         least: vec![0; instance.stage_count()],

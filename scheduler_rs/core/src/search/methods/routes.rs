@@ -75,7 +75,7 @@ impl Routes {
     fn take_quota(&mut self, view: InstanceView<'_>) {
         let inner = view.instance.present.iter().filter(|s| **s != 0).count();
         if view.instance.rules.cc3 && inner > 0 {
-            let lengths = Lengths::new(view.tasks.len(), view.instance.present.len(), view.instance.skip_ratio);
+            let lengths = Lengths::of(view.instance, view.tasks.len());
             let visits = lengths.total - self.visits[0];
             self.quota = (visits / inner, visits.div_ceil(inner));
         }

@@ -27,7 +27,7 @@ pub fn targets_from_sets(instance: &Instance, sets: &[StageSet], rng: &mut Pcg64
 /// Random quotas and lengths that add up.
 #[must_use]
 pub fn targets(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Targets {
-    let totals = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let totals = Lengths::of(instance, tasks.len());
     let mut lengths: Vec<usize> =
         (0..tasks.len()).map(|r| totals.short() + usize::from(r < totals.long_routes())).collect();
     lengths.shuffle(rng);

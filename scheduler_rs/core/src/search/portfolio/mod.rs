@@ -70,7 +70,7 @@ pub fn solve(
     budget: &Budget,
     start: Option<&Start>,
 ) -> Result<Solution> {
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let objective = if instance.rules.tc2 { Objective::Simulated } else { Objective::Travel };
     // A first plan before anything that takes time at scale.
     let blank = Lookahead::blank(instance, lengths.long());

@@ -110,7 +110,7 @@ impl<'a> Construction<'a> {
 
     /// Routes by travel time, placed one after the other.
     fn fastest(self, instance: &Instance, tasks: &[RouteTask], budget: &Budget) -> Judged {
-        let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+        let lengths = Lengths::of(instance, tasks.len());
         let lookahead = Lookahead::blank(instance, lengths.long());
         let (seed, sets) = (self.seed, self.sets);
         let context =

@@ -538,7 +538,7 @@ fn assignment_work(n: u64) -> u64 {
 /// Work of a chain's first run.
 #[must_use]
 pub fn first_run(tasks: &[RouteTask], instance: &Instance) -> u64 {
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let batches: usize = tasks.iter().map(|t| t.waves).sum();
     FIRST_RUN * (batches * (2 * lengths.short() + 1)) as u64
 }
