@@ -5,5 +5,5 @@ mod statement;
 
 pub(crate) use instance::Machine;
 pub use instance::{Instance, MicrobatchClass, NO_STAGE, Source};
-pub(crate) use statement::impossible;
-pub use statement::{MOST_MICROBATCHES, Problem, check_absent_nodes};
+pub use statement::{MOST_MICROBATCHES, MOST_STAGES, Problem, check_absent_nodes};
+pub(crate) use statement::{check_index, check_skip_ratio, check_stages, impossible};

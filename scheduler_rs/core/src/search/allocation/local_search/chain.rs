@@ -8,6 +8,8 @@ use crate::search::allocation::local_search::objective::{Construction, Key};
 use crate::search::context::stream_of;
 use crate::time::NEVER;
 
+/// Chains side by side: always as many, so that threads change nothing but the time.
+pub const CHAINS: u64 = 2;
 /// Length of the first run's history, which every other run doubles, and how often at most.
 const FIRST_HISTORY: usize = 8;
 const MOST_DOUBLINGS: u32 = 6;
@@ -137,6 +139,6 @@ impl<'a> Chain<'a> {
 
     /// Which random routes a run is judged by: others in every run, so that no allocation is only good for some.
     fn sample(&self) -> u64 {
-        self.number + u64::from(self.runs) * super::CHAINS
+        self.number + u64::from(self.runs) * CHAINS
     }
 }

@@ -24,7 +24,7 @@ use crate::request::Options;
 use crate::route::route_tasks;
 use crate::rules::Strategy;
 use crate::search::allocation::local_search::candidate::Candidate;
-use crate::search::allocation::local_search::chain::Chain;
+use crate::search::allocation::local_search::chain::{CHAINS, Chain};
 use crate::search::allocation::local_search::objective::{Construction, Key};
 use crate::search::allocation::{exhaustive, unused_nodes};
 use crate::search::effort;
@@ -33,8 +33,6 @@ use crate::search::fixed_allocation::{plan_allocated, plan_of_first};
 use crate::search::trace::SearchTrace;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// Chains side by side: always as many, so that threads change nothing but the time.
-const CHAINS: u64 = 2;
 /// Without a limit of work or time the local search ends after so many rounds.
 const MOST_ROUNDS: u64 = 500;
 /// Allocations that are planned after the local search, and how many side by side.

@@ -273,7 +273,7 @@ impl<'a> PartialSchedule<'a> {
     }
 }
 
-/// A route has at most [`crate::plan::MOST_STAGES`] visits, so its places fit.
+/// A route has at most [`crate::problem::MOST_STAGES`] visits, so its places fit.
 const PLACE_BITS: u32 = 9;
 const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
 
