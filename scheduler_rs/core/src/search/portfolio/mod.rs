@@ -1,13 +1,13 @@
 //! Rounds of attempts. Each round runs a fixed number of attempts, in parallel, and merges them in the order
 //! of their numbers, so that the number of threads changes nothing but the time.
 
-use rand::RngExt;
-use rand::seq::{IndexedRandom, SliceRandom};
-use rand_pcg::Pcg64;
+mod workers;
+
 use rayon::prelude::*;
 
+use self::workers::{ATTEMPTS, Attempt, FIRST_DRAWS, PATIENCE, ROUND_WORK, WorkerMethod, Workers};
 use crate::bound::lookahead::Lookahead;
-use crate::bound::{is_tight, lower_bound, route_bound};
+use crate::bound::{lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::problem::Instance;
@@ -15,46 +15,19 @@ use crate::report::SearchReport;
 use crate::request::{Method, Options};
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
-use crate::search::candidate::{
-    Candidate, Start, Tried, draw_paths, executed, found_of, paths_of, prioritised, reordered, scheduled,
-};
+use crate::search::candidate::{Candidate, Start, executed, paths_of};
 use crate::search::cbs;
 use crate::search::cbs::Ended;
 use crate::search::context::{Context, Objective, Solution};
-use crate::search::effort::FEW_TASKS;
 use crate::search::feasibility::nothing_exists;
-use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, PrioritisedRoutes, default_priorities, first_run};
-use crate::search::methods::prioritised::construct::{
-    construct, draw_routes, finish, priority, replace, straight_routes, travelled,
-};
+use crate::search::methods::prioritised::construct::{draw_routes, finish, straight_routes, travelled};
 use crate::search::methods::prioritised::router::Router;
-use crate::search::methods::proof::{Prover, demand_of};
-use crate::search::methods::schedule_annealing::ScheduleAnnealing;
-use crate::search::methods::tabu::OrderSearch;
+use crate::search::methods::proof::demand_of;
 use crate::search::trace::{SearchTrace, statistics_of};
 use crate::time::{NEVER, Time};
 
 /// How much of the time the look-ahead may take.
 const SHARE_OF_TIME: f64 = 0.2;
-/// Attempts of one round.
-const ATTEMPTS: u64 = 6;
-/// Work of an attempt, after which it ends as soon as it can.
-const ROUND_WORK: u64 = 100_000;
-/// Exchanges that an improving attempt makes one after the other.
-const EXCHANGES: usize = 40;
-/// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
-const FEW_NODES: usize = 12;
-const SHARE_OF_FEW: f64 = 0.25;
-/// Up to so many nodes, complete schedules are annealed from the best plan on; with more, routes decide rather than order.
-const MODERATELY_MANY_NODES: usize = 32;
-/// Steps of the first run in which schedules are annealed.
-const FIRST_STEPS: u64 = 10_000;
-/// The most routes that one exchange takes off.
-const MOST_REMOVED: usize = 6;
-/// Steps that the search for one timed path may take before any good one will do.
-const PATIENCE: u64 = 40_000;
-/// Draws for a first plan at once.
-const FIRST_DRAWS: u64 = 500;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
 const MOST_ROUNDS: u64 = 1_000_000;
 /// Rounds without any plan after which the search says so.
@@ -97,7 +70,8 @@ pub fn solve(
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    let search = Portfolio { context, travel, below, beneath: &beneath, options, bound };
+    let workers = Workers { context, travel, below, beneath: &beneath, bound };
+    let search = Portfolio { workers, options };
     let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
@@ -132,41 +106,16 @@ fn first<'a>(context: &Context<'a>) -> (Option<Candidate<'a>>, u64) {
     (drawn.into_iter().chain(straight).min_by_key(|candidate| candidate.cost), router.work)
 }
 
+/// Rounds of the workers, and what is known after each.
 struct Portfolio<'a> {
-    context: Context<'a>,
-    /// The same for travel time alone, a search beside the main one: it is many times faster, and where nodes
-    /// are idle most of the time its routes are hard to beat. What it finds is compared as simulated.
-    travel: Option<Context<'a>>,
-    /// With durations rounded down.
-    below: &'a Instance,
-    beneath: &'a Lookahead,
+    workers: Workers<'a>,
     options: Options,
-    /// What is known before the search.
-    bound: Time,
 }
 
 struct Found<'a> {
     best: Candidate<'a>,
     bound: Time,
     report: SearchReport,
-}
-
-/// What an attempt gives back.
-struct Attempt<'a> {
-    tried: Tried<'a>,
-    work: u64,
-    /// Its cost is one of travel alone.
-    by_travel: bool,
-    /// No plan takes less.
-    bound: Time,
-    /// Proved: there is no plan.
-    is_impossible: bool,
-}
-
-impl Attempt<'_> {
-    fn failed(work: u64) -> Self {
-        Self { tried: Err(None), work, by_travel: false, bound: 0, is_impossible: false }
-    }
 }
 
 /// The search as it stands after some rounds.
@@ -202,39 +151,14 @@ impl<'a> State<'a> {
     }
 }
 
-/// A search, and the work that it has taken as a part of its share.
-struct Worker<'a> {
-    method: WorkerMethod<'a>,
-    work: u64,
-    share: f64,
-}
-
-/// One of the searches that run beside each other and learn of what the others found after every round.
-enum WorkerMethod<'a> {
-    /// Routes by travel time alone.
-    Travel,
-    /// Routes of the best plan are taken off and placed again.
-    Exchange,
-    /// All routes are placed anew.
-    Afresh,
-    /// Small changes of routes and order.
-    Anneal(Option<Box<AnnealingChain>>),
-    /// Small changes of complete schedules.
-    AnnealSchedule(Option<Box<ScheduleAnnealing>>),
-    /// The order of the best plan, its routes as they are.
-    Order(Option<Box<OrderSearch>>),
-    /// Lower bounds.
-    Prove(Box<Prover<'a>>),
-}
-
 impl<'a> Portfolio<'a> {
     fn run(&self, mut state: State<'a>, first: Option<Candidate<'a>>) -> Result<Found<'a>> {
-        let budget = self.context.budget;
-        let mut router = Router::new(self.context.instance, self.context.lookahead, PATIENCE);
+        let budget = self.workers.context.budget;
+        let mut router = Router::new(self.workers.context.instance, self.workers.context.lookahead, PATIENCE);
         if let Some(first) = first {
             self.take(&mut state, first, &mut router);
         }
-        if self.options.method == Method::Cbs && self.context.objective == Objective::Simulated {
+        if self.options.method == Method::Cbs && self.workers.context.objective == Objective::Simulated {
             self.prove(&mut state, &mut router)?;
         } else {
             self.rounds(&mut state, &mut router)?;
@@ -258,28 +182,30 @@ impl<'a> Portfolio<'a> {
 
     /// Conflict-based search over the whole instance and nothing else, below a first plan.
     fn prove(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
-        let budget = self.context.budget;
+        let budget = self.workers.context.budget;
         // Routes placed one after the other are a better start than random ones.
-        let placed = self.attempt(&self.context, None, 0, true);
+        let placed = self.workers.attempt(&self.workers.context, None, 0, true);
         state.work += placed.work;
         if let Ok(candidate) = placed.tried {
             self.take(state, candidate, router);
         }
-        let Some(demand) = demand_of(self.below, self.context.tasks.len(), self.context.tasks.len()) else {
+        let Some(demand) =
+            demand_of(self.workers.below, self.workers.context.tasks.len(), self.workers.context.tasks.len())
+        else {
             return Ok(());
         };
-        let epilogue = self.below.epilogue;
+        let epilogue = self.workers.below.epilogue;
         let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
         let answer = cbs::solve(
             &cbs::Question {
-                instance: self.below,
-                tasks: self.context.tasks,
+                instance: self.workers.below,
+                tasks: self.workers.context.tasks,
                 demand: &demand,
                 limit,
                 suboptimality: self.options.suboptimality,
                 work_limit: budget.work_limit.unwrap_or(u64::MAX),
             },
-            self.beneath,
+            self.workers.beneath,
             budget,
         );
         if answer.ended == Ended::Exhausted && answer.best.is_none() && state.best.is_none() {
@@ -288,7 +214,9 @@ impl<'a> Portfolio<'a> {
         state.work += answer.statistics.labels + answer.statistics.nodes;
         state.bound = state.bound.max(answer.bound.min(limit).saturating_add(epilogue));
         state.statistics = answer.statistics;
-        if let Some(candidate) = answer.best.and_then(|found| executed(&self.context, found, &mut state.work).ok()) {
+        if let Some(candidate) =
+            answer.best.and_then(|found| executed(&self.workers.context, found, &mut state.work).ok())
+        {
             self.take(state, candidate, router);
         }
         Ok(())
@@ -296,8 +224,8 @@ impl<'a> Portfolio<'a> {
 
     /// Rounds of attempts until the proof or the first limit.
     fn rounds(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
-        let budget = self.context.budget;
-        let mut workers = self.workers();
+        let budget = self.workers.context.budget;
+        let mut workers = self.workers.start();
         while state.rounds < MOST_ROUNDS {
             // The first draws may use up the work and find nothing; one round is always worth it.
             let worked = budget.work_limit.is_some_and(|limit| state.work >= limit)
@@ -314,7 +242,7 @@ impl<'a> Portfolio<'a> {
                 .enumerate()
                 .filter(|(_, worker)| best.is_none() || worker.work <= rounds * ROUND_WORK)
                 .map(|(i, worker)| {
-                    let attempt = self.advance(&mut worker.method, best, fastest, rounds * ATTEMPTS + i as u64);
+                    let attempt = self.workers.advance(&mut worker.method, best, fastest, rounds * ATTEMPTS + i as u64);
                     worker.work += (attempt.work as f64 / worker.share) as u64;
                     attempt
                 })
@@ -347,7 +275,7 @@ impl<'a> Portfolio<'a> {
                 if state.fastest.as_ref().is_none_or(|f| candidate.cost < f.cost) {
                     let schedule = candidate.schedule.clone();
                     state.fastest = Some(candidate);
-                    if let Ok(candidate) = finish(&self.context, schedule, &mut state.work) {
+                    if let Ok(candidate) = finish(&self.workers.context, schedule, &mut state.work) {
                         self.take(state, candidate, router);
                     }
                 }
@@ -367,7 +295,7 @@ impl<'a> Portfolio<'a> {
         if state.best.as_ref().is_some_and(|best| candidate.cost >= best.cost) {
             return;
         }
-        if let Some(travel) = &self.travel
+        if let Some(travel) = &self.workers.travel
             && let Ok(own) = travelled(travel, router, &paths_of(&candidate.schedule))
             && state.fastest.as_ref().is_none_or(|f| own.cost < f.cost)
         {
@@ -380,267 +308,12 @@ impl<'a> Portfolio<'a> {
         }
     }
 
-    /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
-    fn workers(&self) -> Vec<Worker<'a>> {
-        let worker = |method: WorkerMethod<'a>, work: u64| Worker { method, work, share: 1.0 };
-        if self.travel.is_none() {
-            return vec![
-                worker(WorkerMethod::Exchange, 0),
-                worker(WorkerMethod::Afresh, 0),
-                worker(WorkerMethod::Exchange, 0),
-                worker(WorkerMethod::Exchange, 0),
-            ];
-        }
-        let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
-        // Those that improve on what is there join when the first run of the annealing has had its time.
-        let later = first_run(self.context.tasks, self.context.instance);
-        // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
-        let nodes = self.context.instance.node_count();
-        let has_many_tasks = later > FIRST_RUN * FEW_TASKS as u64;
-        let is_small = nodes <= FEW_NODES && has_many_tasks;
-        let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
-        let annealing = |most_nodes: usize| match has_many_tasks && nodes <= most_nodes {
-            true => WorkerMethod::AnnealSchedule(None),
-            false => WorkerMethod::Anneal(None),
-        };
-        vec![
-            worker(annealing(FEW_NODES), 0),
-            Worker { share: proving, ..worker(WorkerMethod::Prove(Box::new(prover)), later / 2) },
-            Worker { share: placing, ..worker(WorkerMethod::Travel, 2 * later) },
-            Worker { share: placing, ..worker(WorkerMethod::Exchange, 2 * later) },
-            worker(WorkerMethod::Order(None), 2 * later),
-            worker(annealing(MODERATELY_MANY_NODES), 4 * later),
-        ]
-    }
-
-    fn advance(
-        &self,
-        method: &mut WorkerMethod<'a>,
-        best: Option<&Candidate<'a>>,
-        fastest: Option<&Candidate<'a>>,
-        number: u64,
-    ) -> Attempt<'a> {
-        match (method, &self.travel) {
-            (WorkerMethod::Travel, Some(travel)) => {
-                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
-            }
-            (WorkerMethod::Anneal(chain), _) => self.anneal(chain, best, number),
-            (WorkerMethod::AnnealSchedule(annealing), _) => self.anneal_schedule(annealing, best, number),
-            (WorkerMethod::Order(search), _) => self.reorder(search, best, number),
-            (WorkerMethod::Prove(prover), _) => self.advance_proof(prover, best),
-            (WorkerMethod::Afresh, _) => self.attempt(&self.context, best, number, true),
-            _ => self.attempt(&self.context, best, number, best.is_none()),
-        }
-    }
-
-    /// Goes on with the order of the best plan, from the beginning where that is another plan by now.
-    fn reorder(
-        &self,
-        current: &mut Option<Box<OrderSearch>>,
-        best: Option<&Candidate<'a>>,
-        number: u64,
-    ) -> Attempt<'a> {
-        let context = &self.context;
-        let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
-        if current.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
-            let batches = best.schedule.batches();
-            let search =
-                OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
-            *current = search.map(Box::new);
-        }
-        let Some(search) = current.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
-        let before = search.work();
-        search.run(ROUND_WORK, context.budget);
-        let mut work = search.work() - before;
-        let better = if search.key() < best.cost { search.best() } else { None };
-        let tried = better.map_or(Err(None), |found| reordered(context, best, found.order, &mut work));
-        context.budget.add_work(work);
-        Attempt { tried, ..Attempt::failed(work) }
-    }
-
-    fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
-        let upper = best.map_or(NEVER, |best| best.outcome.iteration);
-        if prover.is_over(upper) {
-            return Attempt { bound: prover.bound(), ..Attempt::failed(0) };
-        }
-        let step = prover.advance(upper, self.context.budget);
-        let mut work = step.work;
-        let tried = step.found.map_or(Err(None), |found| executed(&self.context, found, &mut work));
-        Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
-    }
-
-    /// Lets a chain go on; where its run is over it begins anew.
-    fn anneal(
-        &self,
-        current: &mut Option<Box<AnnealingChain>>,
-        best: Option<&Candidate<'a>>,
-        number: u64,
-    ) -> Attempt<'a> {
-        let context = &self.context;
-        // The first chain begins every run with other routes, the other one stays with the best plan.
-        let stays = !number.is_multiple_of(ATTEMPTS);
-        if current.is_none() {
-            let mut rng = context.rng(number);
-            let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
-            let paths = match best {
-                Some(best) if stays => Some(paths_of(&best.schedule)),
-                _ => drawn().or(best.map(|best| paths_of(&best.schedule))),
-            };
-            let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
-            let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
-            *current = Some(Box::new(chain));
-            if let (Some(chain), Some(best), true) = (current.as_mut(), best, stays) {
-                chain.restart(&found_of(best), true);
-            }
-        }
-        let Some(chain) = current else { return Attempt::failed(ROUND_WORK) };
-        let before = chain.work;
-        if chain.is_finished() {
-            let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
-            match (fresh, best) {
-                (Some(paths), _) => {
-                    let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
-                    chain.restart(
-                        &PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation: None },
-                        false,
-                    );
-                }
-                (None, Some(best)) => chain.restart(&found_of(best), true),
-                (None, None) => {}
-            }
-        }
-        chain.run(context.budget.round_work(ROUND_WORK), context.budget);
-        let mut work = chain.work - before;
-        let better = chain.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
-        let tried = better.map_or(Err(None), |found| prioritised(context, found, &mut work));
-        context.budget.add_work(work);
-        Attempt { tried, ..Attempt::failed(work) }
-    }
-
-    /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
-    /// the best plan.
-    fn anneal_schedule(
-        &self,
-        current: &mut Option<Box<ScheduleAnnealing>>,
-        best: Option<&Candidate<'a>>,
-        number: u64,
-    ) -> Attempt<'a> {
-        let context = &self.context;
-        let stays = !number.is_multiple_of(ATTEMPTS);
-        let before = current.as_ref().map_or(0, |annealing| annealing.work());
-        if current.as_ref().is_none_or(|annealing| annealing.is_finished()) {
-            let mut rng = context.rng(number);
-            let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
-            let from = best.map(|best| (paths_of(&best.schedule), Some(best.order.as_slice())));
-            let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
-            let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
-            if let Some(annealing) = current {
-                annealing.restart(&paths, order);
-            } else {
-                let annealing = ScheduleAnnealing::new(context.view(), paths, order, FIRST_STEPS, context.rng(!number));
-                *current = Some(Box::new(annealing));
-            }
-        }
-        let Some(annealing) = current else { return Attempt::failed(ROUND_WORK) };
-        annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
-        let mut work = annealing.work() - before;
-        let is_better = best.is_none_or(|best| annealing.key() < best.cost);
-        let better = if is_better { annealing.best() } else { None };
-        let tried = better.map_or(Err(None), |schedule| scheduled(context, schedule, &mut work));
-        context.budget.add_work(work);
-        Attempt { tried, ..Attempt::failed(work) }
-    }
-
     /// Nothing is left to gain: durations are rounded up for plans and down for bounds, each by less than a
     /// nanosecond, and no path has more tasks and transfers than there are.
     fn is_proved(&self, state: &State<'_>) -> bool {
         let tasks = |best: &Candidate<'_>| best.order.iter().map(Vec::len).sum::<usize>() as Time;
         let rounding = |best: &Candidate<'_>| (4 * tasks(best)).min(state.bound / 10_000_000);
         let within = |best: &Candidate<'_>| best.outcome.iteration - state.bound <= rounding(best);
-        self.context.objective == Objective::Simulated && state.best.as_ref().is_some_and(within)
-    }
-
-    fn attempt(
-        &self,
-        context: &Context<'a>,
-        incumbent: Option<&Candidate<'a>>,
-        number: u64,
-        afresh: bool,
-    ) -> Attempt<'a> {
-        let mut router = Router::new(context.instance, context.lookahead, PATIENCE);
-        let mut rng = context.rng(number);
-        let tried = match incumbent {
-            Some(incumbent) if !afresh => self.improve(context, incumbent, &mut router, &mut rng).ok_or(None),
-            _ => {
-                let targets = context.targets(&mut rng);
-                // The very first go by hardness alone; the others wander further and further from it.
-                let shuffle = if number < 2 { 0.0 } else { rng.random::<f64>() };
-                let order = priority(context, &targets, &mut rng, shuffle);
-                construct(context, &mut router, &order, &targets)
-            }
-        };
-        context.budget.add_work(router.work);
-        Attempt { tried, ..Attempt::failed(router.work) }
-    }
-
-    /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
-    fn improve(
-        &self,
-        context: &Context<'a>,
-        incumbent: &Candidate<'a>,
-        router: &mut Router<'_>,
-        rng: &mut Pcg64,
-    ) -> Option<Candidate<'a>> {
-        let mut current = incumbent.clone();
-        for _ in 0..EXCHANGES {
-            if context.budget.is_over()
-                || router.work >= ROUND_WORK
-                || (context.objective == Objective::Simulated && is_tight(current.outcome.iteration, self.bound))
-            {
-                break;
-            }
-            let routes = self.choose(&current, rng);
-            let limit = match context.objective {
-                Objective::Simulated => current.cost.0 - context.instance.epilogue,
-                Objective::Travel => current.cost.0,
-            };
-            if let Ok(next) = replace(context, router, &current, &routes, limit)
-                && next.cost <= current.cost
-            {
-                current = next;
-            }
-        }
-        (current.cost < incumbent.cost).then_some(current)
-    }
-
-    /// Routes to take off: often the one that completes last, and others that have something in common.
-    fn choose(&self, current: &Candidate<'_>, rng: &mut Pcg64) -> Vec<usize> {
-        let schedule = &current.schedule;
-        let count = self.context.tasks.len();
-        let wanted = rng.random_range(1..=MOST_REMOVED).min(count);
-        let completion = |route: usize| schedule.timed_paths(route).iter().map(|w| w.completion).max().unwrap_or(0);
-        let seed = if rng.random_bool(0.5) {
-            let last = (0..count).map(completion).max().unwrap_or(0);
-            let latest: Vec<usize> = (0..count).filter(|r| completion(*r) == last).collect();
-            latest.choose(rng).copied().unwrap_or(0)
-        } else {
-            rng.random_range(0..count)
-        };
-        let mut others: Vec<usize> = (0..count).filter(|r| *r != seed).collect();
-        others.shuffle(rng);
-        if rng.random_bool(0.6) {
-            let shares = |route: usize| {
-                let nodes = schedule.timed_paths(seed).first().map_or(&[][..], |w| &w.nodes);
-                let own = schedule.timed_paths(route).first().map_or(&[][..], |w| &w.nodes);
-                own.iter().filter(|n| nodes.contains(n)).count()
-            };
-            others.sort_by_key(|r| std::cmp::Reverse(shares(*r)));
-            // Not always the same neighbours.
-            let near = (2 * wanted).min(others.len());
-            others[..near].shuffle(rng);
-        }
-        let mut routes: Vec<usize> = [seed].into_iter().chain(others).take(wanted).collect();
-        routes.shuffle(rng);
-        routes
+        self.workers.context.objective == Objective::Simulated && state.best.as_ref().is_some_and(within)
     }
 }
