@@ -1,4 +1,4 @@
-//! One attempt at a plan: routes placed one after the other, or some of them taken off and placed again.
+//! A complete plan as the methods exchange it, and what turns the result of each method into one.
 
 use rand_pcg::Pcg64;
 use smallvec::SmallVec;

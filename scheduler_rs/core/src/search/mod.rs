@@ -1,5 +1,15 @@
-//! From a question to a plan, for all strategies: the first allocation, the search over allocations, and the search for
-//! routes and order on one of them.
+//! From a question to a plan, for all strategies. What is tried when:
+//!
+//! 1. [`first_allocation`]: the allocation that was given, or the surrogate's ([`crate::allocate`]).
+//! 2. With a scope, `allocation/`: `joint_search` (annealing of allocation, routes and order, a `race`, `exhaustive`
+//!    search of small clusters), `full_routed`, or `local_search` for strategies that plan by construction;
+//!    `unused_nodes` leaves out what only costs. `effort` shares time and work among all of them.
+//! 3. `fixed_allocation`: one strategy on one allocation. `feasibility` refuses what cannot have a plan; `full` and
+//!    `random-skip` follow from `methods/constructed`, the other strategies from the `portfolio`.
+//! 4. `portfolio/`: rounds of `methods/` side by side (`prioritised` planning, `annealing`, `schedule_annealing`,
+//!    [`tabu`](methods::tabu) and proofs by [`cbs`]), each with the best `candidate` so far; the bounds and the
+//!    look-ahead are [`crate::bound`]'s.
+//! 5. `assembly` writes the plan with the simulator's times; `trace` has what the search reports of itself.
 
 mod allocation;
 mod assembly;

@@ -31,7 +31,7 @@ pub fn has_straight(asked: &Problem, scope: AllocationScope, options: Options) -
 /// The best plan found of three searches.
 ///
 /// # Errors
-/// As [`super::plan`].
+/// As [`crate::search::plan`].
 pub fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &Budget) -> Result<Plan> {
     let straight = Options { strategy: Strategy::Full, ..options };
     let Ok(straight) = local_search::plan(asked, scope, straight, &budget.share(effort::STRAIGHT, 0)) else {

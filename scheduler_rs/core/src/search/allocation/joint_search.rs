@@ -1,4 +1,4 @@
-//! The search over allocations: which one there is for which strategy, and what the joint one does one after the other.
+//! The joint search of allocation, routes and order: what it does one after the other.
 
 use crate::allocate::joint::AllocationScope;
 use crate::bound::{is_tight, lower_bound_of};

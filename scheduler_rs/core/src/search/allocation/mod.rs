@@ -1,4 +1,8 @@
 //! The search over allocations: which one there is for which strategy.
+//!
+//! `skippipe` and `full-routed` under TC2 change allocation, routes and order together (`joint_search`: `joint_annealing`,
+//! then a `race` and the `exhaustive` search of small clusters); `full_routed` begins with the allocation of straight
+//! pipelines; `local_search` is for strategies whose plan follows from an allocation; `unused_nodes` leaves nodes out.
 
 mod exhaustive;
 mod full_routed;
@@ -23,7 +27,7 @@ use crate::rules::Strategy;
 /// A problem with absent stages keeps its allocation.
 ///
 /// # Errors
-/// As [`super::plan`].
+/// As [`crate::search::plan`].
 pub fn search_allocation(problem: &Problem, scope: AllocationScope, options: Options, budget: &Budget) -> Result<Plan> {
     let asked = asked_of(problem, options.strategy)?;
     if !asked.absent_stages().is_empty() {

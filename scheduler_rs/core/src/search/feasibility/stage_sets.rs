@@ -1,6 +1,6 @@
 //! How the visits can be shared out where `max_stage_jump` limits what a route may leave out.
 //!
-//! Without that rule any quotas can be met (see [`super::schedule::PartialSchedule::visits`]). With it, some cannot: with
+//! Without that rule any quotas can be met (see [`crate::search::methods::prioritised::partial_schedule::PartialSchedule::visits`]). With it, some cannot: with
 //! jumps of at most 1 and routes of two stages nobody ever reaches stage 2. A route's stage set decides, since
 //! a swap of neighbours never reaches further than the sorted order does.
 

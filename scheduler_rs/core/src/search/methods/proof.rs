@@ -11,7 +11,7 @@ use crate::search::cbs;
 use crate::search::cbs::{Demand, Ended, Question};
 use crate::time::{NEVER, Time};
 
-/// What [`super::cbs`] counts, in simulated tasks.
+/// What [`crate::search::cbs`] counts, in simulated tasks.
 const STEP_WORK: u64 = 4;
 /// Steps of the first search of each question; every further one may take twice as many.
 const FIRST_STEPS: u64 = 20_000;

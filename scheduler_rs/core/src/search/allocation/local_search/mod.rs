@@ -45,7 +45,7 @@ const PLAN_WORK: u64 = 200_000;
 /// understands it.
 ///
 /// # Errors
-/// As [`super::plan`].
+/// As [`crate::search::plan`].
 pub fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &Budget) -> Result<Plan> {
     let instance = Instance::new(asked, Rounding::Up);
     // The first allocation may have no plan where others do: then nothing is known of stage sets.

@@ -2,8 +2,9 @@
 //!
 //! An [`AnnealingChain`] goes from one set of routes to the next by small changes (see [`super::routes`]). First it looks at
 //! an estimate of the iteration alone, which costs nothing: at scale the choice of routes decides, not the order. Then
-//! it simulates every change, under priorities that say which task a node takes first, and changes those as well. It can be
-//! stopped after any number of steps and go on later; when it has cooled down it starts anew, for more steps.
+//! it simulates every change, under priorities that say which task a node takes first, and changes those as well.
+//! It can be stopped after any number of steps and resumed; when its run is finished it restarts, for more steps, from
+//! other routes or, as a warm restart, from the best plan.
 
 mod allocation_moves;
 mod estimate;
