@@ -10,6 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use job_shop::shop;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::plan::Plan;
@@ -17,8 +18,7 @@ use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::search::cbs::solve;
-use skippipe_core::search::outlook::Outlook;
-use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
+use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::Rounding;
 
 /// 20 nodes in 6 stages, 5 sources with 6 microbatches each, random links of 0.3 to 4 s.
@@ -56,15 +56,15 @@ fn plan(problem: &Problem, work_limit: u64) -> Plan {
 fn simulation(c: &mut Criterion) {
     let problem = problem();
     let instance = Instance::new(&problem, Rounding::Up);
-    let batches: Vec<Batch> = plan(&problem, 1)
+    let batches: Vec<MicrobatchRoute> = plan(&problem, 1)
         .microbatches
         .iter()
-        .map(|b| Batch {
+        .map(|b| MicrobatchRoute {
             id: b.id,
             source: b.source,
             route: b.route,
             wave: b.wave,
-            load: 0,
+            class: 0,
             nodes: b.nodes.iter().map(|n| *n as u32).collect(),
         })
         .collect();
@@ -86,17 +86,17 @@ fn simulation(c: &mut Criterion) {
     });
     changes(c, &instance, &batches, &order);
     // As the dispatch rule has it: backwards and losses first.
-    let ranks: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
-    c.bench_function("simulate/ranked/30", |b| {
+    let priorities: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
+    c.bench_function("simulate/prioritised/30", |b| {
         b.iter(|| {
             simulator.load(black_box(&batches));
-            simulator.run_ranked(black_box(&ranks)).unwrap().iteration
+            simulator.run_prioritised(black_box(&priorities)).unwrap().iteration
         });
     });
 }
 
 /// Two neighbours on a node change places, and the iteration with them.
-fn changes(c: &mut Criterion, instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) {
+fn changes(c: &mut Criterion, instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) {
     let mut graph = OrderGraph::new(instance, batches, order).unwrap();
     let mut pairs = Vec::new();
     for from in 0..graph.order().len() - 1 {
@@ -122,7 +122,7 @@ fn planning(c: &mut Criterion) {
     let problem = problem();
     let instance = Instance::new(&problem, Rounding::Down);
     let budget = Budget::new(None, None);
-    c.bench_function("outlook/20", |b| b.iter(|| Outlook::new(black_box(&instance), 4, &budget, 1.0).unwrap()));
+    c.bench_function("lookahead/20", |b| b.iter(|| Lookahead::new(black_box(&instance), 4, &budget, 1.0).unwrap()));
     c.bench_function("plan/first-round/20", |b| b.iter(|| plan(black_box(&problem), 1).predicted.iteration_s));
 }
 
@@ -130,10 +130,10 @@ fn planning(c: &mut Criterion) {
 fn proving(c: &mut Criterion) {
     let (shop, budget) = (shop("ft06"), Budget::new(None, None));
     let encoded = shop.encode();
-    let (question, outlook) = (encoded.question(u64::MAX), encoded.outlook());
-    let optimum = encoded.makespan(solve(&question, &outlook, &budget).bound);
+    let (question, lookahead) = (encoded.question(u64::MAX), encoded.lookahead());
+    let optimum = encoded.makespan(solve(&question, &lookahead, &budget).bound);
     assert_eq!(optimum, shop.optimum);
-    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &outlook, &budget).bound));
+    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &lookahead, &budget).bound));
 }
 
 criterion_group!(benches, simulation, planning, proving);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
 use crate::format::{check_number, counts, model, object, objects, parse, pretty, report};
-use crate::problem::{Problem, check_absent_nodes};
+use crate::problem::{Problem, check_absent_nodes, check_index, check_skip_ratio, check_stages};
 use crate::report::SearchReport;
 use crate::rules::{Constraints, Strategy};
 
@@ -314,53 +314,4 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// The most stages that are accepted; stage sets are bit masks.
-pub const MOST_STAGES: usize = 128;
-
-/// Numbers in range, sizes that fit; not whether the stages are a partition.
-pub(crate) fn check_stages(cluster: &Cluster, stages: &[Vec<usize>], absent: &[usize]) -> Result<()> {
-    let s_count = stages.len();
-    if !(1..=MOST_STAGES).contains(&s_count) {
-        return invalid("stages", format!("a list of {s_count}"), format!("1 to {MOST_STAGES} stages"));
-    }
-    for (s, members) in stages.iter().enumerate() {
-        for (i, node) in members.iter().enumerate() {
-            check_index(|| format!("stages[{s}][{i}]"), *node, cluster.nodes().len())?;
-        }
-    }
-    for (i, stage) in absent.iter().enumerate() {
-        if !(1..s_count).contains(stage) {
-            return invalid(format!("absent_stages[{i}]"), stage, format!("a stage in 1..{}", s_count - 1));
-        }
-    }
-    let gradients = cluster.gradient_bytes().len();
-    if gradients != 0 && gradients != s_count {
-        return invalid(
-            "cluster.gradient_bytes",
-            format!("a list of {gradients}"),
-            format!("one size for each of the {s_count} stages, or none"),
-        );
-    }
-    Ok(())
-}
-
-pub(crate) fn check_skip_ratio(k: f64, s_count: usize) -> Result<()> {
-    let most = (s_count as f64 - 1.0) / s_count as f64;
-    if k.is_finite() && k >= 0.0 && k <= most + 1e-9 {
-        return Ok(());
-    }
-    invalid(
-        "skip_ratio",
-        k,
-        format!(
-            "a number from 0 to {most:.6} (stage 0 always stays, so {s_count} stages can leave out {} of {s_count})",
-            s_count - 1
-        ),
-    )
-}
-
-fn check_index(key: impl FnOnce() -> String, found: usize, count: usize) -> Result<()> {
-    if found < count { Ok(()) } else { invalid(key(), found, format!("a number in 0..{}", count - 1)) }
 }

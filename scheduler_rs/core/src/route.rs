@@ -17,8 +17,8 @@ pub fn stage_bit(stage: usize) -> StageSet {
 pub struct RouteTask {
     /// Node of stage 0.
     pub source: usize,
-    /// What each of its microbatches asks of the nodes.
-    pub load: usize,
+    /// Class of its microbatches: an index into [`Instance::classes`].
+    pub class: usize,
     /// Microbatches on this route.
     pub waves: usize,
     /// Id of the first of them; the others follow.
@@ -36,7 +36,7 @@ pub fn route_tasks(instance: &Instance) -> Vec<RouteTask> {
         let mut left = source.microbatches;
         while left > 0 {
             let waves = left.min(lot);
-            tasks.push(RouteTask { source: source.node, load: source.load, waves, first_microbatch });
+            tasks.push(RouteTask { source: source.node, class: source.class, waves, first_microbatch });
             first_microbatch += waves;
             left -= waves;
         }
@@ -59,6 +59,12 @@ impl Lengths {
     pub fn new(routes: usize, present: usize, skip_ratio: f64) -> Self {
         let exact = (routes * present) as f64 * (1.0 - skip_ratio);
         Self { routes, total: (exact + 0.5 + 1e-6).floor() as usize }
+    }
+
+    /// For `routes` routes of an instance.
+    #[must_use]
+    pub fn of(instance: &Instance, routes: usize) -> Self {
+        Self::new(routes, instance.present.len(), instance.skip_ratio)
     }
 
     /// Visits of a short route.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::Value;
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::bound::lower_bound;
 use skippipe_core::budget::Budget;
 use skippipe_core::check::check;
@@ -16,7 +17,6 @@ use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule, Strategy};
 use skippipe_core::search::cbs::{Answer, Demand, Ended, Found, Question, solve};
-use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::Simulator;
 use skippipe_core::time::{NEVER, Rounding, Time, seconds};
 
@@ -83,13 +83,13 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
 
 /// Microbatches of one source that ask for something else than the others.
 fn other_load(instance: &mut Instance, rng: &mut Pcg64) {
-    let mut load = instance.loads[0].clone();
-    for time in load.forward.iter_mut().chain(&mut load.backward).chain(&mut load.loss) {
+    let mut class = instance.classes[0].clone();
+    for time in class.forward.iter_mut().chain(&mut class.backward).chain(&mut class.loss) {
         *time = 1_000_000_000 * rng.random_range(0..4);
     }
-    instance.loads.push(load);
+    instance.classes.push(class);
     if let Some(source) = instance.sources.last_mut() {
-        source.load = 1;
+        source.class = 1;
     }
 }
 
@@ -204,13 +204,13 @@ fn chains(instance: &Instance, tasks: &[RouteTask], chosen: &[&Vec<usize>]) -> V
             let mut chain = Vec::new();
             let mut last = task.source;
             for node in route.iter() {
-                chain.push((*node, instance.transfer(last, *node), instance.forward(task.load, *node), 1, None));
+                chain.push((*node, instance.transfer(last, *node), instance.forward(task.class, *node), 1, None));
                 last = *node;
             }
             chain.push((
                 task.source,
                 instance.transfer(last, task.source),
-                instance.loss(task.load, task.source),
+                instance.loss(task.class, task.source),
                 0,
                 None,
             ));
@@ -218,7 +218,7 @@ fn chains(instance: &Instance, tasks: &[RouteTask], chosen: &[&Vec<usize>]) -> V
             for node in route.iter().rev() {
                 let reduce = instance.allreduce[instance.stage_of[*node]];
                 let travel = instance.transfer(last, *node);
-                chain.push((*node, travel, instance.backward(task.load, *node), -1, Some(reduce)));
+                chain.push((*node, travel, instance.backward(task.class, *node), -1, Some(reduce)));
                 last = *node;
             }
             let after = (wave > 0).then(|| chains.len() - 1);
@@ -311,7 +311,7 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Tim
     let mut steps = MOST_STEPS;
     let options: Vec<Vec<Vec<usize>>> = tasks
         .iter()
-        .map(|t| match &instance.loads[t.load].forced {
+        .map(|t| match &instance.classes[t.class].forced {
             Some(nodes) => vec![nodes.iter().map(|n| *n as usize).collect()],
             None => {
                 let fits = |r: &Vec<usize>| (demand.short..=demand.long).contains(&r.len());
@@ -328,8 +328,8 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Tim
     loop {
         // Equal agents in ascending order of their routes: the others are the same but for numbers.
         let is_sorted = (1..tasks.len()).all(|i| {
-            (tasks[i].source, tasks[i].waves, tasks[i].load)
-                != (tasks[i - 1].source, tasks[i - 1].waves, tasks[i - 1].load)
+            (tasks[i].source, tasks[i].waves, tasks[i].class)
+                != (tasks[i - 1].source, tasks[i - 1].waves, tasks[i - 1].class)
                 || choice[i - 1] <= choice[i]
         });
         let chosen: Vec<&Vec<usize>> = options.iter().zip(&choice).map(|(o, c)| &o[*c]).collect();
@@ -366,7 +366,7 @@ struct Asked<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
     demand: &'a Demand,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
 }
 
 impl Asked<'_> {
@@ -379,7 +379,7 @@ impl Asked<'_> {
             suboptimality,
             work_limit,
         };
-        solve(&question, self.outlook, &Budget::new(None, None))
+        solve(&question, self.lookahead, &Budget::new(None, None))
     }
 }
 
@@ -389,7 +389,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
     simulator.load(&found.batches);
     let outcome = simulator.run_order(&found.order).expect("an order that runs");
     assert_eq!(outcome.iteration - instance.epilogue, found.value);
-    let microbatch = |b: &skippipe_core::simulate::Batch| Microbatch {
+    let microbatch = |b: &skippipe_core::simulate::MicrobatchRoute| Microbatch {
         id: b.id,
         source: b.source,
         nodes: b.nodes.iter().map(|n| *n as usize).collect(),
@@ -426,8 +426,8 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
     }
 }
 
-fn outlook_of(instance: &Instance, demand: &Demand) -> Outlook {
-    Outlook::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
+fn outlook_of(instance: &Instance, demand: &Demand) -> Lookahead {
+    Lookahead::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
 }
 
 #[test]
@@ -444,8 +444,8 @@ fn optimum_is_that_of_the_exhaustive_search() {
         }
         let tasks = route_tasks(&instance);
         let Some(demand) = demand(&instance, &tasks, 0) else { continue };
-        let outlook = outlook_of(&instance, &demand);
-        let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, outlook: &outlook };
+        let lookahead = outlook_of(&instance, &demand);
+        let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
         let answer = asked.solve(NEVER, 1.0, u64::MAX);
         // Nothing below what was found, and that itself can be had.
         let limit = answer.best.as_ref().map_or(NEVER, |b| b.value + 1);
@@ -465,7 +465,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         };
         found += 1;
         // Whole seconds: rounding down changes nothing.
-        let bound = lower_bound(&instance, &tasks, &outlook, &Budget::new(None, None)).unwrap();
+        let bound = lower_bound(&instance, &tasks, &lookahead, &Budget::new(None, None)).unwrap();
         assert!(bound <= expected + instance.epilogue, "case {case}: bound {bound} above {expected}");
         let plan = plan_of(&problem, &instance, answer.best.as_ref().unwrap());
         // Plans know one kind of microbatch.
@@ -508,8 +508,8 @@ fn one_source_alone_is_a_relaxation() {
         for source in &instance.sources {
             let tasks: Vec<RouteTask> = all.iter().copied().filter(|t| t.source == source.node).collect();
             let Some(part) = demand(&instance, &tasks, all.len() - tasks.len()) else { continue };
-            let outlook = outlook_of(&instance, &part);
-            let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, outlook: &outlook };
+            let lookahead = outlook_of(&instance, &part);
+            let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, lookahead: &lookahead };
             let answer = asked.solve(NEVER, 1.0, u64::MAX);
             assert_eq!(optimum(&instance, &tasks, &part, NEVER), Ok(answer.best.map(|b| b.value)));
             assert!(answer.bound <= optimum_of_all);
@@ -544,9 +544,9 @@ fn too_many_ways_are_cut_down_by_a_lower_limit() {
     let instance = Instance::new(&problem, Rounding::Up);
     let tasks = route_tasks(&instance);
     let demand = demand(&instance, &tasks, 0).unwrap();
-    let outlook = outlook_of(&instance, &demand);
-    let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, outlook: &outlook };
-    let least = outlook.round_trip(&instance, 0, stage_count);
+    let lookahead = outlook_of(&instance, &demand);
+    let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
+    let least = lookahead.round_trip(&instance, 0, stage_count);
     let answer = asked.solve(NEVER, 1.0, u64::MAX);
     assert_eq!((answer.ended, answer.bound), (Ended::Exhausted, least));
     assert_eq!(answer.best.map(|best| best.value), Some(least));

@@ -11,8 +11,8 @@ use skippipe_core::budget::Budget;
 use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
 use skippipe_core::search::cbs::{Ended, solve};
-use skippipe_core::search::order::improve;
-use skippipe_core::simulate::{Batch, Simulator, TaskId};
+use skippipe_core::search::methods::tabu::improve;
+use skippipe_core::simulate::{MicrobatchRoute, Simulator, TaskId};
 use skippipe_core::time::Time;
 
 #[test]
@@ -52,7 +52,7 @@ fn queues(shop: &Shop, turns: &[usize]) -> (Vec<Time>, Vec<Vec<(usize, usize)>>)
 /// Has conflict-based search look for the optimum; the makespan found, the bound, and whether it is proved.
 fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
     let encoded = shop.encode();
-    let answer = solve(&encoded.question(work_limit), &encoded.outlook(), &Budget::new(None, None));
+    let answer = solve(&encoded.question(work_limit), &encoded.lookahead(), &Budget::new(None, None));
     let found = answer.best.map(|found| {
         let mut simulator = Simulator::new(&encoded.instance);
         simulator.load(&found.batches);
@@ -81,14 +81,14 @@ fn nothing_said_early_contradicts_an_optimum() {
 }
 
 /// The jobs as the simulator takes them.
-fn batches(shop: &Encoded) -> Vec<Batch> {
-    let batch = |(id, task): (usize, &RouteTask)| Batch {
+fn batches(shop: &Encoded) -> Vec<MicrobatchRoute> {
+    let batch = |(id, task): (usize, &RouteTask)| MicrobatchRoute {
         id,
         source: task.source,
         route: id,
         wave: 0,
-        load: task.load,
-        nodes: shop.instance.loads[task.load].forced.clone().unwrap(),
+        class: task.class,
+        nodes: shop.instance.classes[task.class].forced.clone().unwrap(),
     };
     shop.tasks.iter().enumerate().map(batch).collect()
 }

@@ -8,8 +8,8 @@ use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, MemoryRule};
-use skippipe_core::search::order::{OrderSearch, improve};
-use skippipe_core::simulate::{Batch, OrderGraph, Replaced, Simulator, TaskId};
+use skippipe_core::search::methods::tabu::{OrderSearch, improve};
+use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::{Rounding, Time};
 
 /// Three stages of one or two nodes; durations of 0 to 3 s, so that many are equal and some are nothing.
@@ -50,12 +50,12 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
 }
 
 /// Any routes of at most `hops` visits, stage 0 among them or not, some of them of two waves.
-fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> Vec<Batch> {
-    let mut batches: Vec<Batch> = Vec::new();
+fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> Vec<MicrobatchRoute> {
+    let mut batches: Vec<MicrobatchRoute> = Vec::new();
     while batches.len() < count {
         let id = batches.len();
         if id > 0 && batches[id - 1].wave == 0 && rng.random_bool(0.25) {
-            batches.push(Batch { id, wave: 1, ..batches[id - 1].clone() });
+            batches.push(MicrobatchRoute { id, wave: 1, ..batches[id - 1].clone() });
             continue;
         }
         let source = instance.members[0][rng.random_range(0..instance.members[0].len())];
@@ -66,14 +66,14 @@ fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> V
             }
         }
         if !nodes.is_empty() {
-            batches.push(Batch { id, source, route: id, wave: 0, load: 0, nodes });
+            batches.push(MicrobatchRoute { id, source, route: id, wave: 0, class: 0, nodes });
         }
     }
     batches
 }
 
 /// The order of the dispatch rule.
-fn dispatched(instance: &Instance, batches: &[Batch]) -> Option<Vec<Vec<TaskId>>> {
+fn dispatched(instance: &Instance, batches: &[MicrobatchRoute]) -> Option<Vec<Vec<TaskId>>> {
     let mut simulator = Simulator::new(instance);
     simulator.load(batches);
     simulator.run_dispatch().ok()?;
@@ -148,7 +148,7 @@ fn slices_change_nothing() {
 /// Every order of every node, by appending the next task of any microbatch in every possible way.
 struct Exhaustive<'a> {
     instance: &'a Instance,
-    batches: &'a [Batch],
+    batches: &'a [MicrobatchRoute],
     /// Per microbatch: tasks done, and when the next may start.
     done: Vec<usize>,
     ready: Vec<Time>,
@@ -158,7 +158,7 @@ struct Exhaustive<'a> {
 }
 
 impl Exhaustive<'_> {
-    fn best(instance: &Instance, batches: &[Batch]) -> Time {
+    fn best(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
         let mut search = Exhaustive {
             instance,
             batches,

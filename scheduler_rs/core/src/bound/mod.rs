@@ -3,14 +3,15 @@
 //! All of them are computed on the instance with durations rounded down.
 
 mod flow;
+pub mod lookahead;
 mod visits;
 
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::problem::{Instance, Load, NO_STAGE, Problem};
+use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
-use crate::search::outlook::Outlook;
-use crate::simulate::Batch;
+use crate::simulate::MicrobatchRoute;
 use crate::time::{NEVER, Rounding, Time};
 
 /// How much of the time a bound may take.
@@ -26,13 +27,13 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
-pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, budget: &Budget) -> Result<Time> {
+pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahead, budget: &Budget) -> Result<Time> {
     budget.check_cancelled()?;
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let short = lengths.short();
     let long = short + usize::from(lengths.long_routes() > 0);
     let trip = |source: usize| {
-        let least = (short..=long).map(|length| outlook.round_trip(instance, source, length)).min().unwrap_or(0);
+        let least = (short..=long).map(|length| lookahead.round_trip(instance, source, length)).min().unwrap_or(0);
         if least >= NEVER { 0 } else { least }
     };
     let mut bound = instance.allreduce.iter().copied().max().unwrap_or(0);
@@ -52,7 +53,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, 
             bound = bound.max(stage_bound(instance, tasks, *stage, quota));
         }
     }
-    bound = bound.max(visits::visits_bound(instance, tasks, outlook, budget, SHARE_OF_TIME)?);
+    bound = bound.max(visits::visits_bound(instance, tasks, lookahead, budget, SHARE_OF_TIME)?);
     Ok(bound + instance.epilogue)
 }
 
@@ -63,8 +64,8 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], outlook: &Outlook, 
 pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
     let below = Instance::new(problem, Rounding::Down);
     let tasks = route_tasks(&below);
-    let lengths = Lengths::new(tasks.len(), below.present.len(), below.skip_ratio);
-    lower_bound(&below, &tasks, &Outlook::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
+    let lengths = Lengths::of(&below, tasks.len());
+    lower_bound(&below, &tasks, &Lookahead::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
 }
 
 /// A source that starts `count` microbatches, none of them home in less than `trip`.
@@ -104,8 +105,8 @@ fn step_of(instance: &Instance, node: usize) -> Time {
     least(instance, node, |l| &l.forward).max(least(instance, node, |l| &l.backward))
 }
 
-fn least(instance: &Instance, node: usize, of: impl Fn(&Load) -> &Vec<Time>) -> Time {
-    instance.loads.iter().map(|load| of(load)[node]).min().unwrap_or(0)
+fn least(instance: &Instance, node: usize, of: impl Fn(&MicrobatchClass) -> &Vec<Time>) -> Time {
+    instance.classes.iter().map(|class| of(class)[node]).min().unwrap_or(0)
 }
 
 /// A stage that at least `quota` routes visit: its nodes share the microbatches of those routes; before the
@@ -148,21 +149,21 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
 
 /// For these very routes: the longest way out and back with its waves, and the load of every node.
 #[must_use]
-pub fn route_bound(instance: &Instance, batches: &[Batch]) -> Time {
+pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
     let mut load = vec![0; instance.node_count()];
     let mut trips = vec![0; batches.len()];
     let mut bound: Time = 0;
     let mut in_turn: Time = 0;
     for (b, batch) in batches.iter().enumerate() {
         let mut place = batch.source;
-        let mut trip = instance.loss(batch.load, batch.source);
-        load[batch.source] += instance.loss(batch.load, batch.source);
+        let mut trip = instance.loss(batch.class, batch.source);
+        load[batch.source] += instance.loss(batch.class, batch.source);
         for node in batch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(place, node)
                 + instance.transfer(node, place)
-                + instance.forward(batch.load, node)
-                + instance.backward(batch.load, node);
-            load[node] += instance.forward(batch.load, node) + instance.backward(batch.load, node);
+                + instance.forward(batch.class, node)
+                + instance.backward(batch.class, node);
+            load[node] += instance.forward(batch.class, node) + instance.backward(batch.class, node);
             place = node;
         }
         trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);

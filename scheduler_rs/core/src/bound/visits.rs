@@ -4,15 +4,14 @@
 //! For each length it is a question of flow, from sources over stages and nodes, and the answer is never wrongly no:
 //! memory, work and the ways through a node each give a limit that holds for every plan.
 
+use crate::bound::flow::{Network, UNLIMITED};
+use crate::bound::lookahead::{Lookahead, Position, successors};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
 use crate::rules::MemoryRule;
-use crate::search::outlook::{Outlook, Position, successors};
 use crate::time::{NEVER, Time};
-
-use super::flow::{Network, UNLIMITED};
 
 /// Routes whose sources and waves are alike.
 struct Group {
@@ -49,7 +48,7 @@ struct Limits {
 pub fn visits_bound(
     instance: &Instance,
     tasks: &[RouteTask],
-    outlook: &Outlook,
+    lookahead: &Lookahead,
     budget: &Budget,
     share: f64,
 ) -> Result<Time> {
@@ -57,13 +56,13 @@ pub fn visits_bound(
     if !instance.rules.cc1 || inner == 0 {
         return Ok(0);
     }
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let mut groups: Vec<Group> = Vec::new();
-    let times = |node: usize| instance.loads.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
+    let times = |node: usize| instance.classes.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
     for task in tasks {
         let alike = |group: &&mut Group| {
             let (a, b) = (group.source, task.source);
-            group.waves == task.waves && instance.place(a) == instance.place(b) && times(a).eq(times(b))
+            group.waves == task.waves && instance.link_index(a) == instance.link_index(b) && times(a).eq(times(b))
         };
         if let Some(group) = groups.iter_mut().find(alike) {
             group.routes += 1;
@@ -73,7 +72,7 @@ pub fn visits_bound(
         if budget.is_past(share) {
             return Ok(0);
         }
-        let ways = Ways::new(instance, outlook, task.source, &lengths);
+        let ways = Ways::new(instance, lookahead, task.source, &lengths);
         groups.push(Group { source: task.source, waves: task.waves, routes: 1, ways });
     }
     let limits = Limits::new(instance, &groups);
@@ -81,7 +80,7 @@ pub fn visits_bound(
     let most = if instance.rules.cc3 { visits.div_ceil(inner) } else { lengths.routes };
     let fits = |time: Time| is_enough(instance, &groups, &limits, &lengths, most, visits, time);
     let mut low = 0; // nothing takes less
-    let mut high = groups.iter().map(|g| outlook.round_trip(instance, g.source, lengths.short())).max().unwrap_or(0);
+    let mut high = groups.iter().map(|g| lookahead.round_trip(instance, g.source, lengths.short())).max().unwrap_or(0);
     if high >= NEVER {
         return Ok(0);
     }
@@ -178,13 +177,13 @@ impl Limits {
 }
 
 impl Ways {
-    /// By dynamic programming over places in the stage order, as [`Outlook`] does from the other end.
-    fn new(instance: &Instance, outlook: &Outlook, source: usize, lengths: &Lengths) -> Self {
+    /// By dynamic programming over places in the stage order, as [`Lookahead`] does from the other end.
+    fn new(instance: &Instance, lookahead: &Lookahead, source: usize, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         let longest = lengths.long();
         let mut ways = Self { around: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
-        let forward = |node: usize| instance.loads.iter().map(|l| l.forward[node]).min().unwrap_or(0);
-        let backward = |node: usize| instance.loads.iter().map(|l| l.backward[node]).min().unwrap_or(0);
+        let forward = |node: usize| instance.classes.iter().map(|l| l.forward[node]).min().unwrap_or(0);
+        let backward = |node: usize| instance.classes.iter().map(|l| l.backward[node]).min().unwrap_or(0);
         // Time out and home together, out alone, home alone: before a node's own tasks.
         let nowhere = || Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); n]);
         let mut reached = nowhere();
@@ -223,7 +222,7 @@ impl Ways {
                     }
                     let on = (lengths.short()..=longest)
                         .filter(|length| hop < *length)
-                        .map(|length| outlook.least(source, node, position, length - 1 - hop))
+                        .map(|length| lookahead.least(source, node, position, length - 1 - hop))
                         .min()
                         .unwrap_or(NEVER);
                     if on >= NEVER {

@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Options, Solution};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
+use crate::request::Options;
 use crate::rules::Strategy;
-use crate::simulate::{Batch, Simulator};
+use crate::search::context::Solution;
+use crate::simulate::{MicrobatchRoute, Simulator};
 use crate::time::{Time, seconds};
 use crate::workload::Workload;
 
 /// Simulates the solution once more and writes it down.
-pub(super) fn assemble(
+pub fn assemble(
     problem: &Problem,
     instance: &Instance,
     options: Options,
@@ -67,7 +68,7 @@ pub(super) fn assemble(
     })
 }
 
-fn microbatches(instance: &Instance, batches: &[Batch]) -> Vec<Microbatch> {
+fn microbatches(instance: &Instance, batches: &[MicrobatchRoute]) -> Vec<Microbatch> {
     batches
         .iter()
         .enumerate()

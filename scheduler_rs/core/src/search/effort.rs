@@ -11,25 +11,28 @@ const SURROGATE_PART: u32 = 5;
 const MOST_FOR_SURROGATE: Duration = Duration::from_millis(200);
 
 /// `skippipe` and `full-routed`: what goes into allocations together with their routes; the rest is for the best of them.
-pub(super) const JOINT: f64 = 0.6;
+pub const JOINT: f64 = 0.6;
 /// The same where nothing is left to do for the best allocation.
-pub(super) const JOINT_LATE: f64 = 0.95;
+pub const JOINT_LATE: f64 = 0.95;
 /// Of it the first allocation alone.
-pub(super) const JOINT_START: f64 = 0.05;
+pub const JOINT_START: f64 = 0.05;
 /// The same before all allocations of a small cluster are looked at one by one; where they race, when the first runs end,
 /// and the race.
-pub(super) const JOINT_OF_SMALL: f64 = 0.15;
-pub(super) const RACE_OF_SMALL: (f64, f64) = (0.25, 0.5);
+pub const JOINT_OF_SMALL: f64 = 0.15;
+pub const RACE_OF_SMALL: (f64, f64) = (0.25, 0.5);
 /// The same where no more than the allocations that were seen race.
-pub(super) const JOINT_OF_FEW: f64 = 0.3;
-pub(super) const RACE_OF_FEW: (f64, f64) = (0.45, 0.6);
+pub const JOINT_OF_FEW: f64 = 0.3;
+pub const RACE_OF_FEW: (f64, f64) = (0.45, 0.6);
 
 /// `full-routed`: straight pipelines, and of what is left the joint search.
-pub(super) const STRAIGHT: f64 = 0.25;
-pub(super) const JOINT_AFTER_STRAIGHT: f64 = 0.4;
+pub const STRAIGHT: f64 = 0.25;
+pub const JOINT_AFTER_STRAIGHT: f64 = 0.4;
 
 /// The other strategies: the local search over allocations; the rest goes into plans for what it found.
-pub(super) const LOCAL: f64 = 0.7;
+pub const LOCAL: f64 = 0.7;
+
+/// With no more tasks than these an allocation has its proof before a race would begin.
+pub const FEW_TASKS: usize = 48;
 
 /// Work of one search in a round, and rounds that a limit of work is good for, at least.
 const ROUND_WORK: u64 = 100_000;
@@ -37,7 +40,7 @@ const LEAST_ROUNDS: u64 = 50;
 
 /// Time and work of the surrogate: its work comes beside the planner's; a clock only where the planner has one, or
 /// neither has a limit.
-pub(super) fn surrogate_limits(budget: &Budget) -> (Option<Duration>, Option<u64>) {
+pub fn surrogate_limits(budget: &Budget) -> (Option<Duration>, Option<u64>) {
     let work = budget.work_limit.map(|work| (work / u64::from(SURROGATE_PART)).max(1));
     let time = match budget.time_limit() {
         Some(time) => Some((time / SURROGATE_PART).min(MOST_FOR_SURROGATE)),
@@ -48,12 +51,12 @@ pub(super) fn surrogate_limits(budget: &Budget) -> (Option<Duration>, Option<u64
 }
 
 /// Work after which a search that has this share goes on to what comes next.
-pub(super) fn most_work(budget: &Budget, share: f64) -> u64 {
+pub fn most_work(budget: &Budget, share: f64) -> u64 {
     budget.work_limit.map_or(u64::MAX, |limit| (limit as f64 * share) as u64)
 }
 
 /// Work of one of the searches over allocations in a round: where there is little of it, rounds are short.
-pub(super) fn round_work(budget: &Budget) -> u64 {
+pub fn round_work(budget: &Budget) -> u64 {
     budget.work_limit.map_or(ROUND_WORK, |limit| (limit / LEAST_ROUNDS).clamp(1_000, ROUND_WORK))
 }
 

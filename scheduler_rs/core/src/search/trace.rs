@@ -2,9 +2,9 @@
 
 use serde_json::Number;
 
-use super::cbs;
 use crate::budget::Budget;
 use crate::report::{SearchEvent, Statistics};
+use crate::search::cbs;
 use crate::time::{Time, seconds};
 
 /// Plans and bounds as they were found.

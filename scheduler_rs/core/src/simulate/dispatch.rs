@@ -14,7 +14,7 @@ pub(super) struct Buffers {
     touched: Vec<u32>,
 }
 
-/// What goes first: arrival or rank, then the microbatch's id, then the task.
+/// What goes first: arrival or priority, then the microbatch's id, then the task.
 type Waiting = (Time, usize, TaskId);
 
 #[derive(Clone, Debug, Default)]
@@ -52,18 +52,18 @@ impl Simulator<'_> {
         self.run(None)
     }
 
-    /// As [`Simulator::run_dispatch`], but a free node takes the task of the lowest rank, whatever its kind: of
-    /// microbatch number `b` forwards have rank `ranks[2 b]`, backwards and losses `ranks[2 b + 1]`.
+    /// As [`Simulator::run_dispatch`], but a free node takes the task with the lowest number, whatever its kind: of
+    /// microbatch number `b` forwards have priority `priorities[2 b]`, backwards and losses `priorities[2 b + 1]`.
     ///
     /// # Errors
     /// [`Deadlock`] where microbatches wait in a circle for each other's memory.
-    pub fn run_ranked(&mut self, ranks: &[u32]) -> Result<Outcome, Deadlock> {
-        self.run(Some(ranks))
+    pub fn run_prioritised(&mut self, priorities: &[u32]) -> Result<Outcome, Deadlock> {
+        self.run(Some(priorities))
     }
 
-    fn run(&mut self, ranks: Option<&[u32]>) -> Result<Outcome, Deadlock> {
+    fn run(&mut self, priorities: Option<&[u32]>) -> Result<Outcome, Deadlock> {
         let mut buffers = std::mem::take(&mut self.scratch.dispatch);
-        let done = self.dispatch(&mut buffers, ranks);
+        let done = self.dispatch(&mut buffers, priorities);
         let result = if done == self.node.len() { Ok(self.outcome()) } else { Err(self.memory_cycle(&buffers)) };
         self.scratch.dispatch = buffers;
         result
@@ -76,7 +76,7 @@ impl Simulator<'_> {
     }
 
     /// Runs until nothing can happen any more; gives the number of finished tasks.
-    fn dispatch(&mut self, buffers: &mut Buffers, ranks: Option<&[u32]>) -> usize {
+    fn dispatch(&mut self, buffers: &mut Buffers, priorities: Option<&[u32]>) -> usize {
         let Buffers { events, nodes, touched } = buffers;
         let gated = self.instance.memory_is_held();
         events.clear();
@@ -113,7 +113,8 @@ impl Simulator<'_> {
                     let is_forward = task - span.first < span.hops;
                     let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
                     let batch = self.batch[task as usize] as usize;
-                    let key = ranks.map_or(now, |ranks| Time::from(ranks[2 * batch + usize::from(!is_forward)]));
+                    let key = priorities
+                        .map_or(now, |priorities| Time::from(priorities[2 * batch + usize::from(!is_forward)]));
                     queue.push((key, span.id, task));
                     continue;
                 }
@@ -126,7 +127,7 @@ impl Simulator<'_> {
                     events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
                 } else if span.after != NO_TASK {
                     let next = self.spans[span.after as usize];
-                    events.push(Reverse((now + span.home + next.out, 2 * next.first)));
+                    events.push(Reverse((now + span.return_transfer + next.out, 2 * next.first)));
                 }
             }
             touched.sort_unstable();
@@ -138,8 +139,9 @@ impl Simulator<'_> {
                 }
                 let urgent = first(&state.urgent);
                 let full = gated && state.held >= self.instance.memory[node as usize];
-                // Without ranks what is urgent goes first anyway.
-                let forward = if full || (ranks.is_none() && urgent.is_some()) { None } else { first(&state.forwards) };
+                // Without priorities what is urgent goes first anyway.
+                let forward =
+                    if full || (priorities.is_none() && urgent.is_some()) { None } else { first(&state.forwards) };
                 let task = match (urgent, forward) {
                     (None, None) => continue,
                     (Some((_, key)), Some((place, its))) if its < key => state.start_forward(place),

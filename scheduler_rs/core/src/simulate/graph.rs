@@ -1,17 +1,17 @@
 //! A given order that changes a little at a time: the longest paths to and from every task, kept up to date.
 //!
-//! The tasks are the vertices of a disjunctive graph (Roy and Sussmann): arcs lead along each microbatch, from the home
-//! of a wave to the start of the next, and along the order of each node. The head of a task is its start; its tail, the
-//! longest way from its end to the end of the iteration. Both are kept along a topological sequence: a change of one
-//! node's order only rearranges the stretch of the sequence that its tasks span, and only what it changes is computed
-//! anew.
+//! The tasks are the vertices of a disjunctive graph (Roy and Sussmann): arcs lead along each microbatch, from the
+//! completion of a wave to the start of the next, and along the order of each node. The head of a task is its start;
+//! its tail, the longest way from its end to the end of the iteration. Both are kept along a topological sequence: a
+//! change of one node's order only rearranges the stretch of the sequence that its tasks span, and only what it
+//! changes is computed anew.
 
 mod bits;
 mod list;
 
 use bits::Bits;
 
-use super::{Batch, Deadlock, NO_TASK, Outcome, Simulator, TaskId};
+use super::{Deadlock, MicrobatchRoute, NO_TASK, Outcome, Simulator, TaskId};
 use crate::problem::Instance;
 use crate::time::Time;
 
@@ -68,7 +68,7 @@ pub struct OrderGraph {
     memory: Vec<u32>,
     /// Every task after those before it.
     sequence: Vec<TaskId>,
-    /// First tasks of microbatches that wait for none, and last tasks of all, with the transfer home.
+    /// First tasks of microbatches that wait for none, and last tasks of all, with the transfer back to the source.
     firsts: Vec<TaskId>,
     lasts: Vec<(TaskId, Time)>,
     /// The iteration is no shorter, and so much is added to it.
@@ -92,7 +92,7 @@ impl OrderGraph {
     ///
     /// # Errors
     /// [`Deadlock`] as [`Simulator::run_order`].
-    pub fn new(instance: &Instance, batches: &[Batch], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
+    pub fn new(instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
         let mut simulator = Simulator::new(instance);
         simulator.load(batches);
         simulator.run_order(order)?;
@@ -103,7 +103,7 @@ impl OrderGraph {
             Some(*sum)
         }));
         let waits = |span: &super::Span| span.before != NO_TASK;
-        let last = |span: &super::Span| (span.first + 2 * span.hops, span.home);
+        let last = |span: &super::Span| (span.first + 2 * span.hops, span.return_transfer);
         let mut graph = Self {
             vertices: (0..count as TaskId).map(|task| vertex(instance, &simulator, task)).collect(),
             order: Vec::new(),
@@ -238,17 +238,17 @@ impl OrderGraph {
         self.end + self.epilogue
     }
 
-    /// Sum over microbatches of the time at home.
+    /// Sum of the completion times of the microbatches.
     #[must_use]
     pub fn finish_sum(&self) -> Time {
-        self.homes().sum()
+        self.completions().sum()
     }
 
     /// When everything ends, as [`Simulator::run_order`] gives it.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         Outcome {
-            pipeline: self.homes().max().unwrap_or(0),
+            pipeline: self.completions().max().unwrap_or(0),
             iteration: self.iteration(),
             finish_sum: self.finish_sum(),
         }
@@ -260,10 +260,10 @@ impl OrderGraph {
         self.work / LOOKS_PER_STEP
     }
 
-    fn homes(&self) -> impl Iterator<Item = Time> {
-        self.lasts.iter().map(|(task, home)| {
+    fn completions(&self) -> impl Iterator<Item = Time> {
+        self.lasts.iter().map(|(task, return_transfer)| {
             let vertex = &self.vertices[*task as usize];
-            vertex.head + vertex.length + home
+            vertex.head + vertex.length + return_transfer
         })
     }
 
@@ -533,7 +533,7 @@ fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Verte
         (before, lag) = (task - 1, simulator.travel[task as usize]);
     } else if span.before != NO_TASK {
         let earlier = simulator.spans[span.before as usize];
-        (before, lag) = (earlier.first + 2 * earlier.hops, earlier.home + span.out);
+        (before, lag) = (earlier.first + 2 * earlier.hops, earlier.return_transfer + span.out);
     }
     let after = match simulator.spans.get(span.after as usize) {
         _ if place < last => task + 1,
@@ -543,13 +543,13 @@ fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Verte
     let node = simulator.node_of(task);
     // A backward ends its stage's part of the iteration, the last one its microbatch's.
     let reduce = if place > span.hops { instance.allreduce[instance.stage_of[node]] } else { 0 };
-    let home = if place == last { span.home } else { 0 };
+    let return_transfer = if place == last { span.return_transfer } else { 0 };
     Vertex {
         head: simulator.start_of(task),
         tail: 0,
         length: simulator.length[task as usize],
         lag,
-        rest: reduce.max(home),
+        rest: reduce.max(return_transfer),
         before,
         after,
         left: NO_TASK,

@@ -21,17 +21,17 @@ use crate::time::{Time, seconds};
 
 /// A microbatch as the simulator sees it. The waves of one route stand next to each other, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct MicrobatchRoute {
     /// Its number in the plan; where the dispatch rule sees two alike, the lower goes first.
     pub id: usize,
-    /// Stage-0 node that it starts from and comes home to.
+    /// Stage-0 node that it starts from and returns to.
     pub source: usize,
     /// Route number; equal numbers are waves of one route.
     pub route: usize,
     /// Place among those, from 0.
     pub wave: usize,
-    /// What it asks of the nodes.
-    pub load: usize,
+    /// Its class: an index into [`Instance::classes`].
+    pub class: usize,
     /// Nodes in order of the forward pass, at least one.
     pub nodes: Vec<u32>,
 }
@@ -42,11 +42,11 @@ pub type TaskId = u32;
 /// When everything ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Last microbatch home.
+    /// Completion of the last microbatch: its last gradient is back at its source.
     pub pipeline: Time,
     /// With all-reduce, norm and step.
     pub iteration: Time,
-    /// Sum over microbatches of the time at home; breaks ties between equal iterations.
+    /// Sum of the completion times of the microbatches; breaks ties between equal iterations.
     pub finish_sum: Time,
 }
 
@@ -62,13 +62,13 @@ struct Span {
     first: TaskId,
     hops: u32,
     id: usize,
-    /// Microbatch whose homecoming lets this one start, `NO_TASK` for wave 0.
+    /// Microbatch whose completion lets this one start, `NO_TASK` for wave 0.
     before: u32,
     /// The next wave, `NO_TASK` for the last.
     after: u32,
     /// Transfer from the source to the first node and back; 0 with CC1.
     out: Time,
-    home: Time,
+    return_transfer: Time,
 }
 
 /// See the [module](self).
@@ -98,12 +98,12 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// When microbatch number `batch` was home in the last run.
+    /// Completion time of microbatch number `batch` in the last run.
     #[must_use]
-    pub fn home_of(&self, batch: usize) -> Time {
+    pub fn completion_of(&self, batch: usize) -> Time {
         let span = self.spans[batch];
         let last = (span.first + 2 * span.hops) as usize;
-        self.start[last] + self.length[last] + span.home
+        self.start[last] + self.length[last] + span.return_transfer
     }
 }
 
@@ -138,7 +138,7 @@ impl<'a> Simulator<'a> {
     }
 
     /// Takes the microbatches of one iteration.
-    pub fn load(&mut self, batches: &[Batch]) {
+    pub fn load(&mut self, batches: &[MicrobatchRoute]) {
         let instance = self.instance;
         self.spans.clear();
         for column in [&mut self.node, &mut self.batch] {
@@ -156,14 +156,14 @@ impl<'a> Simulator<'a> {
             let mut previous = source;
             for node in &batch.nodes {
                 let node = *node as usize;
-                self.push(node, b, instance.forward(batch.load, node), instance.transfer(previous, node));
+                self.push(node, b, instance.forward(batch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
-            self.push(source, b, instance.loss(batch.load, source), instance.transfer(back, source));
+            self.push(source, b, instance.loss(batch.class, source), instance.transfer(back, source));
             previous = source;
             for node in batch.nodes.iter().rev() {
                 let node = *node as usize;
-                self.push(node, b, instance.backward(batch.load, node), instance.transfer(previous, node));
+                self.push(node, b, instance.backward(batch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
             if follows {
@@ -176,7 +176,7 @@ impl<'a> Simulator<'a> {
                 before: if follows { b as u32 - 1 } else { NO_TASK },
                 after: NO_TASK,
                 out,
-                home: instance.transfer(front, source),
+                return_transfer: instance.transfer(front, source),
             });
         }
         self.start.clear();
@@ -283,11 +283,11 @@ impl<'a> Simulator<'a> {
         order.iter().flatten().map(task).collect()
     }
 
-    /// When microbatch number `batch` is home.
+    /// Completion time of microbatch number `batch`.
     #[must_use]
-    pub fn home_of(&self, batch: usize) -> Time {
+    pub fn completion_of(&self, batch: usize) -> Time {
         let span = self.spans[batch];
-        self.end_of(span.first + 2 * span.hops) + span.home
+        self.end_of(span.first + 2 * span.hops) + span.return_transfer
     }
 
     /// From the times of all tasks to the time of the iteration.
@@ -295,9 +295,9 @@ impl<'a> Simulator<'a> {
         let mut outcome = Outcome::default();
         let mut reduced = self.instance.allreduce.iter().copied().max().unwrap_or(0);
         for batch in 0..self.spans.len() {
-            let home = self.home_of(batch);
-            outcome.pipeline = outcome.pipeline.max(home);
-            outcome.finish_sum += home;
+            let completion = self.completion_of(batch);
+            outcome.pipeline = outcome.pipeline.max(completion);
+            outcome.finish_sum += completion;
             let span = self.spans[batch];
             for task in span.first + span.hops + 1..=span.first + 2 * span.hops {
                 let stage = self.instance.stage_of[self.node_of(task)];

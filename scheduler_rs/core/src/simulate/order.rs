@@ -7,7 +7,7 @@ use crate::time::Time;
 
 impl Simulator<'_> {
     /// Starts every task as early as its input, the task before it on its node and, between waves, the
-    /// homecoming of the wave before allow. `order` lists every task once, on its own node.
+    /// completion of the wave before allow. `order` lists every task once, on its own node.
     ///
     /// # Errors
     /// [`Deadlock`] where the order makes tasks wait for each other; with TC1 `held` also where a
@@ -51,7 +51,7 @@ impl Simulator<'_> {
                 self.release(next, end + self.travel[next as usize], &mut ready);
             } else if span.after != NO_TASK {
                 let next = self.spans[span.after as usize];
-                self.release(next.first, end + span.home + next.out, &mut ready);
+                self.release(next.first, end + span.return_transfer + next.out, &mut ready);
             }
         }
         self.scratch.ready = ready;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Batch, Deadlock, Outcome, Simulator, TaskId};
+use super::{Deadlock, MicrobatchRoute, Outcome, Simulator, TaskId};
 use crate::error::{Result, invalid};
 use crate::plan::{Kind, Plan, Predicted};
 use crate::problem::{Instance, NO_STAGE};
@@ -68,13 +68,13 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 /// A plan in the terms of the simulator. Microbatches may have any numbers and stand in any order in a plan;
 /// here the waves of a route stand next to each other.
 pub(crate) struct Replay {
-    batches: Vec<Batch>,
+    batches: Vec<MicrobatchRoute>,
     order: Vec<Vec<TaskId>>,
 }
 
 impl Replay {
     /// Routes, the waves of one next to each other.
-    pub(crate) fn batches(&self) -> &[Batch] {
+    pub(crate) fn batches(&self) -> &[MicrobatchRoute] {
         &self.batches
     }
 
@@ -91,7 +91,14 @@ impl Replay {
             .map(|i| {
                 let batch = &plan.microbatches[*i];
                 let nodes = batch.nodes.iter().map(|n| *n as u32).collect();
-                Batch { id: batch.id, source: batch.source, route: batch.route, wave: batch.wave, load: 0, nodes }
+                MicrobatchRoute {
+                    id: batch.id,
+                    source: batch.source,
+                    route: batch.route,
+                    wave: batch.wave,
+                    class: 0,
+                    nodes,
+                }
             })
             .collect();
         let mut replay = Self { batches, order: Vec::new() };

@@ -6,13 +6,13 @@
 //! to a source: they take longer than all tasks together. So every loss and backward happens after all forwards, and
 //! the iteration is the makespan and two such transfers.
 
+use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
-use skippipe_core::problem::{Instance, Load, Problem};
+use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::cbs::{Demand, Question};
-use skippipe_core::search::outlook::Outlook;
 use skippipe_core::time::{NEVER, Rounding, Time};
 
 /// One unit of processing time.
@@ -98,9 +98,9 @@ impl Shop {
         let problem =
             Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1; jobs], 0.0, rules).unwrap();
         let mut instance = Instance::new(&problem, Rounding::Up);
-        instance.loads = (0..jobs).map(|job| self.load(job)).collect();
+        instance.classes = (0..jobs).map(|job| self.load(job)).collect();
         for (load, source) in instance.sources.iter_mut().enumerate() {
-            source.load = load;
+            source.class = load;
         }
         let tasks = route_tasks(&instance);
         let stages = self.machines + 1;
@@ -115,7 +115,7 @@ impl Shop {
         Encoded { instance, tasks, demand, constant: 2 * longest * UNIT }
     }
 
-    fn load(&self, job: usize) -> Load {
+    fn load(&self, job: usize) -> MicrobatchClass {
         let nodes = self.node(self.machines);
         let mut forward = vec![0; nodes];
         for (machine, time) in &self.jobs[job] {
@@ -123,7 +123,7 @@ impl Shop {
         }
         let machines = self.jobs[job].iter().map(|task| self.node(task.0) as u32);
         let forced = Some(std::iter::once(job as u32).chain(machines).collect());
-        Load { forward, backward: vec![0; nodes], loss: vec![0; nodes], forced }
+        MicrobatchClass { forward, backward: vec![0; nodes], loss: vec![0; nodes], forced }
     }
 }
 
@@ -147,7 +147,7 @@ impl Encoded {
     }
 
     /// What is known of a way in advance.
-    pub fn outlook(&self) -> Outlook {
-        Outlook::new(&self.instance, self.demand.long, &Budget::new(None, None), 1.0).unwrap()
+    pub fn lookahead(&self) -> Lookahead {
+        Lookahead::new(&self.instance, self.demand.long, &Budget::new(None, None), 1.0).unwrap()
     }
 }

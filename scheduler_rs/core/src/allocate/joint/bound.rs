@@ -38,8 +38,8 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
         // Any stage may have a single layer, and any source a single microbatch.
         let equal = scope.layers as f64 / stages as f64;
         let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
-        for load in &mut instance.loads {
-            load.forward.iter_mut().chain(&mut load.backward).for_each(least);
+        for class in &mut instance.classes {
+            class.forward.iter_mut().chain(&mut class.backward).for_each(least);
         }
     }
     let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
@@ -170,7 +170,7 @@ impl<'a> Trips<'a> {
     fn new(instance: &'a Instance, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         // Nodes of one place and speed have the same ways.
-        let kind = |node: usize| (instance.place(node), instance.least_work(node));
+        let kind = |node: usize| (instance.link_index(node), instance.least_work(node));
         let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let nodes: Vec<usize> = (0..n)
             .filter(|node| {

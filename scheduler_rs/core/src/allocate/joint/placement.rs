@@ -115,10 +115,10 @@ impl Placement {
         self.node_at.swap(a, b);
         let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
         if self.layers.is_empty() || left == right {
-            instance.swap_seats(a, b);
+            instance.swap_machines(a, b);
         } else {
-            instance.seat(a, self.machine(a, left));
-            instance.seat(b, self.machine(b, right));
+            instance.set_machine(a, self.machine(a, left));
+            instance.set_machine(b, self.machine(b, right));
         }
         self.reduce(instance, left);
         if left != right {
@@ -149,7 +149,7 @@ impl Placement {
         }
         instance.stage_of[place] = to;
         if !self.layers.is_empty() {
-            instance.seat(place, self.machine(place, to));
+            instance.set_machine(place, self.machine(place, to));
         }
         self.reduce(instance, from);
         self.reduce(instance, to);
@@ -237,7 +237,7 @@ impl Placement {
         let part = self.part(stage);
         let time = |s: f64| Rounding::Up.nanoseconds(s);
         Machine {
-            place: cluster.link_index(number) as u32,
+            link_index: cluster.link_index(number) as u32,
             forward: time(node.forward_s * part),
             backward: time(node.backward_s * part),
             loss: time(node.loss_s),
@@ -249,7 +249,7 @@ impl Placement {
     fn outfit(&self, instance: &mut Instance, stage: usize) {
         for i in 0..instance.members[stage].len() {
             let place = instance.members[stage][i];
-            instance.seat(place, self.machine(place, stage));
+            instance.set_machine(place, self.machine(place, stage));
         }
         self.reduce(instance, stage);
     }

@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 
 use super::Question;
 use super::model::Demand;
+use crate::bound::lookahead::{Lookahead, Position};
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{RouteTask, StageOrder, StageSet, stage_bit};
 use crate::rules::MemoryRule;
-use crate::search::outlook::{Outlook, Position};
 use crate::time::{NEVER, Time};
 
 /// One node sequence, with its tasks laid out for the low level.
@@ -23,8 +23,8 @@ pub struct Way {
     pub steps: Vec<Step>,
     /// For each hop, the time from the start of its forward to the end of its backward when nothing waits.
     pub holds: SmallVec<[Time; 8]>,
-    /// From the last node home, after the last task.
-    pub home: Time,
+    /// Transfer from the last node back to the source, after the last task.
+    pub return_transfer: Time,
     /// One wave, out and home, when nothing waits.
     pub trip: Time,
 }
@@ -50,7 +50,7 @@ const STEPS_PER_POLL: u64 = 4096;
 /// is over. `latest`: ways that take longer for all their waves are of no use. `listed` counts what was looked at.
 pub fn sequences(
     question: &Question<'_>,
-    outlook: &Outlook,
+    lookahead: &Lookahead,
     task: &RouteTask,
     latest: Time,
     most: usize,
@@ -58,12 +58,12 @@ pub fn sequences(
     listed: &mut u64,
 ) -> Option<Vec<Vec<u32>>> {
     let Question { instance, demand, .. } = *question;
-    if let Some(nodes) = &instance.loads[task.load].forced {
+    if let Some(nodes) = &instance.classes[task.class].forced {
         return Some(vec![nodes.clone()]);
     }
     let mut search = Search {
         instance,
-        outlook,
+        lookahead,
         demand,
         task,
         latest: latest / task.waves.max(1) as Time,
@@ -85,7 +85,7 @@ pub fn sequences(
 
 struct Search<'a> {
     instance: &'a Instance,
-    outlook: &'a Outlook,
+    lookahead: &'a Lookahead,
     demand: &'a Demand,
     task: &'a RouteTask,
     /// For one wave.
@@ -126,8 +126,8 @@ impl Search<'_> {
                 }
                 self.steps += 1;
                 self.is_stopped |= self.steps.is_multiple_of(STEPS_PER_POLL) && self.budget.is_over();
-                let ahead = self.outlook.least(self.task.source, node, position, left);
-                let own = instance.forward(self.task.load, node) + instance.backward(self.task.load, node);
+                let ahead = self.lookahead.least(self.task.source, node, position, left);
+                let own = instance.forward(self.task.class, node) + instance.backward(self.task.class, node);
                 let whole = around + own + instance.transfer(last, node) + instance.transfer(node, last);
                 if ahead >= NEVER || whole + ahead > self.latest {
                     continue;
@@ -148,31 +148,31 @@ pub fn lay_out(
     local: &dyn Fn(usize) -> u32,
     loss_op: u32,
 ) -> Way {
-    let (source, load) = (task.source, task.load);
+    let (source, class) = (task.source, task.class);
     let mut steps = Vec::with_capacity(2 * sequence.len() + 1);
     let mut stages = 0;
     let mut last = source;
     for node in sequence.iter().map(|n| *n as usize) {
         let travel = instance.transfer(last, node);
-        steps.push(Step { op: 2 * local(node), travel, length: instance.forward(load, node), reduce: 0 });
+        steps.push(Step { op: 2 * local(node), travel, length: instance.forward(class, node), reduce: 0 });
         stages |= stage_bit(instance.stage_of[node]);
         last = node;
     }
     let travel = instance.transfer(last, source);
-    steps.push(Step { op: loss_op, travel, length: instance.loss(load, source), reduce: 0 });
+    steps.push(Step { op: loss_op, travel, length: instance.loss(class, source), reduce: 0 });
     last = source;
     for node in sequence.iter().rev().map(|n| *n as usize) {
         let reduce = instance.allreduce[instance.stage_of[node]];
         let travel = instance.transfer(last, node);
-        steps.push(Step { op: 2 * local(node) + 1, travel, length: instance.backward(load, node), reduce });
+        steps.push(Step { op: 2 * local(node) + 1, travel, length: instance.backward(class, node), reduce });
         last = node;
     }
-    let home = instance.transfer(last, source);
+    let return_transfer = instance.transfer(last, source);
     let hops = sequence.len();
     let whole = |from: usize, to: usize| {
         steps[from].length + steps[from + 1..=to].iter().map(|s| s.travel + s.length).sum::<Time>()
     };
     let holds = (0..hops).map(|h| whole(h, 2 * hops - h)).collect();
-    let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + home;
-    Way { nodes: sequence.iter().map(|n| local(*n as usize)).collect(), stages, steps, holds, home, trip }
+    let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + return_transfer;
+    Way { nodes: sequence.iter().map(|n| local(*n as usize)).collect(), stages, steps, holds, return_transfer, trip }
 }

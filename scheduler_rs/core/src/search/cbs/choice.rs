@@ -228,7 +228,7 @@ fn start_early(model: &Model<'_>, agent: usize, choice: &mut Choice, release: &[
     for (at, start) in choice.starts.iter_mut().enumerate() {
         let (wave, step) = (at / way.steps.len(), &way.steps[at % way.steps.len()]);
         if at > 0 && at % way.steps.len() == 0 {
-            time += way.home;
+            time += way.return_transfer;
         }
         *start = (time + step.travel).max(release[model.slot(agent, wave, step.op)]);
         time = *start + step.length;
@@ -241,5 +241,5 @@ pub fn value(model: &Model<'_>, agent: usize, choice: &Choice) -> Time {
     let from = choice.starts.len() - way.steps.len();
     let ends = way.steps.iter().zip(&choice.starts[from..]).map(|(step, start)| start + step.length + step.reduce);
     let last = choice.starts.last().map_or(0, |start| start + way.steps[way.steps.len() - 1].length);
-    ends.max().unwrap_or(0).max(last + way.home)
+    ends.max().unwrap_or(0).max(last + way.return_transfer)
 }

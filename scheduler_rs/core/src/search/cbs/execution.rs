@@ -2,7 +2,7 @@
 //! takes.
 
 use crate::rules::MemoryRule;
-use crate::simulate::{Batch, Simulator, TaskId};
+use crate::simulate::{MicrobatchRoute, Simulator, TaskId};
 use crate::time::Time;
 
 use super::choice::Choice;
@@ -12,7 +12,7 @@ use super::model::Model;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The microbatches, those of one task next to each other; `route` is the number of the task.
-    pub batches: Vec<Batch>,
+    pub batches: Vec<MicrobatchRoute>,
     /// What every node runs, in the simulator's numbers for these.
     pub order: Vec<Vec<TaskId>>,
     /// Nanoseconds.
@@ -65,7 +65,7 @@ pub fn run(model: &Model<'_>, chosen: &[Choice], urgency: &[Time], rule: Rule) -
         for wave in 0..task.waves {
             let nodes = way.nodes.iter().map(|n| model.nodes[*n as usize] as u32).collect();
             let id = task.first_microbatch + wave;
-            batches.push(Batch { id, source: task.source, route: agent, wave, load: task.load, nodes });
+            batches.push(MicrobatchRoute { id, source: task.source, route: agent, wave, class: task.class, nodes });
             tasks += way.steps.len();
         }
     }
@@ -136,7 +136,7 @@ fn take_turns(
         let place = done[agent] % way.steps.len();
         order[model.nodes[task.node]].push((first[agent] + done[agent]) as TaskId);
         free[task.node] = task.start + task.length;
-        ready[agent] = free[task.node] + if place + 1 == way.steps.len() { way.home } else { 0 };
+        ready[agent] = free[task.node] + if place + 1 == way.steps.len() { way.return_transfer } else { 0 };
         if place < way.nodes.len() {
             held[task.node] += 1;
         } else if place > way.nodes.len() {

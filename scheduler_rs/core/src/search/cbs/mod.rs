@@ -17,10 +17,10 @@ mod search;
 mod state;
 mod tree;
 
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
-use crate::search::outlook::Outlook;
 use crate::time::Time;
 
 pub use execution::Found;
@@ -96,13 +96,13 @@ pub struct Statistics {
     pub events: Vec<(u64, Time, Time)>,
 }
 
-/// Searches until the proof or the first limit. `outlook` is that of the question's instance, for ways of at least
+/// Searches until the proof or the first limit. `lookahead` is that of the question's instance, for ways of at least
 /// `demand.long` visits.
 ///
 /// With CC3 and without CC1 a demand cannot say how many routes visit the inner stages, since that depends on how many
 /// visit stage 0: where `demand.total` is given, the inner stages then lie on numbers of routes that differ by at most
 /// one.
 #[must_use]
-pub fn solve(question: &Question<'_>, outlook: &Outlook, budget: &Budget) -> Answer {
-    search::Search::run(question, outlook, budget)
+pub fn solve(question: &Question<'_>, lookahead: &Lookahead, budget: &Budget) -> Answer {
+    search::Search::run(question, lookahead, budget)
 }

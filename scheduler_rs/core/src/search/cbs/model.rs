@@ -1,10 +1,10 @@
 //! What stays the same all over the tree: agents, their ways, the numbering of tasks.
 
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
 use crate::rules::MemoryRule;
-use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
 use super::Question;
@@ -110,7 +110,7 @@ impl<'a> Model<'a> {
     /// looked at.
     pub fn new(
         question: &Question<'a>,
-        outlook: &Outlook,
+        lookahead: &Lookahead,
         latest: Time,
         budget: &Budget,
         listed: &mut u64,
@@ -120,15 +120,15 @@ impl<'a> Model<'a> {
         let mut lists: Vec<Vec<Vec<u32>>> = Vec::new();
         let mut kind_of = Vec::new();
         for task in tasks {
-            let key = (task.source, task.load);
+            let key = (task.source, task.class);
             let kind = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
             if kind == keys.len() {
                 // The agent with the fewest waves has the most ways.
-                let waves = tasks.iter().filter(|t| (t.source, t.load) == key).map(|t| t.waves).min().unwrap_or(1);
+                let waves = tasks.iter().filter(|t| (t.source, t.class) == key).map(|t| t.waves).min().unwrap_or(1);
                 keys.push(key);
                 let room = MOST_WAYS.checked_sub(lists.iter().map(Vec::len).sum())?;
                 let task = RouteTask { waves, ..*task };
-                lists.push(sequences(question, outlook, &task, latest, room, budget, listed)?);
+                lists.push(sequences(question, lookahead, &task, latest, room, budget, listed)?);
             }
             kind_of.push(kind);
         }
@@ -148,8 +148,8 @@ impl<'a> Model<'a> {
         let kinds: Vec<Vec<Way>> = keys
             .iter()
             .zip(&lists)
-            .map(|((source, load), list)| {
-                let task = RouteTask { source: *source, load: *load, waves: 1, first_microbatch: 0 };
+            .map(|((source, class), list)| {
+                let task = RouteTask { source: *source, class: *class, waves: 1, first_microbatch: 0 };
                 list.iter().map(|s| lay_out(instance, &task, s, &|node| local[node], loss_op)).collect()
             })
             .collect();
@@ -164,10 +164,10 @@ impl<'a> Model<'a> {
             agent_of.resize(base, agents.len() as u32 - 1);
             for _ in 0..task.waves {
                 for node in &nodes {
-                    length.push(instance.forward(task.load, *node));
-                    length.push(instance.backward(task.load, *node));
+                    length.push(instance.forward(task.class, *node));
+                    length.push(instance.backward(task.class, *node));
                 }
-                length.push(instance.loss(task.load, task.source));
+                length.push(instance.loss(task.class, task.source));
             }
         }
         let longest = |kind: &usize| kinds[*kind].iter().map(|w| w.trip).max().unwrap_or(0);
@@ -248,7 +248,7 @@ impl<'a> Model<'a> {
 
 fn yard(instance: &Instance, tasks: &[RouteTask], nodes: &[usize]) -> Yard {
     let lengths =
-        |node: usize| tasks.iter().map(move |t| (instance.forward(t.load, node), instance.backward(t.load, node)));
+        |node: usize| tasks.iter().map(move |t| (instance.forward(t.class, node), instance.backward(t.class, node)));
     let all = || nodes.iter().flat_map(|n| lengths(*n));
     let forward = all().map(|l| l.0).min().unwrap_or(0);
     let backward = all().map(|l| l.1).min().unwrap_or(0);
@@ -262,7 +262,7 @@ fn groups(tasks: &[RouteTask]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let alike = |a: usize, b: usize| {
         let (a, b) = (&tasks[a], &tasks[b]);
-        (a.source, a.load, a.waves) == (b.source, b.load, b.waves)
+        (a.source, a.class, a.waves) == (b.source, b.class, b.waves)
     };
     for agent in 0..tasks.len() {
         match groups.iter_mut().find(|g| alike(g.agents[0], agent)) {

@@ -210,7 +210,7 @@ pub fn fit(model: &Model<'_>, state: &State, agent: usize, number: usize, times:
             }
             times.starts.push(start);
         }
-        time += way.home;
+        time += way.return_transfer;
     }
     let mut end = state.limit;
     let mut slack = end - time;
@@ -220,7 +220,7 @@ pub fn fit(model: &Model<'_>, state: &State, agent: usize, number: usize, times:
     times.ends.clear();
     for wave in (0..waves).rev() {
         let base = model.slot(agent, wave, 0);
-        end -= way.home;
+        end -= way.return_transfer;
         for (place, step) in way.steps.iter().enumerate().rev() {
             let latest = end.min(state.due[base + step.op as usize]).min(state.limit - step.reduce);
             end = latest - step.length - step.travel;

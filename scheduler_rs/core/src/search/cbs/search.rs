@@ -2,9 +2,9 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::route::RouteTask;
-use crate::search::outlook::Outlook;
 use crate::time::{NEVER, Time};
 
 use super::choice::{Choice, choose, settle};
@@ -52,13 +52,13 @@ pub struct Search<'a> {
 }
 
 /// No execution takes less, even if no microbatch were in another one's way.
-fn least_value(question: &Question<'_>, outlook: &Outlook) -> Time {
+fn least_value(question: &Question<'_>, lookahead: &Lookahead) -> Time {
     let Question { instance, tasks, demand, .. } = *question;
     let trip = |task: &RouteTask| {
-        if instance.loads[task.load].forced.is_some() {
+        if instance.classes[task.class].forced.is_some() {
             return 0;
         }
-        let trips = (demand.short..=demand.long).map(|length| outlook.round_trip(instance, task.source, length));
+        let trips = (demand.short..=demand.long).map(|length| lookahead.round_trip(instance, task.source, length));
         let least = trips.min().unwrap_or(NEVER);
         if least >= NEVER { 0 } else { least * task.waves as Time }
     };
@@ -69,14 +69,14 @@ fn least_value(question: &Question<'_>, outlook: &Outlook) -> Time {
 /// All ways below the limit; where these are too many, all below a lower one, which is given as well.
 fn model_within<'a>(
     question: &Question<'a>,
-    outlook: &Outlook,
+    lookahead: &Lookahead,
     least: Time,
     budget: &Budget,
     listed: &mut u64,
 ) -> Option<(Model<'a>, Time)> {
     let mut limit = question.limit.min(NEVER);
     for _ in 0..MOST_LIMITS {
-        if let Some(model) = Model::new(question, outlook, limit - 1, budget, listed) {
+        if let Some(model) = Model::new(question, lookahead, limit - 1, budget, listed) {
             return Some((model, if limit == NEVER { question.limit } else { limit }));
         }
         limit = least + (limit.min(4 * least) - least) / 2;
@@ -98,10 +98,10 @@ enum Step {
 
 impl<'a> Search<'a> {
     /// The whole search.
-    pub fn run(question: &'a Question<'a>, outlook: &Outlook, budget: &'a Budget) -> Answer {
-        let proved = least_value(question, outlook).min(question.limit);
+    pub fn run(question: &'a Question<'a>, lookahead: &Lookahead, budget: &'a Budget) -> Answer {
+        let proved = least_value(question, lookahead).min(question.limit);
         let mut statistics = Statistics::default();
-        let found = model_within(question, outlook, proved, budget, &mut statistics.listed);
+        let found = model_within(question, lookahead, proved, budget, &mut statistics.listed);
         let Some((model, asked)) = found else {
             return Answer { bound: proved, best: None, ended: Ended::Limit, statistics };
         };

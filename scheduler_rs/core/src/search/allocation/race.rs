@@ -1,0 +1,143 @@
+//! Allocations of a small cluster in a race: every one gets a short run of annealing by itself, the better ones longer
+//! and longer runs.
+//!
+//! Where allocation and routes change together, routes never have the time to suit an allocation, so that one looks good
+//! or bad by chance; here each is judged by what its own routes can do.
+
+use rayon::prelude::*;
+
+use crate::budget::Budget;
+use crate::problem::{Instance, Problem};
+use crate::request::Options;
+use crate::route::{RouteTask, route_tasks};
+use crate::search::candidate::paths_of_batches;
+use crate::search::context::stream_of;
+use crate::search::instance_view::InstanceView;
+use crate::search::methods::routes::Path;
+use crate::search::methods::sampling::random_routes;
+use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
+use crate::time::{NEVER, Rounding, Time};
+
+/// One of so many goes on to longer runs.
+const KEPT: usize = 3;
+/// With no more than so many left, they go on until the end.
+const LAST: usize = 2;
+/// Runs side by side, always as many, so that threads change nothing but the time.
+const SIDE_BY_SIDE: usize = 8;
+/// Draws for routes of an allocation.
+const DRAWS: u64 = 100;
+/// Steps of an allocation's first run.
+const FIRST_STEPS: u64 = 2_500;
+/// Work of the many runs that begin the race, as a share of all its work.
+const FIRST_SHARE: f64 = 0.3;
+/// Streams of random numbers that no other search uses.
+const STREAM: u64 = 1 << 32;
+
+/// The winner, and all the work that was done.
+pub struct Raced {
+    pub problem: Problem,
+    pub schedule: Schedule,
+    pub work: u64,
+}
+
+/// An allocation and the annealing of its routes.
+struct Runner {
+    problem: Problem,
+    instance: Instance,
+    tasks: Vec<RouteTask>,
+    annealing: ScheduleAnnealing,
+    /// No plan takes less.
+    bound: Time,
+    /// Place among those that entered.
+    number: u64,
+}
+
+impl Runner {
+    /// None where no routes were found.
+    fn new(problem: Problem, bound: Time, number: u64, seed: u64) -> Option<Self> {
+        let instance = Instance::new(&problem, Rounding::Up);
+        let tasks = route_tasks(&instance);
+        let paths = drawn(&instance, &tasks, seed, number, 0)?;
+        let rng = stream_of(seed, STREAM + (number << 16));
+        let ground = InstanceView { instance: &instance, tasks: &tasks };
+        let annealing = ScheduleAnnealing::new(ground, paths, None, FIRST_STEPS, rng);
+        Some(Self { problem, instance, tasks, annealing, bound, number })
+    }
+
+    /// One run to its end; from other routes, where it is not the first.
+    fn run(&mut self, level: u64, seed: u64, budget: &Budget) {
+        if level > 0
+            && let Some(paths) = drawn(&self.instance, &self.tasks, seed, self.number, level)
+        {
+            self.annealing.restart(&paths, None);
+        }
+        self.annealing.run(u64::MAX / 2, budget);
+    }
+
+    fn key(&self) -> (Time, Time) {
+        self.annealing.key()
+    }
+}
+
+/// Random routes of an allocation.
+fn drawn(instance: &Instance, tasks: &[RouteTask], seed: u64, number: u64, level: u64) -> Option<Vec<Path>> {
+    let mut rng = stream_of(seed, STREAM + (number << 16) + 1 + level);
+    let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, &mut rng))?;
+    Some(paths_of_batches(&batches, tasks.len()))
+}
+
+/// The best of `entered` (allocations and their bounds, the most promising first). Whoever cannot beat what takes `known`
+/// stays out. First runs end at the first of the two `shares` of the time, the race at the second or after `most` steps.
+pub fn race(
+    entered: Vec<(Problem, Time)>,
+    known: Time,
+    options: Options,
+    budget: &Budget,
+    shares: (f64, f64),
+    most: u64,
+) -> Option<Raced> {
+    let mut runners: Vec<Runner> = Vec::new();
+    let mut waiting = (0..).zip(entered).peekable();
+    let (mut work, mut best, mut level) = (0_u64, known, 0);
+    let is_over = |work: u64, share: f64, most: f64| budget.is_over() || budget.is_past(share) || work as f64 >= most;
+    while waiting.peek().is_some() && !is_over(work, shares.0, most as f64 * FIRST_SHARE) {
+        let next: Vec<_> = waiting.by_ref().filter(|(_, (_, bound))| *bound < best).take(SIDE_BY_SIDE).collect();
+        let ran: Vec<Option<Runner>> = next
+            .into_par_iter()
+            .map(|(number, (problem, bound))| {
+                let mut runner = Runner::new(problem, bound, number, options.seed)?;
+                runner.run(0, options.seed, budget);
+                Some(runner)
+            })
+            .collect();
+        for runner in ran.into_iter().flatten() {
+            work += runner.annealing.work();
+            best = best.min(runner.key().0);
+            runners.push(runner);
+        }
+    }
+    while !runners.is_empty() && !is_over(work, shares.1, most as f64) {
+        level += 1;
+        runners.sort_by_key(|runner| (runner.key(), runner.number));
+        let first = runners[0].number;
+        // Nothing is left to do for those that are at their bound; the best one stays.
+        runners.retain(|runner| runner.number == first || runner.bound < best);
+        runners.truncate((runners.len() / KEPT).max(LAST));
+        if runners.iter().all(|runner| runner.bound >= best) {
+            break;
+        }
+        for chunk in runners.chunks_mut(SIDE_BY_SIDE) {
+            if is_over(work, shares.1, most as f64) {
+                break;
+            }
+            let before: u64 = chunk.iter().map(|runner| runner.annealing.work()).sum();
+            chunk.par_iter_mut().for_each(|runner| runner.run(level, options.seed, budget));
+            work += chunk.iter().map(|runner| runner.annealing.work()).sum::<u64>() - before;
+            best = chunk.iter().map(|runner| runner.key().0).fold(best, Time::min);
+        }
+    }
+    budget.add_work(work);
+    let winner = runners.into_iter().filter(|r| r.key().0 < NEVER).min_by_key(|r| (r.key(), r.number))?;
+    let schedule = winner.annealing.best()?;
+    Some(Raced { problem: winner.problem, schedule, work })
+}

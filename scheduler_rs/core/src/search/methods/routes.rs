@@ -1,0 +1,366 @@
+//! Routes of all tasks as a point of local search: complete, within CC1 to CC3, lengths and TC1 `routes`; every
+//! change that is applied keeps them so.
+
+use rand::RngExt;
+use rand_pcg::Pcg64;
+use smallvec::SmallVec;
+
+use crate::route::{Lengths, StageOrder};
+use crate::rules::MemoryRule;
+use crate::search::instance_view::InstanceView;
+use crate::search::methods::assignment::least_assignment;
+
+/// Nodes of one route in order of the forward pass.
+pub type Path = SmallVec<[u32; 16]>;
+
+/// New paths of one or two routes.
+pub type Change = SmallVec<[(u32, Path); 2]>;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Routes {
+    paths: Vec<Path>,
+    /// Routes over each node, in no particular but a repeatable order.
+    users: Vec<SmallVec<[u32; 6]>>,
+    /// Routes over each stage.
+    visits: Vec<usize>,
+    /// The fewest and the most routes that a stage other than 0 may lie on.
+    quota: (usize, usize),
+}
+
+impl Routes {
+    /// `paths` must keep the rules.
+    #[must_use]
+    pub fn new(view: InstanceView<'_>, paths: Vec<Path>) -> Self {
+        let mut routes = Self {
+            paths: vec![Path::new(); view.tasks.len()],
+            users: vec![SmallVec::new(); view.instance.node_count()],
+            visits: vec![0; view.instance.stage_count()],
+            quota: (0, usize::MAX),
+        };
+        for (route, path) in paths.into_iter().enumerate() {
+            routes.set(view, route, path);
+        }
+        routes.take_quota(view);
+        routes
+    }
+
+    /// Nodes of a route.
+    #[must_use]
+    pub fn path(&self, route: usize) -> &Path {
+        &self.paths[route]
+    }
+
+    /// Routes over a node.
+    #[must_use]
+    pub fn users(&self, node: usize) -> &[u32] {
+        &self.users[node]
+    }
+
+    /// Whether the node has the memory for the routes over it, where that is counted by routes.
+    #[must_use]
+    pub fn has_room(&self, view: InstanceView<'_>, node: usize) -> bool {
+        view.instance.rules.tc1 != MemoryRule::Routes || self.users[node].len() <= view.instance.memory[node] as usize
+    }
+
+    /// Takes other paths for all routes; they must keep the rules.
+    pub fn replace(&mut self, view: InstanceView<'_>, paths: &[Path]) {
+        for (route, path) in paths.iter().enumerate() {
+            self.set(view, route, path.clone());
+        }
+        self.take_quota(view);
+    }
+
+    /// What CC3 makes of the visits; without CC1 it depends on how many of them are of stage 0.
+    fn take_quota(&mut self, view: InstanceView<'_>) {
+        let inner = view.instance.present.iter().filter(|s| **s != 0).count();
+        if view.instance.rules.cc3 && inner > 0 {
+            let lengths = Lengths::of(view.instance, view.tasks.len());
+            let visits = lengths.total - self.visits[0];
+            self.quota = (visits / inner, visits.div_ceil(inner));
+        }
+    }
+
+    fn set(&mut self, view: InstanceView<'_>, route: usize, path: Path) -> Path {
+        let old = std::mem::replace(&mut self.paths[route], path);
+        for node in &old {
+            let users = &mut self.users[*node as usize];
+            if let Some(place) = users.iter().position(|r| *r as usize == route) {
+                users.swap_remove(place);
+            }
+            self.visits[view.instance.stage_of[*node as usize]] -= 1;
+        }
+        for node in &self.paths[route] {
+            self.users[*node as usize].push(route as u32);
+            self.visits[view.instance.stage_of[*node as usize]] += 1;
+        }
+        old
+    }
+
+    /// Applies a change and gives the one that takes it back; none, and nothing changed, where a rule forbids it.
+    pub fn apply(&mut self, view: InstanceView<'_>, change: Change) -> Option<Change> {
+        if !change.iter().all(|(_, path)| self.keeps_order(view, path)) {
+            return None;
+        }
+        let back = self.exchange(view, change);
+        if back.iter().all(|(route, _)| self.fits(view, *route as usize)) && self.keeps_quota(view, &back) {
+            return Some(back);
+        }
+        self.exchange(view, back);
+        None
+    }
+
+    /// Takes a change back.
+    pub fn undo(&mut self, view: InstanceView<'_>, back: Change) {
+        self.exchange(view, back);
+    }
+
+    fn exchange(&mut self, view: InstanceView<'_>, change: Change) -> Change {
+        change.into_iter().map(|(route, path)| (route, self.set(view, route as usize, path))).collect()
+    }
+
+    fn keeps_order(&self, view: InstanceView<'_>, path: &Path) -> bool {
+        let rules = &view.instance.rules;
+        let stages = path.iter().map(|node| view.instance.stage_of[*node as usize]);
+        stages.into_iter().try_fold(StageOrder::start(rules), |order, stage| order.step(stage, rules)).is_some()
+    }
+
+    fn fits(&self, view: InstanceView<'_>, route: usize) -> bool {
+        self.paths[route].iter().all(|node| self.has_room(view, *node as usize))
+    }
+
+    /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number
+    /// of visits of stage 0 stays as it was, so that the quotas do.
+    fn keeps_quota(&self, view: InstanceView<'_>, before: &Change) -> bool {
+        let stage_of = &view.instance.stage_of;
+        let within = |node: &u32| {
+            let stage = stage_of[*node as usize];
+            stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
+        };
+        let at_home = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
+        let home_before: usize = before.iter().map(|(_, path)| at_home(path)).sum();
+        let home_after: usize = before.iter().map(|(route, _)| at_home(&self.paths[*route as usize])).sum();
+        (!view.instance.rules.cc3 || home_before == home_after)
+            && before
+                .iter()
+                .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
+    }
+
+    /// A random change of `route` and perhaps one other; none where the draw led nowhere.
+    #[must_use]
+    pub fn propose(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        if view.is_forced(route) {
+            return None;
+        }
+        match rng.random_range(0..16) {
+            0..5 => self.other_node(view, route, rng),
+            5..10 => self.other_stage(view, route, rng),
+            10..12 => self.other_order(view, route, rng),
+            12..14 => self.cross(view, route, rng),
+            14 => self.trade_ways(view, route, rng),
+            _ => self.trade_length(view, route, rng),
+        }
+    }
+
+    fn hop(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<usize> {
+        let (from, to) = (view.free_from(), self.paths[route].len());
+        (from < to).then(|| rng.random_range(from..to))
+    }
+
+    /// Another node of the same stage; where it has no room, the two routes change places.
+    fn other_node(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(view, route, rng)?;
+        let node = self.paths[route][hop];
+        let members = &view.instance.members[view.instance.stage_of[node as usize]];
+        if members.len() < 2 {
+            return None;
+        }
+        let mut other = members[rng.random_range(0..members.len() - 1)] as u32;
+        if other == node {
+            other = members[members.len() - 1] as u32;
+        }
+        let mut path = self.paths[route].clone();
+        path[hop] = other;
+        let mut change: Change = SmallVec::new();
+        change.push((route as u32, path));
+        let users = &self.users[other as usize];
+        let full = view.instance.rules.tc1 == MemoryRule::Routes
+            && users.len() >= view.instance.memory[other as usize] as usize;
+        if full || (!users.is_empty() && rng.random_bool(0.3)) {
+            let partner = users[rng.random_range(0..users.len())];
+            let mut path = self.paths[partner as usize].clone();
+            let place = path.iter().position(|n| *n == other)?;
+            path[place] = node;
+            change.push((partner, path));
+        }
+        Some(change)
+    }
+
+    /// Another stage in place of one; where quotas forbid that, another route makes the opposite change.
+    fn other_stage(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let hop = self.hop(view, route, rng)?;
+        let node = self.paths[route][hop];
+        let stage_of = &view.instance.stage_of;
+        let stage = stage_of[node as usize];
+        let target = view.instance.present[rng.random_range(0..view.instance.present.len())];
+        let visits = |path: &Path, stage: usize| path.iter().any(|n| stage_of[*n as usize] == stage);
+        if target == stage || (target == 0 && view.instance.rules.cc1) || visits(&self.paths[route], target) {
+            return None;
+        }
+        let members = &view.instance.members[target];
+        let other = members[rng.random_range(0..members.len())] as u32;
+        let mut change: Change = SmallVec::new();
+        let users = &self.users[other as usize];
+        if !users.is_empty() && rng.random_bool(0.8) {
+            let partner = users[rng.random_range(0..users.len())];
+            if visits(&self.paths[partner as usize], stage) {
+                return None;
+            }
+            let place = self.paths[partner as usize].iter().position(|n| *n == other)?;
+            change.push((partner, self.moved(view, partner as usize, place, node, rng)?));
+        }
+        change.push((route as u32, self.moved(view, route, hop, other, rng)?));
+        Some(change)
+    }
+
+    /// The path of `route` without its node at `hop`, and with `node` at one of the places that its stage may take.
+    fn moved(&self, view: InstanceView<'_>, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
+        let mut path = self.paths[route].clone();
+        path.remove(hop);
+        self.inserted(view, path, view.tasks[route].source, node, rng)
+    }
+
+    /// `path` with `node` at the nearest of its possible places, sometimes at any of them.
+    fn inserted(
+        &self,
+        view: InstanceView<'_>,
+        mut path: Path,
+        source: usize,
+        node: u32,
+        rng: &mut Pcg64,
+    ) -> Option<Path> {
+        let stage_of = &view.instance.stage_of;
+        let (from, to) = (view.free_from(), path.len());
+        let places = if view.instance.rules.cc2 {
+            // Where order puts it, or with a neighbour on the other side of it.
+            let stage = stage_of[node as usize];
+            let place = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
+            place.saturating_sub(1).max(from)..=(place + 1).min(to)
+        } else {
+            from..=to
+        };
+        let any = rng.random_bool(0.2);
+        let cost = |place: usize, rng: &mut Pcg64| {
+            if any { i64::from(rng.random::<u32>()) } else { self.detour(view, &path, source, place, node) }
+        };
+        let mut ordered: SmallVec<[(i64, usize); 8]> = places.map(|place| (cost(place, rng), place)).collect();
+        ordered.sort_unstable();
+        for (_, place) in ordered {
+            path.insert(place, node);
+            if self.keeps_order(view, &path) {
+                return Some(path);
+            }
+            path.remove(place);
+        }
+        None
+    }
+
+    /// What a visit of `node` between `place - 1` and `place` adds to the way out and back.
+    fn detour(&self, view: InstanceView<'_>, path: &Path, source: usize, place: usize, node: u32) -> i64 {
+        let around = |a: usize, b: usize| view.instance.transfer(a, b) + view.instance.transfer(b, a);
+        let before = if place == 0 { source } else { path[place - 1] as usize };
+        let after = path.get(place).map_or(source, |n| *n as usize);
+        around(before, node as usize) + around(node as usize, after) - around(before, after)
+    }
+
+    /// Two neighbours in the other order.
+    fn other_order(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let mut path = self.paths[route].clone();
+        let from = view.free_from();
+        if path.len() < from + 2 {
+            return None;
+        }
+        let hop = rng.random_range(from..path.len() - 1);
+        path.swap(hop, hop + 1);
+        Some(SmallVec::from_iter([(route as u32, path)]))
+    }
+
+    /// Two routes go on as the other one did.
+    fn cross(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        let (own, its) = (&self.paths[route], &self.paths[other]);
+        if other == route || own.len() != its.len() || view.is_forced(other) {
+            return None;
+        }
+        let hop = self.hop(view, route, rng)?;
+        let join = |a: &Path, b: &Path| a[..hop].iter().chain(&b[hop..]).copied().collect::<Path>();
+        Some(SmallVec::from_iter([(route as u32, join(own, its)), (other as u32, join(its, own))]))
+    }
+
+    /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than place.
+    fn trade_ways(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        let (own, its) = (&self.paths[route], &self.paths[other]);
+        if other == route || view.is_forced(other) {
+            return None;
+        }
+        let (a, b) = (self.hop(view, route, rng)?, self.hop(view, other, rng)?);
+        let last = (own.len() - a).min(its.len() - b);
+        let count = rng.random_range(1..=last);
+        let (mut left, mut right) = (own.clone(), its.clone());
+        for i in 0..count {
+            std::mem::swap(&mut left[a + i], &mut right[b + i]);
+        }
+        Some(SmallVec::from_iter([(route as u32, left), (other as u32, right)]))
+    }
+
+    /// A visit goes from a long route to a short one.
+    fn trade_length(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        if view.is_forced(other) {
+            return None;
+        }
+        let (long, short) =
+            if self.paths[route].len() > self.paths[other].len() { (route, other) } else { (other, route) };
+        if self.paths[long].len() != self.paths[short].len() + 1 {
+            return None;
+        }
+        let hop = self.hop(view, long, rng)?;
+        let mut less = self.paths[long].clone();
+        let node = less.remove(hop);
+        let more = self.inserted(view, self.paths[short].clone(), view.tasks[short].source, node, rng)?;
+        Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
+    }
+
+    /// The parts of some routes between two places, dealt to them anew so that the sum of `cost` is least; all these
+    /// routes must be as long as each other. None where nothing changes.
+    #[must_use]
+    pub fn reassign(
+        &self,
+        view: InstanceView<'_>,
+        chosen: &[usize],
+        from: usize,
+        to: usize,
+        cost: impl Fn(usize, &Path) -> f64,
+    ) -> Option<Change> {
+        let n = chosen.len();
+        let mut costs = vec![f64::INFINITY; n * n];
+        let dealt = |i: usize, j: usize| {
+            let mut path = self.paths[chosen[i]].clone();
+            path[from..to].copy_from_slice(&self.paths[chosen[j]][from..to]);
+            path
+        };
+        for i in 0..n {
+            for j in 0..n {
+                let path = dealt(i, j);
+                if i == j || self.keeps_order(view, &path) {
+                    costs[i * n + j] = cost(chosen[i], &path);
+                }
+            }
+        }
+        let columns = least_assignment(n, &costs);
+        let moved = columns.iter().enumerate().filter(|(i, j)| i != *j);
+        let change: Change = moved.map(|(i, j)| (chosen[i] as u32, dealt(i, *j))).collect();
+        (!change.is_empty()).then_some(change)
+    }
+}

@@ -1,0 +1,283 @@
+//! Simulated annealing over complete schedules, for clusters whose nodes are hardly ever idle.
+//!
+//! A point of the search is a route for every microbatch and one sequence of all tasks, from which a serial schedule
+//! generation scheme makes a schedule (see [`decode`]). Every schedule in which no task could start earlier without
+//! another order on its node has such a sequence; a dispatch rule with priorities, as [`super::annealing`] has it, makes
+//! few of them. Changes (see [`moves`]): a task goes before or behind another one of its node, most of them on a critical path
+//! (van Laarhoven, Aarts and Lenstra 1992); a microbatch takes another route; two microbatches exchange their places.
+
+mod decode;
+mod moves;
+
+use rand::RngExt;
+use rand_pcg::Pcg64;
+
+use crate::budget::Budget;
+use crate::problem::Instance;
+use crate::route::RouteTask;
+use crate::search::instance_view::InstanceView;
+use crate::search::methods::routes::{Path, Routes};
+use crate::simulate::TaskId;
+use crate::time::{NEVER, Time};
+
+use decode::{Decoder, Limit, Times};
+
+/// Iteration, then sum of completion times.
+type Key = (Time, Time);
+
+/// Routes, and the order of tasks on every node.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// Nodes of each route.
+    pub paths: Vec<Path>,
+    /// Tasks of each node, as the simulator numbers them.
+    pub order: Vec<Vec<TaskId>>,
+    /// Iteration and sum of completion times.
+    pub key: Key,
+}
+
+/// How hot a run begins and ends, as shares of the iteration; and a run that goes on from the best schedule.
+const HOT: f64 = 1e-2;
+const COLD: f64 = 1.5e-3;
+const WARM: f64 = 0.3;
+/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
+const MEAN: f64 = 0.1;
+const MOST_DOUBLINGS: u32 = 20;
+/// Operations that are placed in the time of one simulated task.
+const OPERATIONS_PER_STEP: u64 = 8;
+/// Steps between two looks at the clock.
+const STEPS_PER_POLL: u64 = 64;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct ScheduleAnnealing {
+    instance: Instance,
+    tasks: Vec<RouteTask>,
+    routes: Routes,
+    /// First microbatch of each route, and the route of each microbatch.
+    first: Vec<usize>,
+    route_of: Vec<u32>,
+    decoder: Decoder,
+    /// The schedule as it stands; its operations by their starts; and a critical path, empty where none is known.
+    current: Times,
+    energy: f64,
+    sequence: Vec<u32>,
+    critical: Vec<u32>,
+    /// A changed sequence and its times.
+    changed: Vec<u32>,
+    trial: Times,
+    rng: Pcg64,
+    best: Option<(Vec<Path>, Vec<u32>, Key)>,
+    step: u64,
+    steps: u64,
+    first_steps: u64,
+    restarts: u32,
+    is_warm: bool,
+    placed: u64,
+}
+
+impl ScheduleAnnealing {
+    /// From complete routes, with an order where one is known. The first run has so many steps, each further one twice as
+    /// many.
+    pub fn new(
+        view: InstanceView<'_>,
+        paths: Vec<Path>,
+        order: Option<&[Vec<TaskId>]>,
+        first_steps: u64,
+        rng: Pcg64,
+    ) -> Self {
+        let longest = view.instance.present.len();
+        let decoder = Decoder::new(view.instance, view.tasks, longest);
+        let first = view.tasks.iter().scan(0, |sum, task| {
+            *sum += task.waves;
+            Some(*sum - task.waves)
+        });
+        let route_of = (0..).zip(view.tasks).flat_map(|(route, task)| std::iter::repeat_n(route, task.waves));
+        let mut annealing = Self {
+            instance: view.instance.clone(),
+            tasks: view.tasks.to_vec(),
+            routes: Routes::new(view, paths),
+            first: first.collect(),
+            route_of: route_of.collect(),
+            current: decoder.blank(),
+            trial: decoder.blank(),
+            decoder,
+            energy: f64::INFINITY,
+            sequence: Vec::new(),
+            critical: Vec::new(),
+            changed: Vec::new(),
+            rng,
+            best: None,
+            step: 0,
+            steps: 0,
+            first_steps,
+            restarts: 0,
+            is_warm: order.is_some(),
+            placed: 0,
+        };
+        annealing.begin(order);
+        annealing
+    }
+
+    /// Begins the next run, twice as long as the one before: with other routes, or, where there is an order, cooler
+    /// and with a schedule as it stands.
+    pub fn restart(&mut self, paths: &[Path], order: Option<&[Vec<TaskId>]>) {
+        self.restarts += 1;
+        self.is_warm = order.is_some();
+        self.routes.replace(InstanceView { instance: &self.instance, tasks: &self.tasks }, paths);
+        self.begin(order);
+    }
+
+    /// Whether the run is over: [`ScheduleAnnealing::restart`] is to follow.
+    pub fn is_finished(&self) -> bool {
+        self.step >= self.steps
+    }
+
+    /// Search steps so far.
+    pub fn work(&self) -> u64 {
+        self.placed / OPERATIONS_PER_STEP
+    }
+
+    /// Iteration and sum of completion times of the best schedule.
+    pub fn key(&self) -> Key {
+        self.best.as_ref().map_or((NEVER, NEVER), |(_, _, key)| *key)
+    }
+
+    /// The best schedule so far.
+    pub fn best(&self) -> Option<Schedule> {
+        let (paths, sequence, key) = self.best.as_ref()?;
+        let lengths = self.route_of.iter().map(|route| 2 * paths[*route as usize].len() + 1);
+        let firsts: Vec<usize> = lengths.scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
+        let mut order = vec![Vec::new(); self.instance.node_count()];
+        for id in sequence {
+            let (batch, index) = (*id as usize / self.decoder.width, *id as usize % self.decoder.width);
+            let route = self.route_of[batch] as usize;
+            let (path, source) = (&paths[route], self.tasks[route].source);
+            let hops = path.len();
+            let node = match index {
+                i if i < hops => path[i] as usize,
+                i if i == hops => source,
+                i => path[2 * hops - i] as usize,
+            };
+            order[node].push((firsts[batch] + index) as TaskId);
+        }
+        Some(Schedule { paths: paths.clone(), order, key: *key })
+    }
+
+    /// Goes on until about `work` search steps more are done, the run is over or the time is.
+    pub fn run(&mut self, work: u64, budget: &Budget) {
+        let until = self.placed.saturating_add(work.saturating_mul(OPERATIONS_PER_STEP));
+        while !self.is_finished() && self.placed < until {
+            if self.step.is_multiple_of(STEPS_PER_POLL) && budget.is_over() {
+                break;
+            }
+            self.step += 1;
+            self.placed += 2;
+            self.change();
+        }
+    }
+
+    fn begin(&mut self, order: Option<&[Vec<TaskId>]>) {
+        for route in 0..self.tasks.len() {
+            self.write(route);
+        }
+        let given = order.map(|order| self.merged(order));
+        // One microbatch after the other needs no more memory than there is.
+        let plain = (0..self.decoder.hops.len()).flat_map(|batch| self.decoder.operations_of(batch)).collect();
+        let is_timed = [given, Some(self.by_travel()), Some(plain)]
+            .into_iter()
+            .flatten()
+            .any(|sequence| self.decodes(&sequence, f64::INFINITY));
+        self.step = 0;
+        self.steps = if is_timed { self.first_steps << self.restarts.min(MOST_DOUBLINGS) } else { 0 };
+        if is_timed {
+            self.accept();
+        }
+    }
+
+    /// One sequence of what the nodes run in `order`.
+    fn merged(&self, order: &[Vec<TaskId>]) -> Vec<u32> {
+        let batches = 0..self.decoder.hops.len();
+        let ids: Vec<u32> = batches.flat_map(|batch| self.decoder.operations_of(batch)).collect();
+        let mut sequence = Vec::with_capacity(ids.len());
+        let mut next = vec![0; order.len()];
+        let mut is_placed = vec![false; self.decoder.operations.len()];
+        loop {
+            let before = sequence.len();
+            for (tasks, next) in order.iter().zip(&mut next) {
+                while let Some(task) = tasks.get(*next) {
+                    let id = ids[*task as usize];
+                    if self.decoder.before(id).is_some_and(|(before, _)| !is_placed[before as usize]) {
+                        break;
+                    }
+                    is_placed[id as usize] = true;
+                    sequence.push(id);
+                    *next += 1;
+                }
+            }
+            if sequence.len() == before {
+                return sequence;
+            }
+        }
+    }
+
+    /// By the times at which tasks would start if microbatches met nobody.
+    fn by_travel(&self) -> Vec<u32> {
+        let mut keyed = Vec::new();
+        for batch in 0..self.decoder.hops.len() {
+            let mut time = 0;
+            for id in self.decoder.operations_of(batch) {
+                let operation = &self.decoder.operations[id as usize];
+                keyed.push((time + operation.lag, id));
+                time += operation.lag + operation.length;
+            }
+        }
+        keyed.sort_unstable();
+        keyed.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Hands a route's path to the decoder.
+    fn write(&mut self, route: usize) {
+        for wave in 0..self.tasks[route].waves {
+            let batch = self.first[route] + wave;
+            self.decoder.set_path(&self.instance, &self.tasks[route], batch, self.routes.path(route));
+        }
+    }
+
+    /// Times of a sequence, into `trial`; false where the energy is above `most`.
+    fn decodes(&mut self, sequence: &[u32], most: f64) -> bool {
+        let limit = Limit { energy: most, weight: MEAN };
+        self.decoder.decode(sequence, limit, &mut self.trial, &mut self.placed)
+    }
+
+    /// Times of the changed sequence; whether it stays.
+    fn judge(&mut self) -> bool {
+        let share = self.step as f64 / self.steps as f64;
+        let temperature = HOT * (COLD / HOT).powf(share) * if self.is_warm { WARM } else { 1.0 };
+        // The energy may rise by so much (Metropolis), which tells in most cases before all is placed.
+        let rise = -temperature * self.current.iteration as f64 * self.rng.random::<f64>().ln();
+        let changed = std::mem::take(&mut self.changed);
+        let is_taken = self.decodes(&changed, self.energy + rise);
+        self.changed = changed;
+        if is_taken {
+            self.accept();
+        }
+        is_taken
+    }
+
+    /// Goes on from `trial`, and remembers it if it is better than anything before.
+    fn accept(&mut self) {
+        std::mem::swap(&mut self.current, &mut self.trial);
+        self.energy = self.decoder.energy(&self.current, MEAN);
+        self.critical.clear();
+        self.sequence.clear();
+        self.sequence.extend_from_slice(&self.current.placed);
+        // Stable, so that tasks of no length stay behind those that they wait for.
+        self.sequence.sort_by_key(|id| self.current.start[*id as usize]);
+        let key = (self.current.iteration, self.current.finish_sum);
+        if key < self.key() {
+            let paths = (0..self.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
+            self.best = Some((paths, self.sequence.clone(), key));
+        }
+    }
+}

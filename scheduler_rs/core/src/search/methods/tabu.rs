@@ -1,0 +1,448 @@
+//! The best order for given routes: tabu search on the disjunctive graph, as for job shops (Nowicki and Smutnicki; Balas
+//! and Vazacopoulos).
+//!
+//! The iteration can only get shorter if some task of a critical path's block (tasks of one node without a gap) goes
+//! before the block's first or behind its last. Each step takes the best of these moves by an estimate, also where it
+//! is worse than staying, and forbids the way back for a while. Where nothing better comes for long, the search goes on
+//! from the best order so far, shaken a little.
+//!
+//! With TC1 `held` the order of a node says how many microbatches it holds. Where a move would have it hold too many,
+//! only the forwards (or only the backwards) between change their order, which leaves the number at every place as it
+//! was; and a forward that waits for memory may go before those that hold it.
+
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use rustc_hash::FxHashMap;
+
+use crate::budget::Budget;
+use crate::problem::Instance;
+use crate::simulate::{MicrobatchRoute, OrderGraph, Outcome, Replaced, TaskId};
+use crate::time::Time;
+
+/// Steps without a better order after which the search goes elsewhere: so many a task, and at most.
+const PATIENCE: u64 = 40;
+const MOST_PATIENCE: u64 = 10_000;
+/// A task is moved past at most so many others of its block.
+const REACH: usize = 24;
+/// Forwards past which one that waits for memory is moved.
+const GATED_REACH: usize = 3;
+/// Steps for which the way back is forbidden, from and to.
+const TENURE: (u64, u64) = (14, 28);
+/// Forbidden ways back that are remembered before the old ones are forgotten.
+const MOST_TABU: usize = 100_000;
+/// Random moves that shake an order, from and to.
+const SHAKES: (u64, u64) = (3, 12);
+/// How often microbatches are hurried and held back instead, all their tasks at once, by at most a share of the
+/// iteration: where memory binds the orders of several nodes together, no change of one of them alone goes far.
+const HURRIES: f64 = 0.25;
+const MOST_HURRY: f64 = 0.5;
+/// How often a random move is anywhere rather than on a critical path.
+const ANYWHERE: f64 = 0.25;
+/// Steps between two looks at the clock.
+const STEPS_PER_POLL: u64 = 64;
+
+/// A better order for the same routes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Improved {
+    /// What every node runs.
+    pub order: Vec<Vec<TaskId>>,
+    /// Its times.
+    pub outcome: Outcome,
+    /// Search steps.
+    pub work: u64,
+}
+
+/// Improves `order` until about `work_limit` search steps are done, the iteration is no more than `limit`, or the
+/// budget is over; none where nothing better was found or `order` locks up.
+#[must_use]
+pub fn improve(
+    instance: &Instance,
+    batches: &[MicrobatchRoute],
+    order: &[Vec<TaskId>],
+    rng: &mut Pcg64,
+    work_limit: u64,
+    limit: Time,
+    budget: &Budget,
+) -> Option<Improved> {
+    let mut search = OrderSearch::new(instance, batches, order, rng, limit)?;
+    search.run(work_limit, budget);
+    search.best()
+}
+
+/// Iteration, then sum of completion times.
+pub type Key = (Time, Time);
+
+/// A node's tasks from index `from` on in another order; they stand in `OrderSearch::segments`.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    estimate: Time,
+    tie: u32,
+    from: usize,
+    segment: (usize, usize),
+    /// What goes past the others, and whether behind them.
+    task: TaskId,
+    is_behind: bool,
+}
+
+/// See the [module](self). Goes on where it stopped, with the same steps whatever the slices.
+#[derive(Clone, Debug)]
+pub struct OrderSearch {
+    graph: OrderGraph,
+    rng: Pcg64,
+    limit: Time,
+    start: Key,
+    best: Vec<TaskId>,
+    best_key: Key,
+    /// Best of this leg, and the step at which it was found.
+    leg: Key,
+    leg_step: u64,
+    step: u64,
+    /// Until which step the first of two tasks may not be moved before the second.
+    tabu: FxHashMap<(TaskId, TaskId), u64>,
+    is_over: bool,
+    path: Vec<TaskId>,
+    moves: Vec<Move>,
+    segments: Vec<TaskId>,
+    segment: Vec<TaskId>,
+}
+
+impl OrderSearch {
+    /// A search that begins with `order`, which lists every task of `batches` once on its own node; none where that
+    /// locks up. It ends where an iteration of `limit` is reached.
+    #[must_use]
+    pub fn new(
+        instance: &Instance,
+        batches: &[MicrobatchRoute],
+        order: &[Vec<TaskId>],
+        rng: &mut Pcg64,
+        limit: Time,
+    ) -> Option<Self> {
+        let graph = OrderGraph::new(instance, batches, order).ok()?;
+        let key = (graph.iteration(), graph.finish_sum());
+        Some(Self {
+            rng: Pcg64::seed_from_u64(rng.random()),
+            limit,
+            start: key,
+            best: graph.order().to_vec(),
+            best_key: key,
+            leg: key,
+            leg_step: 0,
+            step: 0,
+            tabu: FxHashMap::default(),
+            is_over: key.0 <= limit,
+            path: Vec::new(),
+            moves: Vec::new(),
+            segments: Vec::new(),
+            segment: Vec::new(),
+            graph,
+        })
+    }
+
+    /// Whether no order of these routes is better: the limit is reached, or a critical path waits for nobody.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Search steps so far.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.graph.work()
+    }
+
+    /// Iteration and sum of completion times of the order that it began with.
+    #[must_use]
+    pub fn start(&self) -> Key {
+        self.start
+    }
+
+    /// Iteration and sum of completion times of the best order so far.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.best_key
+    }
+
+    /// The best order so far, if it is better than the first.
+    #[must_use]
+    pub fn best(&self) -> Option<Improved> {
+        if self.best_key >= self.start {
+            return None;
+        }
+        let mut graph = self.graph.clone();
+        graph.reset(&self.best);
+        let nodes = (0..graph.node_count()).map(|node| self.best[graph.places_of(node)].to_vec());
+        Some(Improved { order: nodes.collect(), outcome: graph.outcome(), work: self.work() })
+    }
+
+    /// Goes on until about `work` more search steps are done, the search or the budget is over.
+    pub fn run(&mut self, work: u64, budget: &Budget) {
+        let until = self.work().saturating_add(work);
+        while !self.is_over && self.work() < until {
+            if self.step.is_multiple_of(STEPS_PER_POLL) && budget.is_over() {
+                break;
+            }
+            self.advance();
+        }
+    }
+
+    fn advance(&mut self) {
+        self.step += 1;
+        let patience = MOST_PATIENCE.min(PATIENCE * self.best.len() as u64);
+        if self.step - self.leg_step > patience {
+            self.go_elsewhere();
+        }
+        self.find_moves();
+        if self.is_over {
+            return;
+        }
+        if !self.take_best() {
+            self.go_elsewhere();
+        }
+        self.note();
+    }
+
+    /// Remembers where it is, if that is better than before.
+    fn note(&mut self) {
+        let iteration = self.graph.iteration();
+        if iteration > self.leg.0 {
+            return;
+        }
+        let key = (iteration, self.graph.finish_sum());
+        if key >= self.leg {
+            return;
+        }
+        if iteration < self.leg.0 {
+            self.leg_step = self.step;
+        }
+        self.leg = key;
+        self.note_best(key);
+    }
+
+    fn note_best(&mut self, key: Key) {
+        if key < self.best_key {
+            self.best_key = key;
+            self.best.clear();
+            self.best.extend_from_slice(self.graph.order());
+            self.is_over |= key.0 <= self.limit;
+        }
+    }
+
+    /// The moves of a critical path, best first.
+    fn find_moves(&mut self) {
+        let rng = &mut self.rng;
+        self.graph.critical_path(&mut self.path, |count| if count == 1 { 0 } else { rng.random_range(0..count) });
+        self.moves.clear();
+        self.segments.clear();
+        let graph = &self.graph;
+        if self.path.windows(2).all(|pair| graph.after(pair[0]) == Some(pair[1])) {
+            // Nobody waits for a node on the longest way, so no order makes it shorter.
+            self.note();
+            self.is_over = true;
+            return;
+        }
+        let path = std::mem::take(&mut self.path);
+        let mut first = 0;
+        for i in 1..=path.len() {
+            let goes_on = i < path.len()
+                && self.graph.node_of(path[i]) == self.graph.node_of(path[i - 1])
+                && self.graph.place_of(path[i]) == self.graph.place_of(path[i - 1]) + 1;
+            if !goes_on {
+                self.find_block_moves(self.graph.place_of(path[first]), self.graph.place_of(path[i - 1]));
+                first = i;
+            }
+        }
+        self.path = path;
+        self.moves.sort_unstable_by_key(|m| (m.estimate, m.tie));
+    }
+
+    /// Moves of a block at places `first..=last`.
+    fn find_block_moves(&mut self, first: usize, last: usize) {
+        for place in first + 1..=last.min(first + REACH) {
+            self.propose(place, first);
+        }
+        // Of two neighbours one move is enough.
+        let nearest = if last == first + 1 { last } else { first.max(last.saturating_sub(REACH)) };
+        for place in nearest..last {
+            self.propose(place, last);
+        }
+        for place in first + 1..=last {
+            if self.graph.is_gated(self.graph.order()[place]) {
+                self.propose_gated(place);
+            }
+        }
+    }
+
+    /// The task at `place` to place `to`; where the node has no memory for that, only tasks of its kind move.
+    fn propose(&mut self, place: usize, to: usize) {
+        let order = self.graph.order();
+        let (task, other) = (order[place], order[to]);
+        let is_behind = to > place;
+        let is_open = if is_behind { self.graph.may_follow(task, other) } else { self.graph.may_precede(task, other) };
+        if !is_open {
+            return;
+        }
+        let (from, end) = (place.min(to), place.max(to) + 1);
+        self.segment.clear();
+        self.segment.extend_from_slice(&order[from..end]);
+        if is_behind {
+            self.segment.rotate_left(1);
+        } else {
+            self.segment.rotate_right(1);
+        }
+        if !self.graph.fits(from, &self.segment) {
+            self.rotate_kind(place, to);
+        }
+        self.add(from, task, is_behind);
+    }
+
+    /// Puts into `segment` what stands between `place` and `to`, with the task at `place` in the last place there of a
+    /// task of its kind and the others of that kind moved up: what the node holds stays the same.
+    fn rotate_kind(&mut self, place: usize, to: usize) {
+        let order = self.graph.order();
+        let (from, end) = (place.min(to), place.max(to) + 1);
+        let kind = self.graph.holds(order[place]);
+        self.segment.clear();
+        self.segment.extend_from_slice(&order[from..end]);
+        let mut carried = order[place];
+        let count = end - from;
+        for i in 0..count {
+            // From the far end towards the task.
+            let i = if to > place { count - 1 - i } else { i };
+            if self.graph.holds(self.segment[i]) == kind {
+                std::mem::swap(&mut carried, &mut self.segment[i]);
+            }
+        }
+    }
+
+    /// A forward that waits for memory: before one of the forwards that hold it.
+    fn propose_gated(&mut self, place: usize) {
+        let order = self.graph.order();
+        let begin = self.graph.places_of(self.graph.node_of(order[place])).start;
+        let task = order[place];
+        let mut left = GATED_REACH;
+        for to in (begin..place).rev() {
+            if self.graph.holds(self.graph.order()[to]) <= 0 {
+                continue;
+            }
+            self.rotate_kind(place, to);
+            self.add(to, task, false);
+            left -= 1;
+            if left == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Adds the move that makes `segment` of what begins at `from`.
+    fn add(&mut self, from: usize, task: TaskId, is_behind: bool) {
+        if self.segment[..] == self.graph.order()[from..from + self.segment.len()] {
+            return;
+        }
+        let estimate = self.graph.estimate(from, &self.segment);
+        let begin = self.segments.len();
+        self.segments.extend_from_slice(&self.segment);
+        let tie = self.rng.random();
+        self.moves.push(Move { estimate, tie, from, segment: (begin, self.segments.len()), task, is_behind });
+    }
+
+    /// Makes the best move that is not forbidden or promises a better order than any; else any move. False where none
+    /// is possible.
+    fn take_best(&mut self) -> bool {
+        let best = self.best_key.0 - (self.graph.iteration() - self.graph.end());
+        for i in 0..self.moves.len() {
+            let chosen = self.moves[i];
+            if (chosen.estimate < best || !self.is_tabu(&chosen)) && self.make(&chosen) {
+                return true;
+            }
+        }
+        if self.moves.is_empty() {
+            return false;
+        }
+        let any = self.rng.random_range(0..self.moves.len());
+        (0..self.moves.len()).any(|i| {
+            let chosen = self.moves[(any + i) % self.moves.len()];
+            self.make(&chosen)
+        })
+    }
+
+    fn is_tabu(&self, chosen: &Move) -> bool {
+        let others = &self.segments[chosen.segment.0..chosen.segment.1];
+        others.iter().filter(|other| **other != chosen.task).any(|other| {
+            let pair = if chosen.is_behind { (*other, chosen.task) } else { (chosen.task, *other) };
+            self.tabu.get(&pair).is_some_and(|until| *until > self.step)
+        })
+    }
+
+    fn make(&mut self, chosen: &Move) -> bool {
+        let tasks = &self.segments[chosen.segment.0..chosen.segment.1];
+        if self.graph.replace(chosen.from, tasks) != Replaced::Done {
+            return false;
+        }
+        let until = self.step + self.rng.random_range(TENURE.0..=TENURE.1);
+        if self.tabu.len() > MOST_TABU {
+            let step = self.step;
+            self.tabu.retain(|_, until| *until > step);
+        }
+        for other in tasks.iter().filter(|other| **other != chosen.task) {
+            let back = if chosen.is_behind { (chosen.task, *other) } else { (*other, chosen.task) };
+            self.tabu.insert(back, until);
+        }
+        true
+    }
+
+    /// Goes on from the best order, changed at random.
+    fn go_elsewhere(&mut self) {
+        self.graph.reset(&self.best);
+        if !(self.rng.random_bool(HURRIES) && self.hurry()) {
+            self.shake();
+        }
+        self.tabu.clear();
+        self.leg = (self.graph.iteration(), self.graph.finish_sum());
+        self.leg_step = self.step;
+        self.note_best(self.leg);
+    }
+
+    /// Every task when it is now, but for what its microbatch is hurried or held back; false where that locks up.
+    fn hurry(&mut self) -> bool {
+        let most = (self.graph.iteration() as f64 * MOST_HURRY * self.rng.random::<f64>()) as Time;
+        let shifts: Vec<Time> = (0..self.graph.batch_count()).map(|_| self.rng.random_range(-most..=most)).collect();
+        let keys: Vec<Time> = (0..self.graph.order().len() as TaskId)
+            .map(|task| self.graph.head_of(task) + shifts[self.graph.batch_of(task)])
+            .collect();
+        let listed = self.graph.listed(|task| keys[task as usize]);
+        listed.is_some_and(|order| self.graph.reset(&order))
+    }
+
+    /// Some random moves.
+    fn shake(&mut self) {
+        for _ in 0..self.rng.random_range(SHAKES.0..=SHAKES.1) {
+            self.find_moves();
+            if self.is_over {
+                return;
+            }
+            if self.moves.is_empty() || self.rng.random_bool(ANYWHERE) {
+                self.propose_anywhere();
+            }
+            if let Some(chosen) = self.moves.choose(&mut self.rng).copied() {
+                self.make(&chosen);
+            }
+        }
+    }
+
+    /// Any task to any place near it, as the only move.
+    fn propose_anywhere(&mut self) {
+        self.moves.clear();
+        self.segments.clear();
+        let place = self.rng.random_range(0..self.graph.order().len());
+        let own = self.graph.places_of(self.graph.node_of(self.graph.order()[place]));
+        let (least, most) = (place.saturating_sub(REACH).max(own.start), (place + REACH).min(own.end - 1));
+        let to = self.rng.random_range(least..=most);
+        if self.rng.random_bool(0.5) {
+            self.propose(place, to);
+        } else {
+            self.rotate_kind(place, to);
+            self.add(place.min(to), self.graph.order()[place], to > place);
+        }
+    }
+}

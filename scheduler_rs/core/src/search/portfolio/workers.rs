@@ -1,0 +1,354 @@
+//! The methods that run side by side, and what each does in a round.
+
+use rand::RngExt;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand_pcg::Pcg64;
+
+use crate::bound::is_tight;
+use crate::bound::lookahead::Lookahead;
+use crate::problem::Instance;
+use crate::search::candidate::{
+    Candidate, Tried, draw_paths, executed, found_of, paths_of, prioritised, reordered, scheduled,
+};
+use crate::search::context::{Context, Objective};
+use crate::search::effort::FEW_TASKS;
+use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, PrioritisedRoutes, default_priorities, first_run};
+use crate::search::methods::prioritised::construct::{construct, priority, replace};
+use crate::search::methods::prioritised::router::Router;
+use crate::search::methods::proof::Prover;
+use crate::search::methods::schedule_annealing::ScheduleAnnealing;
+use crate::search::methods::tabu::OrderSearch;
+use crate::time::{NEVER, Time};
+
+/// Attempts of one round.
+pub const ATTEMPTS: u64 = 6;
+/// Work of an attempt, after which it ends as soon as it can.
+pub const ROUND_WORK: u64 = 100_000;
+/// Exchanges that an improving attempt makes one after the other.
+const EXCHANGES: usize = 40;
+/// Up to so many nodes, searches that place routes get less of the work, and proofs no more than others.
+const FEW_NODES: usize = 12;
+const SHARE_OF_FEW: f64 = 0.25;
+/// Up to so many nodes, complete schedules are annealed from the best plan on; with more, routes decide rather than order.
+const MODERATELY_MANY_NODES: usize = 32;
+/// Steps of the first run in which schedules are annealed.
+const FIRST_STEPS: u64 = 10_000;
+/// The most routes that one exchange takes off.
+const MOST_REMOVED: usize = 6;
+/// Steps that the search for one timed path may take before any good one will do.
+pub const PATIENCE: u64 = 40_000;
+/// Draws for a first plan at once.
+pub const FIRST_DRAWS: u64 = 500;
+
+/// What the methods work on.
+pub struct Workers<'a> {
+    pub context: Context<'a>,
+    /// The same for travel time alone, a search beside the main one: it is many times faster, and where nodes
+    /// are idle most of the time its routes are hard to beat. What it finds is compared as simulated.
+    pub travel: Option<Context<'a>>,
+    /// With durations rounded down.
+    pub below: &'a Instance,
+    pub beneath: &'a Lookahead,
+    /// What is known before the search.
+    pub bound: Time,
+}
+
+/// A search, and the work that it has taken as a part of its share.
+pub struct Worker<'a> {
+    pub method: WorkerMethod<'a>,
+    pub work: u64,
+    pub share: f64,
+}
+
+/// One of the searches that run beside each other and learn of what the others found after every round.
+pub enum WorkerMethod<'a> {
+    /// Routes by travel time alone.
+    Travel,
+    /// Routes of the best plan are taken off and placed again.
+    Exchange,
+    /// All routes are placed anew.
+    Afresh,
+    /// Small changes of routes and order.
+    Anneal(Option<Box<AnnealingChain>>),
+    /// Small changes of complete schedules.
+    AnnealSchedule(Option<Box<ScheduleAnnealing>>),
+    /// The order of the best plan, its routes as they are.
+    Order(Option<Box<OrderSearch>>),
+    /// Lower bounds.
+    Prove(Box<Prover<'a>>),
+}
+
+/// What an attempt gives back.
+pub struct Attempt<'a> {
+    pub tried: Tried<'a>,
+    pub work: u64,
+    /// Its cost is one of travel alone.
+    pub by_travel: bool,
+    /// No plan takes less.
+    pub bound: Time,
+    /// Proved: there is no plan.
+    pub is_impossible: bool,
+}
+
+impl Attempt<'_> {
+    pub fn failed(work: u64) -> Self {
+        Self { tried: Err(None), work, by_travel: false, bound: 0, is_impossible: false }
+    }
+}
+
+impl<'a> Workers<'a> {
+    /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
+    pub fn start(&self) -> Vec<Worker<'a>> {
+        let worker = |method: WorkerMethod<'a>, work: u64| Worker { method, work, share: 1.0 };
+        if self.travel.is_none() {
+            return vec![
+                worker(WorkerMethod::Exchange, 0),
+                worker(WorkerMethod::Afresh, 0),
+                worker(WorkerMethod::Exchange, 0),
+                worker(WorkerMethod::Exchange, 0),
+            ];
+        }
+        let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
+        // Those that improve on what is there join when the first run of the annealing has had its time.
+        let later = first_run(self.context.tasks, self.context.instance);
+        // Where nodes are few and hardly ever idle, small changes of routes and order find what placing routes does not.
+        let nodes = self.context.instance.node_count();
+        let has_many_tasks = later > FIRST_RUN * FEW_TASKS as u64;
+        let is_small = nodes <= FEW_NODES && has_many_tasks;
+        let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
+        let annealing = |most_nodes: usize| match has_many_tasks && nodes <= most_nodes {
+            true => WorkerMethod::AnnealSchedule(None),
+            false => WorkerMethod::Anneal(None),
+        };
+        vec![
+            worker(annealing(FEW_NODES), 0),
+            Worker { share: proving, ..worker(WorkerMethod::Prove(Box::new(prover)), later / 2) },
+            Worker { share: placing, ..worker(WorkerMethod::Travel, 2 * later) },
+            Worker { share: placing, ..worker(WorkerMethod::Exchange, 2 * later) },
+            worker(WorkerMethod::Order(None), 2 * later),
+            worker(annealing(MODERATELY_MANY_NODES), 4 * later),
+        ]
+    }
+
+    pub fn advance(
+        &self,
+        method: &mut WorkerMethod<'a>,
+        best: Option<&Candidate<'a>>,
+        fastest: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        match (method, &self.travel) {
+            (WorkerMethod::Travel, Some(travel)) => {
+                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
+            }
+            (WorkerMethod::Anneal(chain), _) => self.anneal(chain, best, number),
+            (WorkerMethod::AnnealSchedule(annealing), _) => self.anneal_schedule(annealing, best, number),
+            (WorkerMethod::Order(search), _) => self.reorder(search, best, number),
+            (WorkerMethod::Prove(prover), _) => self.advance_proof(prover, best),
+            (WorkerMethod::Afresh, _) => self.attempt(&self.context, best, number, true),
+            _ => self.attempt(&self.context, best, number, best.is_none()),
+        }
+    }
+
+    /// Goes on with the order of the best plan, from the beginning where that is another plan by now.
+    fn reorder(
+        &self,
+        current: &mut Option<Box<OrderSearch>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        let context = &self.context;
+        let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
+        if current.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
+            let batches = best.schedule.batches();
+            let search =
+                OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
+            *current = search.map(Box::new);
+        }
+        let Some(search) = current.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
+        let before = search.work();
+        search.run(ROUND_WORK, context.budget);
+        let mut work = search.work() - before;
+        let better = if search.key() < best.cost { search.best() } else { None };
+        let tried = better.map_or(Err(None), |found| reordered(context, best, found.order, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
+    }
+
+    fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
+        let upper = best.map_or(NEVER, |best| best.outcome.iteration);
+        if prover.is_over(upper) {
+            return Attempt { bound: prover.bound(), ..Attempt::failed(0) };
+        }
+        let step = prover.advance(upper, self.context.budget);
+        let mut work = step.work;
+        let tried = step.found.map_or(Err(None), |found| executed(&self.context, found, &mut work));
+        Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
+    }
+
+    /// Lets a chain go on; where its run is over it begins anew.
+    fn anneal(
+        &self,
+        current: &mut Option<Box<AnnealingChain>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        let context = &self.context;
+        // The first chain begins every run with other routes, the other one stays with the best plan.
+        let stays = !number.is_multiple_of(ATTEMPTS);
+        if current.is_none() {
+            let mut rng = context.rng(number);
+            let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
+            let paths = match best {
+                Some(best) if stays => Some(paths_of(&best.schedule)),
+                _ => drawn().or(best.map(|best| paths_of(&best.schedule))),
+            };
+            let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
+            let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
+            *current = Some(Box::new(chain));
+            if let (Some(chain), Some(best), true) = (current.as_mut(), best, stays) {
+                chain.restart(&found_of(best), true);
+            }
+        }
+        let Some(chain) = current else { return Attempt::failed(ROUND_WORK) };
+        let before = chain.work;
+        if chain.is_finished() {
+            let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
+            match (fresh, best) {
+                (Some(paths), _) => {
+                    let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
+                    chain.restart(
+                        &PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation: None },
+                        false,
+                    );
+                }
+                (None, Some(best)) => chain.restart(&found_of(best), true),
+                (None, None) => {}
+            }
+        }
+        chain.run(context.budget.round_work(ROUND_WORK), context.budget);
+        let mut work = chain.work - before;
+        let better = chain.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
+        let tried = better.map_or(Err(None), |found| prioritised(context, found, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
+    }
+
+    /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
+    /// the best plan.
+    fn anneal_schedule(
+        &self,
+        current: &mut Option<Box<ScheduleAnnealing>>,
+        best: Option<&Candidate<'a>>,
+        number: u64,
+    ) -> Attempt<'a> {
+        let context = &self.context;
+        let stays = !number.is_multiple_of(ATTEMPTS);
+        let before = current.as_ref().map_or(0, |annealing| annealing.work());
+        if current.as_ref().is_none_or(|annealing| annealing.is_finished()) {
+            let mut rng = context.rng(number);
+            let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
+            let from = best.map(|best| (paths_of(&best.schedule), Some(best.order.as_slice())));
+            let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
+            let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
+            if let Some(annealing) = current {
+                annealing.restart(&paths, order);
+            } else {
+                let annealing = ScheduleAnnealing::new(context.view(), paths, order, FIRST_STEPS, context.rng(!number));
+                *current = Some(Box::new(annealing));
+            }
+        }
+        let Some(annealing) = current else { return Attempt::failed(ROUND_WORK) };
+        annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
+        let mut work = annealing.work() - before;
+        let is_better = best.is_none_or(|best| annealing.key() < best.cost);
+        let better = if is_better { annealing.best() } else { None };
+        let tried = better.map_or(Err(None), |schedule| scheduled(context, schedule, &mut work));
+        context.budget.add_work(work);
+        Attempt { tried, ..Attempt::failed(work) }
+    }
+
+    pub fn attempt(
+        &self,
+        context: &Context<'a>,
+        incumbent: Option<&Candidate<'a>>,
+        number: u64,
+        afresh: bool,
+    ) -> Attempt<'a> {
+        let mut router = Router::new(context.instance, context.lookahead, PATIENCE);
+        let mut rng = context.rng(number);
+        let tried = match incumbent {
+            Some(incumbent) if !afresh => self.improve(context, incumbent, &mut router, &mut rng).ok_or(None),
+            _ => {
+                let targets = context.targets(&mut rng);
+                // The very first go by hardness alone; the others wander further and further from it.
+                let shuffle = if number < 2 { 0.0 } else { rng.random::<f64>() };
+                let order = priority(context, &targets, &mut rng, shuffle);
+                construct(context, &mut router, &order, &targets)
+            }
+        };
+        context.budget.add_work(router.work);
+        Attempt { tried, ..Attempt::failed(router.work) }
+    }
+
+    /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
+    fn improve(
+        &self,
+        context: &Context<'a>,
+        incumbent: &Candidate<'a>,
+        router: &mut Router<'_>,
+        rng: &mut Pcg64,
+    ) -> Option<Candidate<'a>> {
+        let mut current = incumbent.clone();
+        for _ in 0..EXCHANGES {
+            if context.budget.is_over()
+                || router.work >= ROUND_WORK
+                || (context.objective == Objective::Simulated && is_tight(current.outcome.iteration, self.bound))
+            {
+                break;
+            }
+            let routes = self.choose(&current, rng);
+            let limit = match context.objective {
+                Objective::Simulated => current.cost.0 - context.instance.epilogue,
+                Objective::Travel => current.cost.0,
+            };
+            if let Ok(next) = replace(context, router, &current, &routes, limit)
+                && next.cost <= current.cost
+            {
+                current = next;
+            }
+        }
+        (current.cost < incumbent.cost).then_some(current)
+    }
+
+    /// Routes to take off: often the one that completes last, and others that have something in common.
+    fn choose(&self, current: &Candidate<'_>, rng: &mut Pcg64) -> Vec<usize> {
+        let schedule = &current.schedule;
+        let count = self.context.tasks.len();
+        let wanted = rng.random_range(1..=MOST_REMOVED).min(count);
+        let completion = |route: usize| schedule.timed_paths(route).iter().map(|w| w.completion).max().unwrap_or(0);
+        let seed = if rng.random_bool(0.5) {
+            let last = (0..count).map(completion).max().unwrap_or(0);
+            let latest: Vec<usize> = (0..count).filter(|r| completion(*r) == last).collect();
+            latest.choose(rng).copied().unwrap_or(0)
+        } else {
+            rng.random_range(0..count)
+        };
+        let mut others: Vec<usize> = (0..count).filter(|r| *r != seed).collect();
+        others.shuffle(rng);
+        if rng.random_bool(0.6) {
+            let shares = |route: usize| {
+                let nodes = schedule.timed_paths(seed).first().map_or(&[][..], |w| &w.nodes);
+                let own = schedule.timed_paths(route).first().map_or(&[][..], |w| &w.nodes);
+                own.iter().filter(|n| nodes.contains(n)).count()
+            };
+            others.sort_by_key(|r| std::cmp::Reverse(shares(*r)));
+            // Not always the same neighbours.
+            let near = (2 * wanted).min(others.len());
+            others[..near].shuffle(rng);
+        }
+        let mut routes: Vec<usize> = [seed].into_iter().chain(others).take(wanted).collect();
+        routes.shuffle(rng);
+        routes
+    }
+}
