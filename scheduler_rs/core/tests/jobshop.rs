@@ -10,7 +10,7 @@ use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
-use skippipe_core::search::cbs::{Ended, solve};
+use skippipe_core::search::cbs::{Termination, solve};
 use skippipe_core::search::order::improve;
 use skippipe_core::simulate::{Batch, Simulator, TaskId};
 use skippipe_core::time::Time;
@@ -60,7 +60,7 @@ fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
         assert_eq!(outcome.iteration, found.value);
         encoded.makespan(found.value)
     });
-    (found, (answer.bound - encoded.constant).div_euclid(UNIT), answer.ended == Ended::Exhausted)
+    (found, (answer.bound - encoded.constant).div_euclid(UNIT), answer.termination == Termination::Exhausted)
 }
 
 #[test]

@@ -155,7 +155,7 @@ pub(super) fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mu
 }
 
 /// What conflict-based search has found: the routes and order of its execution.
-pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
+pub fn executed<'a>(context: &Context<'a>, found: cbs::Solution, work: &mut u64) -> Tried<'a> {
     let paths = paths_of_batches(&found.batches, context.tasks.len());
     timed(context, board_of(context, &paths), found.order, work)
 }

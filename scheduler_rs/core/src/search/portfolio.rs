@@ -11,7 +11,7 @@ use super::attempt::{
     Candidate, Tried, construct, draw_paths, draw_routes, executed, finish, found_of, paths_of, priority, ranked,
     reordered, replace, scheduled, straight_routes, travelled,
 };
-use super::cbs::{self, Ended};
+use super::cbs::{self, Termination};
 use super::order::OrderSearch;
 use super::outlook::Outlook;
 use super::proof::{Prover, demand_of};
@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
         let epilogue = self.below.epilogue;
         let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
         let answer = cbs::solve(
-            &cbs::Question {
+            &cbs::Subproblem {
                 instance: self.below,
                 tasks: self.context.tasks,
                 demand: &demand,
@@ -276,7 +276,7 @@ impl<'a> Search<'a> {
             self.beneath,
             budget,
         );
-        if answer.ended == Ended::Exhausted && answer.best.is_none() && state.best.is_none() {
+        if answer.termination == Termination::Exhausted && answer.best.is_none() && state.best.is_none() {
             return nothing_exists();
         }
         state.work += answer.statistics.labels + answer.statistics.nodes;

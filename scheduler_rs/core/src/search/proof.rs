@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::cbs::{self, Demand, Ended, Question};
+use super::cbs::{self, Subproblem, Termination, VisitDemand};
 use super::outlook::Outlook;
 use crate::budget::Budget;
 use crate::problem::Instance;
@@ -24,7 +24,7 @@ struct Part {
     /// Sources, by their place in the instance.
     sources: Vec<usize>,
     tasks: Vec<RouteTask>,
-    demand: Demand,
+    demand: VisitDemand,
     steps: u64,
     spent: u64,
     /// In nanoseconds, what follows once after everything left out.
@@ -40,7 +40,7 @@ pub struct Step {
     /// Search steps done.
     pub work: u64,
     /// A better plan.
-    pub found: Option<cbs::Found>,
+    pub found: Option<cbs::Solution>,
     /// Proved: there is no plan at all.
     pub is_impossible: bool,
 }
@@ -146,7 +146,7 @@ impl<'a> Prover<'a> {
         let part = &mut self.parts[place];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
         let allowed = part.steps;
-        let question = Question {
+        let question = Subproblem {
             instance: self.below,
             tasks: &part.tasks,
             demand: &part.demand,
@@ -159,7 +159,7 @@ impl<'a> Prover<'a> {
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;
         part.bound = part.bound.max(answer.bound.min(limit));
-        part.is_over = answer.ended == Ended::Exhausted;
+        part.is_over = answer.termination == Termination::Exhausted;
         // It may also end because the question is too large for it; asked again it would end there again, but for a
         // lower limit.
         if !part.is_over && steps < allowed && !budget.is_over() {
@@ -176,7 +176,7 @@ impl<'a> Prover<'a> {
         let nothing = is_whole && limit >= NEVER && answer.best.is_none();
         Step {
             work,
-            is_impossible: nothing && answer.ended == Ended::Exhausted,
+            is_impossible: nothing && answer.termination == Termination::Exhausted,
             found: answer.best.filter(|_| is_whole),
         }
     }
@@ -219,10 +219,10 @@ fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
 /// What the rules say of `count` of `all` routes together: of all of them, or what they leave to a part. None where
 /// that cannot be said (CC3 without CC1: how many visits the inner stages share is open then).
 #[must_use]
-pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<Demand> {
+pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<VisitDemand> {
     let lengths = Lengths::new(all, instance.present.len(), instance.skip_ratio);
     let others = all - count;
-    let mut demand = Demand {
+    let mut demand = VisitDemand {
         least: vec![0; instance.stage_count()],
         most: vec![count; instance.stage_count()],
         total: (others == 0).then_some((lengths.total, lengths.total)),

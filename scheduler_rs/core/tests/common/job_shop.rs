@@ -11,7 +11,7 @@ use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, Load, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
-use skippipe_core::search::cbs::{Demand, Question};
+use skippipe_core::search::cbs::{Subproblem, VisitDemand};
 use skippipe_core::search::outlook::Outlook;
 use skippipe_core::time::{NEVER, Rounding, Time};
 
@@ -35,7 +35,7 @@ pub struct Encoded {
     pub instance: Instance,
     pub tasks: Vec<RouteTask>,
     /// Every job on every machine.
-    pub demand: Demand,
+    pub demand: VisitDemand,
     /// An iteration is the makespan and this.
     pub constant: Time,
 }
@@ -104,7 +104,7 @@ impl Shop {
         }
         let tasks = route_tasks(&instance);
         let stages = self.machines + 1;
-        let demand = Demand {
+        let demand = VisitDemand {
             least: vec![jobs; stages],
             most: vec![jobs; stages],
             total: Some((jobs * stages, jobs * stages)),
@@ -135,8 +135,8 @@ impl Encoded {
     }
 
     /// What conflict-based search is asked: any makespan.
-    pub fn question(&self, work_limit: u64) -> Question<'_> {
-        Question {
+    pub fn question(&self, work_limit: u64) -> Subproblem<'_> {
+        Subproblem {
             instance: &self.instance,
             tasks: &self.tasks,
             demand: &self.demand,
