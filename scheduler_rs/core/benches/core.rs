@@ -130,10 +130,10 @@ fn planning(c: &mut Criterion) {
 fn proving(c: &mut Criterion) {
     let (shop, budget) = (shop("ft06"), Budget::new(None, None));
     let encoded = shop.encode();
-    let (question, outlook) = (encoded.question(u64::MAX), encoded.outlook());
-    let optimum = encoded.makespan(solve(&question, &outlook, &budget).bound);
+    let (subproblem, outlook) = (encoded.subproblem(u64::MAX), encoded.outlook());
+    let optimum = encoded.makespan(solve(&subproblem, &outlook, &budget).bound);
     assert_eq!(optimum, shop.optimum);
-    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &outlook, &budget).bound));
+    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&subproblem), &outlook, &budget).bound));
 }
 
 criterion_group!(benches, simulation, planning, proving);

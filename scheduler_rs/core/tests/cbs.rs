@@ -371,7 +371,7 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn solve(&self, limit: Time, suboptimality: f64, work_limit: u64) -> Answer {
-        let question = Subproblem {
+        let subproblem = Subproblem {
             instance: self.instance,
             tasks: self.tasks,
             demand: self.demand,
@@ -379,7 +379,7 @@ impl Asked<'_> {
             suboptimality,
             work_limit,
         };
-        solve(&question, self.outlook, &Budget::new(None, None))
+        solve(&subproblem, self.outlook, &Budget::new(None, None))
     }
 }
 
@@ -474,7 +474,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         }
         // Nothing below the optimum, and with it as the limit nothing at all.
         let none_below = asked.solve(expected, 1.0, u64::MAX);
-        assert!(none_below.best.is_none() && none_below.ended == Termination::Exhausted);
+        assert!(none_below.best.is_none() && none_below.termination == Termination::Exhausted);
         assert_eq!(none_below.bound, expected, "case {case}");
         assert_eq!(asked.solve(expected + 1, 1.0, u64::MAX).best.map(|b| b.value), Some(expected));
         // Bounds at any moment, the same again for the same work, and what the factor allows.

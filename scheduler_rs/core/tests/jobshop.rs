@@ -52,7 +52,7 @@ fn queues(shop: &Shop, turns: &[usize]) -> (Vec<Time>, Vec<Vec<(usize, usize)>>)
 /// Has conflict-based search look for the optimum; the makespan found, the bound, and whether it is proved.
 fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
     let encoded = shop.encode();
-    let answer = solve(&encoded.question(work_limit), &encoded.outlook(), &Budget::new(None, None));
+    let answer = solve(&encoded.subproblem(work_limit), &encoded.outlook(), &Budget::new(None, None));
     let found = answer.best.map(|found| {
         let mut simulator = Simulator::new(&encoded.instance);
         simulator.load(&found.batches);

@@ -9,30 +9,30 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
 use super::costs::Costs;
-use super::draft::{Draft, Parts, spread_of};
-use super::refine::{Schedule, refine};
+use super::partition::{Partition, ScoreTerms, diameter_of};
+use super::refine::{Cooling, refine};
 use super::score::{Scored, scored};
 use crate::budget::Budget;
 
 /// Partitions in the population.
 const POPULATION: usize = 16;
 /// Children of one generation.
-const CHILDREN: usize = 4;
+const CHILDREN_PER_GENERATION: usize = 4;
 /// Changes that the refinement of a child tries, for each node.
 const STEPS_PER_NODE: u64 = 100;
 /// Share of the children that have two parents; the others are one of the population, refined once more.
-const CROSSED: f64 = 0.5;
+const CROSSOVER_RATE: f64 = 0.5;
 /// By how much a change may be for the worse, as shares of the median transfer: at most for first ones and for children
 /// when their refinement begins, and when it ends.
-const HOT: f64 = 0.25;
-const WARM: f64 = 0.1;
-const COLD: f64 = 0.03;
+const INITIAL_TEMPERATURE: f64 = 0.25;
+const CHILD_TEMPERATURE: f64 = 0.1;
+const FINAL_TEMPERATURE: f64 = 0.03;
 /// The median transfer counts as so many seconds at least.
 const LEAST_UNIT_S: f64 = 1e-12;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct AllocationProblem<'a> {
     /// The cluster.
     pub costs: &'a Costs,
     /// Nodes of each stage, stage 0 first.
@@ -55,7 +55,7 @@ struct Individual {
 
 /// The population and all that it needs to go on.
 pub struct Genetic<'a> {
-    question: Question<'a>,
+    problem: AllocationProblem<'a>,
     movable: Vec<u32>,
     unit_s: f64,
     seed: u64,
@@ -69,15 +69,15 @@ pub struct Genetic<'a> {
 impl<'a> Genetic<'a> {
     /// Nothing is looked for yet.
     #[must_use]
-    pub fn new(question: Question<'a>, seed: u64) -> Self {
-        let fixed = question.sources.unwrap_or_default();
+    pub fn new(problem: AllocationProblem<'a>, seed: u64) -> Self {
+        let fixed = problem.sources.unwrap_or_default();
         let movable =
-            (0..question.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
+            (0..problem.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
         Self {
-            question,
+            problem,
             movable,
             // Where transfers take no time, changes for the worse are of no use.
-            unit_s: question.costs.median_s().max(LEAST_UNIT_S),
+            unit_s: problem.costs.median_s().max(LEAST_UNIT_S),
             seed,
             born: 0,
             population: Vec::new(),
@@ -94,14 +94,15 @@ impl<'a> Genetic<'a> {
         // There is always a first one, however short the time.
         let is_wanted = |number: u64| number == 0 || !budget.is_over();
         let born_now = |i: u64| is_wanted(born + i).then(|| this.child(born + i, budget));
-        let children: Vec<Option<(Individual, u64)>> = (0..CHILDREN as u64).into_par_iter().map(born_now).collect();
-        self.born += CHILDREN as u64;
+        let children: Vec<Option<(Individual, u64)>> =
+            (0..CHILDREN_PER_GENERATION as u64).into_par_iter().map(born_now).collect();
+        self.born += CHILDREN_PER_GENERATION as u64;
         self.generations += 1;
         for (child, steps) in children.into_iter().flatten() {
             self.steps += steps;
             budget.add_work(steps);
-            self.note(&child);
-            self.join(child);
+            self.record_best(&child);
+            self.insert(child);
         }
     }
 
@@ -130,44 +131,44 @@ impl<'a> Genetic<'a> {
     }
 
     /// Lets a partition from elsewhere join.
-    pub fn take(&mut self, stages: &[Vec<usize>]) {
+    pub fn inject(&mut self, stages: &[Vec<usize>]) {
         let individual = self.individual(stages.to_vec());
-        self.note(&individual);
-        self.join(individual);
+        self.record_best(&individual);
+        self.insert(individual);
     }
 
     fn individual(&self, stages: Vec<Vec<usize>>) -> Individual {
-        let Question { costs, limit_s, .. } = self.question;
+        let AllocationProblem { costs, limit_s, .. } = self.problem;
         let scored = scored(costs, &stages);
-        let parts = Parts { excess_s: excess_s(costs, &stages, limit_s), ..scored.parts() };
+        let parts = ScoreTerms { excess_s: excess_s(costs, &stages, limit_s), ..scored.terms() };
         let key = key_of(costs, &stages);
         Individual { stages, scored, cost: parts.cost(), key }
     }
 
     fn child(&self, number: u64, budget: &Budget) -> (Individual, u64) {
         let mut rng = Pcg64::new(u128::from(self.seed), u128::from(number));
-        let Question { costs, sizes, limit_s, .. } = self.question;
+        let AllocationProblem { costs, sizes, limit_s, .. } = self.problem;
         let is_first = self.population.len() < POPULATION;
         let stages = if is_first {
-            self.drawn(number as usize, &mut rng)
-        } else if rng.random_bool(CROSSED) {
-            self.crossed(&mut rng)
+            self.initial_partition(number as usize, &mut rng)
+        } else if rng.random_bool(CROSSOVER_RATE) {
+            self.crossover(&mut rng)
         } else {
-            self.population[self.picked(&mut rng)].stages.clone()
+            self.population[self.tournament(&mut rng)].stages.clone()
         };
-        // The first ones start the hotter the later they come: some keep what was drawn, some forget it.
-        let heat = if is_first {
-            between(COLD, HOT, (number as f64 / (POPULATION - 1) as f64).min(1.0))
+        // The first ones start the hotter the later they come: some keep what was initial_partition, some forget it.
+        let temperature = if is_first {
+            geometric(FINAL_TEMPERATURE, INITIAL_TEMPERATURE, (number as f64 / (POPULATION - 1) as f64).min(1.0))
         } else {
-            between(COLD, WARM, rng.random())
+            geometric(FINAL_TEMPERATURE, CHILD_TEMPERATURE, rng.random())
         };
-        let mut draft = Draft::new(costs, &stages, limit_s).with_memo();
-        let schedule = Schedule {
+        let mut partition = Partition::new(costs, &stages, limit_s).with_cache();
+        let schedule = Cooling {
             steps: STEPS_PER_NODE * costs.nodes() as u64,
-            hot_s: self.unit_s * heat,
-            cold_s: self.unit_s * COLD,
+            initial_temperature_s: self.unit_s * temperature,
+            final_temperature_s: self.unit_s * FINAL_TEMPERATURE,
         };
-        let refined = refine(&mut draft, costs, &self.movable, schedule, &mut rng, budget);
+        let refined = refine(&mut partition, costs, &self.movable, schedule, &mut rng, budget);
         let mut stages = vec![Vec::new(); sizes.len()];
         for (node, stage) in refined.stage_of.iter().enumerate() {
             stages[*stage as usize].push(node);
@@ -176,8 +177,8 @@ impl<'a> Genetic<'a> {
     }
 
     /// Keeps the two best that differ in more than the order of stages and the names of nodes that are alike.
-    fn note(&mut self, child: &Individual) {
-        if child.scored.replica_s > self.question.limit_s || self.best.iter().any(|known| known.key == child.key) {
+    fn record_best(&mut self, child: &Individual) {
+        if child.scored.replica_s > self.problem.limit_s || self.best.iter().any(|known| known.key == child.key) {
             return;
         }
         let place = self.best.iter().position(|known| child.cost < known.cost).unwrap_or(self.best.len());
@@ -186,7 +187,7 @@ impl<'a> Genetic<'a> {
     }
 
     /// A child that is new takes the place of the worst if it is better.
-    fn join(&mut self, child: Individual) {
+    fn insert(&mut self, child: Individual) {
         if self.population.iter().any(|other| other.key == child.key) {
             return;
         }
@@ -203,8 +204,8 @@ impl<'a> Genetic<'a> {
 
     /// A first partition: sites along a way from each to a near one, cut into parts for some stages each; within a part
     /// the stages are dealt the nodes in turn. As many parts as stages: compact ones; one part: stages that are alike.
-    fn drawn(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let Question { costs, sizes, sources, .. } = self.question;
+    fn initial_partition(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let AllocationProblem { costs, sizes, sources, .. } = self.problem;
         let mut stages = vec![Vec::new(); sizes.len()];
         if let Some(sources) = sources {
             stages[0] = sources.to_vec();
@@ -216,21 +217,21 @@ impl<'a> Genetic<'a> {
             1 => order.len(),
             _ => rng.random_range(1..=order.len().max(1)),
         };
-        let sites = self.strolled(rng);
+        let sites = self.sites_by_nearest_neighbour(rng);
         let mut nodes = sites.iter().flatten();
         let each = order.len().div_ceil(parts.max(1)).max(1);
         for part in order.chunks(each) {
             let total: usize = part.iter().map(|s| sizes[*s]).sum();
             let own: Vec<usize> = nodes.by_ref().take(total).copied().collect();
-            deal(&own, part, sizes, costs, &mut stages);
+            distribute(&own, part, sizes, costs, &mut stages);
         }
         debug_assert_eq!(costs.nodes(), stages.iter().map(Vec::len).sum::<usize>());
         stages
     }
 
     /// The movable nodes, site by site, each site one of the nearest to the one before it that are left.
-    fn strolled(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let costs = self.question.costs;
+    fn sites_by_nearest_neighbour(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let costs = self.problem.costs;
         let mut nodes_of = vec![Vec::new(); costs.sites()];
         for node in &self.movable {
             nodes_of[costs.site(*node as usize)].push(*node as usize);
@@ -254,22 +255,22 @@ impl<'a> Genetic<'a> {
     }
 
     /// The better of two.
-    fn picked(&self, rng: &mut Pcg64) -> usize {
+    fn tournament(&self, rng: &mut Pcg64) -> usize {
         let [a, b] = [0; 2].map(|_| rng.random_range(0..self.population.len()));
         if self.population[a].cost <= self.population[b].cost { a } else { b }
     }
 
     /// Some stages of one parent as they are, the others as much like those of another parent as their sizes allow.
-    fn crossed(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let Question { costs, sizes, .. } = self.question;
-        let (first, mut second) = (self.picked(rng), self.picked(rng));
+    fn crossover(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let AllocationProblem { costs, sizes, .. } = self.problem;
+        let (first, mut second) = (self.tournament(rng), self.tournament(rng));
         if first == second {
             second = (first + rng.random_range(1..self.population.len())) % self.population.len();
         }
         let (mother, father) = (&self.population[first].stages, &self.population[second].stages);
         let mut order: Vec<usize> = (1..sizes.len()).collect();
         order.shuffle(rng);
-        let keep_sources = self.question.sources.is_some() || rng.random_bool(0.5);
+        let keep_sources = self.problem.sources.is_some() || rng.random_bool(0.5);
         let kept = rng.random_range(1..=order.len().max(1));
         let mut stages = vec![Vec::new(); sizes.len()];
         let mut is_placed = vec![false; costs.nodes()];
@@ -314,7 +315,7 @@ impl<'a> Genetic<'a> {
 
 /// Deals the nodes, which stand site by site, to the stages of a part. Each stage gets of each site what its size is
 /// worth, rounded down; what is left over goes to one stage after the other, so that neighbours get the same.
-fn deal(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
+fn distribute(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
     let total = nodes.len();
     let mut left = Vec::new();
     for same in nodes.chunk_by(|a, b| costs.site(*a) == costs.site(*b)) {
@@ -332,7 +333,7 @@ fn deal(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages:
 }
 
 /// From `low` to `high` in even ratios, as the share goes from 0 to 1.
-fn between(low: f64, high: f64, share: f64) -> f64 {
+fn geometric(low: f64, high: f64, share: f64) -> f64 {
     low * (high / low).powf(share)
 }
 
@@ -349,5 +350,5 @@ fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
 
 /// How far the stages lie above the limit, summed up over them.
 fn excess_s(costs: &Costs, stages: &[Vec<usize>], limit_s: f64) -> f64 {
-    stages.iter().map(|members| (spread_of(costs, members) - limit_s).max(0.0)).sum()
+    stages.iter().map(|members| (diameter_of(costs, members) - limit_s).max(0.0)).sum()
 }

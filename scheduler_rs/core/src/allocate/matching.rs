@@ -1,7 +1,7 @@
 //! Bottleneck bipartite matching: the least value at which every row finds a column of its own.
 
 /// Rows or columns that are alike: an index into the costs, and how many there are.
-pub type Alike = (u32, u32);
+pub type SiteCount = (u32, u32);
 
 /// Working memory of [`Matcher::bottleneck`], kept between calls.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +29,8 @@ impl Matcher {
     /// Row after row is matched along a path of alternating edges that costs no more than the threshold; where none is
     /// left, the threshold rises to the cheapest edge that leads out of what was reached, since every matching needs one
     /// of these. So it never rises above the result.
-    pub fn bottleneck(&mut self, rows: &[Alike], columns: &[Alike], cost: impl Fn(u32, u32) -> f64) -> f64 {
-        let units = |side: &[Alike]| side.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
+    pub fn bottleneck(&mut self, rows: &[SiteCount], columns: &[SiteCount], cost: impl Fn(u32, u32) -> f64) -> f64 {
+        let units = |side: &[SiteCount]| side.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
         if units(rows) > units(columns) {
             return f64::INFINITY;
         }
@@ -47,7 +47,7 @@ impl Matcher {
     }
 
     /// Matches what fits below the threshold without a second look.
-    fn start(&mut self, rows: &[Alike], columns: &[Alike], threshold: f64, cost: &impl Fn(u32, u32) -> f64) {
+    fn start(&mut self, rows: &[SiteCount], columns: &[SiteCount], threshold: f64, cost: &impl Fn(u32, u32) -> f64) {
         let width = columns.len();
         self.flow.clear();
         self.flow.resize(rows.len() * width, 0);
@@ -75,8 +75,8 @@ impl Matcher {
     fn augment(
         &mut self,
         row: usize,
-        rows: &[Alike],
-        columns: &[Alike],
+        rows: &[SiteCount],
+        columns: &[SiteCount],
         mut threshold: f64,
         cost: &impl Fn(u32, u32) -> f64,
     ) -> f64 {
@@ -160,7 +160,7 @@ impl Matcher {
 /// [`Matcher::bottleneck`] of a rectangular matrix, the smaller side matched whole. No rows or no columns: 0.
 #[must_use]
 pub fn bottleneck(cost: &[Vec<f64>]) -> f64 {
-    let side = |count: usize| (0..count as u32).map(|i| (i, 1)).collect::<Vec<Alike>>();
+    let side = |count: usize| (0..count as u32).map(|i| (i, 1)).collect::<Vec<SiteCount>>();
     let (rows, columns) = (side(cost.len()), side(cost.first().map_or(0, Vec::len)));
     let mut matcher = Matcher::default();
     if rows.len() <= columns.len() {

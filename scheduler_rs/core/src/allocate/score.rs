@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::draft::{Draft, Parts};
+use super::partition::{Partition, ScoreTerms};
 use super::tour::best_tour;
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
@@ -24,8 +24,8 @@ pub struct Scored {
 }
 
 impl Scored {
-    pub(super) fn parts(&self) -> Parts {
-        Parts { replica_s: self.replica_s, tour_s: self.tour_s, compute_s: self.compute_s, excess_s: 0.0 }
+    pub(super) fn terms(&self) -> ScoreTerms {
+        ScoreTerms { replica_s: self.replica_s, tour_s: self.tour_s, compute_s: self.compute_s, excess_s: 0.0 }
     }
 }
 
@@ -73,18 +73,18 @@ pub fn scored(costs: &Costs, stages: &[Vec<usize>]) -> Scored {
         rest.sort_unstable();
     }
     let count = stages.len();
-    let mut draft = Draft::new(costs, &stages, f64::INFINITY);
+    let mut partition = Partition::new(costs, &stages, f64::INFINITY);
     let mut legs = vec![0.0; count * count];
     for a in 0..count {
         for b in (0..count).filter(|b| *b != a) {
-            legs[a * count + b] = draft.leg(a, b);
+            legs[a * count + b] = partition.leg(a, b);
         }
     }
     let mut tour = best_tour(&legs, count);
     if count > 2 && tour.order[count - 1] < tour.order[1] {
         tour.order[1..].reverse();
     }
-    let Parts { replica_s, compute_s, .. } = draft.parts();
+    let ScoreTerms { replica_s, compute_s, .. } = partition.terms();
     let stages: Vec<Vec<usize>> = tour.order.iter().map(|s| std::mem::take(&mut stages[*s])).collect();
     let tour_s = tour.length;
     Scored { stages, score_s: replica_s + tour_s + compute_s, replica_s, tour_s, compute_s }

@@ -146,7 +146,7 @@ impl<'a> Prover<'a> {
         let part = &mut self.parts[place];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
         let allowed = part.steps;
-        let question = Subproblem {
+        let subproblem = Subproblem {
             instance: self.below,
             tasks: &part.tasks,
             demand: &part.demand,
@@ -154,7 +154,7 @@ impl<'a> Prover<'a> {
             suboptimality: 1.0,
             work_limit: part.steps,
         };
-        let answer = cbs::solve(&question, self.outlook, budget);
+        let answer = cbs::solve(&subproblem, self.outlook, budget);
         let steps = answer.statistics.labels + answer.statistics.nodes;
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;

@@ -135,7 +135,7 @@ impl Encoded {
     }
 
     /// What conflict-based search is asked: any makespan.
-    pub fn question(&self, work_limit: u64) -> Subproblem<'_> {
+    pub fn subproblem(&self, work_limit: u64) -> Subproblem<'_> {
         Subproblem {
             instance: &self.instance,
             tasks: &self.tasks,
