@@ -1,25 +1,26 @@
 //! Lower bounds on the score of all partitions.
 //!
-//! Partitions are told apart by their longest transfer within a stage. For each of its values there is a bound on the
-//! tour of the partitions that have it, and the least sum of the two holds for all. The weakest one is worked on.
+//! Partitions are classified by their diameter, the longest transfer within a stage. For each level of the diameter there
+//! is a lower bound on the tour, by a spanning tree or by Lagrangian relaxation; the least sum of the two is a bound for all
+//! partitions. Work goes to the weakest level.
 
 use super::costs::Costs;
 use super::genetic::AllocationProblem;
 use super::matching::{Matcher, SiteCount};
 use super::partition::diameter_of;
 
-/// The longest transfer is told apart by so many steps at most.
+/// Limit on levels of the diameter.
 const MAX_LEVELS: usize = 128;
-/// Kinds of stages that are listed at most.
+/// Limit on enumerated patterns.
 const MAX_PATTERNS: usize = 10_000;
-/// Changes of the multipliers at a time.
+/// Subgradient steps at a time.
 const STEPS_PER_CALL: u32 = 20;
-/// Kinds looked at in the time of one change tried by the search.
+/// Patterns evaluated in the time of one exchange tried by the genetic algorithm.
 const PATTERNS_PER_STEP: u64 = 256;
-/// Changes of the multipliers after which a level is left as it is.
+/// Subgradient steps after which a level is final.
 const MAX_STEPS_PER_LEVEL: u32 = 400;
 
-/// The bound as far as it has been worked out.
+/// The lower bound so far.
 pub struct ScoreBound {
     compute_s: f64,
     stages: usize,
@@ -28,33 +29,33 @@ pub struct ScoreBound {
     size_classes: Vec<SizeClass>,
 }
 
-/// Partitions whose longest transfer within a stage is at least `low_s` and below `high_s`.
+/// Partitions whose diameter is at least `low_s` and below `high_s`.
 struct Level {
     low_s: f64,
     high_s: f64,
-    /// No tour of these is shorter; infinite where there are none.
+    /// Lower bound on their tours; infinite where there are no such partitions.
     tour_s: f64,
-    /// What a node of each site is worth.
+    /// Lagrange multiplier of each site.
     multiplier: Vec<f64>,
     steps: u32,
 }
 
-/// Stages of one size, and what they can be made of.
+/// The stages of one size, and their possible patterns.
 struct SizeClass {
     count: usize,
     patterns: Vec<Pattern>,
 }
 
-/// Sites of a stage.
+/// A possible stage: how many nodes of which sites.
 struct Pattern {
     sites: Vec<SiteCount>,
     diameter_s: f64,
-    /// Half of what its two legs of the tour take at least.
+    /// Lower bound on half of its two legs of the tour.
     half_s: f64,
 }
 
 impl ScoreBound {
-    /// What is known at once.
+    /// The bound by spanning trees alone.
     #[must_use]
     pub fn new(problem: &AllocationProblem<'_>) -> Self {
         let AllocationProblem { costs, sizes, sources, limit_s } = *problem;
@@ -77,13 +78,13 @@ impl ScoreBound {
         Self { compute_s: least_compute_s(problem), stages, sites, levels, size_classes }
     }
 
-    /// No allowed partition scores less; infinite where there is none.
+    /// Lower bound on the score of all allowed partitions; infinite where there is none.
     #[must_use]
     pub fn score_s(&self) -> f64 {
         self.compute_s + self.levels.iter().map(|level| level.low_s + level.tour_s).fold(f64::INFINITY, f64::min)
     }
 
-    /// Works on what holds the bound down; the steps that this took, none where nothing is left to do.
+    /// Improves the weakest level; returns the steps spent, 0 where nothing is left to do.
     pub fn advance(&mut self) -> u64 {
         let sum = |level: &Level| level.low_s + level.tour_s;
         let weakest = self.levels.iter_mut().min_by(|a, b| sum(a).total_cmp(&sum(b)));
@@ -100,9 +101,9 @@ impl ScoreBound {
 }
 
 impl Level {
-    /// Every node is in one stage. Where a node's place is paid for, stages may be chosen without regard to each other:
-    /// what all nodes pay, and for each stage the least of its half legs less what its nodes pay, is a bound for any
-    /// multipliers (Lagrange). Sites that are in too many stages get dearer, the others cheaper (subgradient).
+    /// Lagrangian relaxation of the constraint that every node is in exactly one stage. Stages are then independent: the
+    /// sum of all multipliers, plus for each stage the least half legs of a pattern less the multipliers of its nodes, is a
+    /// lower bound for any multipliers. Subgradient steps improve them.
     fn subgradient_ascent(&mut self, size_classes: &[SizeClass], sites: &[u32]) {
         self.multiplier.resize(sites.len(), 0.0);
         for _ in 0..STEPS_PER_CALL {
@@ -140,7 +141,7 @@ impl Level {
     }
 }
 
-/// Least sum over the stages of twice the mean forward: slow nodes in large stages.
+/// Minimum over the partitions of the sum of twice the mean forward: slow nodes in large stages.
 fn least_compute_s(problem: &AllocationProblem<'_>) -> f64 {
     let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let fixed = sources.unwrap_or_default();
@@ -159,7 +160,7 @@ fn least_compute_s(problem: &AllocationProblem<'_>) -> f64 {
     total
 }
 
-/// The values that the longest transfer can have, in steps.
+/// The possible diameters, in levels.
 fn levels_of(costs: &Costs, sites: &[u32], limit_s: f64) -> Vec<Level> {
     let mut values: Vec<f64> = pairs(sites).map(|(a, b)| costs.apart_s(a, b)).chain([0.0, f64::INFINITY]).collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -177,14 +178,14 @@ fn levels_of(costs: &Costs, sites: &[u32], limit_s: f64) -> Vec<Level> {
     steps.map(level).collect()
 }
 
-/// Pairs of sites in which two different nodes lie.
+/// Pairs of sites with two different nodes.
 fn pairs(sites: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     (0..sites.len()).flat_map(|a| (0..=a).map(move |b| (a, b))).filter(|(a, b)| a != b || sites[*a] > 1)
 }
 
-/// A tour over stages within which no transfer takes `high_s` or longer. Stages stay within what such transfers connect,
-/// so the tour goes from one such part to another along a tree at least, and its other legs are no shorter than any
-/// round trip, of which `least_s` is the shortest.
+/// Lower bound on tours over stages of a diameter below `high_s`. A stage lies within one component of the graph of
+/// transfers below `high_s`, so the tour contains at least a spanning tree of the components, and its other legs take at
+/// least the shortest round trip, `least_s`.
 fn spanning_tree_bound_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
     let count = costs.sites();
     if stages < 2 {
@@ -211,7 +212,7 @@ fn spanning_tree_bound_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64
     tree_s + stages.saturating_sub(links) as f64 * least_s
 }
 
-/// Some node has too few nodes nearer than `high_s` for the smallest stage that it may be in.
+/// Whether some node has too few others within `high_s` even for the smallest stage.
 fn lacks_close_nodes(problem: &AllocationProblem<'_>, high_s: f64) -> bool {
     let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let fixed = sources.unwrap_or_default();
@@ -228,7 +229,7 @@ fn lacks_close_nodes(problem: &AllocationProblem<'_>, high_s: f64) -> bool {
     })
 }
 
-/// What stages can be made of, by size; none where that is too much.
+/// The patterns of each size; none where there are too many.
 fn size_classes_of(problem: &AllocationProblem<'_>, sites: &[u32]) -> Option<Vec<SizeClass>> {
     let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let mut left = sites.to_vec();
@@ -258,9 +259,9 @@ fn size_classes_of(problem: &AllocationProblem<'_>, sites: &[u32]) -> Option<Vec
     Some(size_classes)
 }
 
-/// How many different choices of `size` nodes there are, nodes of one site being alike.
+/// Number of patterns of `size` nodes.
 fn choices(left: &[u32], size: usize) -> usize {
-    // Of each number of nodes up to `size`, over the sites so far.
+    // For each number of nodes up to `size`, over the sites so far.
     let mut ways = vec![0_usize; size + 1];
     ways[0] = 1;
     for count in left {
@@ -280,7 +281,7 @@ struct PatternEnumerator<'a> {
 }
 
 impl PatternEnumerator<'_> {
-    /// All choices of `missing` nodes from the sites from `site` on.
+    /// Completes a pattern by `missing` nodes from the sites from `site` on, in all ways.
     fn extend(
         &mut self,
         chosen: &mut Vec<SiteCount>,
@@ -296,7 +297,7 @@ impl PatternEnumerator<'_> {
         }
         let mut behind: usize = left[site..].iter().map(|count| *count as usize).sum();
         for next in site..left.len() {
-            // Without this look ahead, choices that lack a node in the end are by far the most.
+            // Without this check, by far the most choices would lack a node in the end.
             if behind < missing {
                 return;
             }
@@ -309,9 +310,9 @@ impl PatternEnumerator<'_> {
         }
     }
 
-    /// Along each of its two legs, as many nodes of a stage as the smallest of the other stages has, or all, find
-    /// partners outside of it. The shorter leg is no shorter than the best matching; and as its neighbours are
-    /// different stages, the longer one is no shorter than the best in which each node finds two partners.
+    /// Along each of its two legs, as many of its nodes as the smallest other stage has (or all) are matched to nodes
+    /// outside. So the shorter leg is at least the best bottleneck matching. As the two neighbours are different stages,
+    /// the longer leg is at least the best one in which each node has two partners.
     fn pattern(&mut self, sites: Vec<SiteCount>, others: usize) -> Pattern {
         let size: u32 = sites.iter().map(|(_, count)| count).sum();
         let unmatched = size.saturating_sub(others as u32);
@@ -351,7 +352,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
 
-    /// With `regions`, nodes of three of them are alike but for their speed.
+    /// With `regions`, nodes of the same one of three regions differ only in speed.
     fn cluster(rng: &mut Pcg64, nodes: usize, regions: bool) -> Cluster {
         let times = [0.5, 1.0, 2.0, 3.5, 6.0];
         let side = if regions { 3 } else { nodes };

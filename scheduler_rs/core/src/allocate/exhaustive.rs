@@ -1,4 +1,4 @@
-//! All partitions, where they are few.
+//! Enumeration of all partitions, where there are few.
 
 use super::genetic::AllocationProblem;
 use super::partition::diameter_of;
@@ -6,29 +6,29 @@ use super::score::scored;
 use super::tour;
 use crate::budget::Budget;
 
-/// Up to so many partitions are looked through.
+/// Enumeration takes place up to so many partitions.
 const MAX_PARTITIONS: f64 = 200_000.0;
-/// Partial partitions between two looks at the clock.
+/// Partial partitions between two checks of the budget.
 const POLL: u64 = 256;
 
-/// What looking through all partitions has given.
+/// The result of an enumeration.
 #[derive(Clone, Debug)]
 pub struct Enumerated {
-    /// The best partition below the cost that was given, if there is any.
+    /// The best partition below the given cost.
     pub best: Option<Vec<Vec<usize>>>,
-    /// Whether all have been looked at.
+    /// Whether the enumeration is complete.
     pub is_complete: bool,
-    /// Partial partitions looked at.
+    /// Partial partitions visited.
     pub steps: u64,
 }
 
-/// Whether all partitions can be looked through, each with its shortest tour.
+/// Whether all partitions can be enumerated, each with its shortest tour.
 #[must_use]
 pub fn is_small(problem: &AllocationProblem<'_>) -> bool {
     problem.sizes.len() <= tour::MAX_EXACT && count(problem) <= MAX_PARTITIONS
 }
 
-/// How many partitions there are, stages of the same size other than stage 0 being interchangeable.
+/// Number of partitions; stages of the same size are interchangeable, except stage 0.
 fn count(problem: &AllocationProblem<'_>) -> f64 {
     let sizes = &problem.sizes[usize::from(problem.sources.is_some())..];
     let mut count = 1.0;
@@ -46,7 +46,7 @@ fn count(problem: &AllocationProblem<'_>) -> f64 {
     count
 }
 
-/// Looks for the best partition that keeps the limit and scores below `cost`.
+/// Finds the best partition within the limit that scores below `cost`.
 #[must_use]
 pub fn enumerate(problem: &AllocationProblem<'_>, cost: f64, budget: &Budget) -> Enumerated {
     let mut stages = vec![Vec::new(); problem.sizes.len()];
@@ -68,17 +68,17 @@ pub fn enumerate(problem: &AllocationProblem<'_>, cost: f64, budget: &Budget) ->
 
 struct Enumeration<'a> {
     problem: AllocationProblem<'a>,
-    /// Those to place.
+    /// Nodes to assign.
     nodes: Vec<usize>,
     stages: Vec<Vec<usize>>,
-    /// What is looked for costs less.
+    /// Exclusive upper bound on the score.
     cost: f64,
     found: Enumerated,
     budget: &'a Budget,
 }
 
 impl Enumeration<'_> {
-    /// Tries all stages for the node number `next`.
+    /// Tries all stages for node number `next`.
     fn place(&mut self, next: usize, replica_s: f64) {
         self.found.steps += 1;
         if self.found.steps.is_multiple_of(POLL) && self.budget.is_over() {

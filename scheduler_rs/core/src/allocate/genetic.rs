@@ -1,7 +1,8 @@
-//! Genetic clustering: a population of partitions, recombined and refined, generation after generation.
+//! Genetic clustering: a memetic algorithm over partitions of the nodes into stages. Children come from crossover or
+//! from one parent, and each is refined by annealing.
 //!
-//! Every generation has the same number of children, each with random numbers of its own, and they join the population
-//! in the order of their numbers: threads change nothing but the time.
+//! Every generation has the same number of children, each with a random stream of its own, inserted into the population
+//! in the order of their numbers. So the result does not depend on the number of threads.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -18,28 +19,28 @@ use crate::budget::Budget;
 const POPULATION: usize = 16;
 /// Children of one generation.
 const CHILDREN_PER_GENERATION: usize = 4;
-/// Changes that the refinement of a child tries, for each node.
+/// Exchanges tried per node when a child is refined.
 const STEPS_PER_NODE: u64 = 100;
-/// Share of the children that have two parents; the others are one of the population, refined once more.
+/// Fraction of children with two parents; the others are refined copies of one.
 const CROSSOVER_RATE: f64 = 0.5;
-/// By how much a change may be for the worse, as shares of the median transfer: at most for first ones and for children
-/// when their refinement begins, and when it ends.
+/// Temperatures as fractions of the median transfer: the highest initial ones of the first partitions and of children, and
+/// the final one.
 const INITIAL_TEMPERATURE: f64 = 0.25;
 const CHILD_TEMPERATURE: f64 = 0.1;
 const FINAL_TEMPERATURE: f64 = 0.03;
-/// The median transfer counts as so many seconds at least.
+/// Lower bound on the median transfer, in seconds.
 const LEAST_UNIT_S: f64 = 1e-12;
 
-/// What is asked for.
+/// The allocation to find.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocationProblem<'a> {
-    /// The cluster.
+    /// Transfer and compute times of the cluster.
     pub costs: &'a Costs,
     /// Nodes of each stage, stage 0 first.
     pub sizes: &'a [usize],
-    /// The nodes of stage 0, ascending, where they are fixed.
+    /// The nodes of stage 0, ascending; none where they are to be chosen.
     pub sources: Option<&'a [usize]>,
-    /// Longest transfer that is allowed within a stage.
+    /// Upper bound on the diameter of a stage, in seconds.
     pub limit_s: f64,
 }
 
@@ -48,12 +49,12 @@ pub struct AllocationProblem<'a> {
 struct Individual {
     stages: Vec<Vec<usize>>,
     scored: Scored,
-    /// The score, and more where the limit is not kept.
+    /// The score plus the penalty for exceeding the limit.
     cost: f64,
     key: Vec<Vec<usize>>,
 }
 
-/// The population and all that it needs to go on.
+/// The population and the best partitions so far.
 pub struct Genetic<'a> {
     problem: AllocationProblem<'a>,
     movable: Vec<u32>,
@@ -67,7 +68,7 @@ pub struct Genetic<'a> {
 }
 
 impl<'a> Genetic<'a> {
-    /// Nothing is looked for yet.
+    /// An empty population.
     #[must_use]
     pub fn new(problem: AllocationProblem<'a>, seed: u64) -> Self {
         let fixed = problem.sources.unwrap_or_default();
@@ -76,7 +77,7 @@ impl<'a> Genetic<'a> {
         Self {
             problem,
             movable,
-            // Where transfers take no time, changes for the worse are of no use.
+            // Where transfers take no time, deteriorations are pointless.
             unit_s: problem.costs.median_s().max(LEAST_UNIT_S),
             seed,
             born: 0,
@@ -87,11 +88,11 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// One generation.
+    /// Runs one generation.
     pub fn advance(&mut self, budget: &Budget) {
         let this = &*self;
         let born = this.born;
-        // There is always a first one, however short the time.
+        // The first child is always made, however short the time.
         let is_wanted = |number: u64| number == 0 || !budget.is_over();
         let born_now = |i: u64| is_wanted(born + i).then(|| this.child(born + i, budget));
         let children: Vec<Option<(Individual, u64)>> =
@@ -106,19 +107,19 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// The best partition so far that keeps the limit.
+    /// The best partition so far within the limit.
     #[must_use]
     pub fn best(&self) -> Option<&Scored> {
         self.best.first().map(|individual| &individual.scored)
     }
 
-    /// The best partition, and the best other one.
+    /// The best partition and the runner-up.
     #[must_use]
     pub fn into_best(self) -> Vec<Scored> {
         self.best.into_iter().map(|individual| individual.scored).collect()
     }
 
-    /// Changes tried so far.
+    /// Exchanges tried so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -130,7 +131,7 @@ impl<'a> Genetic<'a> {
         self.generations
     }
 
-    /// Lets a partition from elsewhere join.
+    /// Inserts a partition found elsewhere.
     pub fn inject(&mut self, stages: &[Vec<usize>]) {
         let individual = self.individual(stages.to_vec());
         self.record_best(&individual);
@@ -156,7 +157,7 @@ impl<'a> Genetic<'a> {
         } else {
             self.population[self.tournament(&mut rng)].stages.clone()
         };
-        // The first ones start the hotter the later they come: some keep what was initial_partition, some forget it.
+        // The first partitions start hotter one by one: some stay near their construction, some do not.
         let temperature = if is_first {
             geometric(FINAL_TEMPERATURE, INITIAL_TEMPERATURE, (number as f64 / (POPULATION - 1) as f64).min(1.0))
         } else {
@@ -176,7 +177,7 @@ impl<'a> Genetic<'a> {
         (self.individual(stages), refined.steps)
     }
 
-    /// Keeps the two best that differ in more than the order of stages and the names of nodes that are alike.
+    /// Keeps the two best within the limit that differ in more than the order of stages and identical nodes.
     fn record_best(&mut self, child: &Individual) {
         if child.scored.replica_s > self.problem.limit_s || self.best.iter().any(|known| known.key == child.key) {
             return;
@@ -186,7 +187,7 @@ impl<'a> Genetic<'a> {
         self.best.truncate(2);
     }
 
-    /// A child that is new takes the place of the worst if it is better.
+    /// A child that is new replaces the worst individual if it is better.
     fn insert(&mut self, child: Individual) {
         if self.population.iter().any(|other| other.key == child.key) {
             return;
@@ -202,8 +203,9 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// A first partition: sites along a way from each to a near one, cut into parts for some stages each; within a part
-    /// the stages are dealt the nodes in turn. As many parts as stages: compact ones; one part: stages that are alike.
+    /// An initial partition: the sites in nearest-neighbour order are cut into segments for some stages each, and within a
+    /// segment the nodes are distributed over its stages. As many segments as stages give compact stages; a single segment
+    /// gives similar ones.
     fn initial_partition(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
         let AllocationProblem { costs, sizes, sources, .. } = self.problem;
         let mut stages = vec![Vec::new(); sizes.len()];
@@ -229,7 +231,7 @@ impl<'a> Genetic<'a> {
         stages
     }
 
-    /// The movable nodes, site by site, each site one of the nearest to the one before it that are left.
+    /// The movable nodes by site, each site the nearest to the previous one among those left.
     fn sites_by_nearest_neighbour(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
         let costs = self.problem.costs;
         let mut nodes_of = vec![Vec::new(); costs.sites()];
@@ -254,13 +256,13 @@ impl<'a> Genetic<'a> {
         sites
     }
 
-    /// The better of two.
+    /// Binary tournament selection.
     fn tournament(&self, rng: &mut Pcg64) -> usize {
         let [a, b] = [0; 2].map(|_| rng.random_range(0..self.population.len()));
         if self.population[a].cost <= self.population[b].cost { a } else { b }
     }
 
-    /// Some stages of one parent as they are, the others as much like those of another parent as their sizes allow.
+    /// Inherits some stages from one parent as they are, and the others from those of the second parent that fit best.
     fn crossover(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
         let AllocationProblem { costs, sizes, .. } = self.problem;
         let (first, mut second) = (self.tournament(rng), self.tournament(rng));
@@ -313,8 +315,8 @@ impl<'a> Genetic<'a> {
     }
 }
 
-/// Deals the nodes, which stand site by site, to the stages of a part. Each stage gets of each site what its size is
-/// worth, rounded down; what is left over goes to one stage after the other, so that neighbours get the same.
+/// Distributes nodes, grouped by site, over the stages of a segment. Each stage gets of each site in proportion to its
+/// size, rounded down; the remainder fills one stage after the other, so that neighbouring sites stay together.
 fn distribute(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
     let total = nodes.len();
     let mut left = Vec::new();
@@ -332,12 +334,12 @@ fn distribute(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, s
     }
 }
 
-/// From `low` to `high` in even ratios, as the share goes from 0 to 1.
+/// Geometric interpolation from `low` to `high` as `share` goes from 0 to 1.
 fn geometric(low: f64, high: f64, share: f64) -> f64 {
     low * (high / low).powf(share)
 }
 
-/// Partitions that only differ in the order of stages and in nodes that are alike have the same key.
+/// Canonical key: equal for partitions that differ only in the order of stages and in identical nodes.
 fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut key: Vec<Vec<usize>> =
         stages.iter().map(|members| members.iter().map(|node| costs.class(*node)).collect()).collect();
@@ -348,7 +350,7 @@ fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
     key
 }
 
-/// How far the stages lie above the limit, summed up over them.
+/// Sum over the stages by how much their diameters exceed the limit.
 fn excess_s(costs: &Costs, stages: &[Vec<usize>], limit_s: f64) -> f64 {
     stages.iter().map(|members| (diameter_of(costs, members) - limit_s).max(0.0)).sum()
 }

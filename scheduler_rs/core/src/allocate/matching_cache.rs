@@ -1,17 +1,17 @@
-//! Matchings that have been looked at: a search comes back to the same pairs of stages again and again.
+//! A cache of bottleneck matchings: a local search returns to the same pairs of stages again and again.
 
 use super::matching::SiteCount;
 
-/// Pairs remembered, a power of 2; a newer one takes the place of an older one.
+/// Entries, a power of 2; direct-mapped, so a newer one replaces an older one.
 const CAPACITY: usize = 1 << 13;
 
-/// What stands for a set of sites with their numbers of nodes. Sets differ where their hashes do; that two sets share a
-/// hash by chance is as good as impossible at 64 bits.
+/// Incremental hash of a multiset of sites: the sum of a 64-bit key for each node (Zobrist hashing with addition, so that
+/// multiplicities count). Collisions are negligible at 64 bits and not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZobristHash(u64);
 
 impl ZobristHash {
-    /// The hash of a whole set.
+    /// The hash of a multiset.
     #[must_use]
     pub fn of(sites: &[SiteCount]) -> Self {
         Self(
@@ -21,18 +21,18 @@ impl ZobristHash {
         )
     }
 
-    /// One node more.
+    /// Adds one node of a site.
     pub fn add(&mut self, site: u32) {
         self.0 = self.0.wrapping_add(split_mix(site));
     }
 
-    /// One node less.
+    /// Removes one node of a site.
     pub fn remove(&mut self, site: u32) {
         self.0 = self.0.wrapping_sub(split_mix(site));
     }
 }
 
-/// A number of 64 bits that looks like chance (Steele, Lea and Flood's SplitMix64).
+/// Pseudo-random key of a site (SplitMix64 of Steele, Lea and Flood 2014).
 fn split_mix(site: u32) -> u64 {
     let mut bits = (u64::from(site) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -40,20 +40,20 @@ fn split_mix(site: u32) -> u64 {
     bits ^ bits >> 31
 }
 
-/// Bottlenecks by pairs of hashes.
+/// Values of bottleneck matchings by pairs of hashes.
 #[derive(Clone, Debug)]
 pub struct MatchingCache {
     entries: Vec<(u64, f64)>,
 }
 
 impl MatchingCache {
-    /// Nothing is entries yet.
+    /// An empty cache.
     #[must_use]
     pub fn new() -> Self {
         Self { entries: vec![(0, 0.0); CAPACITY] }
     }
 
-    /// What is entries of the pair, else what `compute` says.
+    /// The cached value of a pair, else that of `compute`, which is then cached.
     pub fn get(&mut self, a: ZobristHash, b: ZobristHash, compute: impl FnOnce() -> f64) -> f64 {
         let (low, high) = (a.0.min(b.0), a.0.max(b.0));
         let key = (low.rotate_left(32) ^ high).wrapping_mul(0xD6E8_FEB8_6659_FD93).wrapping_add(low) | 1;

@@ -1,68 +1,68 @@
-//! A partition of the nodes into stages that small moves change, with what the surrogate says of it.
+//! A partition of the nodes into stages, with its surrogate score updated incrementally.
 
 use super::costs::Costs;
 use super::matching::{Matcher, SiteCount};
 use super::matching_cache::{MatchingCache, ZobristHash};
 use super::tour::{HeldKarp, two_opt_and_or_opt};
 
-/// Up to so many stages every change is scored by the shortest tour, beyond that by the tour as it stands.
+/// Up to so many stages, every change is scored by the shortest tour; beyond that, by the current one.
 const MAX_EXACT_TOUR: usize = 7;
-/// How much dearer than a second of transfers a second above the limit within a stage is.
+/// Penalty per second by which a stage exceeds the limit of its diameter.
 const EXCESS: f64 = 6.0;
 
-/// The parts of a score, in seconds.
+/// The terms of the surrogate score, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScoreTerms {
-    /// Longest transfer within a stage.
+    /// Largest diameter: the longest transfer within a stage.
     pub replica_s: f64,
     /// Shortest tour found over the stages.
     pub tour_s: f64,
     /// Sum over the stages of twice the mean forward.
     pub compute_s: f64,
-    /// How far the stages lie above the limit of `replica_s`, summed up over them.
+    /// Sum over the stages by how much their diameters exceed the limit.
     pub excess_s: f64,
 }
 
 impl ScoreTerms {
-    /// The surrogate.
+    /// The surrogate score.
     #[must_use]
     pub fn score_s(&self) -> f64 {
         self.replica_s + self.tour_s + self.compute_s
     }
 
-    /// What a search compares by: partitions above the limit are let by, but at a price.
+    /// Objective of the search: the score plus a penalty for exceeding the limit.
     #[must_use]
     pub fn cost(&self) -> f64 {
         self.score_s() + EXCESS * self.excess_s
     }
 }
 
-/// The partition; a change touches only what it has to.
+/// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Partition<'a> {
     costs: &'a Costs,
-    /// Longest transfer that is allowed within a stage.
+    /// Upper bound on the diameter of a stage.
     limit_s: f64,
     members: Vec<Vec<u32>>,
-    /// Stage of each node, and its place there.
+    /// Stage of each node, and its position in `members`.
     position_of: Vec<(u32, u32)>,
-    /// Sites of each stage's nodes, ascending, with their numbers of nodes.
+    /// Sites of each stage, ascending, with their node counts.
     sites: Vec<Vec<SiteCount>>,
     hashes: Vec<ZobristHash>,
     replica_s: Vec<f64>,
     forward_ps: Vec<i128>,
-    /// Bottleneck of each pair of stages, row after row; NaN where it has not been looked at.
+    /// Bottleneck matching of each pair of stages, row-major; NaN where not computed.
     legs: Vec<f64>,
     order: Vec<usize>,
     terms: ScoreTerms,
     matcher: Matcher,
-    /// Where the partition is to be changed often.
+    /// For partitions that change often.
     cache: Option<MatchingCache>,
     held_karp: HeldKarp,
     undo: Undo,
 }
 
-/// What the last change has replaced.
+/// The values that the last exchange replaced.
 #[derive(Clone, Debug, Default)]
 struct Undo {
     cycle: Vec<u32>,
@@ -72,7 +72,7 @@ struct Undo {
 }
 
 impl<'a> Partition<'a> {
-    /// Scores a partition of all nodes from nothing.
+    /// Scores a partition of all nodes.
     #[must_use]
     pub fn new(costs: &'a Costs, stages: &[Vec<usize>], limit_s: f64) -> Self {
         let members: Vec<Vec<u32>> = stages.iter().map(|s| s.iter().map(|node| *node as u32).collect()).collect();
@@ -108,19 +108,19 @@ impl<'a> Partition<'a> {
         partition
     }
 
-    /// From now on remembers the matchings of stages that come back.
+    /// Caches matchings from now on.
     #[must_use]
     pub fn with_cache(self) -> Self {
         Self { cache: Some(MatchingCache::new()), ..self }
     }
 
-    /// Nodes of each stage, in no order.
+    /// Nodes of each stage, unordered.
     #[must_use]
     pub fn members(&self) -> &[Vec<u32>] {
         &self.members
     }
 
-    /// Sites of a stage's nodes, ascending, with their numbers of nodes.
+    /// Sites of a stage, ascending, with their node counts.
     #[must_use]
     pub fn sites(&self, stage: usize) -> &[SiteCount] {
         &self.sites[stage]
@@ -132,26 +132,25 @@ impl<'a> Partition<'a> {
         self.position_of[node as usize].0 as usize
     }
 
-    /// Longest transfer within each stage.
+    /// Diameter of each stage: its longest transfer, in seconds.
     #[must_use]
     pub fn replica_s(&self) -> &[f64] {
         &self.replica_s
     }
 
-    /// The tour by which the partition is scored; up to a handful of stages it is only brought up to date by
-    /// [`Self::improve_tour`].
+    /// The tour by which the partition is scored. Up to [`MAX_EXACT_TOUR`] stages only [`Self::improve_tour`] updates it.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// What the surrogate says.
+    /// The terms of the score.
     #[must_use]
     pub fn terms(&self) -> ScoreTerms {
         self.terms
     }
 
-    /// Bottleneck matching of two stages, round trips.
+    /// Bottleneck matching of two stages by round trips, in seconds: a leg of the tour.
     pub fn leg(&mut self, a: usize, b: usize) -> f64 {
         let count = self.members.len();
         let known = self.legs[a * count + b];
@@ -171,8 +170,8 @@ impl<'a> Partition<'a> {
         value
     }
 
-    /// Moves each node of the cycle to the stage of the next one, the last to that of the first; the nodes are of
-    /// different stages. Gives the new cost, or infinity as soon as it is sure to be above `most`.
+    /// Cyclic exchange: moves each node of the cycle to the stage of the next one, the last to that of the first. The
+    /// nodes are of different stages. Returns the new cost, or infinity as soon as it is known to exceed `most`.
     pub fn exchange(&mut self, cycle: &[u32], most: f64) -> f64 {
         let count = self.members.len();
         let Self { undo, legs, replica_s, position_of, .. } = self;
@@ -198,13 +197,13 @@ impl<'a> Partition<'a> {
         self.score(most)
     }
 
-    /// Takes the last change back.
+    /// Reverts the last exchange.
     pub fn undo(&mut self) {
         let count = self.members.len();
         let cycle = std::mem::take(&mut self.undo.cycle);
         let back: Vec<u32> = cycle.iter().rev().copied().collect();
         self.apply_cycle(&back);
-        // Where the nodes stand again: their old stages.
+        // The nodes are back in their old stages.
         for (i, node) in cycle.iter().enumerate() {
             let stage = self.stage_of(*node);
             self.replica_s[stage] = self.undo.replica_s[i];
@@ -218,7 +217,7 @@ impl<'a> Partition<'a> {
         self.undo.cycle = cycle;
     }
 
-    /// Looks for a shorter tour over all stages; the cost after that.
+    /// Improves the tour over the stages; returns the new cost.
     pub fn improve_tour(&mut self) -> f64 {
         self.fill_legs();
         let count = self.members.len();
@@ -238,7 +237,7 @@ impl<'a> Partition<'a> {
         }
     }
 
-    /// No tour of at least three stages is shorter: half of the two shortest legs of each stage.
+    /// Lower bound on tours of at least three stages: half of the two shortest legs of each.
     fn tour_lower_bound(&self) -> f64 {
         let count = self.members.len();
         let mut sum = 0.0;
@@ -258,7 +257,7 @@ impl<'a> Partition<'a> {
     fn apply_cycle(&mut self, cycle: &[u32]) {
         let Some(first) = cycle.first() else { return };
         let mut place = self.position_of[*first as usize];
-        // From the last to the first, each takes the place of the next one.
+        // From the last to the first, each takes the position of the next one.
         for node in cycle.iter().rev() {
             let to = place;
             place = self.position_of[*node as usize];
@@ -314,7 +313,7 @@ impl<'a> Partition<'a> {
     }
 }
 
-/// Longest transfer between two of these nodes.
+/// Diameter of a set of nodes: the longest transfer between two of them, in seconds.
 #[must_use]
 pub fn diameter_of(costs: &Costs, nodes: &[usize]) -> f64 {
     let mut sites = Vec::with_capacity(nodes.len());

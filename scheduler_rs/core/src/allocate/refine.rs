@@ -1,4 +1,4 @@
-//! Local refinement: nodes change places in cycles of two or three, some of them for the worse at first.
+//! Local refinement: simulated annealing by cyclic exchanges of two or three nodes.
 
 use rand::RngExt;
 use rand_pcg::Pcg64;
@@ -8,40 +8,40 @@ use super::matching::SiteCount;
 use super::partition::Partition;
 use crate::budget::Budget;
 
-/// Changes between two looks at the clock.
+/// Exchanges between two checks of the budget.
 const POLL: u64 = 32;
-/// Share of the changes that mend what is critical.
+/// Fraction of exchanges that start at a critical node.
 const CRITICAL_SHARE: f64 = 0.5;
-/// Share of these that look at the longest transfer within a stage, not at the tour.
+/// Fraction of these that address the largest diameter, not the tour.
 const DIAMETER_SHARE: f64 = 0.4;
-/// Share of the changes that move three nodes.
+/// Fraction of exchanges that move three nodes.
 const THREE_CYCLE_SHARE: f64 = 0.25;
-/// Accepted changes after which the tour is looked at again.
+/// Accepted exchanges between two improvements of the tour.
 const TOUR_INTERVAL: u32 = 50;
 
-/// How a refinement goes about it.
+/// Geometric cooling schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Cooling {
-    /// Changes to try.
+    /// Exchanges to try.
     pub steps: u64,
-    /// Seconds by which a change may be for the worse, at first and in the end.
+    /// Temperature at the start, in seconds of cost.
     pub initial_temperature_s: f64,
-    /// See `initial_temperature_s`.
+    /// Temperature at the end, in seconds of cost.
     pub final_temperature_s: f64,
 }
 
-/// What a refinement ends with.
+/// The best partition of a refinement.
 #[derive(Clone, Debug)]
 pub struct Refined {
     /// Stage of each node.
     pub stage_of: Vec<u32>,
-    /// The cost of that, by the partition's tour.
+    /// Its cost with the tour of that time, in seconds.
     pub cost: f64,
-    /// Changes tried.
+    /// Exchanges tried.
     pub steps: u64,
 }
 
-/// Anneals the partition; `movable` are the nodes that may change places.
+/// Anneals the partition; only `movable` nodes change stages.
 pub fn refine(
     partition: &mut Partition<'_>,
     costs: &Costs,
@@ -92,7 +92,7 @@ fn stages_of(partition: &Partition<'_>, costs: &Costs) -> Vec<u32> {
     (0..costs.nodes() as u32).map(|node| partition.stage_of(node) as u32).collect()
 }
 
-/// Draws a cycle; false where this draw has come to nothing.
+/// Draws a cycle; false where the draw failed.
 fn propose(partition: &Partition<'_>, costs: &Costs, movable: &[u32], rng: &mut Pcg64, cycle: &mut Vec<u32>) -> bool {
     let any = |rng: &mut Pcg64| movable[rng.random_range(0..movable.len())];
     let first = if rng.random_bool(CRITICAL_SHARE) { critical_node(partition, costs, rng) } else { any(rng) };
@@ -110,7 +110,7 @@ fn propose(partition: &Partition<'_>, costs: &Costs, movable: &[u32], rng: &mut 
     movable.len() == costs.nodes() || cycle.iter().all(|n| movable.binary_search(n).is_ok())
 }
 
-/// A node at an end of the longest transfer within a stage, or one that is far from a stage beside its own.
+/// A node at an end of the longest transfer within a stage, or one far from a neighbouring stage of the tour.
 fn critical_node(partition: &Partition<'_>, costs: &Costs, rng: &mut Pcg64) -> u32 {
     let (stage, site) = if rng.random_bool(DIAMETER_SHARE) {
         let spread = partition.replica_s();
@@ -138,7 +138,7 @@ fn critical_node(partition: &Partition<'_>, costs: &Costs, rng: &mut Pcg64) -> u
     turned.find(|node| costs.site(*node as usize) as u32 == site).unwrap_or(nodes[start])
 }
 
-/// The site with the greatest value, any of those where there are several.
+/// The site with the greatest value; ties are broken at random.
 fn pick_greatest(sites: &[SiteCount], value: impl Fn(&SiteCount) -> f64, rng: &mut Pcg64) -> u32 {
     let mut best = (f64::NEG_INFINITY, 0, 0);
     for alike in sites {
@@ -146,7 +146,7 @@ fn pick_greatest(sites: &[SiteCount], value: impl Fn(&SiteCount) -> f64, rng: &m
         if here > best.0 {
             best = (here, alike.0, 1);
         } else if here == best.0 {
-            // Each of the equal ones is kept with the same chance.
+            // Reservoir sampling: each tie is kept with equal probability.
             best.2 += 1;
             if rng.random_range(0..best.2) == 0 {
                 best.1 = alike.0;

@@ -1,4 +1,4 @@
-//! What the surrogate says of a whole allocation.
+//! The surrogate score of an allocation.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,18 +8,18 @@ use super::tour::best_tour;
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
 
-/// An allocation and what the surrogate says of it; its stages stand in the order of the tour, their nodes ascend.
+/// An allocation and its surrogate score. Stages are in the order of the tour, their nodes ascending.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// Nodes of each stage, stage 0 first.
     pub stages: Vec<Vec<usize>>,
-    /// The sum of the parts.
+    /// Sum of the terms below, in seconds.
     pub score_s: f64,
-    /// Longest transfer of a message between two nodes of one stage.
+    /// Longest transfer of a message between two nodes of one stage, in seconds.
     pub replica_s: f64,
-    /// Shortest tour from stage 0 over all stages and back, by the bottleneck matchings of round trips.
+    /// Shortest tour from stage 0 over all stages and back, by bottleneck matchings of round trips, in seconds.
     pub tour_s: f64,
-    /// Sum over the stages of twice the mean forward.
+    /// Sum over the stages of twice the mean forward time, in seconds.
     pub compute_s: f64,
 }
 
@@ -29,11 +29,11 @@ impl Scored {
     }
 }
 
-/// Scores an allocation. Stage 0 stays where it is, the others are put in the order of the shortest tour, in the
-/// direction whose second stage has the lower first node. Nodes that serve no stage do not count.
+/// Scores an allocation. Stage 0 stays first, and the others are put in the order of the shortest tour, in the direction
+/// whose second stage has the lower first node. Nodes that serve no stage do not count.
 ///
 /// # Errors
-/// Where a stage is empty or has a node that the cluster lacks or another stage has.
+/// Where a stage is empty, or has a node that is not in the cluster or serves another stage.
 pub fn score(cluster: &Cluster, stages: &[Vec<usize>]) -> Result<Scored> {
     check_members(cluster.nodes().len(), stages)?;
     Ok(scored(&Costs::new(cluster), stages))
@@ -61,14 +61,14 @@ fn check_members(nodes: usize, stages: &[Vec<usize>]) -> Result<()> {
     Ok(())
 }
 
-/// [`score`] of what is a partition of the nodes.
+/// [`score`] without checks: `stages` must be disjoint and not empty.
 #[must_use]
 pub fn scored(costs: &Costs, stages: &[Vec<usize>]) -> Scored {
     let mut stages = stages.to_vec();
     for members in &mut stages {
         members.sort_unstable();
     }
-    // Among tours of the same length, the choice must not hang on the order in which the stages came.
+    // The choice among tours of the same length must not depend on the input order of the stages.
     if let Some(rest) = stages.get_mut(1..) {
         rest.sort_unstable();
     }

@@ -1,38 +1,38 @@
-//! The shortest way over all stages that starts at stage 0.
+//! The travelling-salesman problem over the stages: the shortest tour that starts at stage 0.
 //!
-//! `legs` is a square matrix, row after row: the entry (a, b) is the way from stage a to stage b, and the entry (a, 0)
-//! what it costs to end at stage a: the way home, or zeros for an open tour. The two directions may differ.
+//! `legs` is a square matrix, row-major: entry (a, b) is the cost from stage a to stage b, and entry (a, 0) the cost of
+//! ending at stage a: the return to stage 0, or 0 for an open tour. It may be asymmetric.
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-/// Up to so many stages the shortest tour is found for certain.
+/// Up to so many stages the tour is optimal.
 pub const MAX_EXACT: usize = 16;
-/// An improvement by less is noise.
+/// Relative tolerance of an improvement.
 const NOISE: f64 = 1e-12;
-/// The longest part that is moved to another place as a whole.
+/// Longest segment that Or-opt moves.
 const MAX_SEGMENT: usize = 3;
-/// Starts of the heuristic, each with another second stage.
+/// Limit on the starts of the heuristic, each with another second stage.
 const MAX_STARTS: usize = 24;
-/// Legs looked at while the best tour is shaken again and again.
+/// Work limit of the iterated local search, in legs.
 const PERTURBATION_WORK: usize = 200_000;
 /// Steps of the subgradient method.
 const SUBGRADIENT_STEPS: usize = 400;
-/// Steps without a better bound after which they get shorter.
+/// Steps without improvement after which the step size is halved.
 const PATIENCE: u32 = 8;
 
-/// A way over all stages.
+/// A tour over all stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tour {
     /// All stages, stage 0 first.
     pub order: Vec<usize>,
-    /// Sum of its legs, the last one from the last stage to stage 0.
+    /// Sum of its legs, including that from the last stage to stage 0.
     pub length: f64,
-    /// No tour is shorter.
+    /// Lower bound on the length of all tours.
     pub bound: f64,
 }
 
-/// The shortest tour, for certain up to [`MAX_EXACT`] stages; beyond that a good one with a lower bound.
+/// The shortest tour: optimal up to [`MAX_EXACT`] stages, beyond that a good one with a lower bound.
 #[must_use]
 pub fn best_tour(legs: &[f64], stages: usize) -> Tour {
     let order: Vec<usize> = (0..stages).collect();
@@ -56,10 +56,10 @@ pub fn length_of(legs: &[f64], order: &[usize]) -> f64 {
     order.iter().zip(order.iter().cycle().skip(1)).map(|(a, b)| legs[a * stages + b]).sum()
 }
 
-/// Dynamic programming over sets of stages, with its working memory.
+/// Dynamic programming over sets of stages (Held and Karp 1962), with its working memory.
 #[derive(Clone, Debug, Default)]
 pub struct HeldKarp {
-    /// Shortest way from stage 0 over the set (bit k: stage k + 1) that ends at its member: `[set * (stages - 1) + end]`.
+    /// Shortest path from stage 0 over a set (bit k: stage k + 1) to its member `end`: `[set * (stages - 1) + end]`.
     shortest: Vec<f64>,
 }
 
@@ -78,7 +78,7 @@ impl HeldKarp {
         self.fill(legs, stages);
         let mut order = Vec::with_capacity(stages);
         let mut set: usize = (1 << m) - 1;
-        // Back from stage 0: which end makes the rest shortest.
+        // Backwards from stage 0: the end with the shortest rest.
         let mut next = 0;
         while set != 0 {
             let ends = (0..m).filter(|end| set >> end & 1 == 1);
@@ -119,7 +119,7 @@ impl HeldKarp {
     }
 }
 
-/// Shortens a tour in place until no part turned round (2-opt) and no short part at another place (Or-opt) helps.
+/// Improves a tour in place by 2-opt and Or-opt moves to a local optimum.
 pub fn two_opt_and_or_opt(legs: &[f64], order: &mut [usize]) {
     let mut sums = Sums::default();
     loop {
@@ -130,7 +130,7 @@ pub fn two_opt_and_or_opt(legs: &[f64], order: &mut [usize]) {
     }
 }
 
-/// Lengths from the start of the tour to each place, forwards, and the same legs backwards.
+/// Prefix sums of the legs of a tour, in both directions.
 #[derive(Default)]
 struct Sums {
     ahead: Vec<f64>,
@@ -205,8 +205,8 @@ fn or_opt(legs: &[f64], order: &mut [usize]) -> bool {
     false
 }
 
-/// A good tour: from several second stages always to the nearest one, shortened; the best of these is shaken by
-/// exchanging two neighbouring parts, which turning and moving cannot undo at once.
+/// Iterated local search: nearest-neighbour tours from several second stages, improved; then the best one is perturbed by
+/// double bridges (exchanges of two adjacent segments) and improved again.
 fn iterated_local_search(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
     let mut best: Option<(Vec<usize>, f64)> = None;
     let keep = |order: Vec<usize>, best: &mut Option<(Vec<usize>, f64)>| {
@@ -251,10 +251,10 @@ fn nearest_neighbour(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
     order
 }
 
-/// No tour of at least three stages is shorter: a least tree over the stages other than 0, each edge by its shorter
-/// direction, and the cheapest way from stage 0 into it and out of it at two different stages (Held and Karp). What
-/// each stage's visit is charged is adapted by the subgradient: a stage with many edges gets dearer. `length` is that of some
-/// tour.
+/// Lower bound on tours of at least three stages by Lagrangian relaxation to 1-trees (Held and Karp 1970): a minimum
+/// spanning tree over the stages other than 0, each edge by its shorter direction, plus the cheapest pair of legs that
+/// leaves stage 0 and returns to it at different stages. Prices on the stages' degrees follow the subgradient. `length` is
+/// that of some tour.
 #[must_use]
 pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     let mut price = vec![0.0; stages];
@@ -271,7 +271,7 @@ pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
         if barren == PATIENCE {
             (scale, barren) = (scale / 2.0, 0);
         }
-        // Towards the length of a tour, as if the bound grew evenly.
+        // Polyak step towards the length of a tour.
         let step = scale * (length - bound).max(0.0) / off;
         for (price, degree) in price.iter_mut().zip(&degree).skip(1) {
             *price += step * (f64::from(*degree) - 2.0);
@@ -280,7 +280,7 @@ pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     best
 }
 
-/// Length of the least 1-tree under these prices, less the prices, and how many edges each stage has.
+/// Length of the minimum 1-tree under these prices, less twice their sum, and the degree of each stage.
 fn one_tree(legs: &[f64], stages: usize, price: &[f64]) -> (f64, Vec<u32>) {
     let leg = |a: usize, b: usize| legs[a * stages + b].min(legs[b * stages + a]) + price[a] + price[b];
     let mut degree = vec![0; stages];
