@@ -5,9 +5,9 @@
 //! partitions. Work goes to the weakest level.
 
 use super::costs::Costs;
-use super::genetic::AllocationProblem;
 use super::matching::{Matcher, SiteCount};
 use super::partition::diameter_of;
+use super::problem::AllocationProblem;
 
 /// Limit on levels of the diameter.
 const MAX_LEVELS: usize = 128;

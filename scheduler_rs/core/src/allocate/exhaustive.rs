@@ -1,7 +1,7 @@
 //! Enumeration of all partitions, where there are few.
 
-use super::genetic::AllocationProblem;
 use super::partition::diameter_of;
+use super::problem::AllocationProblem;
 use super::score::scored;
 use super::tour;
 use crate::budget::Budget;

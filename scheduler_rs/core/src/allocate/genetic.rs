@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::costs::Costs;
 use super::partition::{Partition, ScoreTerms, diameter_of};
+use super::problem::AllocationProblem;
 use super::refine::{Cooling, refine};
 use super::score::{Scored, scored};
 use crate::budget::Budget;
@@ -30,19 +31,6 @@ const CHILD_TEMPERATURE: f64 = 0.1;
 const FINAL_TEMPERATURE: f64 = 0.03;
 /// Lower bound on the median transfer, in seconds.
 const LEAST_UNIT_S: f64 = 1e-12;
-
-/// The allocation to find.
-#[derive(Clone, Copy, Debug)]
-pub struct AllocationProblem<'a> {
-    /// Transfer and compute times of the cluster.
-    pub costs: &'a Costs,
-    /// Nodes of each stage, stage 0 first.
-    pub sizes: &'a [usize],
-    /// The nodes of stage 0, ascending; none where they are to be chosen.
-    pub sources: Option<&'a [usize]>,
-    /// Upper bound on the diameter of a stage, in seconds.
-    pub limit_s: f64,
-}
 
 /// A member of the population.
 #[derive(Clone, Debug)]

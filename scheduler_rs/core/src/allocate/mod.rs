@@ -12,6 +12,7 @@ pub mod joint;
 pub mod matching;
 mod matching_cache;
 mod partition;
+mod problem;
 mod refine;
 mod score;
 pub mod tour;
@@ -29,7 +30,8 @@ use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result, invalid};
 use bound::ScoreBound;
-use genetic::{AllocationProblem, Genetic};
+use genetic::Genetic;
+use problem::AllocationProblem;
 
 /// Without a time or work limit, the search ends after so many generations without improvement.
 const MAX_STALLED: u64 = 200;

@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::allocate::joint::AllocationScope;
+use super::placement::AllocationScope;
 use crate::bound::source_bound;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};

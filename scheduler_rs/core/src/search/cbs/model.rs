@@ -85,7 +85,7 @@ pub struct Model<'a> {
     pub length: Vec<Time>,
     /// Agent of each operation.
     pub agent_of: Vec<u32>,
-    /// The longest all-reduce: a lower bound on every iteration.
+    /// The longest all-allreduce: a lower bound on every iteration.
     pub idle: Time,
     /// Upper bound: all routes one after the other.
     pub serial: Time,

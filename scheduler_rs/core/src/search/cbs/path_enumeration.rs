@@ -25,7 +25,7 @@ pub struct CandidatePath {
     /// For each node, the time from the start of its forward to the end of its backward without waiting.
     pub holds: SmallVec<[Time; 8]>,
     /// Transfer from the first node back to the source, after the last task.
-    pub home: Time,
+    pub return_transfer: Time,
     /// Round trip of one wave without waiting.
     pub trip: Time,
 }
@@ -39,8 +39,8 @@ pub struct PathTask {
     pub travel: Time,
     /// Duration.
     pub length: Time,
-    /// All-reduce of its stage, which follows a backward; 0 for others.
-    pub reduce: Time,
+    /// All-allreduce of its stage, which follows a backward; 0 for others.
+    pub allreduce: Time,
 }
 
 /// Partial paths between two checks of the budget.
@@ -155,26 +155,43 @@ impl CandidatePath {
         let mut last = source;
         for node in sequence.iter().map(|n| *n as usize) {
             let travel = instance.transfer(last, node);
-            steps.push(PathTask { offset: 2 * local(node), travel, length: instance.forward(load, node), reduce: 0 });
+            steps.push(PathTask {
+                offset: 2 * local(node),
+                travel,
+                length: instance.forward(load, node),
+                allreduce: 0,
+            });
             stages |= stage_bit(instance.stage_of[node]);
             last = node;
         }
         let travel = instance.transfer(last, source);
-        steps.push(PathTask { offset: loss_offset, travel, length: instance.loss(load, source), reduce: 0 });
+        steps.push(PathTask { offset: loss_offset, travel, length: instance.loss(load, source), allreduce: 0 });
         last = source;
         for node in sequence.iter().rev().map(|n| *n as usize) {
-            let reduce = instance.allreduce[instance.stage_of[node]];
+            let allreduce = instance.allreduce[instance.stage_of[node]];
             let travel = instance.transfer(last, node);
-            steps.push(PathTask { offset: 2 * local(node) + 1, travel, length: instance.backward(load, node), reduce });
+            steps.push(PathTask {
+                offset: 2 * local(node) + 1,
+                travel,
+                length: instance.backward(load, node),
+                allreduce,
+            });
             last = node;
         }
-        let home = instance.transfer(last, source);
+        let return_transfer = instance.transfer(last, source);
         let hops = sequence.len();
         let whole = |from: usize, to: usize| {
             steps[from].length + steps[from + 1..=to].iter().map(|s| s.travel + s.length).sum::<Time>()
         };
         let holds = (0..hops).map(|h| whole(h, 2 * hops - h)).collect();
-        let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + home;
-        Self { nodes: sequence.iter().map(|n| local(*n as usize)).collect(), stages, steps, holds, home, trip }
+        let trip = steps.iter().map(|s| s.travel + s.length).sum::<Time>() + return_transfer;
+        Self {
+            nodes: sequence.iter().map(|n| local(*n as usize)).collect(),
+            stages,
+            steps,
+            holds,
+            return_transfer,
+            trip,
+        }
     }
 }

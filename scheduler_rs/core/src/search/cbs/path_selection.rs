@@ -233,18 +233,18 @@ fn left_shift(model: &Model<'_>, agent: usize, choice: &mut SelectedPath, releas
     for (at, start) in choice.starts.iter_mut().enumerate() {
         let (wave, step) = (at / path.steps.len(), &path.steps[at % path.steps.len()]);
         if at > 0 && at % path.steps.len() == 0 {
-            time += path.home;
+            time += path.return_transfer;
         }
         *start = (time + step.travel).max(release[model.op(agent, wave, step.offset)]);
         time = *start + step.length;
     }
 }
 
-/// Completion time of an agent, the all-reduce of its stages included.
+/// Completion time of an agent, the all-allreduce of its stages included.
 pub fn completion(model: &Model<'_>, agent: usize, choice: &SelectedPath) -> Time {
     let path = &model.paths(agent)[choice.path];
     let from = choice.starts.len() - path.steps.len();
-    let ends = path.steps.iter().zip(&choice.starts[from..]).map(|(step, start)| start + step.length + step.reduce);
+    let ends = path.steps.iter().zip(&choice.starts[from..]).map(|(step, start)| start + step.length + step.allreduce);
     let last = choice.starts.last().map_or(0, |start| start + path.steps[path.steps.len() - 1].length);
-    ends.max().unwrap_or(0).max(last + path.home)
+    ends.max().unwrap_or(0).max(last + path.return_transfer)
 }

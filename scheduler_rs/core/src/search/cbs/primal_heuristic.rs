@@ -145,10 +145,10 @@ impl Generator<'_> {
     /// Appends an agent's next task.
     fn schedule(&mut self, agent: usize, task: Next) {
         let path = self.path(agent);
-        let (hops, last, home) = (path.nodes.len(), path.steps.len() - 1, path.home);
+        let (hops, last, return_transfer) = (path.nodes.len(), path.steps.len() - 1, path.return_transfer);
         let position = self.done[agent] % path.steps.len();
         self.free[task.node] = task.start + task.length;
-        self.ready[agent] = self.free[task.node] + if position == last { home } else { 0 };
+        self.ready[agent] = self.free[task.node] + if position == last { return_transfer } else { 0 };
         if position < hops {
             self.held[task.node] += 1;
         } else if position > hops {

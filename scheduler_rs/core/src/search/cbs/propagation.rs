@@ -219,12 +219,12 @@ pub fn schedule_path(
             let op = base + step.offset as usize;
             let start = (time + step.travel).max(domains.release[op]);
             time = start + step.length;
-            if time > domains.due[op] || time + step.reduce > domains.limit {
+            if time > domains.due[op] || time + step.allreduce > domains.limit {
                 return None;
             }
             times.starts.push(start);
         }
-        time += path.home;
+        time += path.return_transfer;
     }
     let mut end = domains.limit;
     let mut slack = end - time;
@@ -234,9 +234,9 @@ pub fn schedule_path(
     times.ends.clear();
     for wave in (0..waves).rev() {
         let base = model.op(agent, wave, 0);
-        end -= path.home;
+        end -= path.return_transfer;
         for (i, step) in path.steps.iter().enumerate().rev() {
-            let latest = end.min(domains.due[base + step.offset as usize]).min(domains.limit - step.reduce);
+            let latest = end.min(domains.due[base + step.offset as usize]).min(domains.limit - step.allreduce);
             end = latest - step.length - step.travel;
             slack = slack.min(latest - times.starts[wave * path.steps.len() + i] - step.length);
             times.ends.push(latest);
