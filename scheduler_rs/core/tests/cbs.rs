@@ -20,7 +20,7 @@ use skippipe_core::search::outlook::Outlook;
 use skippipe_core::simulate::Simulator;
 use skippipe_core::time::{NEVER, Rounding, Time, seconds};
 
-/// A random question small enough to try everything.
+/// A random problem small enough for exhaustive search.
 fn problem(rng: &mut Pcg64) -> Option<Problem> {
     let stage_count = rng.random_range(2..=4);
     let n = rng.random_range(stage_count..=6);
@@ -302,7 +302,7 @@ impl Orders<'_> {
     }
 }
 
-/// Steps of one exhaustive search; a question that needs more is left out.
+/// Steps of one exhaustive search; a problem that needs more is skipped.
 const MOST_STEPS: usize = 3_000_000;
 
 /// The shortest iteration below `limit` (without norm and optimizer), none where there is none. An error where that

@@ -287,6 +287,7 @@ impl<'a> TreeSearch<'a> {
         self.propagator.labels + self.nodes()
     }
 
+    /// Whether a limit of time, memory or work is reached.
     fn is_over(&self) -> bool {
         self.budget.is_over() || self.tree.len() >= MAX_NODES || self.work() >= self.subproblem.work_limit
     }
@@ -347,6 +348,7 @@ impl<'a> TreeSearch<'a> {
         Ok(domains)
     }
 
+    /// Branches on a node until it has children, is solved or is refuted; single feasible children are followed at once.
     fn expand(&mut self, id: NodeId, bound: Time) -> Expansion {
         let Ok(mut domains) = self.domains_of(id) else { return Expansion::Done };
         self.children.clear();
@@ -376,9 +378,9 @@ impl<'a> TreeSearch<'a> {
                 return Expansion::Done;
             }
             match self.branch(&domains, &list) {
-                Branched::Infeasible => return Expansion::Done,
-                Branched::Stopped => return Expansion::Stopped,
-                Branched::Implied(decision, next) => {
+                BranchOutcome::Infeasible => return Expansion::Done,
+                BranchOutcome::Stopped => return Expansion::Stopped,
+                BranchOutcome::Implied(decision, next) => {
                     if let Decision::Order(first, second) = decision
                         && domains.precedences.contains(&(first, second))
                     {
@@ -390,8 +392,8 @@ impl<'a> TreeSearch<'a> {
                     implied.push(decision);
                     domains = *next;
                 }
-                Branched::Children(cause, children) => {
-                    self.open(id, &implied, cause, children, least);
+                BranchOutcome::Children(kind, children) => {
+                    self.open(id, &implied, kind, children, least);
                     return Expansion::Done;
                 }
             }
@@ -422,16 +424,16 @@ impl<'a> TreeSearch<'a> {
     }
 
     /// Evaluates the children of the most promising conflicts and branches on the one with the highest bounds.
-    fn branch(&mut self, domains: &Domains, list: &[(ConflictKind, Branching)]) -> Branched {
+    fn branch(&mut self, domains: &Domains, list: &[(ConflictKind, Branching)]) -> BranchOutcome {
         let mut best: Option<(Score, ConflictKind, Children)> = None;
-        for (cause, branching) in most_promising(&self.model, domains, list) {
+        for (kind, branching) in most_promising(&self.model, domains, list) {
             let mut children = Vec::new();
             for decision in branching {
                 let mut child = domains.clone();
                 child.apply(&self.model, *decision, &mut self.propagator.dirty);
                 let result = self.propagator.run(&self.model, &mut child);
                 if self.propagator.is_stopped {
-                    return Branched::Stopped;
+                    return BranchOutcome::Stopped;
                 }
                 if result.is_ok() {
                     children.push((*decision, child));
@@ -439,24 +441,25 @@ impl<'a> TreeSearch<'a> {
             }
             if children.len() <= 1 {
                 return match children.pop() {
-                    Some((decision, child)) => Branched::Implied(decision, Box::new(child)),
-                    None => Branched::Infeasible,
+                    Some((decision, child)) => BranchOutcome::Implied(decision, Box::new(child)),
+                    None => BranchOutcome::Infeasible,
                 };
             }
             let score = score(&self.model, children.iter().map(|(_, domains)| domains));
             if best.as_ref().is_none_or(|(other, _, _)| score > *other) {
-                best = Some((score, *cause, children));
+                best = Some((score, *kind, children));
             }
         }
         match best {
-            Some((_, cause, children)) => Branched::Children(cause, children),
-            None => Branched::Infeasible,
+            Some((_, kind, children)) => BranchOutcome::Children(kind, children),
+            None => BranchOutcome::Infeasible,
         }
     }
 
-    fn open(&mut self, parent: NodeId, implied: &[Decision], cause: ConflictKind, children: Children, bound: Time) {
+    /// Opens the children of a branching.
+    fn open(&mut self, parent: NodeId, implied: &[Decision], kind: ConflictKind, children: Children, bound: Time) {
         let statistics = &mut self.statistics;
-        match cause {
+        match kind {
             ConflictKind::Quota => statistics.quota_conflicts += 1,
             ConflictKind::Length => statistics.length_conflicts += 1,
             ConflictKind::Memory => statistics.memory_conflicts += 1,
@@ -481,7 +484,8 @@ impl<'a> TreeSearch<'a> {
 /// The feasible children of a branching.
 type Children = Vec<(Decision, Domains)>;
 
-enum Branched {
+/// What became of the branchings of a node.
+enum BranchOutcome {
     /// No child is feasible.
     Infeasible,
     /// The budget ran out.
@@ -512,19 +516,19 @@ fn most_promising<'l>(
     domains: &Domains,
     list: &'l [(ConflictKind, Branching)],
 ) -> SmallVec<[&'l (ConflictKind, Branching); MAX_TRIED]> {
-    let key = |(cause, branching): &(ConflictKind, Branching)| {
+    let key = |(kind, branching): &(ConflictKind, Branching)| {
         let slack = branching.iter().map(|decision| slack_after(model, domains, *decision)).max().unwrap_or(NEVER);
-        (*cause == ConflictKind::Overlap || *cause == ConflictKind::Memory, slack)
+        (*kind == ConflictKind::Overlap || *kind == ConflictKind::Memory, slack)
     };
     let mut order: Vec<((bool, Time), usize)> = list.iter().enumerate().map(|(i, b)| (key(b), i)).collect();
     order.sort_unstable();
-    let mut selection: SmallVec<[&(ConflictKind, Branching); MAX_TRIED]> = smallvec![];
-    for (_, place) in order {
-        if selection.len() < MAX_TRIED && !selection.iter().any(|other| other.1 == list[place].1) {
-            selection.push(&list[place]);
+    let mut promising: SmallVec<[&(ConflictKind, Branching); MAX_TRIED]> = smallvec![];
+    for (_, i) in order {
+        if promising.len() < MAX_TRIED && !promising.iter().any(|other| other.1 == list[i].1) {
+            promising.push(&list[i]);
         }
     }
-    selection
+    promising
 }
 
 /// Estimate of the slack that a constraint leaves to its agents.

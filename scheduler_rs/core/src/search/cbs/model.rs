@@ -172,22 +172,10 @@ impl<'a> Model<'a> {
         let loss_offset = 2 * nodes.len() as u32;
         let width = loss_offset as usize + 1;
         let kinds = by_kind.paths(instance, &local, loss_offset);
-        let (mut agents, mut first_op, mut first_word) = (Vec::new(), 0, 0);
-        let (mut length, mut agent_of) = (Vec::new(), Vec::new());
-        for (task, kind) in tasks.iter().zip(&by_kind.of_task) {
-            let source = local[task.source] as usize;
-            agents.push(Agent { kind: *kind, source, waves: task.waves, first_op, first_word });
-            first_op += width * task.waves;
-            first_word += kinds[*kind].len().div_ceil(64);
-            agent_of.resize(first_op, agents.len() as u32 - 1);
-            for _ in 0..task.waves {
-                for node in &nodes {
-                    length.push(instance.forward(task.load, *node));
-                    length.push(instance.backward(task.load, *node));
-                }
-                length.push(instance.loss(task.load, task.source));
-            }
-        }
+        let agents = number_agents(tasks, &by_kind.of_task, &kinds, &local, width);
+        let op_count = agents.iter().map(|agent| agent.waves * width).sum();
+        let words = agents.iter().map(|agent| kinds[agent.kind].len().div_ceil(64)).sum();
+        let (length, agent_of) = operations(instance, tasks, &nodes);
         let longest = |kind: &usize| kinds[*kind].iter().map(|path| path.trip).max().unwrap_or(0);
         let idle = instance.allreduce.iter().copied().max().unwrap_or(0);
         let serial = tasks.iter().zip(&by_kind.of_task).map(|(t, k)| t.waves as Time * longest(k)).sum::<Time>() + idle;
@@ -208,8 +196,8 @@ impl<'a> Model<'a> {
             members,
             capacities: instance.members.iter().map(|own| stage_capacity(instance, tasks, own)).collect(),
             width,
-            op_count: first_op,
-            words: first_word,
+            op_count,
+            words,
             length,
             agent_of,
             idle,
@@ -266,6 +254,41 @@ impl<'a> Model<'a> {
     pub fn horizon(&self, limit: Time) -> Time {
         (limit.min(NEVER) - 1).min(self.serial)
     }
+}
+
+/// Agents with consecutive operations and words.
+fn number_agents(
+    tasks: &[RouteTask],
+    kind_of: &[usize],
+    kinds: &[Vec<CandidatePath>],
+    local: &[u32],
+    width: usize,
+) -> Vec<Agent> {
+    let (mut first_op, mut first_word) = (0, 0);
+    let number = |(task, kind): (&RouteTask, &usize)| {
+        let source = local[task.source] as usize;
+        let agent = Agent { kind: *kind, source, waves: task.waves, first_op, first_word };
+        first_op += width * task.waves;
+        first_word += kinds[*kind].len().div_ceil(64);
+        agent
+    };
+    tasks.iter().zip(kind_of).map(number).collect()
+}
+
+/// Duration and agent of each operation.
+fn operations(instance: &Instance, tasks: &[RouteTask], nodes: &[usize]) -> (Vec<Time>, Vec<u32>) {
+    let (mut length, mut agent_of) = (Vec::new(), Vec::new());
+    for (agent, task) in tasks.iter().enumerate() {
+        for _ in 0..task.waves {
+            for node in nodes {
+                length.push(instance.forward(task.load, *node));
+                length.push(instance.backward(task.load, *node));
+            }
+            length.push(instance.loss(task.load, task.source));
+        }
+        agent_of.resize(length.len(), agent as u32);
+    }
+    (length, agent_of)
 }
 
 fn stage_capacity(instance: &Instance, tasks: &[RouteTask], nodes: &[usize]) -> StageCapacity {
