@@ -1,7 +1,7 @@
 //! Node allocation by the surrogate: which node serves which stage.
 //!
-//! A genetic algorithm over partitions of the nodes ([`genetic`], refined by annealing, [`refine`]), complete enumeration
-//! where there are few partitions, and a Lagrangian lower bound ([`bound`]).
+//! A genetic algorithm over partitions of the nodes (`genetic`, refined by annealing, `refine`), complete enumeration
+//! where there are few partitions, and a Lagrangian lower bound (`bound`).
 
 mod bound;
 mod costs;

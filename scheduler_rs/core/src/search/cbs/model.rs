@@ -24,7 +24,7 @@ pub struct Agent {
     pub waves: usize,
     /// Its first operation.
     pub first_op: usize,
-    /// First word of its bits in [`super::domains::Domains::candidates`].
+    /// First word of its bits in `Domains::candidates`.
     pub first_word: usize,
 }
 
@@ -79,7 +79,7 @@ pub struct Model<'a> {
     pub width: usize,
     /// Number of operations.
     pub op_count: usize,
-    /// Words of [`super::domains::Domains::candidates`].
+    /// Words of `Domains::candidates`.
     pub words: usize,
     /// Duration of each operation, in nanoseconds.
     pub length: Vec<Time>,
