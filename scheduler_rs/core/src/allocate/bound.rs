@@ -1,8 +1,8 @@
 //! Lower bounds on the score of all partitions.
 //!
-//! Partitions are classified by their diameter, the longest transfer within a stage. For each level of the diameter there
-//! is a lower bound on the tour, by a spanning tree or by Lagrangian relaxation; the least sum of the two is a bound for all
-//! partitions. Work goes to the weakest level.
+//! Partitions are classified by their diameter, the longest transfer within a stage. For each level of the diameter
+//! there is a lower bound on the tour, by a spanning tree or by Lagrangian relaxation; the least sum of the two is a
+//! bound for all partitions. Work goes to the weakest level.
 
 use super::costs::Costs;
 use super::matching::{Matcher, SiteCount};
@@ -101,9 +101,9 @@ impl ScoreBound {
 }
 
 impl Level {
-    /// Lagrangian relaxation of the constraint that every node is in exactly one stage. Stages are then independent: the
-    /// sum of all multipliers, plus for each stage the least half legs of a pattern less the multipliers of its nodes, is a
-    /// lower bound for any multipliers. Subgradient steps improve them.
+    /// Lagrangian relaxation of the constraint that every node is in exactly one stage. Stages are then independent:
+    /// the sum of all multipliers, plus for each stage the least half legs of a pattern less the multipliers of its
+    /// nodes, is a lower bound for any multipliers. Subgradient steps improve them.
     fn subgradient_ascent(&mut self, size_classes: &[SizeClass], sites: &[u32]) {
         self.multiplier.resize(sites.len(), 0.0);
         for _ in 0..STEPS_PER_CALL {
@@ -184,8 +184,8 @@ fn pairs(sites: &[u32]) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Lower bound on tours over stages of a diameter below `high_s`. A stage lies within one component of the graph of
-/// transfers below `high_s`, so the tour contains at least a spanning tree of the components, and its other legs take at
-/// least the shortest round trip, `least_s`.
+/// transfers below `high_s`, so the tour contains at least a spanning tree of the components, and its other legs take
+/// at least the shortest round trip, `least_s`.
 fn spanning_tree_bound_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
     let count = costs.sites();
     if stages < 2 {
@@ -311,8 +311,8 @@ impl PatternEnumerator<'_> {
     }
 
     /// Along each of its two legs, as many of its nodes as the smallest other stage has (or all) are matched to nodes
-    /// outside. So the shorter leg is at least the best bottleneck matching. As the two neighbours are different stages,
-    /// the longer leg is at least the best one in which each node has two partners.
+    /// outside. So the shorter leg is at least the best bottleneck matching. As the two neighbours are different
+    /// stages, the longer leg is at least the best one in which each node has two partners.
     fn pattern(&mut self, sites: Vec<SiteCount>, others: usize) -> Pattern {
         let size: u32 = sites.iter().map(|(_, count)| count).sum();
         let unmatched = size.saturating_sub(others as u32);

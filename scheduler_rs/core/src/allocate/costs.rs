@@ -103,8 +103,8 @@ struct Sites {
     second: Vec<usize>,
 }
 
-/// The cluster's regions, or else classes of nodes with identical links to and from all others. That is an equivalence, so
-/// the first node of a site represents it.
+/// The cluster's regions, or else classes of nodes with identical links to and from all others. That is an equivalence,
+/// so the first node of a site represents it.
 fn sites_of(cluster: &Cluster) -> Sites {
     let n = cluster.nodes().len();
     let mut sites = Sites { site_of: Vec::with_capacity(n), first: Vec::new(), second: Vec::new() };

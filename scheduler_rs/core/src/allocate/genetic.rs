@@ -24,8 +24,8 @@ const CHILDREN_PER_GENERATION: usize = 4;
 const STEPS_PER_NODE: u64 = 100;
 /// Fraction of children with two parents; the others are refined copies of one.
 const CROSSOVER_RATE: f64 = 0.5;
-/// Temperatures as fractions of the median transfer: the highest initial ones of the first partitions and of children, and
-/// the final one.
+/// Temperatures as fractions of the median transfer: the highest initial ones of the first partitions and of children,
+/// and the final one.
 const INITIAL_TEMPERATURE: f64 = 0.25;
 const CHILD_TEMPERATURE: f64 = 0.1;
 const FINAL_TEMPERATURE: f64 = 0.03;
@@ -191,9 +191,9 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// An initial partition: the sites in nearest-neighbour order are cut into segments for some stages each, and within a
-    /// segment the nodes are distributed over its stages. As many segments as stages give compact stages; a single segment
-    /// gives similar ones.
+    /// An initial partition: the sites in nearest-neighbour order are cut into segments for some stages each, and
+    /// within a segment the nodes are distributed over its stages. As many segments as stages give compact stages; a
+    /// single segment gives similar ones.
     fn initial_partition(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
         let AllocationProblem { costs, sizes, sources, .. } = self.problem;
         let mut stages = vec![Vec::new(); sizes.len()];

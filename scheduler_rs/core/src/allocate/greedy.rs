@@ -3,8 +3,8 @@
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
 
-/// Nodes of each stage. Stage by stage, it takes the free nodes closest to each other and to the previous stage. `sizes`
-/// are the numbers of nodes, stage 0 (the sources) first. Distances are transfer times in the slower direction.
+/// Nodes of each stage. Stage by stage, it takes the free nodes closest to each other and to the previous stage.
+/// `sizes` are the numbers of nodes, stage 0 (the sources) first. Distances are transfer times in the slower direction.
 ///
 /// # Errors
 /// Where the sizes are not positive or do not add up to the nodes of the cluster.

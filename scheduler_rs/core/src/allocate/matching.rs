@@ -23,12 +23,12 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// The least `v` such that every row can be matched to a column of its own at a cost of at most `v`; columns may stay
-    /// free. 0 without rows, infinite with fewer columns than rows. `cost(row, column)` takes the indices.
+    /// The least `v` such that every row can be matched to a column of its own at a cost of at most `v`; columns may
+    /// stay free. 0 without rows, infinite with fewer columns than rows. `cost(row, column)` takes the indices.
     ///
-    /// Rows are matched along augmenting paths of edges within the threshold. Where there is none, the threshold rises to
-    /// the cheapest edge that leaves the alternating tree, since every matching needs one of these. So it never exceeds
-    /// the result.
+    /// Rows are matched along augmenting paths of edges within the threshold. Where there is none, the threshold rises
+    /// to the cheapest edge that leaves the alternating tree, since every matching needs one of these. So it never
+    /// exceeds the result.
     pub fn bottleneck(&mut self, rows: &[SiteCount], columns: &[SiteCount], cost: impl Fn(u32, u32) -> f64) -> f64 {
         let units = |side: &[SiteCount]| side.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
         if units(rows) > units(columns) {
@@ -120,8 +120,8 @@ impl Matcher {
         }
     }
 
-    /// Extends the alternating tree from a column to the rows matched to it; true where the column was free and `row` was
-    /// matched.
+    /// Extends the alternating tree from a column to the rows matched to it; true where the column was free and `row`
+    /// was matched.
     fn reach(&mut self, column: usize, row: usize, width: usize) -> bool {
         self.reached[column] = true;
         if self.free[column] > 0 {

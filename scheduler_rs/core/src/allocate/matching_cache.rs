@@ -5,8 +5,8 @@ use super::matching::SiteCount;
 /// Entries, a power of 2; direct-mapped, so a newer one replaces an older one.
 const CAPACITY: usize = 1 << 13;
 
-/// Incremental hash of a multiset of sites: the sum of a 64-bit key for each node (Zobrist hashing with addition, so that
-/// multiplicities count). Collisions are negligible at 64 bits and not checked.
+/// Incremental hash of a multiset of sites: the sum of a 64-bit key for each node (Zobrist hashing with addition, so
+/// that multiplicities count). Collisions are negligible at 64 bits and not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZobristHash(u64);
 

@@ -83,9 +83,8 @@ pub struct Allocated {
 /// after stage 0 are in the order of the tour.
 ///
 /// # Errors
-/// [`Error::Invalid`] for sizes and sources that do not fit the cluster, [`Error::Impossible`] where no partition satisfies
-/// `max_replica_transfer_s`, [`Error::NotFound`] where none was found that does,
-/// [`Error::Cancelled`].
+/// [`Error::Invalid`] for sizes and sources that do not fit the cluster, [`Error::Impossible`] where no partition
+/// satisfies `max_replica_transfer_s`, [`Error::NotFound`] where none was found that does, [`Error::Cancelled`].
 pub fn allocate(cluster: &Cluster, request: &Request, options: Options, budget: &Budget) -> Result<Allocated> {
     let sources = checked(cluster, request)?;
     let costs = Costs::new(cluster);

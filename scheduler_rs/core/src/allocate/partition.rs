@@ -138,7 +138,8 @@ impl<'a> Partition<'a> {
         &self.replica_s
     }
 
-    /// The tour by which the partition is scored. Up to [`MAX_EXACT_TOUR`] stages only [`Self::improve_tour`] updates it.
+    /// The tour by which the partition is scored. Up to [`MAX_EXACT_TOUR`] stages only [`Self::improve_tour`] updates
+    /// it.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order

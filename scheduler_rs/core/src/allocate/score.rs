@@ -29,8 +29,8 @@ impl Scored {
     }
 }
 
-/// Scores an allocation. Stage 0 stays first, and the others are put in the order of the shortest tour, in the direction
-/// whose second stage has the lower first node. Nodes that serve no stage do not count.
+/// Scores an allocation. Stage 0 stays first, and the others are put in the order of the shortest tour, in the
+/// direction whose second stage has the lower first node. Nodes that serve no stage do not count.
 ///
 /// # Errors
 /// Where a stage is empty, or has a node that is not in the cluster or serves another stage.

@@ -205,8 +205,8 @@ fn or_opt(legs: &[f64], order: &mut [usize]) -> bool {
     false
 }
 
-/// Iterated local search: nearest-neighbour tours from several second stages, improved; then the best one is perturbed by
-/// double bridges (exchanges of two adjacent segments) and improved again.
+/// Iterated local search: nearest-neighbour tours from several second stages, improved; then the best one is perturbed
+/// by double bridges (exchanges of two adjacent segments) and improved again.
 fn iterated_local_search(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
     let mut best: Option<(Vec<usize>, f64)> = None;
     let keep = |order: Vec<usize>, best: &mut Option<(Vec<usize>, f64)>| {
@@ -253,8 +253,8 @@ fn nearest_neighbour(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
 
 /// Lower bound on tours of at least three stages by Lagrangian relaxation to 1-trees (Held and Karp 1970): a minimum
 /// spanning tree over the stages other than 0, each edge by its shorter direction, plus the cheapest pair of legs that
-/// leaves stage 0 and returns to it at different stages. Prices on the stages' degrees follow the subgradient. `length` is
-/// that of some tour.
+/// leaves stage 0 and returns to it at different stages. Prices on the stages' degrees follow the subgradient. `length`
+/// is that of some tour.
 #[must_use]
 pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     let mut price = vec![0.0; stages];

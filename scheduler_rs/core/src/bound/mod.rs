@@ -70,11 +70,11 @@ pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
 
 /// Lower bound from a source that starts `count` microbatches, each with a round trip of at least `trip`.
 ///
-/// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of
-/// the `j`-th forward. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then one of those that started
-/// at `s_j` or later has returned. The last one still needs its round trip. If it is number `q c + r + 1` with `q > 0`,
-/// then `r` more forwards and `r` more backwards have to run between the end of backward number `(q - 1) c + 1` and its
-/// start: there was no memory for the forwards before, and there is none for the last one without the backwards.
+/// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of the `j`-th
+/// forward. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then one of those that started at `s_j`
+/// or later has returned. The last one still needs its round trip. If it is number `q c + r + 1` with `q > 0`, then `r`
+/// more forwards and `r` more backwards have to run between the end of backward number `(q - 1) c + 1` and its start:
+/// there was no memory for the forwards before, and there is none for the last one without the backwards.
 pub(crate) fn source_bound(
     instance: &Instance,
     source: usize,
@@ -109,9 +109,9 @@ fn least(instance: &Instance, node: usize, of: impl Fn(&Load) -> &Vec<Time>) -> 
     instance.loads.iter().map(|load| of(load)[node]).min().unwrap_or(0)
 }
 
-/// Lower bound from a stage that at least `quota` routes visit. Its nodes share their microbatches. Before the first one
-/// there is a forward at a source and a transfer; after the last one a transfer and a backward at a source, or the stage's
-/// all-reduce.
+/// Lower bound from a stage that at least `quota` routes visit. Its nodes share their microbatches. Before the first
+/// one there is a forward at a source and a transfer; after the last one a transfer and a backward at a source, or the
+/// stage's all-reduce.
 fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: usize) -> Time {
     let mut waves: Vec<usize> = tasks.iter().map(|t| t.waves).collect();
     waves.sort_unstable();

@@ -1,8 +1,8 @@
 //! A bound by maximum flow: within an iteration of a given length, each node can serve only so many microbatches, and
 //! only from sources close enough; together the nodes must serve all visits.
 //!
-//! For a given length, a flow from the sources over stages and nodes relaxes this: memory, work and the round trips over
-//! a node each limit its capacity for every plan. So a flow that is too small refutes the length.
+//! For a given length, a flow from the sources over stages and nodes relaxes this: memory, work and the round trips
+//! over a node each limit its capacity for every plan. So a flow that is too small refutes the length.
 
 use crate::budget::Budget;
 use crate::error::Result;

@@ -1,9 +1,9 @@
 //! Lower bound on the iteration time over all allocations in scope.
 //!
 //! The size of stage 0 is known, so an iteration takes at least as long as the best set of so many sources: each has to
-//! send out its microbatches and wait for their return, and the shortest round trip of a node leads over the nearest other
-//! nodes. Where memory is counted by routes and scarce, every node is on some route, so that distant ones count as well,
-//! as a source or on the route of another one.
+//! send out its microbatches and wait for their return, and the shortest round trip of a node leads over the nearest
+//! other nodes. Where memory is counted by routes and scarce, every node is on some route, so that distant ones count
+//! as well, as a source or on the route of another one.
 
 use rustc_hash::FxHashMap;
 
@@ -229,8 +229,8 @@ impl<'a> Trips<'a> {
         instance.least_work(node) + 2 * nearest + (length - 1) as Time * work
     }
 
-    /// The shortest round trip of so many nodes over `node`, with their work; [`NEVER`] or more where there is none. It may
-    /// begin at any of them.
+    /// The shortest round trip of so many nodes over `node`, with their work; [`NEVER`] or more where there is none. It
+    /// may begin at any of them.
     fn round(&self, node: usize, length: usize) -> Time {
         let instance = self.instance;
         if length < 2 {

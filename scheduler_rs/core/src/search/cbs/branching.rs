@@ -31,8 +31,8 @@ pub enum ConflictKind {
 
 /// Branchings that resolve a conflict of the selected paths, and the number of conflicts.
 ///
-/// `settled`: the starts satisfy all precedence constraints. Paths without conflict that complete by `least` are optimal
-/// for the tree node.
+/// `settled`: the starts satisfy all precedence constraints. Paths without conflict that complete by `least` are
+/// optimal for the tree node.
 pub fn branchings(
     model: &Model<'_>,
     domains: &Domains,

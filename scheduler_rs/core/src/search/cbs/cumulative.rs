@@ -1,5 +1,5 @@
-//! Cumulative propagation (TC1 `held`): a node holds no more microbatches at a time than it has memory for, each from the
-//! start of its forward to the end of its backward.
+//! Cumulative propagation (TC1 `held`): a node holds no more microbatches at a time than it has memory for, each from
+//! the start of its forward to the end of its backward.
 //!
 //! Timetabling by the compulsory parts of holdings, an overload check for the bound, and windows that follow from the
 //! order of interchangeable agents. For memory 1, holdings are also propagated as tasks of a machine.
@@ -93,7 +93,8 @@ fn timetable(domains: &mut Domains, memory: usize, intervals: &[IntervalVar], di
     }
 }
 
-/// By how much all latest ends could decrease before the mandatory holdings within some time interval exceed the memory.
+/// By how much all latest ends could decrease before the mandatory holdings within some time interval exceed the
+/// memory.
 fn overload_slack(memory: usize, intervals: &[IntervalVar]) -> Time {
     let capacity = memory as Time;
     let mut slack = NEVER;
@@ -116,8 +117,8 @@ fn overload_slack(memory: usize, intervals: &[IntervalVar]) -> Time {
     slack
 }
 
-/// Interchangeable agents start in the order of their numbers. With memory for `c` at their source, agent `i + c` cannot
-/// start before `i + 1` of its predecessors have returned.
+/// Interchangeable agents start in the order of their numbers. With memory for `c` at their source, agent `i + c`
+/// cannot start before `i + 1` of its predecessors have returned.
 pub fn propagate_symmetry(model: &Model<'_>, domains: &mut Domains, dirty: &mut [bool]) -> Result<(), Infeasible> {
     if !model.instance.rules.cc1 {
         return Ok(());

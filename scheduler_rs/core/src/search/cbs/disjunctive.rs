@@ -1,7 +1,7 @@
 //! One-machine propagation (TC2): a node runs one task at a time.
 //!
-//! Tasks on all paths left to an agent are *mandatory*, the others *optional*. Mandatory tasks are propagated pair by pair
-//! (immediate selection, Carlier and Pinson 1989) and by edge finding (Nuijten 1994). Optional tasks receive
+//! Tasks on all paths left to an agent are *mandatory*, the others *optional*. Mandatory tasks are propagated pair by
+//! pair (immediate selection, Carlier and Pinson 1989) and by edge finding (Nuijten 1994). Optional tasks receive
 //! deductions from mandatory ones and never cause any. For the bound, the mandatory tasks are relaxed to Jackson's
 //! preemptive schedule (Carlier 1982).
 
@@ -13,7 +13,8 @@ use crate::time::{NEVER, Time};
 use super::domains::{Domains, Infeasible};
 use super::model::Model;
 
-/// An interval variable: a task, or the holding of a microbatch from the start of its forward to the end of its backward.
+/// An interval variable: a task, or the holding of a microbatch from the start of its forward to the end of its
+/// backward.
 #[derive(Clone, Copy, Debug)]
 pub struct IntervalVar {
     /// Agent.
@@ -148,8 +149,8 @@ impl Disjunctive {
         self.mandatory.extend(self.intervals.iter().filter(|s| s.mandatory));
     }
 
-    /// Edge finding: where a set of intervals cannot be completed in time with one more among them, that one comes after
-    /// all of them. `mirrored`: the same with time reversed, for latest ends.
+    /// Edge finding: where a set of intervals cannot be completed in time with one more among them, that one comes
+    /// after all of them. `mirrored`: the same with time reversed, for latest ends.
     pub fn edge_finding(
         &mut self,
         mirrored: bool,
@@ -207,8 +208,8 @@ impl Disjunctive {
         Ok(())
     }
 
-    /// By how much all latest ends could decrease before Jackson's preemptive schedule misses one of them; negative where
-    /// it already does.
+    /// By how much all latest ends could decrease before Jackson's preemptive schedule misses one of them; negative
+    /// where it already does.
     pub fn preemptive_slack(&mut self) -> Time {
         self.mandatory.sort_unstable_by_key(|s| (s.earliest_start, s.start_op));
         self.queue.clear();

@@ -33,7 +33,8 @@ pub struct TreeSearch<'a> {
     propagator: Propagator<'a>,
     tree: Tree,
     root: Domains,
-    /// Exclusive upper bound on the iteration time: that of the subproblem, or a lower one where there are too many paths.
+    /// Exclusive upper bound on the iteration time: that of the subproblem, or a lower one where there are too many
+    /// paths.
     exclusive_limit: Time,
     /// Proved lower bound.
     proved_bound: Time,
@@ -155,8 +156,8 @@ impl<'a> TreeSearch<'a> {
         self.closed_nodes + self.tree.len() as u64
     }
 
-    /// Searches in phases: the limit starts a little above the lower bound, where propagation prunes best, and rises until
-    /// a solution is found or the horizon is reached.
+    /// Searches in phases: the limit starts a little above the lower bound, where propagation prunes best, and rises
+    /// until a solution is found or the horizon is reached.
     fn run_phases(&mut self) -> Termination {
         let last = self.limit;
         let Some(low) = self.destructive_bound() else {
@@ -302,8 +303,8 @@ impl<'a> TreeSearch<'a> {
         }
     }
 
-    /// Destructive lower bound (Klein and Scholl 1999): the least limit that propagation alone cannot refute, by bisection;
-    /// none where it refutes the initial limit.
+    /// Destructive lower bound (Klein and Scholl 1999): the least limit that propagation alone cannot refute, by
+    /// bisection; none where it refutes the initial limit.
     fn destructive_bound(&mut self) -> Option<Time> {
         let mut domains = Domains::root(&self.model, self.limit);
         self.propagator.all(&self.model, &mut domains).ok()?;
@@ -348,7 +349,8 @@ impl<'a> TreeSearch<'a> {
         Ok(domains)
     }
 
-    /// Branches on a node until it has children, is solved or is refuted; single feasible children are followed at once.
+    /// Branches on a node until it has children, is solved or is refuted; single feasible children are followed at
+    /// once.
     fn expand(&mut self, id: NodeId, bound: Time) -> Expansion {
         let Ok(mut domains) = self.domains_of(id) else { return Expansion::Done };
         self.children.clear();

@@ -39,8 +39,8 @@ use crate::search::outlook::Outlook;
 
 pub use interface::{Answer, Solution, Statistics, Subproblem, Termination, VisitDemand};
 
-/// Searches until the tree is exhausted or a limit is reached. `outlook` belongs to the subproblem's instance and covers
-/// paths of at least `demand.long` visits.
+/// Searches until the tree is exhausted or a limit is reached. `outlook` belongs to the subproblem's instance and
+/// covers paths of at least `demand.long` visits.
 ///
 /// With CC3 and without CC1, a demand cannot say how many routes visit the inner stages, since that depends on how many
 /// visit stage 0. Where `demand.total` is given, the numbers of routes that visit the inner stages then differ by at

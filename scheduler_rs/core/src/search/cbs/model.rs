@@ -51,8 +51,8 @@ pub struct SymmetryClass {
 /// See the [module](self).
 ///
 /// An *operation* is one task of one microbatch of one agent on one node, whether or not the agent goes there. Its
-/// *offset* is its number among those of a wave: `2 n` is the forward on local node `n`, `2 n + 1` its backward, and the
-/// last one is head and loss.
+/// *offset* is its number among those of a wave: `2 n` is the forward on local node `n`, `2 n + 1` its backward, and
+/// the last one is head and loss.
 #[derive(Debug)]
 pub struct Model<'a> {
     /// Durations and rules.

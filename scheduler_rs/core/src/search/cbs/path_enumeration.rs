@@ -46,8 +46,9 @@ pub struct PathTask {
 /// Partial paths between two checks of the budget.
 const STEPS_PER_POLL: u64 = 4096;
 
-/// Node sequences (global node numbers) for the agents like `task`; none where there are more than `most`, or the budget
-/// is spent. Paths whose waves take longer than `latest` are left out. `listed` counts the partial paths visited.
+/// Node sequences (global node numbers) for the agents like `task`; none where there are more than `most`, or the
+/// budget is spent. Paths whose waves take longer than `latest` are left out. `listed` counts the partial paths
+/// visited.
 pub fn enumerate_paths(
     subproblem: &Subproblem<'_>,
     outlook: &Outlook,

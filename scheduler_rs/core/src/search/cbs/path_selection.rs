@@ -49,8 +49,8 @@ impl TaskInterval {
     }
 }
 
-/// Selects a path with at least `slack` for each agent: greedily, then improved by coordinate descent over the agents, so
-/// that together they have few conflicts (a bypass in the sense of Boyarski et al. 2015: no path exceeds the bound).
+/// Selects a path with at least `slack` for each agent: greedily, then improved by coordinate descent over the agents,
+/// so that together they have few conflicts (a bypass in the sense of Boyarski et al. 2015: no path exceeds the bound).
 pub fn select_paths(model: &Model<'_>, domains: &Domains, slack: Time) -> Vec<SelectedPath> {
     let mut options: Vec<Vec<SelectedPath>> = Vec::new();
     let mut times = PathTimes::default();
@@ -193,8 +193,8 @@ pub fn task_intervals<'m>(
     })
 }
 
-/// Delays the selected paths until they satisfy all precedence constraints, every task as early as possible. False where
-/// there is no such schedule: with these paths the constraints form a cycle.
+/// Delays the selected paths until they satisfy all precedence constraints, every task as early as possible. False
+/// where there is no such schedule: with these paths the constraints form a cycle.
 pub fn apply_precedences(model: &Model<'_>, domains: &Domains, selection: &mut [SelectedPath]) -> bool {
     let mut release = domains.release.clone();
     let mut index = vec![usize::MAX; model.op_count];

@@ -1,5 +1,5 @@
-//! Primal heuristic: schedules the selected paths task by task (serial schedule generation), whatever their conflicts, and
-//! has the simulator run the order that results.
+//! Primal heuristic: schedules the selected paths task by task (serial schedule generation), whatever their conflicts,
+//! and has the simulator run the order that results.
 
 use crate::rules::MemoryRule;
 use crate::simulate::{Batch, Simulator, TaskId};
@@ -44,8 +44,8 @@ pub fn satisfies_cardinality(model: &Model<'_>, selection: &[SelectedPath]) -> b
     quotas && even && room && within(demand.total, total) && within(demand.long_routes, long)
 }
 
-/// Schedules the selected paths by `rule`; none where microbatches deadlock on node memory. `latest_end` is that of each
-/// operation.
+/// Schedules the selected paths by `rule`; none where microbatches deadlock on node memory. `latest_end` is that of
+/// each operation.
 pub fn dispatch(
     model: &Model<'_>,
     selection: &[SelectedPath],

@@ -111,8 +111,8 @@ impl<'a> Propagator<'a> {
         Ok(())
     }
 
-    /// The low level: schedules every path left to an agent as early and as late as its windows allow, and removes those
-    /// that do not fit. Waiting is free, so the earliest start of every task is optimal for a path.
+    /// The low level: schedules every path left to an agent as early and as late as its windows allow, and removes
+    /// those that do not fit. Waiting is free, so the earliest start of every task is optimal for a path.
     fn agent(&mut self, model: &Model<'_>, domains: &mut Domains, agent: usize) -> Result<(), Infeasible> {
         self.dirty[agent] = false;
         let node_count = model.nodes.len();
@@ -200,8 +200,8 @@ pub struct PathTimes {
     ends: Vec<Time>,
 }
 
-/// Schedules a path within its agent's windows: the minimum slack of its tasks between earliest and latest end, none where
-/// one of them does not fit.
+/// Schedules a path within its agent's windows: the minimum slack of its tasks between earliest and latest end, none
+/// where one of them does not fit.
 pub fn schedule_path(
     model: &Model<'_>,
     domains: &Domains,
