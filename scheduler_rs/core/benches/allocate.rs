@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::allocate::matching::bottleneck;
 use skippipe_core::allocate::tour::best_tour;
-use skippipe_core::allocate::{Costs, Draft, Options, Request, allocate, greedy};
+use skippipe_core::allocate::{Costs, Options, Partition, Request, allocate, greedy};
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 
@@ -52,14 +52,14 @@ fn tours(c: &mut Criterion) {
 fn searching(c: &mut Criterion) {
     let (cluster, sizes) = (cluster(), vec![5, 3, 3, 3, 3, 3]);
     let costs = Costs::new(&cluster);
-    let mut draft = Draft::new(&costs, &greedy(&cluster, &sizes).unwrap(), f64::INFINITY);
+    let mut partition = Partition::new(&costs, &greedy(&cluster, &sizes).unwrap(), f64::INFINITY);
     let mut rng = Pcg64::seed_from_u64(1);
     c.bench_function("allocate/change/20", |b| {
         b.iter(|| {
             let (one, other) = (rng.random_range(0..20), rng.random_range(0..20));
-            if draft.stage_of(one) != draft.stage_of(other) {
-                black_box(draft.rotate(&[one, other], f64::INFINITY));
-                draft.undo();
+            if partition.stage_of(one) != partition.stage_of(other) {
+                black_box(partition.exchange(&[one, other], f64::INFINITY));
+                partition.undo();
             }
         });
     });

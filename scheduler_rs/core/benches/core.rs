@@ -130,10 +130,10 @@ fn planning(c: &mut Criterion) {
 fn proving(c: &mut Criterion) {
     let (shop, budget) = (shop("ft06"), Budget::new(None, None));
     let encoded = shop.encode();
-    let (question, lookahead) = (encoded.question(u64::MAX), encoded.lookahead());
-    let optimum = encoded.makespan(solve(&question, &lookahead, &budget).bound);
+    let (subproblem, lookahead) = (encoded.subproblem(u64::MAX), encoded.lookahead());
+    let optimum = encoded.makespan(solve(&subproblem, &lookahead, &budget).bound);
     assert_eq!(optimum, shop.optimum);
-    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&question), &lookahead, &budget).bound));
+    c.bench_function("cbs/ft06", |b| b.iter(|| solve(black_box(&subproblem), &lookahead, &budget).bound));
 }
 
 criterion_group!(benches, simulation, planning, proving);

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use skippipe_core::allocate::matching::bottleneck;
 use skippipe_core::allocate::tour::{best_tour, length_of, tour_bound};
-use skippipe_core::allocate::{Allocated, Costs, Draft, Options, Request, Scored, allocate, greedy, score};
+use skippipe_core::allocate::{Allocated, Costs, Options, Partition, Request, Scored, allocate, greedy, score};
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::error::Error;
@@ -111,7 +111,7 @@ fn naive_score(cluster: &Cluster, stages: &[Vec<usize>]) -> f64 {
     replica + tour + stages.iter().map(|members| 2.0 * mean(members)).sum::<f64>()
 }
 
-fn spread(cluster: &Cluster, members: &[usize]) -> f64 {
+fn diameter(cluster: &Cluster, members: &[usize]) -> f64 {
     let pairs = members.iter().flat_map(|i| members.iter().map(move |j| (*i, *j)));
     pairs.map(|(i, j)| cluster.transfer_s(i, j, 0.0)).fold(0.0, f64::max)
 }
@@ -215,27 +215,27 @@ proptest! {
     fn changes_score_as_if_begun_anew((cluster, sizes) in cases(), draws in prop::collection::vec((0_u32..8, 0_u32..8, 0_u32..8, any::<bool>()), 12)) {
         let costs = Costs::new(&cluster);
         let stages = greedy(&cluster, &sizes).unwrap();
-        let mut draft = Draft::new(&costs, &stages, 4.0).with_memo();
+        let mut partition = Partition::new(&costs, &stages, 4.0).with_cache();
         for (a, b, c, is_kept) in draws {
             let nodes = cluster.nodes().len() as u32;
             let mut cycle = vec![a % nodes];
             for next in [b % nodes, c % nodes] {
-                if cycle.iter().all(|node| draft.stage_of(*node) != draft.stage_of(next)) {
+                if cycle.iter().all(|node| partition.stage_of(*node) != partition.stage_of(next)) {
                     cycle.push(next);
                 }
             }
-            let before = (draft.parts(), draft.members().to_vec());
-            draft.rotate(&cycle, f64::INFINITY);
+            let before = (partition.terms(), partition.members().to_vec());
+            partition.exchange(&cycle, f64::INFINITY);
             if is_kept {
-                draft.reorder();
+                partition.improve_tour();
             } else {
-                draft.undo();
-                prop_assert_eq!(&before, &(draft.parts(), draft.members().to_vec()));
+                partition.undo();
+                prop_assert_eq!(&before, &(partition.terms(), partition.members().to_vec()));
             }
             let stages: Vec<Vec<usize>> =
-                draft.members().iter().map(|members| members.iter().map(|node| *node as usize).collect()).collect();
-            prop_assert_eq!(draft.parts(), Draft::new(&costs, &stages, 4.0).parts());
-            prop_assert!((draft.parts().score_s() - naive_score(&cluster, &stages)).abs() < 1e-9);
+                partition.members().iter().map(|members| members.iter().map(|node| *node as usize).collect()).collect();
+            prop_assert_eq!(partition.terms(), Partition::new(&costs, &stages, 4.0).terms());
+            prop_assert!((partition.terms().score_s() - naive_score(&cluster, &stages)).abs() < 1e-9);
         }
     }
 }
@@ -258,7 +258,7 @@ proptest! {
         }
         let nodes: Vec<usize> = (0..cluster.nodes().len()).collect();
         let keeps = |stages: &&Vec<Vec<usize>>| {
-            let within = |members: &Vec<usize>| limit.is_none_or(|limit| spread(&cluster, members) <= f64::from(limit));
+            let within = |members: &Vec<usize>| limit.is_none_or(|limit| diameter(&cluster, members) <= f64::from(limit));
             let sources = request.sources.as_ref().is_none_or(|s| s.iter().all(|node| stages[0].contains(node)));
             sources && stages.iter().all(within)
         };

@@ -16,11 +16,11 @@ use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule, Strategy};
-use skippipe_core::search::cbs::{Answer, Demand, Ended, Found, Question, solve};
+use skippipe_core::search::cbs::{Answer, Solution, Subproblem, Termination, VisitDemand, solve};
 use skippipe_core::simulate::Simulator;
 use skippipe_core::time::{NEVER, Rounding, Time, seconds};
 
-/// A random question small enough to try everything.
+/// A random problem small enough for exhaustive search.
 fn problem(rng: &mut Pcg64) -> Option<Problem> {
     let stage_count = rng.random_range(2..=4);
     let n = rng.random_range(stage_count..=6);
@@ -94,10 +94,10 @@ fn other_load(instance: &mut Instance, rng: &mut Pcg64) {
 }
 
 /// What the rules say of all routes together; of a part of them, what is left to it.
-fn demand(instance: &Instance, tasks: &[RouteTask], others: usize) -> Option<Demand> {
+fn demand(instance: &Instance, tasks: &[RouteTask], others: usize) -> Option<VisitDemand> {
     let lengths = Lengths::new(tasks.len() + others, instance.present.len(), instance.skip_ratio);
     let count = tasks.len();
-    let mut demand = Demand {
+    let mut demand = VisitDemand {
         least: vec![0; instance.stage_count()],
         most: vec![count; instance.stage_count()],
         total: (others == 0).then_some((lengths.total, lengths.total)),
@@ -174,7 +174,7 @@ fn is_legal(instance: &Instance, source: usize, route: &[usize]) -> bool {
 }
 
 /// Whether a choice of routes keeps what concerns all of them.
-fn adds_up(instance: &Instance, demand: &Demand, chosen: &[&Vec<usize>]) -> bool {
+fn adds_up(instance: &Instance, demand: &VisitDemand, chosen: &[&Vec<usize>]) -> bool {
     let within = |range: Option<(usize, usize)>, n: usize| range.is_none_or(|(a, b)| a <= n && n <= b);
     let visits = |stage: usize| chosen.iter().filter(|r| r.iter().any(|n| instance.stage_of[*n] == stage)).count();
     let users = |node: usize| chosen.iter().filter(|r| r.contains(&node)).count();
@@ -302,12 +302,12 @@ impl Orders<'_> {
     }
 }
 
-/// Steps of one exhaustive search; a question that needs more is left out.
+/// Steps of one exhaustive search; a problem that needs more is skipped.
 const MOST_STEPS: usize = 3_000_000;
 
 /// The shortest iteration below `limit` (without norm and optimizer), none where there is none. An error where that
 /// takes too long to find out.
-fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Time) -> Result<Option<Time>, ()> {
+fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &VisitDemand, limit: Time) -> Result<Option<Time>, ()> {
     let mut steps = MOST_STEPS;
     let options: Vec<Vec<Vec<usize>>> = tasks
         .iter()
@@ -365,13 +365,13 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &Demand, limit: Tim
 struct Asked<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
-    demand: &'a Demand,
+    demand: &'a VisitDemand,
     lookahead: &'a Lookahead,
 }
 
 impl Asked<'_> {
     fn solve(&self, limit: Time, suboptimality: f64, work_limit: u64) -> Answer {
-        let question = Question {
+        let subproblem = Subproblem {
             instance: self.instance,
             tasks: self.tasks,
             demand: self.demand,
@@ -379,12 +379,12 @@ impl Asked<'_> {
             suboptimality,
             work_limit,
         };
-        solve(&question, self.lookahead, &Budget::new(None, None))
+        solve(&subproblem, self.lookahead, &Budget::new(None, None))
     }
 }
 
 /// The execution as a plan, for the checker.
-fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
+fn plan_of(problem: &Problem, instance: &Instance, found: &Solution) -> Plan {
     let mut simulator = Simulator::new(instance);
     simulator.load(&found.batches);
     let outcome = simulator.run_order(&found.order).expect("an order that runs");
@@ -426,7 +426,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Found) -> Plan {
     }
 }
 
-fn outlook_of(instance: &Instance, demand: &Demand) -> Lookahead {
+fn outlook_of(instance: &Instance, demand: &VisitDemand) -> Lookahead {
     Lookahead::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
 }
 
@@ -450,7 +450,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         // Nothing below what was found, and that itself can be had.
         let limit = answer.best.as_ref().map_or(NEVER, |b| b.value + 1);
         let Ok(expected) = optimum(&instance, &tasks, &demand, limit) else { continue };
-        assert_eq!(answer.ended, Ended::Exhausted, "case {case}: {:?}", problem.constraints());
+        assert_eq!(answer.termination, Termination::Exhausted, "case {case}: {:?}", problem.constraints());
         assert_eq!(
             answer.best.as_ref().map(|b| b.value),
             expected,
@@ -474,7 +474,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         }
         // Nothing below the optimum, and with it as the limit nothing at all.
         let none_below = asked.solve(expected, 1.0, u64::MAX);
-        assert!(none_below.best.is_none() && none_below.ended == Ended::Exhausted);
+        assert!(none_below.best.is_none() && none_below.termination == Termination::Exhausted);
         assert_eq!(none_below.bound, expected, "case {case}");
         assert_eq!(asked.solve(expected + 1, 1.0, u64::MAX).best.map(|b| b.value), Some(expected));
         // Bounds at any moment, the same again for the same work, and what the factor allows.
@@ -548,6 +548,6 @@ fn too_many_ways_are_cut_down_by_a_lower_limit() {
     let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
     let least = lookahead.round_trip(&instance, 0, stage_count);
     let answer = asked.solve(NEVER, 1.0, u64::MAX);
-    assert_eq!((answer.ended, answer.bound), (Ended::Exhausted, least));
+    assert_eq!((answer.termination, answer.bound), (Termination::Exhausted, least));
     assert_eq!(answer.best.map(|best| best.value), Some(least));
 }

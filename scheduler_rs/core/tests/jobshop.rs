@@ -10,7 +10,7 @@ use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
-use skippipe_core::search::cbs::{Ended, solve};
+use skippipe_core::search::cbs::{Termination, solve};
 use skippipe_core::search::methods::tabu::improve;
 use skippipe_core::simulate::{MicrobatchRoute, Simulator, TaskId};
 use skippipe_core::time::Time;
@@ -52,7 +52,7 @@ fn queues(shop: &Shop, turns: &[usize]) -> (Vec<Time>, Vec<Vec<(usize, usize)>>)
 /// Has conflict-based search look for the optimum; the makespan found, the bound, and whether it is proved.
 fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
     let encoded = shop.encode();
-    let answer = solve(&encoded.question(work_limit), &encoded.lookahead(), &Budget::new(None, None));
+    let answer = solve(&encoded.subproblem(work_limit), &encoded.lookahead(), &Budget::new(None, None));
     let found = answer.best.map(|found| {
         let mut simulator = Simulator::new(&encoded.instance);
         simulator.load(&found.batches);
@@ -60,7 +60,7 @@ fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
         assert_eq!(outcome.iteration, found.value);
         encoded.makespan(found.value)
     });
-    (found, (answer.bound - encoded.constant).div_euclid(UNIT), answer.ended == Ended::Exhausted)
+    (found, (answer.bound - encoded.constant).div_euclid(UNIT), answer.termination == Termination::Exhausted)
 }
 
 #[test]

@@ -1,128 +1,131 @@
 //! Lower bounds on the score of all partitions.
 //!
-//! Partitions are told apart by their longest transfer within a stage. For each of its values there is a bound on the
-//! tour of the partitions that have it, and the least sum of the two holds for all. The weakest one is worked on.
+//! Partitions are classified by their diameter, the longest transfer within a stage. For each level of the diameter
+//! there is a lower bound on the tour, by a spanning tree or by Lagrangian relaxation; the least sum of the two is a
+//! bound for all partitions. Work goes to the weakest level.
 
 use super::costs::Costs;
-use super::draft::spread_of;
-use super::genetic::Question;
-use super::matching::{Alike, Matcher};
+use super::matching::{Matcher, SiteCount};
+use super::partition::diameter_of;
+use super::problem::AllocationProblem;
 
-/// The longest transfer is told apart by so many steps at most.
-const MOST_LEVELS: usize = 128;
-/// Kinds of stages that are listed at most.
-const MOST_KINDS: usize = 10_000;
-/// Changes of the prices at a time.
-const ASCENTS: u32 = 20;
-/// Kinds looked at in the time of one change tried by the search.
-const STEP: u64 = 256;
-/// Changes of the prices after which a level is left as it is.
-const MOST_ASCENTS: u32 = 400;
+/// Limit on levels of the diameter.
+const MAX_LEVELS: usize = 128;
+/// Limit on enumerated patterns.
+const MAX_PATTERNS: usize = 10_000;
+/// Subgradient steps at a time.
+const STEPS_PER_CALL: u32 = 20;
+/// Patterns evaluated in the time of one exchange tried by the genetic algorithm.
+const PATTERNS_PER_STEP: u64 = 256;
+/// Subgradient steps after which a level is final.
+const MAX_STEPS_PER_LEVEL: u32 = 400;
 
-/// The bound as far as it has been worked out.
-pub struct Bound {
+/// The lower bound so far.
+pub struct ScoreBound {
     compute_s: f64,
     stages: usize,
     sites: Vec<u32>,
     levels: Vec<Level>,
-    groups: Vec<Group>,
+    size_classes: Vec<SizeClass>,
 }
 
-/// Partitions whose longest transfer within a stage is at least `low_s` and below `high_s`.
+/// Partitions whose diameter is at least `low_s` and below `high_s`.
 struct Level {
     low_s: f64,
     high_s: f64,
-    /// No tour of these is shorter; infinite where there are none.
+    /// Lower bound on their tours; infinite where there are no such partitions.
     tour_s: f64,
-    /// What a node of each site is worth.
-    price: Vec<f64>,
-    ascents: u32,
+    /// Lagrange multiplier of each site.
+    multiplier: Vec<f64>,
+    steps: u32,
 }
 
-/// Stages of one size, and what they can be made of.
-struct Group {
+/// The stages of one size, and their possible patterns.
+struct SizeClass {
     count: usize,
-    kinds: Vec<Kind>,
+    patterns: Vec<Pattern>,
 }
 
-/// Sites of a stage.
-struct Kind {
-    sites: Vec<Alike>,
-    spread_s: f64,
-    /// Half of what its two legs of the tour take at least.
+/// A possible stage: how many nodes of which sites.
+struct Pattern {
+    sites: Vec<SiteCount>,
+    diameter_s: f64,
+    /// Lower bound on half of its two legs of the tour.
     half_s: f64,
 }
 
-impl Bound {
-    /// What is known at once.
+impl ScoreBound {
+    /// The bound by spanning trees alone.
     #[must_use]
-    pub fn new(question: &Question<'_>) -> Self {
-        let Question { costs, sizes, sources, limit_s } = *question;
+    pub fn new(problem: &AllocationProblem<'_>) -> Self {
+        let AllocationProblem { costs, sizes, sources, limit_s } = *problem;
         let mut sites = vec![0; costs.sites()];
         for node in 0..costs.nodes() {
             sites[costs.site(node)] += 1;
         }
-        let groups = groups_of(question, &sites).unwrap_or_default();
+        let size_classes = size_classes_of(problem, &sites).unwrap_or_default();
         let stages = sizes.len();
         let mut levels = levels_of(costs, &sites, limit_s);
         let least_s = pairs(&sites).map(|(a, b)| costs.round_trip_s(a, b)).fold(f64::INFINITY, f64::min);
         for level in &mut levels {
-            level.tour_s = linked_s(costs, level.high_s, stages, least_s);
-            if is_hopeless(question, level.high_s) {
+            level.tour_s = spanning_tree_bound_s(costs, level.high_s, stages, least_s);
+            if lacks_close_nodes(problem, level.high_s) {
                 level.tour_s = f64::INFINITY;
             }
         }
-        let sources_s = sources.map_or(0.0, |nodes| spread_of(costs, nodes));
+        let sources_s = sources.map_or(0.0, |nodes| diameter_of(costs, nodes));
         levels.retain(|level| level.high_s > sources_s);
-        Self { compute_s: least_compute_s(question), stages, sites, levels, groups }
+        Self { compute_s: least_compute_s(problem), stages, sites, levels, size_classes }
     }
 
-    /// No allowed partition scores less; infinite where there is none.
+    /// Lower bound on the score of all allowed partitions; infinite where there is none.
     #[must_use]
     pub fn score_s(&self) -> f64 {
         self.compute_s + self.levels.iter().map(|level| level.low_s + level.tour_s).fold(f64::INFINITY, f64::min)
     }
 
-    /// Works on what holds the bound down; the steps that this took, none where nothing is left to do.
+    /// Improves the weakest level; returns the steps spent, 0 where nothing is left to do.
     pub fn advance(&mut self) -> u64 {
         let sum = |level: &Level| level.low_s + level.tour_s;
         let weakest = self.levels.iter_mut().min_by(|a, b| sum(a).total_cmp(&sum(b)));
-        let Some(level) = weakest.filter(|level| level.ascents < MOST_ASCENTS && level.tour_s.is_finite()) else {
+        let Some(level) = weakest.filter(|level| level.steps < MAX_STEPS_PER_LEVEL && level.tour_s.is_finite()) else {
             return 0;
         };
-        if self.groups.is_empty() || self.stages < 2 {
+        if self.size_classes.is_empty() || self.stages < 2 {
             return 0;
         }
-        level.raise(&self.groups, &self.sites);
-        let kinds: usize = self.groups.iter().map(|group| group.kinds.len()).sum();
-        1 + u64::from(ASCENTS) * kinds as u64 / STEP
+        level.subgradient_ascent(&self.size_classes, &self.sites);
+        let patterns: usize = self.size_classes.iter().map(|class| class.patterns.len()).sum();
+        1 + u64::from(STEPS_PER_CALL) * patterns as u64 / PATTERNS_PER_STEP
     }
 }
 
 impl Level {
-    /// Every node is in one stage. Where a node's place is paid for, stages may be chosen without regard to each other:
-    /// what all nodes pay, and for each stage the least of its half legs less what its nodes pay, is a bound for any
-    /// prices (Lagrange). Sites that are in too many stages get dearer, the others cheaper (subgradient).
-    fn raise(&mut self, groups: &[Group], sites: &[u32]) {
-        self.price.resize(sites.len(), 0.0);
-        for _ in 0..ASCENTS {
-            self.ascents += 1;
-            let mut bound: f64 = self.price.iter().zip(sites).map(|(price, count)| price * f64::from(*count)).sum();
+    /// Lagrangian relaxation of the constraint that every node is in exactly one stage. Stages are then independent:
+    /// the sum of all multipliers, plus for each stage the least half legs of a pattern less the multipliers of its
+    /// nodes, is a lower bound for any multipliers. Subgradient steps improve them.
+    fn subgradient_ascent(&mut self, size_classes: &[SizeClass], sites: &[u32]) {
+        self.multiplier.resize(sites.len(), 0.0);
+        for _ in 0..STEPS_PER_CALL {
+            self.steps += 1;
+            let mut bound: f64 =
+                self.multiplier.iter().zip(sites).map(|(multiplier, count)| multiplier * f64::from(*count)).sum();
             let mut missing: Vec<f64> = sites.iter().map(|count| f64::from(*count)).collect();
-            for group in groups {
-                let reduced = |kind: &Kind| {
-                    let paid: f64 = kind.sites.iter().map(|(s, n)| self.price[*s as usize] * f64::from(*n)).sum();
-                    kind.half_s - paid
+            for class in size_classes {
+                let reduced = |pattern: &Pattern| {
+                    let paid: f64 =
+                        pattern.sites.iter().map(|(s, n)| self.multiplier[*s as usize] * f64::from(*n)).sum();
+                    pattern.half_s - paid
                 };
-                let allowed = group.kinds.iter().filter(|kind| kind.spread_s < self.high_s);
-                let least = allowed.map(|kind| (reduced(kind), kind)).min_by(|a, b| a.0.total_cmp(&b.0));
-                let Some((least, kind)) = least else {
+                let allowed = class.patterns.iter().filter(|pattern| pattern.diameter_s < self.high_s);
+                let least = allowed.map(|pattern| (reduced(pattern), pattern)).min_by(|a, b| a.0.total_cmp(&b.0));
+                let Some((least, pattern)) = least else {
                     self.tour_s = f64::INFINITY;
                     return;
                 };
-                bound += least * group.count as f64;
-                for (site, count) in &kind.sites {
-                    missing[*site as usize] -= f64::from(*count) * group.count as f64;
+                bound += least * class.count as f64;
+                for (site, count) in &pattern.sites {
+                    missing[*site as usize] -= f64::from(*count) * class.count as f64;
                 }
             }
             self.tour_s = self.tour_s.max(bound);
@@ -130,17 +133,17 @@ impl Level {
             if length == 0.0 {
                 return;
             }
-            let step = 0.5 * self.tour_s.max(f64::MIN_POSITIVE) / length / (1.0 + f64::from(self.ascents) / 20.0);
-            for (price, missing) in self.price.iter_mut().zip(&missing) {
-                *price += step * missing;
+            let step = 0.5 * self.tour_s.max(f64::MIN_POSITIVE) / length / (1.0 + f64::from(self.steps) / 20.0);
+            for (multiplier, missing) in self.multiplier.iter_mut().zip(&missing) {
+                *multiplier += step * missing;
             }
         }
     }
 }
 
-/// Least sum over the stages of twice the mean forward: slow nodes in large stages.
-fn least_compute_s(question: &Question<'_>) -> f64 {
-    let Question { costs, sizes, sources, .. } = *question;
+/// Minimum over the partitions of the sum of twice the mean forward: slow nodes in large stages.
+fn least_compute_s(problem: &AllocationProblem<'_>) -> f64 {
+    let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let fixed = sources.unwrap_or_default();
     let mut sizes: Vec<usize> = sizes[usize::from(sources.is_some())..].to_vec();
     sizes.sort_unstable();
@@ -157,33 +160,33 @@ fn least_compute_s(question: &Question<'_>) -> f64 {
     total
 }
 
-/// The values that the longest transfer can have, in steps.
+/// The possible diameters, in levels.
 fn levels_of(costs: &Costs, sites: &[u32], limit_s: f64) -> Vec<Level> {
     let mut values: Vec<f64> = pairs(sites).map(|(a, b)| costs.apart_s(a, b)).chain([0.0, f64::INFINITY]).collect();
     values.sort_unstable_by(f64::total_cmp);
     values.dedup();
     let allowed = values.partition_point(|value| *value <= limit_s && value.is_finite());
-    let stride = allowed.div_ceil(MOST_LEVELS).max(1);
+    let stride = allowed.div_ceil(MAX_LEVELS).max(1);
     let steps = (0..allowed).step_by(stride);
     let level = |low: usize| Level {
         low_s: values[low],
         high_s: values[allowed.min(low + stride)],
         tour_s: 0.0,
-        price: Vec::new(),
-        ascents: 0,
+        multiplier: Vec::new(),
+        steps: 0,
     };
     steps.map(level).collect()
 }
 
-/// Pairs of sites in which two different nodes lie.
+/// Pairs of sites with two different nodes.
 fn pairs(sites: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     (0..sites.len()).flat_map(|a| (0..=a).map(move |b| (a, b))).filter(|(a, b)| a != b || sites[*a] > 1)
 }
 
-/// A tour over stages within which no transfer takes `high_s` or longer. Stages stay within what such transfers connect,
-/// so the tour goes from one such part to another along a tree at least, and its other legs are no shorter than any
-/// round trip, of which `least_s` is the shortest.
-fn linked_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
+/// Lower bound on tours over stages of a diameter below `high_s`. A stage lies within one component of the graph of
+/// transfers below `high_s`, so the tour contains at least a spanning tree of the components, and its other legs take
+/// at least the shortest round trip, `least_s`.
+fn spanning_tree_bound_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
     let count = costs.sites();
     if stages < 2 {
         return 0.0;
@@ -209,9 +212,9 @@ fn linked_s(costs: &Costs, high_s: f64, stages: usize, least_s: f64) -> f64 {
     tree_s + stages.saturating_sub(links) as f64 * least_s
 }
 
-/// Some node has too few nodes nearer than `high_s` for the smallest stage that it may be in.
-fn is_hopeless(question: &Question<'_>, high_s: f64) -> bool {
-    let Question { costs, sizes, sources, .. } = *question;
+/// Whether some node has too few others within `high_s` even for the smallest stage.
+fn lacks_close_nodes(problem: &AllocationProblem<'_>, high_s: f64) -> bool {
+    let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let fixed = sources.unwrap_or_default();
     let Some(least) = sizes[usize::from(sources.is_some())..].iter().min() else { return false };
     let free = (0..costs.nodes()).filter(|node| fixed.binary_search(node).is_err());
@@ -226,39 +229,39 @@ fn is_hopeless(question: &Question<'_>, high_s: f64) -> bool {
     })
 }
 
-/// What stages can be made of, by size; none where that is too much.
-fn groups_of(question: &Question<'_>, sites: &[u32]) -> Option<Vec<Group>> {
-    let Question { costs, sizes, sources, .. } = *question;
+/// The patterns of each size; none where there are too many.
+fn size_classes_of(problem: &AllocationProblem<'_>, sites: &[u32]) -> Option<Vec<SizeClass>> {
+    let AllocationProblem { costs, sizes, sources, .. } = *problem;
     let mut left = sites.to_vec();
-    let mut groups = Vec::new();
+    let mut size_classes = Vec::new();
     let smallest_but = |s: usize| (0..sizes.len()).filter(|o| *o != s).map(|o| sizes[o]).min().unwrap_or(0);
-    let mut list = Listing { costs, all: sites, stages: sizes.len(), matcher: Matcher::default() };
+    let mut list = PatternEnumerator { costs, all: sites, stages: sizes.len(), matcher: Matcher::default() };
     if let Some(nodes) = sources {
         let mut own = vec![0; sites.len()];
         for node in nodes {
             left[costs.site(*node)] -= 1;
             own[costs.site(*node)] += 1;
         }
-        let alike: Vec<Alike> = (0..).zip(own).filter(|(_, count)| *count > 0).collect();
-        groups.push(Group { count: 1, kinds: vec![list.kind(alike, smallest_but(0))] });
+        let alike: Vec<SiteCount> = (0..).zip(own).filter(|(_, count)| *count > 0).collect();
+        size_classes.push(SizeClass { count: 1, patterns: vec![list.pattern(alike, smallest_but(0))] });
     }
     let rest = usize::from(sources.is_some())..sizes.len();
     let firsts: Vec<usize> = rest.clone().filter(|s| !sizes[rest.start..*s].contains(&sizes[*s])).collect();
-    if firsts.iter().map(|s| choices(&left, sizes[*s])).fold(0, usize::saturating_add) > MOST_KINDS {
+    if firsts.iter().map(|s| choices(&left, sizes[*s])).fold(0, usize::saturating_add) > MAX_PATTERNS {
         return None;
     }
     for s in firsts {
         let count = rest.clone().filter(|o| sizes[*o] == sizes[s]).count();
-        let mut kinds = Vec::new();
-        list.extend(&mut Vec::new(), 0, sizes[s], &left, smallest_but(s), &mut kinds);
-        groups.push(Group { count, kinds });
+        let mut patterns = Vec::new();
+        list.extend(&mut Vec::new(), 0, sizes[s], &left, smallest_but(s), &mut patterns);
+        size_classes.push(SizeClass { count, patterns });
     }
-    Some(groups)
+    Some(size_classes)
 }
 
-/// How many different choices of `size` nodes there are, nodes of one site being alike.
+/// Number of patterns of `size` nodes.
 fn choices(left: &[u32], size: usize) -> usize {
-    // Of each number of nodes up to `size`, over the sites so far.
+    // For each number of nodes up to `size`, over the sites so far.
     let mut ways = vec![0_usize; size + 1];
     ways[0] = 1;
     for count in left {
@@ -270,54 +273,54 @@ fn choices(left: &[u32], size: usize) -> usize {
     ways[size]
 }
 
-struct Listing<'a> {
+struct PatternEnumerator<'a> {
     costs: &'a Costs,
     all: &'a [u32],
     stages: usize,
     matcher: Matcher,
 }
 
-impl Listing<'_> {
-    /// All choices of `missing` nodes from the sites from `site` on.
+impl PatternEnumerator<'_> {
+    /// Completes a pattern by `missing` nodes from the sites from `site` on, in all ways.
     fn extend(
         &mut self,
-        chosen: &mut Vec<Alike>,
+        chosen: &mut Vec<SiteCount>,
         site: usize,
         missing: usize,
         left: &[u32],
         others: usize,
-        kinds: &mut Vec<Kind>,
+        patterns: &mut Vec<Pattern>,
     ) {
         if missing == 0 {
-            kinds.push(self.kind(chosen.clone(), others));
+            patterns.push(self.pattern(chosen.clone(), others));
             return;
         }
         let mut behind: usize = left[site..].iter().map(|count| *count as usize).sum();
         for next in site..left.len() {
-            // Without this look ahead, choices that lack a node in the end are by far the most.
+            // Without this check, by far the most choices would lack a node in the end.
             if behind < missing {
                 return;
             }
             behind -= left[next] as usize;
             for count in 1..=left[next].min(missing as u32) {
                 chosen.push((next as u32, count));
-                self.extend(chosen, next + 1, missing - count as usize, left, others, kinds);
+                self.extend(chosen, next + 1, missing - count as usize, left, others, patterns);
                 chosen.pop();
             }
         }
     }
 
-    /// Along each of its two legs, as many nodes of a stage as the smallest of the other stages has, or all, find
-    /// partners outside of it. The shorter leg is no shorter than the best matching; and as its neighbours are
-    /// different stages, the longer one is no shorter than the best in which each node finds two partners.
-    fn kind(&mut self, sites: Vec<Alike>, others: usize) -> Kind {
+    /// Along each of its two legs, as many of its nodes as the smallest other stage has (or all) are matched to nodes
+    /// outside. So the shorter leg is at least the best bottleneck matching. As the two neighbours are different
+    /// stages, the longer leg is at least the best one in which each node has two partners.
+    fn pattern(&mut self, sites: Vec<SiteCount>, others: usize) -> Pattern {
         let size: u32 = sites.iter().map(|(_, count)| count).sum();
         let unmatched = size.saturating_sub(others as u32);
         let nobody = self.all.len() as u32;
         let own = |site: u32| sites.iter().find(|(s, _)| *s == site).map_or(0, |(_, count)| *count);
         let mut leg = |times: u32| {
-            let rows: Vec<Alike> = sites.iter().map(|(site, count)| (*site, times * count)).collect();
-            let mut columns: Vec<Alike> =
+            let rows: Vec<SiteCount> = sites.iter().map(|(site, count)| (*site, times * count)).collect();
+            let mut columns: Vec<SiteCount> =
                 (0..nobody).map(|site| (site, self.all[site as usize] - own(site))).filter(|(_, n)| *n > 0).collect();
             columns.push((nobody, times * unmatched));
             let costs = self.costs;
@@ -330,18 +333,18 @@ impl Listing<'_> {
             _ => (leg(1) + leg(2)) / 2.0,
         };
         let costs = self.costs;
-        let mut spread_s: f64 = 0.0;
+        let mut diameter_s: f64 = 0.0;
         for (i, (a, count)) in sites.iter().enumerate() {
             let within = sites[i + 1..].iter().map(|(b, _)| *b).chain((*count > 1).then_some(*a));
-            spread_s = within.map(|b| costs.apart_s(*a as usize, b as usize)).fold(spread_s, f64::max);
+            diameter_s = within.map(|b| costs.apart_s(*a as usize, b as usize)).fold(diameter_s, f64::max);
         }
-        Kind { sites, spread_s, half_s }
+        Pattern { sites, diameter_s, half_s }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::exhaustive::exhaust;
+    use super::super::exhaustive::enumerate;
     use super::super::score::scored;
     use super::*;
     use crate::budget::Budget;
@@ -349,7 +352,7 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
 
-    /// With `regions`, nodes of three of them are alike but for their speed.
+    /// With `regions`, nodes of the same one of three regions differ only in speed.
     fn cluster(rng: &mut Pcg64, nodes: usize, regions: bool) -> Cluster {
         let times = [0.5, 1.0, 2.0, 3.5, 6.0];
         let side = if regions { 3 } else { nodes };
@@ -382,14 +385,17 @@ mod tests {
             [(9, false, [5, 4]), (9, true, [5, 4]), (40, false, [39, 1]), (60, true, [58, 2])]
         {
             let costs = Costs::new(&cluster(&mut rng, nodes, regions));
-            let question = Question { costs: &costs, sizes: &sizes, sources: None, limit_s: f64::INFINITY };
+            let problem = AllocationProblem { costs: &costs, sizes: &sizes, sources: None, limit_s: f64::INFINITY };
             let mut sites = vec![0; costs.sites()];
             (0..nodes).for_each(|node| sites[costs.site(node)] += 1);
-            let listed = groups_of(&question, &sites).unwrap();
-            for (group, size) in listed.iter().zip(sizes) {
-                assert_eq!(group.kinds.len(), choices(&sites, size));
+            let listed = size_classes_of(&problem, &sites).unwrap();
+            for (class, size) in listed.iter().zip(sizes) {
+                assert_eq!(class.patterns.len(), choices(&sites, size));
                 assert!(
-                    group.kinds.iter().all(|kind| kind.sites.iter().map(|(_, n)| *n as usize).sum::<usize>() == size)
+                    class
+                        .patterns
+                        .iter()
+                        .all(|pattern| pattern.sites.iter().map(|(_, n)| *n as usize).sum::<usize>() == size)
                 );
             }
         }
@@ -405,10 +411,10 @@ mod tests {
                 let costs = Costs::new(&cluster);
                 let sources: Option<Vec<usize>> = (case % 3 == 0).then(|| (0..sizes[0]).collect());
                 let limit_s = if case % 2 == 0 { f64::INFINITY } else { 3.5 };
-                let question = Question { costs: &costs, sizes, sources: sources.as_deref(), limit_s };
-                let best = exhaust(&question, f64::INFINITY, &Budget::new(None, None)).best;
+                let problem = AllocationProblem { costs: &costs, sizes, sources: sources.as_deref(), limit_s };
+                let best = enumerate(&problem, f64::INFINITY, &Budget::new(None, None)).best;
                 let best = best.map_or(f64::INFINITY, |stages| scored(&costs, &stages).score_s);
-                let mut bound = Bound::new(&question);
+                let mut bound = ScoreBound::new(&problem);
                 let first = bound.score_s();
                 while bound.advance() > 0 {
                     assert!(bound.score_s() <= best + 1e-9, "{sizes:?}: {} above {best}", bound.score_s());

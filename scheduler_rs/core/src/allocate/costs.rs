@@ -1,13 +1,13 @@
-//! What the surrogate knows of a cluster: how far sites lie apart, and how long a forward takes.
+//! The cluster as the surrogate sees it: transfer times between sites, and forward times.
 
 use rustc_hash::FxHashMap;
 
 use crate::cluster::Cluster;
 
-/// Forward times are summed in whole picoseconds, so that the order of the sum is no matter.
+/// Forward times are summed in whole picoseconds, so that the sum does not depend on its order.
 const PICOSECONDS: f64 = 1e12;
 
-/// Times between sites. A site is a set of nodes that no transfer time tells apart, such as the nodes of a region.
+/// Times between sites. A site is a set of nodes with the same transfer times, such as a region.
 #[derive(Clone, Debug)]
 pub struct Costs {
     sites: usize,
@@ -19,7 +19,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Looks at every pair of sites once.
+    /// The costs of a cluster.
     #[must_use]
     pub fn new(cluster: &Cluster) -> Self {
         let Sites { site_of, first, second } = sites_of(cluster);
@@ -59,25 +59,25 @@ impl Costs {
         self.site_of[node] as usize
     }
 
-    /// Number of the node's class: nodes of one class have the same site, times and memory.
+    /// Class of a node: nodes of one class have the same site, times and memory.
     #[must_use]
     pub fn class(&self, node: usize) -> usize {
         self.class_of[node] as usize
     }
 
-    /// Seconds of a transfer between two different nodes of these sites, the slower direction.
+    /// Transfer time between two different nodes of these sites in the slower direction, in seconds.
     #[must_use]
     pub fn apart_s(&self, a: usize, b: usize) -> f64 {
         self.apart_s[a * self.sites + b]
     }
 
-    /// Seconds there and back between two different nodes of these sites.
+    /// Round trip between two different nodes of these sites, in seconds.
     #[must_use]
     pub fn round_trip_s(&self, a: usize, b: usize) -> f64 {
         self.round_trip_s[a * self.sites + b]
     }
 
-    /// The median over pairs of different sites of the transfer between them; with one site the one within it.
+    /// Median transfer time over pairs of different sites, in seconds; with a single site, that within it.
     pub(super) fn median_s(&self) -> f64 {
         let pairs = (0..self.sites).flat_map(|a| (0..a.max(1)).map(move |b| (a, b)));
         let mut times: Vec<f64> = pairs.map(|(a, b)| self.apart_s(a, b)).collect();
@@ -85,26 +85,26 @@ impl Costs {
         *times.select_nth_unstable_by(middle, f64::total_cmp).1
     }
 
-    /// Picoseconds of a forward.
+    /// Forward time of a node in picoseconds.
     pub(super) fn forward_ps(&self, node: usize) -> i128 {
         i128::from(self.forward_ps[node])
     }
 
-    /// Twice the mean of `count` forwards that sum up to so many picoseconds, in seconds.
+    /// Twice the mean of `count` forward times with this sum in picoseconds, in seconds.
     pub(super) fn mean_twice_s(sum_ps: i128, count: usize) -> f64 {
         2.0 * sum_ps as f64 / (count.max(1) as f64 * PICOSECONDS)
     }
 }
 
-/// Site of every node; of every site its first node, and a second one where there is any (else the first again).
+/// Site of every node, and for every site its first node and its second one (the first again where there is none).
 struct Sites {
     site_of: Vec<usize>,
     first: Vec<usize>,
     second: Vec<usize>,
 }
 
-/// Regions where the cluster has them; else nodes whose links are the same to and from all others. That two nodes are
-/// such twins is an equivalence, so the first of a site speaks for all.
+/// The cluster's regions, or else classes of nodes with identical links to and from all others. That is an equivalence,
+/// so the first node of a site represents it.
 fn sites_of(cluster: &Cluster) -> Sites {
     let n = cluster.nodes().len();
     let mut sites = Sites { site_of: Vec::with_capacity(n), first: Vec::new(), second: Vec::new() };
@@ -134,7 +134,7 @@ fn are_twins(cluster: &Cluster, a: usize, b: usize) -> bool {
         && others.all(|k| transfer(a, k) == transfer(b, k) && transfer(k, a) == transfer(k, b))
 }
 
-/// Numbers the nodes' classes in the order of their first nodes.
+/// Classes of the nodes, numbered in the order of their first nodes.
 fn classes_of(cluster: &Cluster, site_of: &[u32]) -> Vec<u32> {
     let mut known: FxHashMap<[u64; 6], u32> = FxHashMap::default();
     let key = |i: usize| {

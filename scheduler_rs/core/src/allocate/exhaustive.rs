@@ -1,36 +1,36 @@
-//! All partitions, where they are few.
+//! Enumeration of all partitions, where there are few.
 
-use super::draft::spread_of;
-use super::genetic::Question;
+use super::partition::diameter_of;
+use super::problem::AllocationProblem;
 use super::score::scored;
 use super::tour;
 use crate::budget::Budget;
 
-/// Up to so many partitions are looked through.
-const MOST: f64 = 200_000.0;
-/// Partial partitions between two looks at the clock.
+/// Enumeration takes place up to so many partitions.
+const MAX_PARTITIONS: f64 = 200_000.0;
+/// Partial partitions between two checks of the budget.
 const POLL: u64 = 256;
 
-/// What looking through all partitions has given.
+/// The result of an enumeration.
 #[derive(Clone, Debug)]
-pub struct Exhausted {
-    /// The best partition below the cost that was given, if there is any.
+pub struct Enumerated {
+    /// The best partition below the given cost.
     pub best: Option<Vec<Vec<usize>>>,
-    /// Whether all have been looked at.
+    /// Whether the enumeration is complete.
     pub is_complete: bool,
-    /// Partial partitions looked at.
+    /// Partial partitions visited.
     pub steps: u64,
 }
 
-/// Whether all partitions can be looked through, each with its shortest tour.
+/// Whether all partitions can be enumerated, each with its shortest tour.
 #[must_use]
-pub fn is_small(question: &Question<'_>) -> bool {
-    question.sizes.len() <= tour::MOST_EXACT && count(question) <= MOST
+pub fn is_small(problem: &AllocationProblem<'_>) -> bool {
+    problem.sizes.len() <= tour::MAX_EXACT && count(problem) <= MAX_PARTITIONS
 }
 
-/// How many partitions there are, stages of the same size other than stage 0 being interchangeable.
-fn count(question: &Question<'_>) -> f64 {
-    let sizes = &question.sizes[usize::from(question.sources.is_some())..];
+/// Number of partitions; stages of the same size are interchangeable, except stage 0.
+fn count(problem: &AllocationProblem<'_>) -> f64 {
+    let sizes = &problem.sizes[usize::from(problem.sources.is_some())..];
     let mut count = 1.0;
     let mut nodes = 0;
     for size in sizes {
@@ -39,55 +39,55 @@ fn count(question: &Question<'_>) -> f64 {
             count *= nodes as f64 / k as f64;
         }
     }
-    let others = &question.sizes[1..];
+    let others = &problem.sizes[1..];
     for (i, size) in others.iter().enumerate() {
         count /= (others[..i].iter().filter(|other| *other == size).count() + 1) as f64;
     }
     count
 }
 
-/// Looks for the best partition that keeps the limit and scores below `cost`.
+/// Finds the best partition within the limit that scores below `cost`.
 #[must_use]
-pub fn exhaust(question: &Question<'_>, cost: f64, budget: &Budget) -> Exhausted {
-    let mut stages = vec![Vec::new(); question.sizes.len()];
-    if let Some(sources) = question.sources {
+pub fn enumerate(problem: &AllocationProblem<'_>, cost: f64, budget: &Budget) -> Enumerated {
+    let mut stages = vec![Vec::new(); problem.sizes.len()];
+    if let Some(sources) = problem.sources {
         stages[0] = sources.to_vec();
     }
-    let mut search = Search {
-        question: *question,
-        nodes: (0..question.costs.nodes()).filter(|n| !stages[0].contains(n)).collect(),
+    let mut enumeration = Enumeration {
+        problem: *problem,
+        nodes: (0..problem.costs.nodes()).filter(|n| !stages[0].contains(n)).collect(),
         stages,
         cost,
-        found: Exhausted { best: None, is_complete: true, steps: 0 },
+        found: Enumerated { best: None, is_complete: true, steps: 0 },
         budget,
     };
-    let replica_s = spread_of(question.costs, &search.stages[0]);
-    search.place(0, replica_s);
-    search.found
+    let replica_s = diameter_of(problem.costs, &enumeration.stages[0]);
+    enumeration.place(0, replica_s);
+    enumeration.found
 }
 
-struct Search<'a> {
-    question: Question<'a>,
-    /// Those to place.
+struct Enumeration<'a> {
+    problem: AllocationProblem<'a>,
+    /// Nodes to assign.
     nodes: Vec<usize>,
     stages: Vec<Vec<usize>>,
-    /// What is looked for costs less.
+    /// Exclusive upper bound on the score.
     cost: f64,
-    found: Exhausted,
+    found: Enumerated,
     budget: &'a Budget,
 }
 
-impl Search<'_> {
-    /// Tries all stages for the node number `next`.
+impl Enumeration<'_> {
+    /// Tries all stages for node number `next`.
     fn place(&mut self, next: usize, replica_s: f64) {
         self.found.steps += 1;
         if self.found.steps.is_multiple_of(POLL) && self.budget.is_over() {
             self.found.is_complete = false;
         }
-        if !self.found.is_complete || replica_s >= self.cost || replica_s > self.question.limit_s {
+        if !self.found.is_complete || replica_s >= self.cost || replica_s > self.problem.limit_s {
             return;
         }
-        let Question { costs, sizes, .. } = self.question;
+        let AllocationProblem { costs, sizes, .. } = self.problem;
         let Some(node) = self.nodes.get(next).copied() else { return self.score() };
         for stage in 0..sizes.len() {
             let is_same_as_before = stage > 0
@@ -105,7 +105,7 @@ impl Search<'_> {
     }
 
     fn score(&mut self) {
-        let score_s = scored(self.question.costs, &self.stages).score_s;
+        let score_s = scored(self.problem.costs, &self.stages).score_s;
         if score_s < self.cost {
             self.cost = score_s;
             self.found.best = Some(self.stages.clone());

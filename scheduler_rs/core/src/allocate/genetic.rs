@@ -1,7 +1,8 @@
-//! Genetic clustering: a population of partitions, recombined and refined, generation after generation.
+//! Genetic clustering: a memetic algorithm over partitions of the nodes into stages. Children come from crossover or
+//! from one parent, and each is refined by annealing.
 //!
-//! Every generation has the same number of children, each with random numbers of its own, and they join the population
-//! in the order of their numbers: threads change nothing but the time.
+//! Every generation has the same number of children, each with a random stream of its own, inserted into the population
+//! in the order of their numbers. So the result does not depend on the number of threads.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -9,53 +10,41 @@ use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
 use super::costs::Costs;
-use super::draft::{Draft, Parts, spread_of};
-use super::refine::{Schedule, refine};
+use super::partition::{Partition, ScoreTerms, diameter_of};
+use super::problem::AllocationProblem;
+use super::refine::{Cooling, refine};
 use super::score::{Scored, scored};
 use crate::budget::Budget;
 
 /// Partitions in the population.
 const POPULATION: usize = 16;
 /// Children of one generation.
-const CHILDREN: usize = 4;
-/// Changes that the refinement of a child tries, for each node.
+const CHILDREN_PER_GENERATION: usize = 4;
+/// Exchanges tried per node when a child is refined.
 const STEPS_PER_NODE: u64 = 100;
-/// Share of the children that have two parents; the others are one of the population, refined once more.
-const CROSSED: f64 = 0.5;
-/// By how much a change may be for the worse, as shares of the median transfer: at most for first ones and for children
-/// when their refinement begins, and when it ends.
-const HOT: f64 = 0.25;
-const WARM: f64 = 0.1;
-const COLD: f64 = 0.03;
-/// The median transfer counts as so many seconds at least.
+/// Fraction of children with two parents; the others are refined copies of one.
+const CROSSOVER_RATE: f64 = 0.5;
+/// Temperatures as fractions of the median transfer: the highest initial ones of the first partitions and of children,
+/// and the final one.
+const INITIAL_TEMPERATURE: f64 = 0.25;
+const CHILD_TEMPERATURE: f64 = 0.1;
+const FINAL_TEMPERATURE: f64 = 0.03;
+/// Lower bound on the median transfer, in seconds.
 const LEAST_UNIT_S: f64 = 1e-12;
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
-    /// The cluster.
-    pub costs: &'a Costs,
-    /// Nodes of each stage, stage 0 first.
-    pub sizes: &'a [usize],
-    /// The nodes of stage 0, ascending, where they are fixed.
-    pub sources: Option<&'a [usize]>,
-    /// Longest transfer that is allowed within a stage.
-    pub limit_s: f64,
-}
 
 /// A member of the population.
 #[derive(Clone, Debug)]
 struct Individual {
     stages: Vec<Vec<usize>>,
     scored: Scored,
-    /// The score, and more where the limit is not kept.
+    /// The score plus the penalty for exceeding the limit.
     cost: f64,
     key: Vec<Vec<usize>>,
 }
 
-/// The population and all that it needs to go on.
+/// The population and the best partitions so far.
 pub struct Genetic<'a> {
-    question: Question<'a>,
+    problem: AllocationProblem<'a>,
     movable: Vec<u32>,
     unit_s: f64,
     seed: u64,
@@ -67,17 +56,17 @@ pub struct Genetic<'a> {
 }
 
 impl<'a> Genetic<'a> {
-    /// Nothing is looked for yet.
+    /// An empty population.
     #[must_use]
-    pub fn new(question: Question<'a>, seed: u64) -> Self {
-        let fixed = question.sources.unwrap_or_default();
+    pub fn new(problem: AllocationProblem<'a>, seed: u64) -> Self {
+        let fixed = problem.sources.unwrap_or_default();
         let movable =
-            (0..question.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
+            (0..problem.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
         Self {
-            question,
+            problem,
             movable,
-            // Where transfers take no time, changes for the worse are of no use.
-            unit_s: question.costs.median_s().max(LEAST_UNIT_S),
+            // Where transfers take no time, deteriorations are pointless.
+            unit_s: problem.costs.median_s().max(LEAST_UNIT_S),
             seed,
             born: 0,
             population: Vec::new(),
@@ -87,37 +76,38 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// One generation.
+    /// Runs one generation.
     pub fn advance(&mut self, budget: &Budget) {
         let this = &*self;
         let born = this.born;
-        // There is always a first one, however short the time.
+        // The first child is always made, however short the time.
         let is_wanted = |number: u64| number == 0 || !budget.is_over();
         let born_now = |i: u64| is_wanted(born + i).then(|| this.child(born + i, budget));
-        let children: Vec<Option<(Individual, u64)>> = (0..CHILDREN as u64).into_par_iter().map(born_now).collect();
-        self.born += CHILDREN as u64;
+        let children: Vec<Option<(Individual, u64)>> =
+            (0..CHILDREN_PER_GENERATION as u64).into_par_iter().map(born_now).collect();
+        self.born += CHILDREN_PER_GENERATION as u64;
         self.generations += 1;
         for (child, steps) in children.into_iter().flatten() {
             self.steps += steps;
             budget.add_work(steps);
-            self.note(&child);
-            self.join(child);
+            self.record_best(&child);
+            self.insert(child);
         }
     }
 
-    /// The best partition so far that keeps the limit.
+    /// The best partition so far within the limit.
     #[must_use]
     pub fn best(&self) -> Option<&Scored> {
         self.best.first().map(|individual| &individual.scored)
     }
 
-    /// The best partition, and the best other one.
+    /// The best partition and the runner-up.
     #[must_use]
     pub fn into_best(self) -> Vec<Scored> {
         self.best.into_iter().map(|individual| individual.scored).collect()
     }
 
-    /// Changes tried so far.
+    /// Exchanges tried so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -129,45 +119,45 @@ impl<'a> Genetic<'a> {
         self.generations
     }
 
-    /// Lets a partition from elsewhere join.
-    pub fn take(&mut self, stages: &[Vec<usize>]) {
+    /// Inserts a partition found elsewhere.
+    pub fn inject(&mut self, stages: &[Vec<usize>]) {
         let individual = self.individual(stages.to_vec());
-        self.note(&individual);
-        self.join(individual);
+        self.record_best(&individual);
+        self.insert(individual);
     }
 
     fn individual(&self, stages: Vec<Vec<usize>>) -> Individual {
-        let Question { costs, limit_s, .. } = self.question;
+        let AllocationProblem { costs, limit_s, .. } = self.problem;
         let scored = scored(costs, &stages);
-        let parts = Parts { excess_s: excess_s(costs, &stages, limit_s), ..scored.parts() };
+        let parts = ScoreTerms { excess_s: excess_s(costs, &stages, limit_s), ..scored.terms() };
         let key = key_of(costs, &stages);
         Individual { stages, scored, cost: parts.cost(), key }
     }
 
     fn child(&self, number: u64, budget: &Budget) -> (Individual, u64) {
         let mut rng = Pcg64::new(u128::from(self.seed), u128::from(number));
-        let Question { costs, sizes, limit_s, .. } = self.question;
+        let AllocationProblem { costs, sizes, limit_s, .. } = self.problem;
         let is_first = self.population.len() < POPULATION;
         let stages = if is_first {
-            self.drawn(number as usize, &mut rng)
-        } else if rng.random_bool(CROSSED) {
-            self.crossed(&mut rng)
+            self.initial_partition(number as usize, &mut rng)
+        } else if rng.random_bool(CROSSOVER_RATE) {
+            self.crossover(&mut rng)
         } else {
-            self.population[self.picked(&mut rng)].stages.clone()
+            self.population[self.tournament(&mut rng)].stages.clone()
         };
-        // The first ones start the hotter the later they come: some keep what was drawn, some forget it.
-        let heat = if is_first {
-            between(COLD, HOT, (number as f64 / (POPULATION - 1) as f64).min(1.0))
+        // The first partitions start hotter one by one: some stay near their construction, some do not.
+        let temperature = if is_first {
+            geometric(FINAL_TEMPERATURE, INITIAL_TEMPERATURE, (number as f64 / (POPULATION - 1) as f64).min(1.0))
         } else {
-            between(COLD, WARM, rng.random())
+            geometric(FINAL_TEMPERATURE, CHILD_TEMPERATURE, rng.random())
         };
-        let mut draft = Draft::new(costs, &stages, limit_s).with_memo();
-        let schedule = Schedule {
+        let mut partition = Partition::new(costs, &stages, limit_s).with_cache();
+        let schedule = Cooling {
             steps: STEPS_PER_NODE * costs.nodes() as u64,
-            hot_s: self.unit_s * heat,
-            cold_s: self.unit_s * COLD,
+            initial_temperature_s: self.unit_s * temperature,
+            final_temperature_s: self.unit_s * FINAL_TEMPERATURE,
         };
-        let refined = refine(&mut draft, costs, &self.movable, schedule, &mut rng, budget);
+        let refined = refine(&mut partition, costs, &self.movable, schedule, &mut rng, budget);
         let mut stages = vec![Vec::new(); sizes.len()];
         for (node, stage) in refined.stage_of.iter().enumerate() {
             stages[*stage as usize].push(node);
@@ -175,9 +165,9 @@ impl<'a> Genetic<'a> {
         (self.individual(stages), refined.steps)
     }
 
-    /// Keeps the two best that differ in more than the order of stages and the names of nodes that are alike.
-    fn note(&mut self, child: &Individual) {
-        if child.scored.replica_s > self.question.limit_s || self.best.iter().any(|known| known.key == child.key) {
+    /// Keeps the two best within the limit that differ in more than the order of stages and identical nodes.
+    fn record_best(&mut self, child: &Individual) {
+        if child.scored.replica_s > self.problem.limit_s || self.best.iter().any(|known| known.key == child.key) {
             return;
         }
         let place = self.best.iter().position(|known| child.cost < known.cost).unwrap_or(self.best.len());
@@ -185,8 +175,8 @@ impl<'a> Genetic<'a> {
         self.best.truncate(2);
     }
 
-    /// A child that is new takes the place of the worst if it is better.
-    fn join(&mut self, child: Individual) {
+    /// A child that is new replaces the worst individual if it is better.
+    fn insert(&mut self, child: Individual) {
         if self.population.iter().any(|other| other.key == child.key) {
             return;
         }
@@ -201,10 +191,11 @@ impl<'a> Genetic<'a> {
         }
     }
 
-    /// A first partition: sites along a way from each to a near one, cut into parts for some stages each; within a part
-    /// the stages are dealt the nodes in turn. As many parts as stages: compact ones; one part: stages that are alike.
-    fn drawn(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let Question { costs, sizes, sources, .. } = self.question;
+    /// An initial partition: the sites in nearest-neighbour order are cut into segments for some stages each, and
+    /// within a segment the nodes are distributed over its stages. As many segments as stages give compact stages; a
+    /// single segment gives similar ones.
+    fn initial_partition(&self, number: usize, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let AllocationProblem { costs, sizes, sources, .. } = self.problem;
         let mut stages = vec![Vec::new(); sizes.len()];
         if let Some(sources) = sources {
             stages[0] = sources.to_vec();
@@ -216,21 +207,21 @@ impl<'a> Genetic<'a> {
             1 => order.len(),
             _ => rng.random_range(1..=order.len().max(1)),
         };
-        let sites = self.strolled(rng);
+        let sites = self.sites_by_nearest_neighbour(rng);
         let mut nodes = sites.iter().flatten();
         let each = order.len().div_ceil(parts.max(1)).max(1);
         for part in order.chunks(each) {
             let total: usize = part.iter().map(|s| sizes[*s]).sum();
             let own: Vec<usize> = nodes.by_ref().take(total).copied().collect();
-            deal(&own, part, sizes, costs, &mut stages);
+            distribute(&own, part, sizes, costs, &mut stages);
         }
         debug_assert_eq!(costs.nodes(), stages.iter().map(Vec::len).sum::<usize>());
         stages
     }
 
-    /// The movable nodes, site by site, each site one of the nearest to the one before it that are left.
-    fn strolled(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let costs = self.question.costs;
+    /// The movable nodes by site, each site the nearest to the previous one among those left.
+    fn sites_by_nearest_neighbour(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let costs = self.problem.costs;
         let mut nodes_of = vec![Vec::new(); costs.sites()];
         for node in &self.movable {
             nodes_of[costs.site(*node as usize)].push(*node as usize);
@@ -253,23 +244,23 @@ impl<'a> Genetic<'a> {
         sites
     }
 
-    /// The better of two.
-    fn picked(&self, rng: &mut Pcg64) -> usize {
+    /// Binary tournament selection.
+    fn tournament(&self, rng: &mut Pcg64) -> usize {
         let [a, b] = [0; 2].map(|_| rng.random_range(0..self.population.len()));
         if self.population[a].cost <= self.population[b].cost { a } else { b }
     }
 
-    /// Some stages of one parent as they are, the others as much like those of another parent as their sizes allow.
-    fn crossed(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
-        let Question { costs, sizes, .. } = self.question;
-        let (first, mut second) = (self.picked(rng), self.picked(rng));
+    /// Inherits some stages from one parent as they are, and the others from those of the second parent that fit best.
+    fn crossover(&self, rng: &mut Pcg64) -> Vec<Vec<usize>> {
+        let AllocationProblem { costs, sizes, .. } = self.problem;
+        let (first, mut second) = (self.tournament(rng), self.tournament(rng));
         if first == second {
             second = (first + rng.random_range(1..self.population.len())) % self.population.len();
         }
         let (mother, father) = (&self.population[first].stages, &self.population[second].stages);
         let mut order: Vec<usize> = (1..sizes.len()).collect();
         order.shuffle(rng);
-        let keep_sources = self.question.sources.is_some() || rng.random_bool(0.5);
+        let keep_sources = self.problem.sources.is_some() || rng.random_bool(0.5);
         let kept = rng.random_range(1..=order.len().max(1));
         let mut stages = vec![Vec::new(); sizes.len()];
         let mut is_placed = vec![false; costs.nodes()];
@@ -312,9 +303,9 @@ impl<'a> Genetic<'a> {
     }
 }
 
-/// Deals the nodes, which stand site by site, to the stages of a part. Each stage gets of each site what its size is
-/// worth, rounded down; what is left over goes to one stage after the other, so that neighbours get the same.
-fn deal(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
+/// Distributes nodes, grouped by site, over the stages of a segment. Each stage gets of each site in proportion to its
+/// size, rounded down; the remainder fills one stage after the other, so that neighbouring sites stay together.
+fn distribute(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages: &mut [Vec<usize>]) {
     let total = nodes.len();
     let mut left = Vec::new();
     for same in nodes.chunk_by(|a, b| costs.site(*a) == costs.site(*b)) {
@@ -331,12 +322,12 @@ fn deal(nodes: &[usize], part: &[usize], sizes: &[usize], costs: &Costs, stages:
     }
 }
 
-/// From `low` to `high` in even ratios, as the share goes from 0 to 1.
-fn between(low: f64, high: f64, share: f64) -> f64 {
+/// Geometric interpolation from `low` to `high` as `share` goes from 0 to 1.
+fn geometric(low: f64, high: f64, share: f64) -> f64 {
     low * (high / low).powf(share)
 }
 
-/// Partitions that only differ in the order of stages and in nodes that are alike have the same key.
+/// Canonical key: equal for partitions that differ only in the order of stages and in identical nodes.
 fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut key: Vec<Vec<usize>> =
         stages.iter().map(|members| members.iter().map(|node| costs.class(*node)).collect()).collect();
@@ -347,7 +338,7 @@ fn key_of(costs: &Costs, stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
     key
 }
 
-/// How far the stages lie above the limit, summed up over them.
+/// Sum over the stages by how much their diameters exceed the limit.
 fn excess_s(costs: &Costs, stages: &[Vec<usize>], limit_s: f64) -> f64 {
-    stages.iter().map(|members| (spread_of(costs, members) - limit_s).max(0.0)).sum()
+    stages.iter().map(|members| (diameter_of(costs, members) - limit_s).max(0.0)).sum()
 }

@@ -1,11 +1,10 @@
-//! A first allocation: compact stages, each near the one before it.
+//! Greedy construction of an allocation: compact stages, each near the previous one.
 
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
 
-/// Nodes of each stage. Stage after stage takes the free nodes that lie closest together and closest to the
-/// stage before; `sizes` are the numbers of nodes, stage 0 (the sources) first. Distance is the slower
-/// direction of a link.
+/// Nodes of each stage. Stage by stage, it takes the free nodes closest to each other and to the previous stage.
+/// `sizes` are the numbers of nodes, stage 0 (the sources) first. Distances are transfer times in the slower direction.
 ///
 /// # Errors
 /// Where the sizes are not positive or do not add up to the nodes of the cluster.
@@ -39,7 +38,7 @@ pub fn greedy(cluster: &Cluster, sizes: &[usize]) -> Result<Vec<Vec<usize>>> {
     Ok(stages)
 }
 
-/// Refuses sizes that are not positive or do not add up to the nodes of the cluster.
+/// Rejects sizes that are not positive or do not add up to the nodes of the cluster.
 pub(super) fn check_sizes(cluster: &Cluster, sizes: &[usize]) -> Result<()> {
     let n = cluster.nodes().len();
     if let Some(s) = sizes.iter().position(|size| *size == 0) {

@@ -1,36 +1,36 @@
-//! Bottleneck bipartite matching: the least value at which every row finds a column of its own.
+//! Bottleneck bipartite matching: the least threshold at which every row can be matched.
 
-/// Rows or columns that are alike: an index into the costs, and how many there are.
-pub type Alike = (u32, u32);
+/// Identical rows or columns, such as the nodes of one site: an index into the costs, and a count.
+pub type SiteCount = (u32, u32);
 
 /// Working memory of [`Matcher::bottleneck`], kept between calls.
 #[derive(Clone, Debug, Default)]
 pub struct Matcher {
-    /// How many of the row are matched to the column, row by row.
+    /// Matched units of each pair, row-major.
     flow: Vec<u32>,
-    /// Columns of each kind that are free.
+    /// Free units of each column.
     free: Vec<u32>,
-    /// Rows of each kind that are not matched.
+    /// Unmatched units of each row.
     left: Vec<u32>,
-    /// Of each column not reached yet: the least cost from a row that is reached, and that row.
+    /// For each column not reached, the least cost from a reached row, and that row.
     least: Vec<f64>,
     from: Vec<usize>,
     reached: Vec<bool>,
-    /// By which column a row was reached.
+    /// The column by which a row was reached.
     through: Vec<Option<usize>>,
-    /// Reached rows whose costs have not been looked at.
+    /// Reached rows to scan.
     fresh: Vec<usize>,
 }
 
 impl Matcher {
-    /// The least `v` such that every row can be matched to a column of its own with cost at most `v`; columns may be
-    /// left over. No rows: 0; fewer columns than rows: infinite. `cost(row, column)` takes the indices.
+    /// The least `v` such that every row can be matched to a column of its own at a cost of at most `v`; columns may
+    /// stay free. 0 without rows, infinite with fewer columns than rows. `cost(row, column)` takes the indices.
     ///
-    /// Row after row is matched along a path of alternating edges that costs no more than the threshold; where none is
-    /// left, the threshold rises to the cheapest edge that leads out of what was reached, since every matching needs one
-    /// of these. So it never rises above the result.
-    pub fn bottleneck(&mut self, rows: &[Alike], columns: &[Alike], cost: impl Fn(u32, u32) -> f64) -> f64 {
-        let units = |side: &[Alike]| side.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
+    /// Rows are matched along augmenting paths of edges within the threshold. Where there is none, the threshold rises
+    /// to the cheapest edge that leaves the alternating tree, since every matching needs one of these. So it never
+    /// exceeds the result.
+    pub fn bottleneck(&mut self, rows: &[SiteCount], columns: &[SiteCount], cost: impl Fn(u32, u32) -> f64) -> f64 {
+        let units = |side: &[SiteCount]| side.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
         if units(rows) > units(columns) {
             return f64::INFINITY;
         }
@@ -46,8 +46,8 @@ impl Matcher {
         threshold
     }
 
-    /// Matches what fits below the threshold without a second look.
-    fn start(&mut self, rows: &[Alike], columns: &[Alike], threshold: f64, cost: &impl Fn(u32, u32) -> f64) {
+    /// Greedy matching within the threshold.
+    fn start(&mut self, rows: &[SiteCount], columns: &[SiteCount], threshold: f64, cost: &impl Fn(u32, u32) -> f64) {
         let width = columns.len();
         self.flow.clear();
         self.flow.resize(rows.len() * width, 0);
@@ -71,12 +71,12 @@ impl Matcher {
         }
     }
 
-    /// Matches some more of `row`; the threshold after that.
+    /// Augments the matching of `row`; returns the new threshold.
     fn augment(
         &mut self,
         row: usize,
-        rows: &[Alike],
-        columns: &[Alike],
+        rows: &[SiteCount],
+        columns: &[SiteCount],
         mut threshold: f64,
         cost: &impl Fn(u32, u32) -> f64,
     ) -> f64 {
@@ -108,7 +108,7 @@ impl Matcher {
             let open = |column: &usize| !self.reached[*column];
             threshold = (0..width).filter(open).map(|column| self.least[column]).fold(f64::INFINITY, f64::min);
             if threshold.is_infinite() {
-                // Only where costs are infinite: there are enough columns, so one is always left to reach.
+                // Only with infinite costs: there are enough columns, so one is always left to reach.
                 self.left[row] = 0;
                 return threshold;
             }
@@ -120,7 +120,8 @@ impl Matcher {
         }
     }
 
-    /// Goes on from a column to the rows that are matched to it; true where it was free, so that `row` got its share.
+    /// Extends the alternating tree from a column to the rows matched to it; true where the column was free and `row`
+    /// was matched.
     fn reach(&mut self, column: usize, row: usize, width: usize) -> bool {
         self.reached[column] = true;
         if self.free[column] > 0 {
@@ -136,7 +137,7 @@ impl Matcher {
         false
     }
 
-    /// Shifts as much as the path from `row` to the free column carries.
+    /// Augments along the path from `row` to the free column.
     fn push(&mut self, row: usize, column: usize, width: usize) {
         let mut more = self.left[row].min(self.free[column]);
         let mut at = self.from[column];
@@ -157,10 +158,10 @@ impl Matcher {
     }
 }
 
-/// [`Matcher::bottleneck`] of a rectangular matrix, the smaller side matched whole. No rows or no columns: 0.
+/// [`Matcher::bottleneck`] of a rectangular matrix whose smaller side is matched completely; 0 where it is empty.
 #[must_use]
 pub fn bottleneck(cost: &[Vec<f64>]) -> f64 {
-    let side = |count: usize| (0..count as u32).map(|i| (i, 1)).collect::<Vec<Alike>>();
+    let side = |count: usize| (0..count as u32).map(|i| (i, 1)).collect::<Vec<SiteCount>>();
     let (rows, columns) = (side(cost.len()), side(cost.first().map_or(0, Vec::len)));
     let mut matcher = Matcher::default();
     if rows.len() <= columns.len() {

@@ -1,21 +1,25 @@
-//! Which node serves which stage.
+//! Node allocation by the surrogate: which node serves which stage.
+//!
+//! A genetic algorithm over partitions of the nodes (`genetic`, refined by annealing, `refine`), complete enumeration
+//! where there are few partitions, and a Lagrangian lower bound (`bound`).
 
 mod bound;
 mod costs;
-mod draft;
 mod exhaustive;
 mod genetic;
 mod greedy;
 pub mod joint;
 pub mod matching;
-mod memo;
+mod matching_cache;
+mod partition;
+mod problem;
 mod refine;
 mod score;
 pub mod tour;
 
 pub use costs::Costs;
-pub use draft::{Draft, Parts};
 pub use greedy::greedy;
+pub use partition::{Partition, ScoreTerms};
 pub use score::{Scored, score};
 
 use std::collections::BTreeMap;
@@ -25,16 +29,17 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result, invalid};
-use bound::Bound;
-use genetic::{Genetic, Question};
+use bound::ScoreBound;
+use genetic::Genetic;
+use problem::AllocationProblem;
 
-/// Without a limit of time or work the search ends after so many generations that found nothing better.
-const MOST_BARREN: u64 = 200;
-/// The bound gets one step for so many changes tried.
-const BOUND_SHARE: u64 = 8;
-/// Why nothing keeps a limit, where that is seen at once.
-const FEW_NEAR: &str = "some stage cannot be made up of nodes close enough to each other";
-/// A score within this factor of the bound is the bound.
+/// Without a time or work limit, the search ends after so many generations without improvement.
+const MAX_STALLED: u64 = 200;
+/// Changes tried by the genetic algorithm per step of the bound.
+const CHANGES_PER_BOUND_STEP: u64 = 8;
+/// Why no partition satisfies `max_replica_transfer_s`.
+const NO_CLOSE_NODES: &str = "some stage cannot be made up of nodes close enough to each other";
+/// A score within this factor of the bound counts as optimal.
 const TIGHT: f64 = 1.0 + 1e-9;
 
 /// What to allocate.
@@ -42,16 +47,16 @@ const TIGHT: f64 = 1.0 + 1e-9;
 pub struct Request {
     /// Nodes of each stage, stage 0 first.
     pub sizes: Vec<usize>,
-    /// The nodes of stage 0, where they are fixed.
+    /// The nodes of stage 0; none where the search chooses them.
     pub sources: Option<Vec<usize>>,
-    /// No transfer of a message between two nodes of a stage may take longer.
+    /// Upper bound on the transfer time of a message between two nodes of a stage, in seconds.
     pub max_replica_transfer_s: Option<f64>,
 }
 
 /// How to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Same seed and work limit: same allocation, whatever the number of threads.
+    /// With the same seed and work limit the allocation is the same for any number of threads.
     pub seed: u64,
     /// At least 1.
     pub threads: usize,
@@ -60,40 +65,39 @@ pub struct Options {
 /// The best allocation by the surrogate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Allocated {
-    /// The best that was seen.
+    /// The best one found.
     #[serde(flatten)]
     pub best: Scored,
-    /// The best other one: not the same sets in another order, nor with other nodes that are just like these.
+    /// The best one that differs in more than the order of stages and the exchange of identical nodes.
     pub runner_up: Option<Scored>,
-    /// No allowed allocation scores less.
+    /// Lower bound on the score of all allowed allocations, in seconds.
     pub lower_bound_s: f64,
-    /// Proved to be the best there is.
+    /// Proved optimal.
     pub optimal: bool,
-    /// Counts of the search, by name.
+    /// Counters of the search, by name.
     #[serde(default)]
     pub statistics: BTreeMap<String, u64>,
 }
 
-/// The best allocation of the cluster's nodes to stages of these sizes that is found within `budget`. The stages other
-/// than stage 0 come in the order of the tour.
+/// Searches for the best allocation of the cluster's nodes to stages of the requested sizes within `budget`. The stages
+/// after stage 0 are in the order of the tour.
 ///
 /// # Errors
-/// [`Error::Invalid`] for sizes and sources that do not fit the cluster, [`Error::Impossible`] where the limit of
-/// transfers within a stage cannot be kept, [`Error::NotFound`] where nothing was found that keeps it,
-/// [`Error::Cancelled`].
+/// [`Error::Invalid`] for sizes and sources that do not fit the cluster, [`Error::Impossible`] where no partition
+/// satisfies `max_replica_transfer_s`, [`Error::NotFound`] where none was found that does, [`Error::Cancelled`].
 pub fn allocate(cluster: &Cluster, request: &Request, options: Options, budget: &Budget) -> Result<Allocated> {
     let sources = checked(cluster, request)?;
     let costs = Costs::new(cluster);
     let limit_s = request.max_replica_transfer_s.unwrap_or(f64::INFINITY);
-    let question = Question { costs: &costs, sizes: &request.sizes, sources: sources.as_deref(), limit_s };
+    let problem = AllocationProblem { costs: &costs, sizes: &request.sizes, sources: sources.as_deref(), limit_s };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    pool.install(|| searched(&question, options, budget))
+    pool.install(|| search(&problem, options, budget))
 }
 
-/// Refuses sizes, sources and limits that do not fit the cluster.
+/// Rejects sizes, sources and limits that do not fit the cluster.
 ///
 /// # Errors
 /// [`Error::Invalid`] naming the key.
@@ -127,85 +131,118 @@ fn checked(cluster: &Cluster, request: &Request) -> Result<Option<Vec<usize>>> {
     }
 }
 
-fn searched(question: &Question<'_>, options: Options, budget: &Budget) -> Result<Allocated> {
-    let mut bound = Bound::new(question);
-    let mut bound_s = bound.score_s();
-    if bound_s.is_infinite() {
-        return nothing_fits(question, FEW_NEAR);
+fn search(problem: &AllocationProblem<'_>, options: Options, budget: &Budget) -> Result<Allocated> {
+    let mut bound = ScoreBound::new(problem);
+    let mut state = Progress { bound_s: bound.score_s(), bound_steps: 0, enumeration_steps: 0, stalled: 0 };
+    if state.bound_s.is_infinite() {
+        return nothing_fits(problem, NO_CLOSE_NODES);
     }
-    let mut bound_steps = 0;
-    let mut genetic = Genetic::new(*question, options.seed);
-    let mut exhaustive_steps = 0;
-    let mut barren = 0;
-    let mut is_exhausted = !exhaustive::is_small(question);
+    let mut genetic = Genetic::new(*problem, options.seed);
+    let mut is_first = true;
     loop {
-        let before = genetic.best().map(|best| best.score_s);
+        let before = best_s(&genetic);
         genetic.advance(budget);
         budget.check_cancelled()?;
-        let best = genetic.best().map(|best| best.score_s);
-        barren = if best < before || before.is_none() { 0 } else { barren + 1 };
-        if !is_exhausted {
-            is_exhausted = true;
-            let exhausted = exhaustive::exhaust(question, best.unwrap_or(f64::INFINITY), budget);
-            exhaustive_steps = exhausted.steps;
-            if let Some(better) = exhausted.best {
-                genetic.take(&better);
-            }
-            let best = genetic.best().map(|best| best.score_s);
-            if exhausted.is_complete {
-                let Some(best) = best else {
-                    return nothing_fits(question, "all have been looked at");
-                };
-                bound_s = bound_s.max(best);
-            }
+        state.stalled = if best_s(&genetic) < before || before.is_none() { 0 } else { state.stalled + 1 };
+        if std::mem::take(&mut is_first) && exhaustive::is_small(problem) {
+            state.enumerate(problem, &mut genetic, budget)?;
         }
-        while bound_steps * BOUND_SHARE < genetic.steps() && !budget.is_over() {
-            let more = bound.advance();
-            bound_steps += more;
-            if more == 0 {
-                break;
-            }
+        state.raise_bound(&mut bound, &genetic, budget);
+        let best = best_s(&genetic);
+        if state.bound_s.is_infinite() && best.is_none() {
+            return nothing_fits(problem, NO_CLOSE_NODES);
         }
-        bound_s = bound_s.max(bound.score_s());
-        let best = genetic.best().map(|best| best.score_s);
-        if bound_s.is_infinite() && best.is_none() {
-            return nothing_fits(question, FEW_NEAR);
-        }
-        budget.report(best.unwrap_or(f64::INFINITY), bound_s);
-        let proved = best.is_some_and(|best| best <= bound_s * TIGHT);
-        let worked = budget.work_limit.is_some_and(|limit| genetic.steps() + exhaustive_steps + bound_steps >= limit);
-        let endless = budget.time_limit().is_none() && budget.work_limit.is_none() && barren >= MOST_BARREN;
-        if proved || worked || endless || budget.is_over() {
+        budget.report(best.unwrap_or(f64::INFINITY), state.bound_s);
+        if state.is_over(&genetic, budget) {
             break;
         }
     }
-    let (steps, generations) = (genetic.steps(), genetic.generations());
-    let mut found = genetic.into_best().into_iter();
-    let Some(best) = found.next() else {
-        let why = format!(
-            "none of {generations} generations has a partition with max_replica_transfer_s = {}",
-            question.limit_s
-        );
-        return Err(Error::NotFound(why));
-    };
-    let optimal = best.score_s <= bound_s * TIGHT;
-    let lower_bound_s = bound_s.min(best.score_s);
-    let statistics = BTreeMap::from([
-        ("work", steps + exhaustive_steps + bound_steps),
-        ("changes", steps),
-        ("generations", generations),
-        ("enumerated", exhaustive_steps),
-    ]);
-    let statistics = statistics.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-    Ok(Allocated { best, runner_up: found.next(), lower_bound_s, optimal, statistics })
+    state.into_allocated(problem, genetic)
 }
 
-fn nothing_fits<T>(question: &Question<'_>, why: &str) -> Result<T> {
+fn best_s(genetic: &Genetic<'_>) -> Option<f64> {
+    genetic.best().map(|best| best.score_s)
+}
+
+/// What a search knows and has spent besides its population.
+struct Progress {
+    /// Lower bound on the score.
+    bound_s: f64,
+    bound_steps: u64,
+    enumeration_steps: u64,
+    /// Generations since the best score improved.
+    stalled: u64,
+}
+
+impl Progress {
+    /// Looks through all partitions; a complete enumeration proves the best score.
+    fn enumerate(&mut self, problem: &AllocationProblem<'_>, genetic: &mut Genetic<'_>, budget: &Budget) -> Result<()> {
+        let enumerated = exhaustive::enumerate(problem, best_s(genetic).unwrap_or(f64::INFINITY), budget);
+        self.enumeration_steps = enumerated.steps;
+        if let Some(better) = enumerated.best {
+            genetic.inject(&better);
+        }
+        if enumerated.is_complete {
+            let Some(best) = best_s(genetic) else {
+                return nothing_fits(problem, "all have been enumerated");
+            };
+            self.bound_s = self.bound_s.max(best);
+        }
+        Ok(())
+    }
+
+    /// Spends the bound's share of the work.
+    fn raise_bound(&mut self, bound: &mut ScoreBound, genetic: &Genetic<'_>, budget: &Budget) {
+        while self.bound_steps * CHANGES_PER_BOUND_STEP < genetic.steps() && !budget.is_over() {
+            let steps = bound.advance();
+            self.bound_steps += steps;
+            if steps == 0 {
+                break;
+            }
+        }
+        self.bound_s = self.bound_s.max(bound.score_s());
+    }
+
+    fn work(&self, genetic: &Genetic<'_>) -> u64 {
+        genetic.steps() + self.enumeration_steps + self.bound_steps
+    }
+
+    fn is_over(&self, genetic: &Genetic<'_>, budget: &Budget) -> bool {
+        let is_proved = best_s(genetic).is_some_and(|best| best <= self.bound_s * TIGHT);
+        let is_spent = budget.work_limit.is_some_and(|limit| self.work(genetic) >= limit);
+        let is_unlimited = budget.time_limit().is_none() && budget.work_limit.is_none();
+        is_proved || is_spent || (is_unlimited && self.stalled >= MAX_STALLED) || budget.is_over()
+    }
+
+    fn into_allocated(self, problem: &AllocationProblem<'_>, genetic: Genetic<'_>) -> Result<Allocated> {
+        let (steps, generations) = (genetic.steps(), genetic.generations());
+        let statistics = BTreeMap::from([
+            ("work", self.work(&genetic)),
+            ("changes", steps),
+            ("generations", generations),
+            ("enumerated", self.enumeration_steps),
+        ]);
+        let mut found = genetic.into_best().into_iter();
+        let Some(best) = found.next() else {
+            let why = format!(
+                "none of {generations} generations has a partition with max_replica_transfer_s = {}",
+                problem.limit_s
+            );
+            return Err(Error::NotFound(why));
+        };
+        let optimal = best.score_s <= self.bound_s * TIGHT;
+        let lower_bound_s = self.bound_s.min(best.score_s);
+        let statistics = statistics.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        Ok(Allocated { best, runner_up: found.next(), lower_bound_s, optimal, statistics })
+    }
+}
+
+fn nothing_fits<T>(problem: &AllocationProblem<'_>, why: &str) -> Result<T> {
     Err(Error::Impossible {
         rule: "max_replica_transfer_s",
         reason: format!(
             "every partition into stages of {:?} nodes has a transfer above {} s within a stage ({why})",
-            question.sizes, question.limit_s
+            problem.sizes, problem.limit_s
         ),
     })
 }

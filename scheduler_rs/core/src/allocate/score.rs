@@ -1,39 +1,39 @@
-//! What the surrogate says of a whole allocation.
+//! The surrogate score of an allocation.
 
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::draft::{Draft, Parts};
+use super::partition::{Partition, ScoreTerms};
 use super::tour::best_tour;
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
 
-/// An allocation and what the surrogate says of it; its stages stand in the order of the tour, their nodes ascend.
+/// An allocation and its surrogate score. Stages are in the order of the tour, their nodes ascending.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// Nodes of each stage, stage 0 first.
     pub stages: Vec<Vec<usize>>,
-    /// The sum of the parts.
+    /// Sum of the terms below, in seconds.
     pub score_s: f64,
-    /// Longest transfer of a message between two nodes of one stage.
+    /// Longest transfer of a message between two nodes of one stage, in seconds.
     pub replica_s: f64,
-    /// Shortest tour from stage 0 over all stages and back, by the bottleneck matchings of round trips.
+    /// Shortest tour from stage 0 over all stages and back, by bottleneck matchings of round trips, in seconds.
     pub tour_s: f64,
-    /// Sum over the stages of twice the mean forward.
+    /// Sum over the stages of twice the mean forward time, in seconds.
     pub compute_s: f64,
 }
 
 impl Scored {
-    pub(super) fn parts(&self) -> Parts {
-        Parts { replica_s: self.replica_s, tour_s: self.tour_s, compute_s: self.compute_s, excess_s: 0.0 }
+    pub(super) fn terms(&self) -> ScoreTerms {
+        ScoreTerms { replica_s: self.replica_s, tour_s: self.tour_s, compute_s: self.compute_s, excess_s: 0.0 }
     }
 }
 
-/// Scores an allocation. Stage 0 stays where it is, the others are put in the order of the shortest tour, in the
+/// Scores an allocation. Stage 0 stays first, and the others are put in the order of the shortest tour, in the
 /// direction whose second stage has the lower first node. Nodes that serve no stage do not count.
 ///
 /// # Errors
-/// Where a stage is empty or has a node that the cluster lacks or another stage has.
+/// Where a stage is empty, or has a node that is not in the cluster or serves another stage.
 pub fn score(cluster: &Cluster, stages: &[Vec<usize>]) -> Result<Scored> {
     check_members(cluster.nodes().len(), stages)?;
     Ok(scored(&Costs::new(cluster), stages))
@@ -61,30 +61,30 @@ fn check_members(nodes: usize, stages: &[Vec<usize>]) -> Result<()> {
     Ok(())
 }
 
-/// [`score`] of what is a partition of the nodes.
+/// [`score`] without checks: `stages` must be disjoint and not empty.
 #[must_use]
 pub fn scored(costs: &Costs, stages: &[Vec<usize>]) -> Scored {
     let mut stages = stages.to_vec();
     for members in &mut stages {
         members.sort_unstable();
     }
-    // Among tours of the same length, the choice must not hang on the order in which the stages came.
+    // The choice among tours of the same length must not depend on the input order of the stages.
     if let Some(rest) = stages.get_mut(1..) {
         rest.sort_unstable();
     }
     let count = stages.len();
-    let mut draft = Draft::new(costs, &stages, f64::INFINITY);
+    let mut partition = Partition::new(costs, &stages, f64::INFINITY);
     let mut legs = vec![0.0; count * count];
     for a in 0..count {
         for b in (0..count).filter(|b| *b != a) {
-            legs[a * count + b] = draft.leg(a, b);
+            legs[a * count + b] = partition.leg(a, b);
         }
     }
     let mut tour = best_tour(&legs, count);
     if count > 2 && tour.order[count - 1] < tour.order[1] {
         tour.order[1..].reverse();
     }
-    let Parts { replica_s, compute_s, .. } = draft.parts();
+    let ScoreTerms { replica_s, compute_s, .. } = partition.terms();
     let stages: Vec<Vec<usize>> = tour.order.iter().map(|s| std::mem::take(&mut stages[*s])).collect();
     let tour_s = tour.length;
     Scored { stages, score_s: replica_s + tour_s + compute_s, replica_s, tour_s, compute_s }

@@ -1,38 +1,38 @@
-//! The shortest way over all stages that starts at stage 0.
+//! The travelling-salesman problem over the stages: the shortest tour that starts at stage 0.
 //!
-//! `legs` is a square matrix, row after row: the entry (a, b) is the way from stage a to stage b, and the entry (a, 0)
-//! what it costs to end at stage a: the way home, or zeros for an open tour. The two directions may differ.
+//! `legs` is a square matrix, row-major: entry (a, b) is the cost from stage a to stage b, and entry (a, 0) the cost of
+//! ending at stage a: the return to stage 0, or 0 for an open tour. It may be asymmetric.
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-/// Up to so many stages the shortest tour is found for certain.
-pub const MOST_EXACT: usize = 16;
-/// An improvement by less is noise.
+/// Up to so many stages the tour is optimal.
+pub const MAX_EXACT: usize = 16;
+/// Relative tolerance of an improvement.
 const NOISE: f64 = 1e-12;
-/// The longest part that is moved to another place as a whole.
-const LONGEST_PART: usize = 3;
-/// Starts of the heuristic, each with another second stage.
-const MOST_STARTS: usize = 24;
-/// Legs looked at while the best tour is shaken again and again.
-const SHAKING: usize = 200_000;
+/// Longest segment that Or-opt moves.
+const MAX_SEGMENT: usize = 3;
+/// Limit on the starts of the heuristic, each with another second stage.
+const MAX_STARTS: usize = 24;
+/// Work limit of the iterated local search, in legs.
+const PERTURBATION_WORK: usize = 200_000;
 /// Steps of the subgradient method.
-const ASCENTS: usize = 400;
-/// Steps without a better bound after which they get shorter.
+const SUBGRADIENT_STEPS: usize = 400;
+/// Steps without improvement after which the step size is halved.
 const PATIENCE: u32 = 8;
 
-/// A way over all stages.
+/// A tour over all stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tour {
     /// All stages, stage 0 first.
     pub order: Vec<usize>,
-    /// Sum of its legs, the last one from the last stage to stage 0.
+    /// Sum of its legs, including that from the last stage to stage 0.
     pub length: f64,
-    /// No tour is shorter.
+    /// Lower bound on the length of all tours.
     pub bound: f64,
 }
 
-/// The shortest tour, for certain up to [`MOST_EXACT`] stages; beyond that a good one with a lower bound.
+/// The shortest tour: optimal up to [`MAX_EXACT`] stages, beyond that a good one with a lower bound.
 #[must_use]
 pub fn best_tour(legs: &[f64], stages: usize) -> Tour {
     let order: Vec<usize> = (0..stages).collect();
@@ -40,12 +40,12 @@ pub fn best_tour(legs: &[f64], stages: usize) -> Tour {
         let length = if stages == 2 { length_of(legs, &order) } else { 0.0 };
         return Tour { order, length, bound: length };
     }
-    if stages <= MOST_EXACT {
-        let order = Exact::default().order(legs, stages);
+    if stages <= MAX_EXACT {
+        let order = HeldKarp::default().order(legs, stages);
         let length = length_of(legs, &order);
         return Tour { order, length, bound: length };
     }
-    let (order, length) = searched(legs, stages);
+    let (order, length) = iterated_local_search(legs, stages);
     Tour { order, length, bound: tour_bound(legs, stages, length).min(length) }
 }
 
@@ -56,15 +56,15 @@ pub fn length_of(legs: &[f64], order: &[usize]) -> f64 {
     order.iter().zip(order.iter().cycle().skip(1)).map(|(a, b)| legs[a * stages + b]).sum()
 }
 
-/// Dynamic programming over sets of stages, with its working memory.
+/// Dynamic programming over sets of stages (Held and Karp 1962), with its working memory.
 #[derive(Clone, Debug, Default)]
-pub struct Exact {
-    /// Shortest way from stage 0 over the set (bit k: stage k + 1) that ends at its member: `[set * (stages - 1) + end]`.
+pub struct HeldKarp {
+    /// Shortest path from stage 0 over a set (bit k: stage k + 1) to its member `end`: `[set * (stages - 1) + end]`.
     shortest: Vec<f64>,
 }
 
-impl Exact {
-    /// Length of the shortest tour of 2 to [`MOST_EXACT`] stages.
+impl HeldKarp {
+    /// Length of the shortest tour of 2 to [`MAX_EXACT`] stages.
     pub fn length(&mut self, legs: &[f64], stages: usize) -> f64 {
         let m = stages - 1;
         self.fill(legs, stages);
@@ -72,13 +72,13 @@ impl Exact {
         (0..m).map(|end| self.shortest[all + end] + legs[(end + 1) * stages]).fold(f64::INFINITY, f64::min)
     }
 
-    /// The shortest tour of 2 to [`MOST_EXACT`] stages.
+    /// The shortest tour of 2 to [`MAX_EXACT`] stages.
     pub fn order(&mut self, legs: &[f64], stages: usize) -> Vec<usize> {
         let m = stages - 1;
         self.fill(legs, stages);
         let mut order = Vec::with_capacity(stages);
         let mut set: usize = (1 << m) - 1;
-        // Back from stage 0: which end makes the rest shortest.
+        // Backwards from stage 0: the end with the shortest rest.
         let mut next = 0;
         while set != 0 {
             let ends = (0..m).filter(|end| set >> end & 1 == 1);
@@ -119,18 +119,18 @@ impl Exact {
     }
 }
 
-/// Shortens a tour in place until no part turned round (2-opt) and no short part at another place (Or-opt) helps.
-pub fn shorten(legs: &[f64], order: &mut [usize]) {
+/// Improves a tour in place by 2-opt and Or-opt moves to a local optimum.
+pub fn two_opt_and_or_opt(legs: &[f64], order: &mut [usize]) {
     let mut sums = Sums::default();
     loop {
         sums.take(legs, order);
-        if !turn_part(legs, order, &sums) && !move_part(legs, order) {
+        if !two_opt(legs, order, &sums) && !or_opt(legs, order) {
             break;
         }
     }
 }
 
-/// Lengths from the start of the tour to each place, forwards, and the same legs backwards.
+/// Prefix sums of the legs of a tour, in both directions.
 #[derive(Default)]
 struct Sums {
     ahead: Vec<f64>,
@@ -153,7 +153,7 @@ impl Sums {
     }
 }
 
-fn turn_part(legs: &[f64], order: &mut [usize], sums: &Sums) -> bool {
+fn two_opt(legs: &[f64], order: &mut [usize], sums: &Sums) -> bool {
     let n = order.len();
     let leg = |a: usize, b: usize| legs[a * n + b];
     for i in 1..n {
@@ -170,11 +170,11 @@ fn turn_part(legs: &[f64], order: &mut [usize], sums: &Sums) -> bool {
     false
 }
 
-fn move_part(legs: &[f64], order: &mut [usize]) -> bool {
+fn or_opt(legs: &[f64], order: &mut [usize]) -> bool {
     let n = order.len();
     let leg = |a: usize, b: usize| legs[a * n + b];
     for i in 1..n {
-        for j in i..n.min(i + LONGEST_PART) {
+        for j in i..n.min(i + MAX_SEGMENT) {
             let (first, last) = (order[i], order[j]);
             let (before, after) = (order[i - 1], order[(j + 1) % n]);
             let (mut ahead, mut back) = (0.0, 0.0);
@@ -205,9 +205,9 @@ fn move_part(legs: &[f64], order: &mut [usize]) -> bool {
     false
 }
 
-/// A good tour: from several second stages always to the nearest one, shortened; the best of these is shaken by
-/// exchanging two neighbouring parts, which turning and moving cannot undo at once.
-fn searched(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
+/// Iterated local search: nearest-neighbour tours from several second stages, improved; then the best one is perturbed
+/// by double bridges (exchanges of two adjacent segments) and improved again.
+fn iterated_local_search(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
     let mut best: Option<(Vec<usize>, f64)> = None;
     let keep = |order: Vec<usize>, best: &mut Option<(Vec<usize>, f64)>| {
         let length = length_of(legs, &order);
@@ -215,26 +215,26 @@ fn searched(legs: &[f64], stages: usize) -> (Vec<usize>, f64) {
             *best = Some((order, length));
         }
     };
-    let stride = (stages - 1).div_ceil(MOST_STARTS);
+    let stride = (stages - 1).div_ceil(MAX_STARTS);
     for second in (1..stages).step_by(stride) {
-        let mut order = nearest_first(legs, stages, second);
-        shorten(legs, &mut order);
+        let mut order = nearest_neighbour(legs, stages, second);
+        two_opt_and_or_opt(legs, &mut order);
         keep(order, &mut best);
     }
     let mut rng = Pcg64::seed_from_u64(0);
-    for _ in 0..SHAKING / (stages * stages) {
+    for _ in 0..PERTURBATION_WORK / (stages * stages) {
         let Some((order, _)) = &best else { break };
         let mut order = order.clone();
         let mut cuts = [0; 3].map(|_| rng.random_range(1..=stages));
         cuts.sort_unstable();
         order[cuts[0]..cuts[2]].rotate_left(cuts[1] - cuts[0]);
-        shorten(legs, &mut order);
+        two_opt_and_or_opt(legs, &mut order);
         keep(order, &mut best);
     }
     best.unwrap_or_else(|| ((0..stages).collect(), f64::INFINITY))
 }
 
-fn nearest_first(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
+fn nearest_neighbour(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
     let mut order = vec![0, second];
     let mut rest: Vec<usize> = (1..stages).filter(|s| *s != second).collect();
     let mut at = second;
@@ -251,16 +251,16 @@ fn nearest_first(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
     order
 }
 
-/// No tour of at least three stages is shorter: a least tree over the stages other than 0, each edge by its shorter
-/// direction, and the cheapest way from stage 0 into it and out of it at two different stages (Held and Karp). What
-/// each stage's visit is charged is adapted by the subgradient: a stage with many edges gets dearer. `length` is that of some
-/// tour.
+/// Lower bound on tours of at least three stages by Lagrangian relaxation to 1-trees (Held and Karp 1970): a minimum
+/// spanning tree over the stages other than 0, each edge by its shorter direction, plus the cheapest pair of legs that
+/// leaves stage 0 and returns to it at different stages. Prices on the stages' degrees follow the subgradient. `length`
+/// is that of some tour.
 #[must_use]
 pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     let mut price = vec![0.0; stages];
     let mut best = f64::NEG_INFINITY;
     let (mut scale, mut barren) = (1.0, 0);
-    for _ in 0..ASCENTS {
+    for _ in 0..SUBGRADIENT_STEPS {
         let (bound, degree) = one_tree(legs, stages, &price);
         barren = if bound > best { 0 } else { barren + 1 };
         best = best.max(bound);
@@ -271,7 +271,7 @@ pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
         if barren == PATIENCE {
             (scale, barren) = (scale / 2.0, 0);
         }
-        // Towards the length of a tour, as if the bound grew evenly.
+        // Polyak step towards the length of a tour.
         let step = scale * (length - bound).max(0.0) / off;
         for (price, degree) in price.iter_mut().zip(&degree).skip(1) {
             *price += step * (f64::from(*degree) - 2.0);
@@ -280,7 +280,7 @@ pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     best
 }
 
-/// Length of the least 1-tree under these prices, less the prices, and how many edges each stage has.
+/// Length of the minimum 1-tree under these prices, less twice their sum, and the degree of each stage.
 fn one_tree(legs: &[f64], stages: usize, price: &[f64]) -> (f64, Vec<u32>) {
     let leg = |a: usize, b: usize| legs[a * stages + b].min(legs[b * stages + a]) + price[a] + price[b];
     let mut degree = vec![0; stages];

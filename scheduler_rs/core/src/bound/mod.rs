@@ -1,6 +1,6 @@
-//! Lower bounds: no plan of this allocation and these rules takes less.
+//! Lower bounds on the iteration time of all plans for an allocation and rules.
 //!
-//! All of them are computed on the instance with durations rounded down.
+//! They are computed on the instance with durations rounded down.
 
 mod flow;
 pub mod lookahead;
@@ -14,16 +14,17 @@ use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::simulate::MicrobatchRoute;
 use crate::time::{NEVER, Rounding, Time};
 
-/// How much of the time a bound may take.
+/// Fraction of the time limit that a bound may take.
 const SHARE_OF_TIME: f64 = 0.3;
 
-/// Whether an iteration is as short as a bound allows, to within the clock's rounding (one part in 10^9).
+/// Whether an iteration time meets a bound, up to rounding (one part in 10^9).
 #[must_use]
 pub fn is_tight(iteration: Time, bound: Time) -> bool {
     iteration - bound <= bound / 1_000_000_000
 }
 
-/// For any routes: round trips of the sources under memory and waves, loads of sources and stages.
+/// Lower bound for any routes, in nanoseconds: round trips of the sources under memory and waves, work of sources and
+/// stages, visits.
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
@@ -57,7 +58,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahe
     Ok(bound + instance.epilogue)
 }
 
-/// The same for a problem, in nanoseconds.
+/// [`lower_bound`] of a problem.
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
@@ -68,13 +69,13 @@ pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
     lower_bound(&below, &tasks, &Lookahead::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)
 }
 
-/// A source that starts `count` microbatches, none of them home in less than `trip`.
+/// Lower bound from a source that starts `count` microbatches, each with a round trip of at least `trip`.
 ///
-/// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of
-/// the forward number `j` in time. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then
-/// one of those that started at `s_j` or later is home. The last one still needs its trip. If it is number `q c + r + 1`
-/// with `q > 0`, then `r` forwards and `r` backwards more have to run between the end of backward number
-/// `(q - 1) c + 1` and its start: the forwards had no room before, and it has none without the backwards.
+/// With room for `c` at a time (memory, or one microbatch on each of `c` routes), let `s_j` be the start of the `j`-th
+/// forward. `s_(j+1) >= s_j + forward`; and `s_(j+c) >= s_j + trip`, because by then one of those that started at `s_j`
+/// or later has returned. The last one still needs its round trip. If it is number `q c + r + 1` with `q > 0`, then `r`
+/// more forwards and `r` more backwards have to run between the end of backward number `(q - 1) c + 1` and its start:
+/// there was no memory for the forwards before, and there is none for the last one without the backwards.
 pub(crate) fn source_bound(
     instance: &Instance,
     source: usize,
@@ -93,14 +94,14 @@ pub(crate) fn source_bound(
     }
     let room = room.max(1);
     let last = count - 1;
-    // Backwards leave one after the other as forwards enter, so the slower of both may stand here.
+    // Backwards are one after the other as forwards are, so the slower of both counts.
     let step = if last < room { step_of(instance, source) } else { instance.least_work(source) };
     let by_room = (last / room) as Time * trip + (last % room) as Time * step + trip;
-    let load = count as Time * (instance.least_work(source) + instance.least_loss(source));
-    in_turn.max(by_room).max(load) + instance.allreduce[0]
+    let class = count as Time * (instance.least_work(source) + instance.least_loss(source));
+    in_turn.max(by_room).max(class) + instance.allreduce[0]
 }
 
-/// Forwards follow each other as backwards do; the slower of both.
+/// Minimum time between successive microbatches of a source: the slower of forward and backward.
 fn step_of(instance: &Instance, node: usize) -> Time {
     least(instance, node, |l| &l.forward).max(least(instance, node, |l| &l.backward))
 }
@@ -109,9 +110,9 @@ fn least(instance: &Instance, node: usize, of: impl Fn(&MicrobatchClass) -> &Vec
     instance.classes.iter().map(|class| of(class)[node]).min().unwrap_or(0)
 }
 
-/// A stage that at least `quota` routes visit: its nodes share the microbatches of those routes; before the
-/// first lies a forward at a source and a transfer, after the last a transfer and a backward at a source, or
-/// the stage's own all-reduce.
+/// Lower bound from a stage that at least `quota` routes visit. Its nodes share their microbatches. Before the first
+/// one there is a forward at a source and a transfer; after the last one a transfer and a backward at a source, or the
+/// stage's all-reduce.
 fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: usize) -> Time {
     let mut waves: Vec<usize> = tasks.iter().map(|t| t.waves).collect();
     waves.sort_unstable();
@@ -132,7 +133,7 @@ fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: us
     first + head + shared_load(&each, visits) + (tail + last + instance.allreduce[0]).max(instance.allreduce[stage])
 }
 
-/// The least time in which machines that need `each` for a job finish `jobs` jobs.
+/// Minimum makespan of `jobs` identical jobs on machines with these processing times.
 fn shared_load(each: &[Time], jobs: usize) -> Time {
     let done = |time: Time| each.iter().map(|p| if *p == 0 { jobs } else { (time / p) as usize }).sum::<usize>();
     let (mut low, mut high) = (0, each.iter().copied().min().unwrap_or(0) * jobs as Time);
@@ -147,23 +148,23 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
     low
 }
 
-/// For these very routes: the longest way out and back with its waves, and the load of every node.
+/// Lower bound for given routes, in nanoseconds: the longest round trip with its waves, and the work of every node.
 #[must_use]
 pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
-    let mut load = vec![0; instance.node_count()];
+    let mut class = vec![0; instance.node_count()];
     let mut trips = vec![0; batches.len()];
     let mut bound: Time = 0;
     let mut in_turn: Time = 0;
     for (b, batch) in batches.iter().enumerate() {
         let mut place = batch.source;
         let mut trip = instance.loss(batch.class, batch.source);
-        load[batch.source] += instance.loss(batch.class, batch.source);
+        class[batch.source] += instance.loss(batch.class, batch.source);
         for node in batch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(place, node)
                 + instance.transfer(node, place)
                 + instance.forward(batch.class, node)
                 + instance.backward(batch.class, node);
-            load[node] += instance.forward(batch.class, node) + instance.backward(batch.class, node);
+            class[node] += instance.forward(batch.class, node) + instance.backward(batch.class, node);
             place = node;
         }
         trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);
@@ -171,7 +172,7 @@ pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
         bound = bound.max(in_turn);
         trips[b] = trip;
     }
-    bound = load.into_iter().fold(bound, Time::max);
+    bound = class.into_iter().fold(bound, Time::max);
     for source in &instance.sources {
         let own = || batches.iter().zip(&trips).filter(|(b, _)| b.source == source.node);
         let trip = own().map(|(_, trip)| *trip).min().unwrap_or(0);

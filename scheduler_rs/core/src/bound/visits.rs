@@ -1,8 +1,8 @@
-//! A bound from who has to serve the stages: within an iteration of a given length each node can take only so many
-//! microbatches, and only from sources that are near enough; together the nodes of every stage must take its share.
+//! A bound by maximum flow: within an iteration of a given length, each node can serve only so many microbatches, and
+//! only from sources close enough; together the nodes must serve all visits.
 //!
-//! For each length it is a question of flow, from sources over stages and nodes, and the answer is never wrongly no:
-//! memory, work and the ways through a node each give a limit that holds for every plan.
+//! For a given length, a flow from the sources over stages and nodes relaxes this: memory, work and the round trips
+//! over a node each limit its capacity for every plan. So a flow that is too small refutes the length.
 
 use crate::bound::flow::{Network, UNLIMITED};
 use crate::bound::lookahead::{Lookahead, Position, successors};
@@ -13,35 +13,35 @@ use crate::route::{Lengths, RouteTask};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Time};
 
-/// Routes whose sources and waves are alike.
+/// Routes with equivalent sources and equal waves.
 struct Group {
-    /// Any one of the sources.
+    /// A representative source.
     source: usize,
     waves: usize,
     routes: usize,
-    ways: Ways,
+    pass_times: PassTimes,
 }
 
-/// The least times of a route of one source over each node, were nobody else there.
-struct Ways {
-    /// Out, on and home again.
-    around: Vec<Time>,
-    /// From the start to the arrival at the node.
+/// Minimum times of a route of one source over each node without waiting.
+struct PassTimes {
+    /// Whole round trip over the node.
+    round_trip: Vec<Time>,
+    /// From the start of the route to the arrival at the node.
     out: Vec<Time>,
-    /// From the end of its backward until all is done.
+    /// From the end of the node's backward to the end of the route.
     home: Vec<Time>,
-    /// From the start of its forward to the end of its backward.
+    /// From the start of the node's forward to the end of its backward.
     held: Vec<Time>,
 }
 
-/// For the limits of one node: the least of all groups.
+/// Minimum over all groups, for each node.
 struct Limits {
     out: Vec<Time>,
     home: Vec<Time>,
     held: Vec<Time>,
 }
 
-/// No plan takes less (norm and optimizer left out); 0 where the rules leave too much open.
+/// Lower bound in nanoseconds, norm and optimizer excluded; 0 where the rules leave too much open.
 ///
 /// # Errors
 /// [`crate::Error::Cancelled`]
@@ -56,25 +56,8 @@ pub fn visits_bound(
     if !instance.rules.cc1 || inner == 0 {
         return Ok(0);
     }
-    let lengths = Lengths::of(instance, tasks.len());
-    let mut groups: Vec<Group> = Vec::new();
-    let times = |node: usize| instance.classes.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
-    for task in tasks {
-        let alike = |group: &&mut Group| {
-            let (a, b) = (group.source, task.source);
-            group.waves == task.waves && instance.link_index(a) == instance.link_index(b) && times(a).eq(times(b))
-        };
-        if let Some(group) = groups.iter_mut().find(alike) {
-            group.routes += 1;
-            continue;
-        }
-        budget.check_cancelled()?;
-        if budget.is_past(share) {
-            return Ok(0);
-        }
-        let ways = Ways::new(instance, lookahead, task.source, &lengths);
-        groups.push(Group { source: task.source, waves: task.waves, routes: 1, ways });
-    }
+    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let Some(groups) = groups(instance, tasks, lookahead, &lengths, budget, share)? else { return Ok(0) };
     let limits = Limits::new(instance, &groups);
     let visits = lengths.total - lengths.routes;
     let most = if instance.rules.cc3 { visits.div_ceil(inner) } else { lengths.routes };
@@ -92,7 +75,7 @@ pub fn visits_bound(
             return Ok(low.min(NEVER));
         }
     }
-    // To a millionth: what is left is never worth another flow.
+    // To a millionth: more is not worth another flow.
     while high - low > high / 1_000_000 && !budget.is_past(share) {
         let middle = low + (high - low) / 2;
         if fits(middle) {
@@ -101,14 +84,45 @@ pub fn visits_bound(
             low = middle + 1;
         }
     }
-    // The very time at which it becomes enough is one of the times around, where those decide.
-    let exact =
-        groups.iter().flat_map(|g| g.ways.around.iter().filter(|t| **t < NEVER).map(move |t| t * g.waves as Time));
+    // Where round trips decide, the exact threshold is one of them.
+    let exact = groups
+        .iter()
+        .flat_map(|g| g.pass_times.round_trip.iter().filter(|t| **t < NEVER).map(move |t| t * g.waves as Time));
     let exact = exact.filter(|t| (low..=high).contains(t)).max().unwrap_or(low);
     Ok(if exact > low && !fits(exact - 1) { exact } else { low })
 }
 
-/// Whether all visits find a place within an iteration of `time`.
+/// Groups of equivalent routes; none where the time is spent before all are known.
+fn groups(
+    instance: &Instance,
+    tasks: &[RouteTask],
+    lookahead: &Lookahead,
+    lengths: &Lengths,
+    budget: &Budget,
+    share: f64,
+) -> Result<Option<Vec<Group>>> {
+    let mut groups: Vec<Group> = Vec::new();
+    let times = |node: usize| instance.classes.iter().map(move |l| (l.forward[node], l.backward[node], l.loss[node]));
+    for task in tasks {
+        let alike = |group: &&mut Group| {
+            let (a, b) = (group.source, task.source);
+            group.waves == task.waves && instance.link_index(a) == instance.link_index(b) && times(a).eq(times(b))
+        };
+        if let Some(group) = groups.iter_mut().find(alike) {
+            group.routes += 1;
+            continue;
+        }
+        budget.check_cancelled()?;
+        if budget.is_past(share) {
+            return Ok(None);
+        }
+        let pass_times = PassTimes::new(instance, lookahead, task.source, lengths);
+        groups.push(Group { source: task.source, waves: task.waves, routes: 1, pass_times });
+    }
+    Ok(Some(groups))
+}
+
+/// Whether the flow admits all visits within an iteration of `time`.
 fn is_enough(
     instance: &Instance,
     groups: &[Group],
@@ -127,38 +141,38 @@ fn is_enough(
     let mut network = Network::new(2 + groups.len() * (1 + stages) + instance.node_count() + stages);
     let waves = groups.iter().map(|g| g.waves).min().unwrap_or(1).max(1);
     for (g, group) in groups.iter().enumerate() {
-        network.connect(source, group_at(g), (group.routes * (lengths.long() - 1)) as u64);
+        network.add_edge(source, group_at(g), (group.routes * (lengths.long() - 1)) as u64);
         for stage in instance.present.iter().filter(|s| **s != 0) {
-            network.connect(group_at(g), pair_at(g, *stage), group.routes as u64);
+            network.add_edge(group_at(g), pair_at(g, *stage), group.routes as u64);
             for node in &instance.members[*stage] {
-                let around = group.ways.around[*node];
-                if around < NEVER && around * group.waves as Time <= time {
-                    network.connect(pair_at(g, *stage), node_at(*node), group.routes as u64);
+                let round_trip = group.pass_times.round_trip[*node];
+                if round_trip < NEVER && round_trip * group.waves as Time <= time {
+                    network.add_edge(pair_at(g, *stage), node_at(*node), group.routes as u64);
                 }
             }
         }
     }
     for stage in instance.present.iter().filter(|s| **s != 0) {
         for node in &instance.members[*stage] {
-            network.connect(node_at(*node), stage_at(*stage), limits.routes(instance, *node, waves, time));
+            network.add_edge(node_at(*node), stage_at(*stage), limits.routes(instance, *node, waves, time));
         }
-        network.connect(stage_at(*stage), sink, most as u64);
+        network.add_edge(stage_at(*stage), sink, most as u64);
     }
-    network.greatest(source, sink) >= visits as u64
+    network.maximum_flow(source, sink) >= visits as u64
 }
 
 impl Limits {
     fn new(instance: &Instance, groups: &[Group]) -> Self {
-        let least = |of: fn(&Ways) -> &Vec<Time>| {
-            (0..instance.node_count()).map(|n| groups.iter().map(|g| of(&g.ways)[n]).min().unwrap_or(0)).collect()
+        let least = |of: fn(&PassTimes) -> &Vec<Time>| {
+            (0..instance.node_count()).map(|n| groups.iter().map(|g| of(&g.pass_times)[n]).min().unwrap_or(0)).collect()
         };
         Self { out: least(|w| &w.out), home: least(|w| &w.home), held: least(|w| &w.held) }
     }
 
-    /// The most routes of `waves` microbatches or more that a node serves within `time`.
+    /// Maximum number of routes of at least `waves` microbatches that a node can serve within `time`.
     ///
-    /// One after the other their tasks fill the time between the first arrival and the last way home; under TC1
-    /// `held` so do the holdings of each place in memory.
+    /// Their tasks run one after the other between the first arrival and the last return; under TC1 `held` so do the
+    /// holdings of each unit of memory.
     fn routes(&self, instance: &Instance, node: usize, waves: usize, time: Time) -> u64 {
         if self.out[node] >= NEVER {
             return 0;
@@ -176,15 +190,16 @@ impl Limits {
     }
 }
 
-impl Ways {
+impl PassTimes {
     /// By dynamic programming over places in the stage order, as [`Lookahead`] does from the other end.
     fn new(instance: &Instance, lookahead: &Lookahead, source: usize, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         let longest = lengths.long();
-        let mut ways = Self { around: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
+        let mut times =
+            Self { round_trip: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
         let forward = |node: usize| instance.classes.iter().map(|l| l.forward[node]).min().unwrap_or(0);
         let backward = |node: usize| instance.classes.iter().map(|l| l.backward[node]).min().unwrap_or(0);
-        // Time out and home together, out alone, home alone: before a node's own tasks.
+        // Round trip, outward and return times, without the node's own tasks.
         let nowhere = || Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); n]);
         let mut reached = nowhere();
         reached[Position::Ahead as usize][source] = (0, 0, 0);
@@ -204,9 +219,9 @@ impl Ways {
                         for u in &instance.members[to] {
                             let best = &mut level[next as usize][*u];
                             for v in &starts {
-                                let (around, out, home) = reached[position as usize][*v];
+                                let (round_trip, out, home) = reached[position as usize][*v];
                                 let (there, back) = (instance.transfer(*v, *u), instance.transfer(*u, *v));
-                                best.0 = best.0.min(around + there + back + instance.least_work(*v));
+                                best.0 = best.0.min(round_trip + there + back + instance.least_work(*v));
                                 best.1 = best.1.min(out + forward(*v) + there);
                                 best.2 = best.2.min(home + backward(*v) + back);
                             }
@@ -216,8 +231,8 @@ impl Ways {
             }
             for node in (0..n).filter(|node| instance.stage_of[*node] != NO_STAGE) {
                 for position in Position::ALL {
-                    let (around, out, home) = level[position as usize][node];
-                    if around >= NEVER {
+                    let (round_trip, out, home) = level[position as usize][node];
+                    if round_trip >= NEVER {
                         continue;
                     }
                     let on = (lengths.short()..=longest)
@@ -229,14 +244,14 @@ impl Ways {
                         continue;
                     }
                     let held = on + instance.least_work(node);
-                    ways.around[node] = ways.around[node].min(around + held);
-                    ways.held[node] = ways.held[node].min(held);
-                    ways.out[node] = ways.out[node].min(out);
-                    ways.home[node] = ways.home[node].min(home);
+                    times.round_trip[node] = times.round_trip[node].min(round_trip + held);
+                    times.held[node] = times.held[node].min(held);
+                    times.out[node] = times.out[node].min(out);
+                    times.home[node] = times.home[node].min(home);
                 }
             }
             reached = level;
         }
-        ways
+        times
     }
 }

@@ -98,7 +98,7 @@ pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) 
 }
 
 /// What conflict-based search has found: the routes and order of its execution.
-pub fn executed<'a>(context: &Context<'a>, found: cbs::Found, work: &mut u64) -> Tried<'a> {
+pub fn executed<'a>(context: &Context<'a>, found: cbs::Solution, work: &mut u64) -> Tried<'a> {
     let paths = paths_of_batches(&found.batches, context.tasks.len());
     timed(context, untimed_schedule(context, &paths), found.order, work)
 }

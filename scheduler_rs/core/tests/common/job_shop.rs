@@ -12,7 +12,7 @@ use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
-use skippipe_core::search::cbs::{Demand, Question};
+use skippipe_core::search::cbs::{Subproblem, VisitDemand};
 use skippipe_core::time::{NEVER, Rounding, Time};
 
 /// One unit of processing time.
@@ -35,7 +35,7 @@ pub struct Encoded {
     pub instance: Instance,
     pub tasks: Vec<RouteTask>,
     /// Every job on every machine.
-    pub demand: Demand,
+    pub demand: VisitDemand,
     /// An iteration is the makespan and this.
     pub constant: Time,
 }
@@ -98,13 +98,13 @@ impl Shop {
         let problem =
             Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1; jobs], 0.0, rules).unwrap();
         let mut instance = Instance::new(&problem, Rounding::Up);
-        instance.classes = (0..jobs).map(|job| self.load(job)).collect();
-        for (load, source) in instance.sources.iter_mut().enumerate() {
-            source.class = load;
+        instance.classes = (0..jobs).map(|job| self.class(job)).collect();
+        for (class, source) in instance.sources.iter_mut().enumerate() {
+            source.class = class;
         }
         let tasks = route_tasks(&instance);
         let stages = self.machines + 1;
-        let demand = Demand {
+        let demand = VisitDemand {
             least: vec![jobs; stages],
             most: vec![jobs; stages],
             total: Some((jobs * stages, jobs * stages)),
@@ -115,7 +115,7 @@ impl Shop {
         Encoded { instance, tasks, demand, constant: 2 * longest * UNIT }
     }
 
-    fn load(&self, job: usize) -> MicrobatchClass {
+    fn class(&self, job: usize) -> MicrobatchClass {
         let nodes = self.node(self.machines);
         let mut forward = vec![0; nodes];
         for (machine, time) in &self.jobs[job] {
@@ -135,8 +135,8 @@ impl Encoded {
     }
 
     /// What conflict-based search is asked: any makespan.
-    pub fn question(&self, work_limit: u64) -> Question<'_> {
-        Question {
+    pub fn subproblem(&self, work_limit: u64) -> Subproblem<'_> {
+        Subproblem {
             instance: &self.instance,
             tasks: &self.tasks,
             demand: &self.demand,

@@ -1,29 +1,29 @@
-//! A time that no allocation can beat, whichever nodes serve which stage.
+//! Lower bound on the iteration time over all allocations in scope.
 //!
-//! Stage 0 takes as many nodes as it has places, so an iteration takes at least as long as the best set of so many
-//! sources must: each has to send its microbatches out and wait for them, and the shortest way back home that any node
-//! can have leads over the nearest other nodes. Where memory is counted by routes and is scarce, every node is on some
-//! route, so that the far ones count as well, as a source or on the way of another one.
+//! The size of stage 0 is known, so an iteration takes at least as long as the best set of so many sources: each has to
+//! send out its microbatches and wait for their return, and the shortest round trip of a node leads over the nearest
+//! other nodes. Where memory is counted by routes and scarce, every node is on some route, so that distant ones count
+//! as well, as a source or on the route of another one.
 
 use rustc_hash::FxHashMap;
 
-use crate::allocate::joint::AllocationScope;
+use super::placement::AllocationScope;
 use crate::bound::source_bound;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Rounding, Time};
 
-/// Steps of the search for one node's shortest round trip, times the nodes that each looks at, and of all nodes'
-/// together; without an end to it, what is known of all walks counts.
+/// Work limits of the search for the shortest round trip, in nodes evaluated, for one node and for all. Beyond them the
+/// relaxation to walks counts.
 const MOST_LOOKS: usize = 2_000_000;
 const MOST_LOOKS_IN_ALL: usize = 40_000_000;
-/// Sets of sources that are looked through, until one is taken to be possible.
+/// Limit on enumerated sets of sources; beyond it, a set is assumed to exist.
 const MOST_SETS: u64 = 200_000;
-/// Where the walks of all nodes take more steps than this, the nearest node counts and no more.
+/// Where the walks of all nodes take more steps than this, only the nearest node counts.
 const MOST_STEPS: usize = 100_000_000;
 
-/// Nanoseconds that every allocation takes at least which `scope` allows for `problem`, on durations rounded down.
+/// Lower bound in nanoseconds over all allocations of `problem` within `scope`, on durations rounded down.
 #[must_use]
 pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     let mut instance = Instance::new(problem, Rounding::Down);
@@ -35,12 +35,7 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     let stages = instance.stage_count();
     let tasks = route_tasks(&instance);
     if scope.layers > 0 {
-        // Any stage may have a single layer, and any source a single microbatch.
-        let equal = scope.layers as f64 / stages as f64;
-        let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
-        for class in &mut instance.classes {
-            class.forward.iter_mut().chain(&mut class.backward).for_each(least);
-        }
+        assume_single_layers(&mut instance, scope.layers as f64 / stages as f64);
     }
     let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
     let trips = Trips::new(&instance, &lengths);
@@ -88,6 +83,14 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     bound + instance.epilogue
 }
 
+/// Any stage may have a single layer, where the instance's times are for `equal` layers.
+fn assume_single_layers(instance: &mut Instance, equal: f64) {
+    let least = |time: &mut Time| *time = (*time as f64 / equal.max(1.0)).floor() as Time;
+    for class in &mut instance.classes {
+        class.forward.iter_mut().chain(&mut class.backward).for_each(least);
+    }
+}
+
 fn is_close(problem: &Problem, scope: AllocationScope, i: usize, j: usize) -> bool {
     let cluster = problem.cluster();
     let bytes = cluster.activation_bytes();
@@ -96,10 +99,10 @@ fn is_close(problem: &Problem, scope: AllocationScope, i: usize, j: usize) -> bo
         .is_none_or(|limit| cluster.transfer_s(i, j, bytes).max(cluster.transfer_s(j, i, bytes)) <= limit)
 }
 
-/// Whether `size` of the candidates may be close to each other; only what is found to be impossible is refused.
+/// Whether `size` of the candidates can be pairwise close; false only where that is proved impossible.
 fn has_group(candidates: &[usize], size: usize, close: &impl Fn(usize, usize) -> bool) -> bool {
     let mut left: Vec<usize> = candidates.to_vec();
-    // Nodes with too few close ones cannot be in it, then perhaps others cannot either.
+    // Nodes with too few close ones cannot belong to it; without them, others may not either.
     loop {
         let before = left.len();
         let all = left.clone();
@@ -149,18 +152,18 @@ impl UsedNodes {
         Self { waves: is_scarce.then(|| tasks.iter().map(|t| t.waves).min().unwrap_or(1)) }
     }
 
-    /// What an iteration takes at least if the node is no source.
+    /// Lower bound on the iteration time if the node is no source.
     fn time(&self, trips: &Trips<'_>, node: usize) -> Time {
         self.waves.map_or(0, |waves| waves as Time * trips.through(node))
     }
 }
 
-/// Shortest ways of a microbatch, out and home.
+/// Shortest round trips of a microbatch.
 struct Trips<'a> {
     instance: &'a Instance,
-    /// Of each kind of node as many as a way can lead over.
+    /// Of each kind of node, as many as a route can visit.
     nodes: Vec<usize>,
-    /// Most steps of a walk.
+    /// Limit on the steps of a walk.
     most_steps: usize,
     from: Vec<Time>,
     through: Vec<Time>,
@@ -169,7 +172,7 @@ struct Trips<'a> {
 impl<'a> Trips<'a> {
     fn new(instance: &'a Instance, lengths: &Lengths) -> Self {
         let n = instance.node_count();
-        // Nodes of one place and speed have the same ways.
+        // Nodes of one site and speed have the same round trips.
         let kind = |node: usize| (instance.link_index(node), instance.least_work(node));
         let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
         let nodes: Vec<usize> = (0..n)
@@ -183,7 +186,7 @@ impl<'a> Trips<'a> {
         let is_much = kinds.saturating_mul(nodes.len().pow(2)).saturating_mul(lengths.long()) > MOST_STEPS;
         let most_steps = MOST_LOOKS.min(MOST_LOOKS_IN_ALL / kinds) / nodes.len();
         let mut trips = Self { instance, nodes, most_steps, from: Vec::new(), through: Vec::new() };
-        // A longer route may be quicker, where a way round is shorter than the straight one.
+        // A longer route may be faster, where a detour is shorter than the direct link.
         let round = |trips: &Self, node: usize| {
             let of = |length| if is_much { trips.least_round(node, length) } else { trips.round(node, length) };
             (lengths.short()..=lengths.long()).map(of).min().filter(|round| *round < NEVER).unwrap_or(0)
@@ -199,22 +202,22 @@ impl<'a> Trips<'a> {
         trips
     }
 
-    /// From a source and home.
+    /// Round trip of a source.
     fn from(&self, node: usize) -> Time {
         self.from[node]
     }
 
-    /// Of any source, over this node.
+    /// Round trip of any source over this node.
     fn through(&self, node: usize) -> Time {
         self.through[node]
     }
 
-    /// Both ways between two nodes.
+    /// Transfers between two nodes, both directions.
     fn hop(&self, i: usize, j: usize) -> Time {
         self.instance.transfer(i, j) + self.instance.transfer(j, i)
     }
 
-    /// To the nearest node, and home from a near one; the work of the fastest others.
+    /// Relaxed round trip: transfers to and from the nearest node, and the work of the fastest others.
     fn least_round(&self, node: usize, length: usize) -> Time {
         let instance = self.instance;
         if length < 2 {
@@ -226,8 +229,8 @@ impl<'a> Trips<'a> {
         instance.least_work(node) + 2 * nearest + (length - 1) as Time * work
     }
 
-    /// The shortest round trip of so many nodes over `node`, both ways, with their work; [`NEVER`] or more where there is
-    /// none. A round trip begins anywhere.
+    /// The shortest round trip of so many nodes over `node`, with their work; [`NEVER`] or more where there is none. It
+    /// may begin at any of them.
     fn round(&self, node: usize, length: usize) -> Time {
         let instance = self.instance;
         if length < 2 {
@@ -259,7 +262,7 @@ struct Walk<'a> {
     ahead: &'a [Vec<Time>],
     best: Time,
     steps: usize,
-    /// Nodes so far; it ends where it began.
+    /// Nodes so far; the walk returns to the first.
     seen: Vec<usize>,
 }
 
@@ -268,7 +271,7 @@ impl Walk<'_> {
         self.steps >= self.trips.most_steps
     }
 
-    /// Goes on from `at`, over `left` more nodes and home.
+    /// Extends the walk from `at` by `left` more nodes and the return; depth-first branch and bound.
     fn extend(&mut self, at: usize, cost: Time, left: usize) {
         let trips = self.trips;
         if left == 0 {

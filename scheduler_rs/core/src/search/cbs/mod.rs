@@ -1,108 +1,51 @@
-//! Continuous-time conflict-based search: complete, with proof.
+//! Conflict-based search over enumerated candidate paths, with constraint propagation; complete and exact.
 //!
-//! Each agent, a route with all its waves, is planned by itself under the constraints of a node of the tree. Where
-//! the agents' ways collide, the node gets children whose constraints break the conflict and together leave nothing
-//! out. What each part rests on stands in docs/planner.md.
+//! An agent is one route with all its waves. The two levels are those of conflict-based search (Sharon, Stern, Felner
+//! and Sturtevant 2015), in continuous time (Andreychuk, Yakovlev, Surynek, Atzmon and Stern 2022):
+//!
+//! * The **low level** plans each agent by itself. It does not search: `path_enumeration` lists every node sequence
+//!   that can still matter once, and `propagation` schedules each of them within the agent's time windows. Waiting is
+//!   free, so the earliest start of every task is optimal for a given path.
+//! * The **high level** (`high_level`, `tree`) is a best-first search, or with a suboptimality factor a focal search,
+//!   over a constraint tree. `path_selection` picks one path for each agent, `branching` finds the conflicts between
+//!   them and the constraints of the children.
+//!
+//! What sets it apart from CBS in the literature: the domains of *all* agents (`domains`) are narrowed together at
+//! every tree node, as in constraint-based scheduling. `disjunctive` is one-machine reasoning, `cumulative` node
+//! memory, `cardinality` stage quotas and stage capacity. The lower bound of a tree node is the limit less the slack
+//! that propagation finds. Constraints order two tasks or restrict an agent's paths; there are no time windows of
+//! "forbidden" starts and no safe intervals. A* over the time dimension and safe intervals (SIPP) is the router of the
+//! heuristic methods, not of this search.
+//!
+//! `primal_heuristic` turns each selection of paths into an execution, judged by the simulator. References and the
+//! argument for soundness are in docs/planner.md.
 
-mod catalogue;
-mod choice;
-mod conflict;
-mod counting;
-mod execution;
-mod machine;
-mod memory;
+mod branching;
+mod cardinality;
+mod cumulative;
+mod disjunctive;
+mod domains;
+mod high_level;
+mod interface;
 mod model;
-mod propagate;
-mod search;
-mod state;
+mod path_enumeration;
+mod path_selection;
+mod primal_heuristic;
+mod propagation;
 mod tree;
 
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
-use crate::problem::Instance;
-use crate::route::RouteTask;
-use crate::time::Time;
 
-pub use execution::Found;
-pub use model::Demand;
+pub use interface::{Answer, Solution, Statistics, Subproblem, Termination, VisitDemand};
 
-/// What is asked.
-#[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
-    /// Durations as they stand: rounded down for bounds, up for plans.
-    pub instance: &'a Instance,
-    /// The routes to be found.
-    pub tasks: &'a [RouteTask],
-    /// How many visits they make together.
-    pub demand: &'a Demand,
-    /// Only iterations below are looked for (norm and optimizer left out).
-    pub limit: Time,
-    /// At least 1: the best found is at most so many times the bound when the search ends by itself.
-    pub suboptimality: f64,
-    /// Ways tried and nodes of the tree after which it ends.
-    pub work_limit: u64,
-}
-
-/// Why a search ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Nothing is left to look at: proof.
-    Exhausted,
-    /// Time, work or memory were over.
-    Limit,
-}
-
-/// What was found.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    /// No execution takes less than the smaller one of this and the question's limit.
-    pub bound: Time,
-    /// The best execution below the limit.
-    pub best: Option<Found>,
-    /// Why the search ended.
-    pub ended: Ended,
-    /// How it went.
-    pub statistics: Statistics,
-}
-
-/// What a search did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Nodes of the tree.
-    pub nodes: u64,
-    /// Places looked at while the ways were listed.
-    pub listed: u64,
-    /// Ways tried by the low level.
-    pub labels: u64,
-    /// Branchings on stages over or under their quota.
-    pub quota_conflicts: u64,
-    /// Branchings on lengths.
-    pub length_conflicts: u64,
-    /// Branchings on memory.
-    pub memory_conflicts: u64,
-    /// Branchings on two tasks at a time.
-    pub overlap_conflicts: u64,
-    /// Branchings on ways that are later together than each by itself.
-    pub detours: u64,
-    /// Branchings all of whose children cost more.
-    pub cardinal: u64,
-    /// Constraints that followed without branching, since all others lead nowhere.
-    pub implied: u64,
-    /// Agents whose way is not their own best, at no cost and with fewer conflicts.
-    pub bypasses: u64,
-    /// Children with constraints that stand elsewhere in the tree.
-    pub duplicates: u64,
-    /// Work, best value ([`crate::time::NEVER`]: none yet) and bound whenever one of them changed.
-    pub events: Vec<(u64, Time, Time)>,
-}
-
-/// Searches until the proof or the first limit. `lookahead` is that of the question's instance, for ways of at least
-/// `demand.long` visits.
+/// Searches until the tree is exhausted or a limit is reached. `lookahead` belongs to the subproblem's instance and
+/// covers paths of at least `demand.long` visits.
 ///
-/// With CC3 and without CC1 a demand cannot say how many routes visit the inner stages, since that depends on how many
-/// visit stage 0: where `demand.total` is given, the inner stages then lie on numbers of routes that differ by at most
-/// one.
+/// With CC3 and without CC1, a demand cannot say how many routes visit the inner stages, since that depends on how many
+/// visit stage 0. Where `demand.total` is given, the numbers of routes that visit the inner stages then differ by at
+/// most one.
 #[must_use]
-pub fn solve(question: &Question<'_>, lookahead: &Lookahead, budget: &Budget) -> Answer {
-    search::Search::run(question, lookahead, budget)
+pub fn solve(subproblem: &Subproblem<'_>, lookahead: &Lookahead, budget: &Budget) -> Answer {
+    high_level::TreeSearch::run(subproblem, lookahead, budget)
 }

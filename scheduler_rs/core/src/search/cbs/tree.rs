@@ -1,4 +1,5 @@
-//! The tree of constraints: an arena of deltas, and the order in which its leaves are looked at.
+//! The constraint tree: an arena of nodes that hold only their own constraints, with best-first or focal order of
+//! expansion.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
@@ -8,15 +9,15 @@ use smallvec::SmallVec;
 
 use crate::time::{NEVER, Time};
 
-use super::state::Decision;
+use super::domains::Decision;
 
-/// Number of a node.
+/// Index of a node.
 pub type NodeId = u32;
 
 /// The root.
 pub const ROOT: NodeId = 0;
 
-/// A node: what it adds to its parent's constraints.
+/// A node; `decisions` are the constraints that it adds to those of its parent.
 #[derive(Clone, Debug)]
 struct Node {
     parent: NodeId,
@@ -24,23 +25,23 @@ struct Node {
     decisions: SmallVec<[Decision; 2]>,
 }
 
-/// All nodes, and which of them are open.
+/// All nodes, and the open ones in order.
 #[derive(Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
     by_bound: BTreeSet<(Time, NodeId)>,
-    /// Open nodes with a bound within the factor of the least: conflicts, depth from below, bound.
+    /// Open nodes with a bound within the suboptimality factor of the least one, by [`Self::focal_key`].
     focal: BTreeSet<(u32, u32, Time, NodeId)>,
     conflicts: Vec<u32>,
     bounds: Vec<Time>,
-    /// Bounds up to this one are in `focal`.
-    reach: Time,
+    /// Open nodes with bounds up to this one are in `focal`.
+    focal_limit: Time,
     suboptimality: f64,
     seen: FxHashSet<(u64, u64)>,
 }
 
 impl Tree {
-    /// Nothing is open.
+    /// No nodes.
     pub fn empty(suboptimality: f64) -> Self {
         let mut tree = Self::new(0, suboptimality);
         tree.by_bound.clear();
@@ -57,7 +58,7 @@ impl Tree {
             focal: BTreeSet::new(),
             conflicts: vec![0],
             bounds: vec![bound],
-            reach: Time::MIN,
+            focal_limit: Time::MIN,
             suboptimality: suboptimality.max(1.0),
             seen: FxHashSet::default(),
         };
@@ -71,11 +72,11 @@ impl Tree {
     }
 
     /// The least bound of an open node.
-    pub fn least(&self) -> Option<Time> {
+    pub fn least_bound(&self) -> Option<Time> {
         self.by_bound.first().map(|(bound, _)| *bound)
     }
 
-    /// Bounds up to this one are good enough where the least is `least`.
+    /// The largest bound within the suboptimality factor of `least`.
     pub fn within(&self, least: Time) -> Time {
         if self.suboptimality <= 1.0 {
             least
@@ -105,34 +106,35 @@ impl Tree {
         self.conflicts.push(conflicts);
         self.bounds.push(bound);
         self.by_bound.insert((bound, id));
-        if bound <= self.reach {
-            self.focal.insert(self.rank(id));
+        if bound <= self.focal_limit {
+            self.focal.insert(self.focal_key(id));
         }
         Some(id)
     }
 
-    fn rank(&self, id: NodeId) -> (u32, u32, Time, NodeId) {
+    /// Fewest conflicts first, then deepest, then least bound.
+    fn focal_key(&self, id: NodeId) -> (u32, u32, Time, NodeId) {
         let depth = self.nodes[id as usize].depth;
         (self.conflicts[id as usize], u32::MAX - depth, self.bounds[id as usize], id)
     }
 
-    /// Takes the node to look at next: among those within the factor, the one with the fewest conflicts.
-    pub fn take(&mut self) -> Option<(NodeId, Time)> {
-        let reach = self.within(self.least()?);
-        if reach > self.reach {
-            let from = self.reach.saturating_add(1);
-            let more: Vec<NodeId> = self.by_bound.range((from, 0)..=(reach, NodeId::MAX)).map(|(_, id)| *id).collect();
+    /// Takes the next node to expand: the first one of the focal list.
+    pub fn pop(&mut self) -> Option<(NodeId, Time)> {
+        let limit = self.within(self.least_bound()?);
+        if limit > self.focal_limit {
+            let above = self.focal_limit.saturating_add(1);
+            let more: Vec<NodeId> = self.by_bound.range((above, 0)..=(limit, NodeId::MAX)).map(|(_, id)| *id).collect();
             for id in more {
-                self.focal.insert(self.rank(id));
+                self.focal.insert(self.focal_key(id));
             }
-            self.reach = reach;
+            self.focal_limit = limit;
         }
         let (_, _, bound, id) = self.focal.pop_first()?;
         self.by_bound.remove(&(bound, id));
         Some((id, bound))
     }
 
-    /// All constraints of a node.
+    /// All constraints of a node, from the root on.
     pub fn decisions(&self, id: NodeId) -> Vec<Decision> {
         let mut all = Vec::new();
         let mut next = id;

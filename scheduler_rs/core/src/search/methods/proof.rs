@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
 use crate::search::cbs;
-use crate::search::cbs::{Demand, Ended, Question};
+use crate::search::cbs::{Subproblem, Termination, VisitDemand};
 use crate::time::{NEVER, Time};
 
 /// What [`crate::search::cbs`] counts, in simulated tasks.
@@ -25,7 +25,7 @@ struct Part {
     /// Sources, by their place in the instance.
     sources: Vec<usize>,
     tasks: Vec<RouteTask>,
-    demand: Demand,
+    demand: VisitDemand,
     steps: u64,
     spent: u64,
     /// In nanoseconds, what follows once after everything left out.
@@ -41,7 +41,7 @@ pub struct Step {
     /// Search steps done.
     pub work: u64,
     /// A better plan.
-    pub found: Option<cbs::Found>,
+    pub found: Option<cbs::Solution>,
     /// Proved: there is no plan at all.
     pub is_impossible: bool,
 }
@@ -154,7 +154,7 @@ impl<'a> Prover<'a> {
         let part = &mut self.parts[place];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
         let allowed = part.steps;
-        let question = Question {
+        let subproblem = Subproblem {
             instance: self.below,
             tasks: &part.tasks,
             demand: &part.demand,
@@ -162,12 +162,12 @@ impl<'a> Prover<'a> {
             suboptimality: 1.0,
             work_limit: part.steps,
         };
-        let answer = cbs::solve(&question, self.lookahead, budget);
+        let answer = cbs::solve(&subproblem, self.lookahead, budget);
         let steps = answer.statistics.labels + answer.statistics.nodes;
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;
         part.bound = part.bound.max(answer.bound.min(limit));
-        part.is_over = answer.ended == Ended::Exhausted;
+        part.is_over = answer.termination == Termination::Exhausted;
         // It may also end because the question is too large for it; asked again it would end there again, but for a
         // lower limit.
         if !part.is_over && steps < allowed && !budget.is_over() {
@@ -184,7 +184,7 @@ impl<'a> Prover<'a> {
         let nothing = is_whole && limit >= NEVER && answer.best.is_none();
         Step {
             work,
-            is_impossible: nothing && answer.ended == Ended::Exhausted,
+            is_impossible: nothing && answer.termination == Termination::Exhausted,
             found: answer.best.filter(|_| is_whole),
         }
     }
@@ -227,10 +227,10 @@ fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
 /// What the rules say of `count` of `all` routes together: of all of them, or what they leave to a part. None where
 /// that cannot be said (CC3 without CC1: how many visits the inner stages share is open then).
 #[must_use]
-pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<Demand> {
+pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<VisitDemand> {
     let lengths = Lengths::of(instance, all);
     let others = all - count;
-    let mut demand = Demand {
+    let mut demand = VisitDemand {
         least: vec![0; instance.stage_count()],
         most: vec![count; instance.stage_count()],
         total: (others == 0).then_some((lengths.total, lengths.total)),

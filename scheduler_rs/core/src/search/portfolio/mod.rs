@@ -17,7 +17,7 @@ use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
 use crate::search::candidate::{Candidate, Start, executed, paths_of};
 use crate::search::cbs;
-use crate::search::cbs::Ended;
+use crate::search::cbs::Termination;
 use crate::search::context::{Context, Objective, Solution};
 use crate::search::feasibility::nothing_exists;
 use crate::search::methods::prioritised::construct::{draw_routes, finish, straight_routes, travelled};
@@ -197,7 +197,7 @@ impl<'a> Portfolio<'a> {
         let epilogue = self.workers.below.epilogue;
         let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
         let answer = cbs::solve(
-            &cbs::Question {
+            &cbs::Subproblem {
                 instance: self.workers.below,
                 tasks: self.workers.context.tasks,
                 demand: &demand,
@@ -208,7 +208,7 @@ impl<'a> Portfolio<'a> {
             self.workers.beneath,
             budget,
         );
-        if answer.ended == Ended::Exhausted && answer.best.is_none() && state.best.is_none() {
+        if answer.termination == Termination::Exhausted && answer.best.is_none() && state.best.is_none() {
             return nothing_exists();
         }
         state.work += answer.statistics.labels + answer.statistics.nodes;

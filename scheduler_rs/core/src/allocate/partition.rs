@@ -1,157 +1,157 @@
-//! A partition of the nodes into stages that small moves change, with what the surrogate says of it.
+//! A partition of the nodes into stages, with its surrogate score updated incrementally.
 
 use super::costs::Costs;
-use super::matching::{Alike, Matcher};
-use super::memo::{Mark, Memo};
-use super::tour::{Exact, shorten};
+use super::matching::{Matcher, SiteCount};
+use super::matching_cache::{MatchingCache, ZobristHash};
+use super::tour::{HeldKarp, two_opt_and_or_opt};
 
-/// Up to so many stages every change is scored by the shortest tour, beyond that by the tour as it stands.
-const MOST_EXACT: usize = 7;
-/// How much dearer than a second of transfers a second above the limit within a stage is.
+/// Up to so many stages, every change is scored by the shortest tour; beyond that, by the current one.
+const MAX_EXACT_TOUR: usize = 7;
+/// Penalty per second by which a stage exceeds the limit of its diameter.
 const EXCESS: f64 = 6.0;
 
-/// The parts of a score, in seconds.
+/// The terms of the surrogate score, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Parts {
-    /// Longest transfer within a stage.
+pub struct ScoreTerms {
+    /// Largest diameter: the longest transfer within a stage.
     pub replica_s: f64,
     /// Shortest tour found over the stages.
     pub tour_s: f64,
     /// Sum over the stages of twice the mean forward.
     pub compute_s: f64,
-    /// How far the stages lie above the limit of `replica_s`, summed up over them.
+    /// Sum over the stages by how much their diameters exceed the limit.
     pub excess_s: f64,
 }
 
-impl Parts {
-    /// The surrogate.
+impl ScoreTerms {
+    /// The surrogate score.
     #[must_use]
     pub fn score_s(&self) -> f64 {
         self.replica_s + self.tour_s + self.compute_s
     }
 
-    /// What a search compares by: partitions above the limit are let by, but at a price.
+    /// Objective of the search: the score plus a penalty for exceeding the limit.
     #[must_use]
     pub fn cost(&self) -> f64 {
         self.score_s() + EXCESS * self.excess_s
     }
 }
 
-/// The partition; a change touches only what it has to.
+/// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Draft<'a> {
+pub struct Partition<'a> {
     costs: &'a Costs,
-    /// Longest transfer that is allowed within a stage.
+    /// Upper bound on the diameter of a stage.
     limit_s: f64,
     members: Vec<Vec<u32>>,
-    /// Stage of each node, and its place there.
-    place_of: Vec<(u32, u32)>,
-    /// Sites of each stage's nodes, ascending, with their numbers of nodes.
-    sites: Vec<Vec<Alike>>,
-    marks: Vec<Mark>,
+    /// Stage of each node, and its position in `members`.
+    position_of: Vec<(u32, u32)>,
+    /// Sites of each stage, ascending, with their node counts.
+    sites: Vec<Vec<SiteCount>>,
+    hashes: Vec<ZobristHash>,
     replica_s: Vec<f64>,
     forward_ps: Vec<i128>,
-    /// Bottleneck of each pair of stages, row after row; NaN where it has not been looked at.
+    /// Bottleneck matching of each pair of stages, row-major; NaN where not computed.
     legs: Vec<f64>,
     order: Vec<usize>,
-    parts: Parts,
+    terms: ScoreTerms,
     matcher: Matcher,
-    /// Where the draft is to be changed often.
-    memo: Option<Memo>,
-    exact: Exact,
+    /// For partitions that change often.
+    cache: Option<MatchingCache>,
+    held_karp: HeldKarp,
     undo: Undo,
 }
 
-/// What the last change has replaced.
+/// The values that the last exchange replaced.
 #[derive(Clone, Debug, Default)]
 struct Undo {
     cycle: Vec<u32>,
     replica_s: Vec<f64>,
     legs: Vec<f64>,
-    parts: Parts,
+    terms: ScoreTerms,
 }
 
-impl<'a> Draft<'a> {
-    /// Scores a partition of all nodes from nothing.
+impl<'a> Partition<'a> {
+    /// Scores a partition of all nodes.
     #[must_use]
     pub fn new(costs: &'a Costs, stages: &[Vec<usize>], limit_s: f64) -> Self {
         let members: Vec<Vec<u32>> = stages.iter().map(|s| s.iter().map(|node| *node as u32).collect()).collect();
         let count = members.len();
-        let mut place_of = vec![(0, 0); costs.nodes()];
+        let mut position_of = vec![(0, 0); costs.nodes()];
         for (s, nodes) in members.iter().enumerate() {
             for (place, node) in nodes.iter().enumerate() {
-                place_of[*node as usize] = (s as u32, place as u32);
+                position_of[*node as usize] = (s as u32, place as u32);
             }
         }
-        let sites: Vec<Vec<Alike>> = members.iter().map(|nodes| sites_of(costs, nodes)).collect();
-        let mut draft = Self {
+        let sites: Vec<Vec<SiteCount>> = members.iter().map(|nodes| sites_of(costs, nodes)).collect();
+        let mut partition = Self {
             costs,
             limit_s,
-            place_of,
-            marks: sites.iter().map(|sites| Mark::of(sites)).collect(),
+            position_of,
+            hashes: sites.iter().map(|sites| ZobristHash::of(sites)).collect(),
             sites,
             replica_s: vec![0.0; count],
             forward_ps: members.iter().map(|m| m.iter().map(|n| costs.forward_ps(*n as usize)).sum()).collect(),
             members,
             legs: vec![f64::NAN; count * count],
             order: (0..count).collect(),
-            parts: Parts::default(),
+            terms: ScoreTerms::default(),
             matcher: Matcher::default(),
-            memo: None,
-            exact: Exact::default(),
+            cache: None,
+            held_karp: HeldKarp::default(),
             undo: Undo::default(),
         };
         for stage in 0..count {
-            draft.replica_s[stage] = spread(costs, &draft.sites[stage]);
+            partition.replica_s[stage] = diameter(costs, &partition.sites[stage]);
         }
-        draft.reorder();
-        draft
+        partition.improve_tour();
+        partition
     }
 
-    /// From now on remembers the matchings of stages that come back.
+    /// Caches matchings from now on.
     #[must_use]
-    pub fn with_memo(self) -> Self {
-        Self { memo: Some(Memo::new()), ..self }
+    pub fn with_cache(self) -> Self {
+        Self { cache: Some(MatchingCache::new()), ..self }
     }
 
-    /// Nodes of each stage, in no order.
+    /// Nodes of each stage, unordered.
     #[must_use]
     pub fn members(&self) -> &[Vec<u32>] {
         &self.members
     }
 
-    /// Sites of a stage's nodes, ascending, with their numbers of nodes.
+    /// Sites of a stage, ascending, with their node counts.
     #[must_use]
-    pub fn sites(&self, stage: usize) -> &[Alike] {
+    pub fn sites(&self, stage: usize) -> &[SiteCount] {
         &self.sites[stage]
     }
 
     /// Stage of a node.
     #[must_use]
     pub fn stage_of(&self, node: u32) -> usize {
-        self.place_of[node as usize].0 as usize
+        self.position_of[node as usize].0 as usize
     }
 
-    /// Longest transfer within each stage.
+    /// Diameter of each stage: its longest transfer, in seconds.
     #[must_use]
     pub fn replica_s(&self) -> &[f64] {
         &self.replica_s
     }
 
-    /// The tour by which the draft is scored; up to a handful of stages it is only brought up to date by
-    /// [`Self::reorder`].
+    /// The tour by which the partition is scored. Up to [`MAX_EXACT_TOUR`] stages only [`Self::improve_tour`] updates
+    /// it.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// What the surrogate says.
+    /// The terms of the score.
     #[must_use]
-    pub fn parts(&self) -> Parts {
-        self.parts
+    pub fn terms(&self) -> ScoreTerms {
+        self.terms
     }
 
-    /// Bottleneck matching of two stages, round trips.
+    /// Bottleneck matching of two stages by round trips, in seconds: a leg of the tour.
     pub fn leg(&mut self, a: usize, b: usize) -> f64 {
         let count = self.members.len();
         let known = self.legs[a * count + b];
@@ -159,11 +159,11 @@ impl<'a> Draft<'a> {
             return known;
         }
         let (small, large) = if self.members[a].len() <= self.members[b].len() { (a, b) } else { (b, a) };
-        let Self { costs, memo, matcher, sites, .. } = self;
+        let Self { costs, cache, matcher, sites, .. } = self;
         let trip = |i: u32, j: u32| costs.round_trip_s(i as usize, j as usize);
         let mut find = || matcher.bottleneck(&sites[small], &sites[large], trip);
-        let value = match memo {
-            Some(memo) => memo.get(self.marks[a], self.marks[b], find),
+        let value = match cache {
+            Some(cache) => cache.get(self.hashes[a], self.hashes[b], find),
             None => find(),
         };
         self.legs[a * count + b] = value;
@@ -171,25 +171,25 @@ impl<'a> Draft<'a> {
         value
     }
 
-    /// Moves each node of the cycle to the stage of the next one, the last to that of the first; the nodes are of
-    /// different stages. Gives the new cost, or infinity as soon as it is sure to be above `most`.
-    pub fn rotate(&mut self, cycle: &[u32], most: f64) -> f64 {
+    /// Cyclic exchange: moves each node of the cycle to the stage of the next one, the last to that of the first. The
+    /// nodes are of different stages. Returns the new cost, or infinity as soon as it is known to exceed `most`.
+    pub fn exchange(&mut self, cycle: &[u32], most: f64) -> f64 {
         let count = self.members.len();
-        let Self { undo, legs, replica_s, place_of, .. } = self;
+        let Self { undo, legs, replica_s, position_of, .. } = self;
         undo.cycle.clear();
         undo.cycle.extend_from_slice(cycle);
-        undo.parts = self.parts;
+        undo.terms = self.terms;
         undo.replica_s.clear();
         undo.legs.clear();
         for node in cycle {
-            let stage = place_of[*node as usize].0 as usize;
+            let stage = position_of[*node as usize].0 as usize;
             undo.replica_s.push(replica_s[stage]);
             undo.legs.extend_from_slice(&legs[stage * count..][..count]);
         }
-        self.place(cycle);
+        self.apply_cycle(cycle);
         for node in cycle {
             let stage = self.stage_of(*node);
-            self.replica_s[stage] = spread(self.costs, &self.sites[stage]);
+            self.replica_s[stage] = diameter(self.costs, &self.sites[stage]);
             for other in 0..count {
                 self.legs[stage * count + other] = f64::NAN;
                 self.legs[other * count + stage] = f64::NAN;
@@ -198,13 +198,13 @@ impl<'a> Draft<'a> {
         self.score(most)
     }
 
-    /// Takes the last change back.
+    /// Reverts the last exchange.
     pub fn undo(&mut self) {
         let count = self.members.len();
         let cycle = std::mem::take(&mut self.undo.cycle);
         let back: Vec<u32> = cycle.iter().rev().copied().collect();
-        self.place(&back);
-        // Where the nodes stand again: their old stages.
+        self.apply_cycle(&back);
+        // The nodes are back in their old stages.
         for (i, node) in cycle.iter().enumerate() {
             let stage = self.stage_of(*node);
             self.replica_s[stage] = self.undo.replica_s[i];
@@ -214,18 +214,18 @@ impl<'a> Draft<'a> {
                 self.legs[other * count + stage] = value;
             }
         }
-        self.parts = self.undo.parts;
+        self.terms = self.undo.terms;
         self.undo.cycle = cycle;
     }
 
-    /// Looks for a shorter tour over all stages; the cost after that.
-    pub fn reorder(&mut self) -> f64 {
+    /// Improves the tour over the stages; returns the new cost.
+    pub fn improve_tour(&mut self) -> f64 {
         self.fill_legs();
         let count = self.members.len();
-        if (3..=MOST_EXACT).contains(&count) {
-            self.order = self.exact.order(&self.legs, count);
+        if (3..=MAX_EXACT_TOUR).contains(&count) {
+            self.order = self.held_karp.order(&self.legs, count);
         } else if count > 3 {
-            shorten(&self.legs, &mut self.order);
+            two_opt_and_or_opt(&self.legs, &mut self.order);
         }
         self.score(f64::INFINITY)
     }
@@ -238,8 +238,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// No tour of at least three stages is shorter: half of the two shortest legs of each stage.
-    fn least_tour(&self) -> f64 {
+    /// Lower bound on tours of at least three stages: half of the two shortest legs of each.
+    fn tour_lower_bound(&self) -> f64 {
         let count = self.members.len();
         let mut sum = 0.0;
         for (stage, legs) in self.legs.chunks_exact(count).enumerate() {
@@ -255,28 +255,28 @@ impl<'a> Draft<'a> {
         sum / 2.0
     }
 
-    fn place(&mut self, cycle: &[u32]) {
+    fn apply_cycle(&mut self, cycle: &[u32]) {
         let Some(first) = cycle.first() else { return };
-        let mut place = self.place_of[*first as usize];
-        // From the last to the first, each takes the place of the next one.
+        let mut place = self.position_of[*first as usize];
+        // From the last to the first, each takes the position of the next one.
         for node in cycle.iter().rev() {
             let to = place;
-            place = self.place_of[*node as usize];
+            place = self.position_of[*node as usize];
             self.move_to(*node, place, to);
         }
     }
 
     fn move_to(&mut self, node: u32, from: (u32, u32), to: (u32, u32)) {
         let site = self.costs.site(node as usize) as u32;
-        take_site(&mut self.sites[from.0 as usize], site);
-        self.marks[from.0 as usize].take(site);
-        self.marks[to.0 as usize].put(site);
-        put_site(&mut self.sites[to.0 as usize], site);
+        remove_site(&mut self.sites[from.0 as usize], site);
+        self.hashes[from.0 as usize].remove(site);
+        self.hashes[to.0 as usize].add(site);
+        add_site(&mut self.sites[to.0 as usize], site);
         let forward = self.costs.forward_ps(node as usize);
         self.forward_ps[from.0 as usize] -= forward;
         self.forward_ps[to.0 as usize] += forward;
         self.members[to.0 as usize][to.1 as usize] = node;
-        self.place_of[node as usize] = to;
+        self.position_of[node as usize] = to;
     }
 
     fn score(&mut self, most: f64) -> f64 {
@@ -285,46 +285,46 @@ impl<'a> Draft<'a> {
         let excess_s = self.replica_s.iter().map(|s| (s - self.limit_s).max(0.0)).sum();
         let compute_s =
             self.forward_ps.iter().zip(&self.members).map(|(sum, m)| Costs::mean_twice_s(*sum, m.len())).sum();
-        self.parts = Parts { replica_s, tour_s: 0.0, compute_s, excess_s };
-        if self.parts.cost() > most {
+        self.terms = ScoreTerms { replica_s, tour_s: 0.0, compute_s, excess_s };
+        if self.terms.cost() > most {
             return f64::INFINITY;
         }
-        self.parts.tour_s = match count {
+        self.terms.tour_s = match count {
             0 | 1 => 0.0,
             2 => 2.0 * self.leg(0, 1),
-            3..=MOST_EXACT => {
+            3..=MAX_EXACT_TOUR => {
                 self.fill_legs();
-                if self.parts.cost() + self.least_tour() > most {
+                if self.terms.cost() + self.tour_lower_bound() > most {
                     return f64::INFINITY;
                 }
-                self.exact.length(&self.legs, count)
+                self.held_karp.length(&self.legs, count)
             }
             _ => {
                 let mut sum = 0.0;
                 for place in 0..count {
                     sum += self.leg(self.order[place], self.order[(place + 1) % count]);
-                    if self.parts.cost() + sum > most {
+                    if self.terms.cost() + sum > most {
                         return f64::INFINITY;
                     }
                 }
                 sum
             }
         };
-        self.parts.cost()
+        self.terms.cost()
     }
 }
 
-/// Longest transfer between two of these nodes.
+/// Diameter of a set of nodes: the longest transfer between two of them, in seconds.
 #[must_use]
-pub fn spread_of(costs: &Costs, nodes: &[usize]) -> f64 {
+pub fn diameter_of(costs: &Costs, nodes: &[usize]) -> f64 {
     let mut sites = Vec::with_capacity(nodes.len());
     for node in nodes {
-        put_site(&mut sites, costs.site(*node) as u32);
+        add_site(&mut sites, costs.site(*node) as u32);
     }
-    spread(costs, &sites)
+    diameter(costs, &sites)
 }
 
-fn spread(costs: &Costs, sites: &[Alike]) -> f64 {
+fn diameter(costs: &Costs, sites: &[SiteCount]) -> f64 {
     let mut longest: f64 = 0.0;
     for (i, (site, count)) in sites.iter().enumerate() {
         if *count > 1 {
@@ -337,22 +337,22 @@ fn spread(costs: &Costs, sites: &[Alike]) -> f64 {
     longest
 }
 
-fn sites_of(costs: &Costs, nodes: &[u32]) -> Vec<Alike> {
+fn sites_of(costs: &Costs, nodes: &[u32]) -> Vec<SiteCount> {
     let mut sites = Vec::with_capacity(nodes.len() + 1);
     for node in nodes {
-        put_site(&mut sites, costs.site(*node as usize) as u32);
+        add_site(&mut sites, costs.site(*node as usize) as u32);
     }
     sites
 }
 
-fn put_site(sites: &mut Vec<Alike>, site: u32) {
+fn add_site(sites: &mut Vec<SiteCount>, site: u32) {
     match sites.binary_search_by_key(&site, |(s, _)| *s) {
         Ok(at) => sites[at].1 += 1,
         Err(at) => sites.insert(at, (site, 1)),
     }
 }
 
-fn take_site(sites: &mut Vec<Alike>, site: u32) {
+fn remove_site(sites: &mut Vec<SiteCount>, site: u32) {
     if let Ok(at) = sites.binary_search_by_key(&site, |(s, _)| *s) {
         sites[at].1 -= 1;
         if sites[at].1 == 0 {
