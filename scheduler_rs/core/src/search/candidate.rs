@@ -4,6 +4,7 @@ use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
 use crate::error::Error;
+use crate::route::RouteTask;
 use crate::search::cbs;
 use crate::search::context::Context;
 use crate::search::methods::annealing::PrioritisedRoutes;
@@ -101,6 +102,19 @@ pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) 
 pub fn executed<'a>(context: &Context<'a>, found: cbs::Solution, work: &mut u64) -> Tried<'a> {
     let paths = paths_of_batches(&found.batches, context.tasks.len());
     timed(context, untimed_schedule(context, &paths), found.order, work)
+}
+
+/// The microbatches of routes as the simulator takes them.
+pub fn batches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
+    let mut batches = Vec::new();
+    for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
+        let (source, class) = (task.source, task.class);
+        for wave in 0..task.waves {
+            let id = batches.len();
+            batches.push(MicrobatchRoute { id, source, route, wave, class, nodes: path.to_vec() });
+        }
+    }
+    batches
 }
 
 /// Nodes of each of so many routes.

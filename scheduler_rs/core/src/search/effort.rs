@@ -18,11 +18,11 @@ pub const JOINT_LATE: f64 = 0.95;
 pub const JOINT_START: f64 = 0.05;
 /// The same before all allocations of a small cluster are looked at one by one; where they race, when the first runs end,
 /// and the race.
-pub const JOINT_OF_SMALL: f64 = 0.15;
-pub const RACE_OF_SMALL: (f64, f64) = (0.25, 0.5);
+pub const JOINT_OF_SMALL: f64 = 0.1;
+pub const RACE_OF_SMALL: (f64, f64) = (0.45, 0.85);
 /// The same where no more than the allocations that were seen race.
 pub const JOINT_OF_FEW: f64 = 0.3;
-pub const RACE_OF_FEW: (f64, f64) = (0.45, 0.6);
+pub const RACE_OF_FEW: (f64, f64) = (0.5, 0.8);
 
 /// `full-routed`: straight pipelines, and of what is left the joint search.
 pub const STRAIGHT: f64 = 0.25;

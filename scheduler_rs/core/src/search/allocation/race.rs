@@ -1,5 +1,5 @@
 //! Allocations of a small cluster in a race: every one gets a short run of annealing by itself, the better ones longer
-//! and longer runs.
+//! and longer runs, of complete schedules.
 //!
 //! Where allocation and routes change together, routes never have the time to suit an allocation, so that one looks good
 //! or bad by chance; here each is judged by what its own routes can do.
@@ -10,12 +10,14 @@ use crate::budget::Budget;
 use crate::problem::{Instance, Problem};
 use crate::request::Options;
 use crate::route::{RouteTask, route_tasks};
-use crate::search::candidate::paths_of_batches;
+use crate::search::candidate::{batches_of_paths, paths_of_batches};
 use crate::search::context::stream_of;
 use crate::search::instance_view::InstanceView;
+use crate::search::methods::annealing::{AnnealingChain, PrioritisedRoutes};
 use crate::search::methods::routes::Path;
 use crate::search::methods::sampling::random_routes;
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
+use crate::simulate::Simulator;
 use crate::time::{NEVER, Rounding, Time};
 
 /// One of so many goes on to longer runs.
@@ -26,10 +28,13 @@ const LAST: usize = 2;
 const SIDE_BY_SIDE: usize = 8;
 /// Draws for routes of an allocation.
 const DRAWS: u64 = 100;
-/// Steps of an allocation's first run.
-const FIRST_STEPS: u64 = 2_500;
+/// Steps of an allocation's first run over complete schedules.
+const FIRST_STEPS: u64 = 10_000;
+/// Later runs than this one begin with other routes; those before it go on from the best plan, which says more of an
+/// allocation where runs are short.
+const LAST_WARM: u64 = 3;
 /// Work of the many runs that begin the race, as a share of all its work.
-const FIRST_SHARE: f64 = 0.3;
+const FIRST_SHARE: f64 = 0.5;
 /// Streams of random numbers that no other search uses.
 const STREAM: u64 = 1 << 32;
 
@@ -45,7 +50,10 @@ struct Runner {
     problem: Problem,
     instance: Instance,
     tasks: Vec<RouteTask>,
-    annealing: ScheduleAnnealing,
+    /// Routes and priorities, for the first run.
+    chain: AnnealingChain,
+    /// Complete schedules, for all others.
+    annealing: Option<ScheduleAnnealing>,
     /// No plan takes less.
     bound: Time,
     /// Place among those that entered.
@@ -58,25 +66,61 @@ impl Runner {
         let instance = Instance::new(&problem, Rounding::Up);
         let tasks = route_tasks(&instance);
         let paths = drawn(&instance, &tasks, seed, number, 0)?;
+        let scale = (0..instance.node_count()).map(|n| instance.least_work(n)).max().unwrap_or(1).max(1) * 16;
         let rng = stream_of(seed, STREAM + (number << 16));
-        let ground = InstanceView { instance: &instance, tasks: &tasks };
-        let annealing = ScheduleAnnealing::new(ground, paths, None, FIRST_STEPS, rng);
-        Some(Self { problem, instance, tasks, annealing, bound, number })
+        let chain = AnnealingChain::new(InstanceView { instance: &instance, tasks: &tasks }, paths, rng, scale);
+        Some(Self { problem, instance, tasks, chain, annealing: None, bound, number })
     }
 
-    /// One run to its end; from other routes, where it is not the first.
+    /// Run number `level` to its end.
     fn run(&mut self, level: u64, seed: u64, budget: &Budget) {
-        if level > 0
-            && let Some(paths) = drawn(&self.instance, &self.tasks, seed, self.number, level)
-        {
-            self.annealing.restart(&paths, None);
+        if level == 0 {
+            self.chain.run(u64::MAX / 2, budget);
+            return;
         }
-        self.annealing.run(u64::MAX / 2, budget);
+        let fresh = (level > LAST_WARM).then(|| drawn(&self.instance, &self.tasks, seed, self.number, level)).flatten();
+        let schedule = self.schedule();
+        let (paths, order) = match (&fresh, &schedule) {
+            (Some(paths), _) => (paths, None),
+            (None, Some(schedule)) => (&schedule.paths, Some(schedule.order.as_slice())),
+            (None, None) => return,
+        };
+        if let Some(annealing) = &mut self.annealing {
+            annealing.restart(paths, order);
+        } else {
+            let view = InstanceView { instance: &self.instance, tasks: &self.tasks };
+            let rng = stream_of(seed, STREAM + (self.number << 16) + (1 << 15));
+            self.annealing = Some(ScheduleAnnealing::new(view, paths.clone(), order, FIRST_STEPS, rng));
+        }
+        if let Some(annealing) = &mut self.annealing {
+            annealing.run(u64::MAX / 2, budget);
+        }
+    }
+
+    /// Search steps so far.
+    fn work(&self) -> u64 {
+        self.chain.work + self.annealing.as_ref().map_or(0, ScheduleAnnealing::work)
+    }
+
+    /// The best plan so far.
+    fn schedule(&self) -> Option<Schedule> {
+        let annealed = self.annealing.as_ref().and_then(ScheduleAnnealing::best);
+        annealed.or_else(|| scheduled(&self.instance, &self.tasks, self.chain.best()?))
     }
 
     fn key(&self) -> (Time, Time) {
-        self.annealing.key()
+        let annealed = self.annealing.as_ref().map_or((NEVER, NEVER), ScheduleAnnealing::key);
+        self.chain.best().map_or(annealed, |found| found.key.min(annealed))
     }
+}
+
+/// A plan by priorities, as the schedule that they make.
+fn scheduled(instance: &Instance, tasks: &[RouteTask], found: &PrioritisedRoutes) -> Option<Schedule> {
+    let mut simulator = Simulator::new(instance);
+    simulator.load(&batches_of_paths(tasks, &found.paths));
+    let outcome = simulator.run_prioritised(&found.priorities).ok()?;
+    let key = (outcome.iteration, outcome.finish_sum);
+    Some(Schedule { paths: found.paths.clone(), order: simulator.dispatched_order(), key })
 }
 
 /// Random routes of an allocation.
@@ -111,7 +155,7 @@ pub fn race(
             })
             .collect();
         for runner in ran.into_iter().flatten() {
-            work += runner.annealing.work();
+            work += runner.work();
             best = best.min(runner.key().0);
             runners.push(runner);
         }
@@ -130,14 +174,14 @@ pub fn race(
             if is_over(work, shares.1, most as f64) {
                 break;
             }
-            let before: u64 = chunk.iter().map(|runner| runner.annealing.work()).sum();
+            let before: u64 = chunk.iter().map(|runner| runner.work()).sum();
             chunk.par_iter_mut().for_each(|runner| runner.run(level, options.seed, budget));
-            work += chunk.iter().map(|runner| runner.annealing.work()).sum::<u64>() - before;
+            work += chunk.iter().map(|runner| runner.work()).sum::<u64>() - before;
             best = chunk.iter().map(|runner| runner.key().0).fold(best, Time::min);
         }
     }
     budget.add_work(work);
     let winner = runners.into_iter().filter(|r| r.key().0 < NEVER).min_by_key(|r| (r.key(), r.number))?;
-    let schedule = winner.annealing.best()?;
+    let schedule = winner.schedule()?;
     Some(Raced { problem: winner.problem, schedule, work })
 }

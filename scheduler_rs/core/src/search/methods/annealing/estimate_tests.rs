@@ -10,12 +10,12 @@ use crate::plan::Kind;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
 use crate::rules::{Constraints, MemoryRule};
-use crate::search::candidate::paths_of_batches;
+use crate::search::candidate::{batches_of_paths, paths_of_batches};
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Path, Routes};
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
-use crate::simulate::{MicrobatchRoute, Simulator};
+use crate::simulate::Simulator;
 use crate::time::Rounding;
 
 /// 14 nodes in five stages, two sources, random times and links, random rules.
@@ -143,29 +143,10 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
     assert!(made > 3_000 && dealt > 100, "{made} changes, {dealt} deals");
 }
 
-/// Microbatches of a schedule as the simulator takes them.
-fn batches_of(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
-    let mut batches = Vec::new();
-    for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
-        for wave in 0..task.waves {
-            let nodes = path.to_vec();
-            batches.push(MicrobatchRoute {
-                id: batches.len(),
-                source: task.source,
-                route,
-                wave,
-                class: task.class,
-                nodes,
-            });
-        }
-    }
-    batches
-}
-
 /// A schedule has every task once, keeps the memory, and takes as long as the simulator says.
 fn is_executable(instance: &Instance, tasks: &[RouteTask], schedule: &Schedule) {
     let mut simulator = Simulator::new(instance);
-    simulator.load(&batches_of(tasks, &schedule.paths));
+    simulator.load(&batches_of_paths(tasks, &schedule.paths));
     let mut listed: Vec<_> = schedule.order.concat();
     listed.sort_unstable();
     assert!(listed.into_iter().eq(0..simulator.task_count() as u32));

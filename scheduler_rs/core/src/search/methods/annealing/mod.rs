@@ -20,6 +20,7 @@ use crate::allocate::joint::Placement;
 use crate::budget::Budget;
 use crate::problem::{Instance, NO_STAGE};
 use crate::route::{Lengths, RouteTask};
+use crate::search::candidate::batches_of_paths;
 use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
@@ -189,22 +190,12 @@ impl AnnealingChain {
     /// From complete routes; `scale` is about the iteration that is hoped for.
     #[must_use]
     pub fn new(view: InstanceView<'_>, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
-        let mut batches = Vec::new();
-        let mut first = Vec::new();
-        for (route, task) in view.tasks.iter().enumerate() {
-            first.push(batches.len());
-            for wave in 0..task.waves {
-                let nodes = paths[route].to_vec();
-                batches.push(MicrobatchRoute {
-                    id: batches.len(),
-                    source: task.source,
-                    route,
-                    wave,
-                    class: task.class,
-                    nodes,
-                });
-            }
-        }
+        let batches = batches_of_paths(view.tasks, &paths);
+        let first = view.tasks.iter().scan(0, |sum, task| {
+            *sum += task.waves;
+            Some(*sum - task.waves)
+        });
+        let first = first.collect();
         let routes = Routes::new(view, paths);
         let mut chain = Self {
             owned: OwnedInstance { instance: view.instance.clone(), tasks: view.tasks.to_vec() },
