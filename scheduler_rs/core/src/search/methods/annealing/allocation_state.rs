@@ -18,7 +18,7 @@ pub type Key = (Time, Time);
 pub struct PrioritisedRoutes {
     /// Nodes of each route.
     pub paths: Vec<Path>,
-    /// As [`Simulator::run_prioritised`] takes them.
+    /// As [`crate::simulate::Simulator::run_prioritised`] takes them.
     pub priorities: Vec<u32>,
     /// Iteration and sum of completion times.
     pub key: Key,
