@@ -332,7 +332,7 @@ impl Routes {
         Some(SmallVec::from_iter([(long as u32, less), (short as u32, more)]))
     }
 
-    /// The parts of some routes between two places, dealt to them anew so that the sum of `cost` is least; all these
+    /// The parts of some routes between two positions, reassigned to them so that the sum of `cost` is least; all these
     /// routes must be as long as each other. None where nothing changes.
     #[must_use]
     pub fn reassign(
@@ -345,14 +345,14 @@ impl Routes {
     ) -> Option<Change> {
         let n = chosen.len();
         let mut costs = vec![f64::INFINITY; n * n];
-        let dealt = |i: usize, j: usize| {
+        let reassigned = |i: usize, j: usize| {
             let mut path = self.paths[chosen[i]].clone();
             path[from..to].copy_from_slice(&self.paths[chosen[j]][from..to]);
             path
         };
         for i in 0..n {
             for j in 0..n {
-                let path = dealt(i, j);
+                let path = reassigned(i, j);
                 if i == j || self.keeps_order(view, &path) {
                     costs[i * n + j] = cost(chosen[i], &path);
                 }
@@ -360,7 +360,7 @@ impl Routes {
         }
         let columns = least_assignment(n, &costs);
         let moved = columns.iter().enumerate().filter(|(i, j)| i != *j);
-        let change: Change = moved.map(|(i, j)| (chosen[i] as u32, dealt(i, *j))).collect();
+        let change: Change = moved.map(|(i, j)| (chosen[i] as u32, reassigned(i, *j))).collect();
         (!change.is_empty()).then_some(change)
     }
 }

@@ -40,7 +40,7 @@ fn quotas(instance: &Instance, totals: &Lengths, rng: &mut Pcg64) -> Vec<usize> 
     visits[0] = if inner.is_empty() || instance.rules.cc1 {
         totals.routes.min(totals.total)
     } else {
-        home_visits(totals, inner.len(), rng)
+        source_visits(totals, inner.len(), rng)
     };
     if inner.is_empty() {
         return visits;
@@ -59,7 +59,7 @@ fn quotas(instance: &Instance, totals: &Lengths, rng: &mut Pcg64) -> Vec<usize> 
 }
 
 /// Without CC1, how many routes visit stage 0: about its share, or any number that the others allow.
-fn home_visits(totals: &Lengths, inner: usize, rng: &mut Pcg64) -> usize {
+fn source_visits(totals: &Lengths, inner: usize, rng: &mut Pcg64) -> usize {
     let most = totals.routes.min(totals.total);
     let least = totals.total.saturating_sub(totals.routes * inner);
     let share = (totals.total / (inner + 1)).clamp(least, most);

@@ -3,10 +3,12 @@
 
 use rand::RngExt;
 
+use super::allocation_state::OwnedInstance;
+use super::chain::{AnnealingChain, ESTIMATE_WORK};
+use super::estimate::Estimate;
 use crate::allocate::joint::Placement;
 use crate::problem::{NO_STAGE, Source};
-use crate::search::methods::annealing::AnnealingChain;
-use crate::search::methods::routes::Change;
+use crate::search::methods::routes::{Change, Routes};
 
 /// How often a change is another than an exchange of nodes, where it may be.
 const OTHERS: f64 = 0.3;
@@ -151,7 +153,7 @@ impl AnnealingChain {
         self.estimate.rebuild(self.owned.view(), &self.routes);
         self.estimate.raise(self.owned.view(), REPAIR_POWER);
         let steps = REPAIR_STEPS * self.owned.tasks.len() as u64;
-        self.work += steps * super::ESTIMATE_WORK;
+        self.work += steps * ESTIMATE_WORK;
         for _ in 0..steps {
             self.estimate_route_move(0.0);
         }
@@ -399,4 +401,4 @@ impl AnnealingChain {
     }
 }
 
-type Saved = (super::OwnedInstance, Option<Placement>, super::Routes, super::Estimate);
+type Saved = (OwnedInstance, Option<Placement>, Routes, Estimate);

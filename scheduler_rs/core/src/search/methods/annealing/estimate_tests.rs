@@ -94,7 +94,7 @@ fn keeps_rules(instance: &Instance, tasks: &[RouteTask], paths: &[Path], lengths
 #[test]
 fn changes_keep_the_rules_and_the_estimate_follows() {
     let mut rng = Pcg64::seed_from_u64(17);
-    let (mut made, mut dealt) = (0, 0);
+    let (mut made, mut reassigned) = (0, 0);
     for _ in 0..60 {
         let instance = instance(&mut rng);
         let tasks = route_tasks(&instance);
@@ -128,8 +128,8 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
             fresh.raise(view, 6);
             assert!((fresh.sum() - estimate.sum()).abs() <= 1e-9 * fresh.sum(), "{} {}", fresh.sum(), estimate.sum());
             if step % 10 == 0 {
-                assert!(ways <= 1e-9 * fresh.sum(), "a deal that lengthens ways by {ways}");
-                dealt += 1;
+                assert!(ways <= 1e-9 * fresh.sum(), "an assignment move that lengthens ways by {ways}");
+                reassigned += 1;
             }
             made += 1;
             if rng.random_bool(0.5) {
@@ -140,7 +140,7 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
             }
         }
     }
-    assert!(made > 3_000 && dealt > 100, "{made} changes, {dealt} deals");
+    assert!(made > 3_000 && reassigned > 100, "{made} changes, {reassigned} assignment moves");
 }
 
 /// A schedule has every task once, keeps the memory, and takes as long as the simulator says.

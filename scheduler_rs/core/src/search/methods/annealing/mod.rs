@@ -7,6 +7,8 @@
 //! other routes or, as a warm restart, from the best plan.
 
 mod allocation_moves;
+mod allocation_state;
+mod chain;
 mod estimate;
 #[cfg(test)]
 mod estimate_tests;
@@ -16,78 +18,21 @@ use std::cmp::Reverse;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use crate::allocate::joint::Placement;
 use crate::budget::Budget;
-use crate::problem::{Instance, NO_STAGE};
+use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
 use crate::search::candidate::batches_of_paths;
 use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Change, Path, Routes};
-use crate::simulate::{MicrobatchRoute, Outcome, Simulator, Workspace};
+use crate::simulate::{MicrobatchRoute, Outcome, Workspace};
 use crate::time::Time;
 
-/// What plans are compared by: the iteration, then the sum of completion times.
-pub type Key = (Time, Time);
-
-/// Routes and priorities with the times that they give.
-#[derive(Clone, Debug)]
-pub struct PrioritisedRoutes {
-    /// Nodes of each route.
-    pub paths: Vec<Path>,
-    /// As [`Simulator::run_prioritised`] takes them.
-    pub priorities: Vec<u32>,
-    /// Iteration and sum of completion times.
-    pub key: Key,
-    /// The allocation, where that was searched too.
-    pub allocation: Option<Box<AllocationState>>,
-}
-
-/// An allocation as a chain has it: the instance, its routes and their sources, and which node serves where.
-#[derive(Clone, Debug)]
-pub struct AllocationState {
-    owned: OwnedInstance,
-    placement: Placement,
-}
-
-impl AllocationState {
-    /// An allocation with the routes that are asked of it.
-    #[must_use]
-    pub fn new(placement: Placement, instance: Instance, tasks: Vec<RouteTask>) -> Self {
-        Self { owned: OwnedInstance { instance, tasks }, placement }
-    }
-
-    /// What routes are made for.
-    #[must_use]
-    pub fn view(&self) -> InstanceView<'_> {
-        self.owned.view()
-    }
-
-    /// Two nodes of different stages change places, if they may.
-    pub fn exchange_any(&mut self, rng: &mut Pcg64) {
-        let count = self.owned.instance.node_count();
-        let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
-        let (left, right) = (self.owned.instance.stage_of[a], self.owned.instance.stage_of[b]);
-        let fixed = !self.placement.scope().sources && (left == 0 || right == 0);
-        if left == right || fixed || left == NO_STAGE || right == NO_STAGE {
-            return;
-        }
-        let instance = &mut self.owned.instance;
-        self.placement.swap(instance, a, b);
-        let fits = |place: usize| instance.memory[place] > 0;
-        if !fits(a) || !fits(b) || !self.placement.is_close(instance, left) || !self.placement.is_close(instance, right)
-        {
-            self.placement.swap(instance, a, b);
-        }
-    }
-
-    /// Which node serves where.
-    #[must_use]
-    pub fn placement(&self) -> &Placement {
-        &self.placement
-    }
-}
+use self::allocation_state::OwnedInstance;
+pub use self::allocation_state::{AllocationState, PrioritisedRoutes};
+pub use self::chain::AnnealingChain;
+use self::chain::{ESTIMATE_WORK, Phase, energy};
 
 /// How often the allocation is changed rather than routes or priorities, where it may be; and how much hotter it is then.
 const ALLOCATION_MOVES: f64 = 0.4;
@@ -102,8 +47,6 @@ const FREE_ESTIMATE: f64 = 0.1;
 const FREE_ESTIMATE_OF_WARM_RESTART: f64 = 0.3;
 /// So it does where nodes are few: each of them is waited for by most routes, and order decides.
 const ESTIMATE_OF_FEW: f64 = 0.1;
-/// Work of a change that is only estimated, in simulated tasks.
-const ESTIMATE_WORK: u64 = 4;
 /// Work of the first run of a chain, in simulations of all tasks.
 pub const FIRST_RUN: u64 = 250;
 /// Each further run may do four times as much, from this on twice as much.
@@ -112,8 +55,6 @@ const LONG_RUN: u64 = 4_000;
 const MOST_DOUBLINGS: u32 = 16;
 /// The most routes whose parts one assignment move reassigns.
 const MOST_ASSIGNED: usize = 128;
-/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
-const MEAN: f64 = 0.1;
 /// How hot a run begins and ends, as a share of the iteration.
 const SIMULATED: Cooling = Cooling { hot: 3e-3, cold: 1e-4 };
 /// The same for the logarithm of the estimate, for each route, since a sum over more routes changes by less; and its
@@ -135,55 +76,6 @@ impl Cooling {
     fn at(self, share: f64) -> f64 {
         self.hot * (self.cold / self.hot).powf(share)
     }
-}
-
-/// Which part of a run a chain is in, and how far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Estimate,
-    Simulate,
-    Done,
-}
-
-/// What [`InstanceView`] borrows: a chain has its own, since it may change the allocation.
-#[derive(Clone, Debug)]
-struct OwnedInstance {
-    instance: Instance,
-    tasks: Vec<RouteTask>,
-}
-
-impl OwnedInstance {
-    fn view(&self) -> InstanceView<'_> {
-        InstanceView { instance: &self.instance, tasks: &self.tasks }
-    }
-}
-
-/// See the [module](self).
-#[derive(Debug)]
-pub struct AnnealingChain {
-    owned: OwnedInstance,
-    /// Where the allocation may change.
-    placement: Option<Placement>,
-    routes: Routes,
-    estimate: Estimate,
-    workspace: Workspace,
-    batches: Vec<MicrobatchRoute>,
-    /// First batch of each route.
-    first: Vec<usize>,
-    priorities: Vec<u32>,
-    outcome: Outcome,
-    energy: f64,
-    rng: Pcg64,
-    best: Option<PrioritisedRoutes>,
-    phase: Phase,
-    step: u64,
-    steps: u64,
-    restarts: u32,
-    /// Says how long this run is.
-    run: u32,
-    warm_restart: bool,
-    /// Search steps done.
-    pub work: u64,
 }
 
 impl AnnealingChain {
@@ -355,33 +247,6 @@ impl AnnealingChain {
         }
     }
 
-    /// Changes a route by the estimate alone; `temperature` says how far the sum may rise.
-    fn estimate_route_move(&mut self, temperature: f64) {
-        let several = self.owned.tasks.len() / 16;
-        let route = self.pick(0.3, several, |chain, route| chain.estimate.way(chain.owned.view(), route));
-        let Some(change) = self.routes.propose(self.owned.view(), route, &mut self.rng) else { return };
-        // The sum may rise by so much; the ways alone tell in most cases that it rises further.
-        let most = -self.estimate.sum() * temperature * self.rng.random::<f64>().ln();
-        if self.estimate.rise_of_ways(self.owned.view(), &change) > most {
-            return;
-        }
-        let before = self.estimate.sum();
-        let Some(back) = self.routes.apply(self.owned.view(), change) else { return };
-        self.estimate.follow(self.owned.view(), &self.routes, &back);
-        if self.estimate.sum() - before <= most {
-            self.write(&back);
-        } else {
-            self.take_back(back);
-        }
-    }
-
-    /// Takes a change back that the estimate has followed; `back` is what undoes it.
-    fn take_back(&mut self, back: Change) {
-        let forth: Change = back.iter().map(|(r, _)| (*r, self.routes.path(*r as usize).clone())).collect();
-        self.routes.undo(self.owned.view(), back);
-        self.estimate.follow(self.owned.view(), &self.routes, &forth);
-    }
-
     /// Steps between two assignment moves: these take about a fifth of the time.
     fn assignment_interval(&self) -> u64 {
         assignment_work(self.owned.tasks.len().min(MOST_ASSIGNED) as u64).max(STEPS_PER_POLL)
@@ -426,21 +291,6 @@ impl AnnealingChain {
         }
     }
 
-    /// A random route, now and then the longest one of several.
-    fn pick(&mut self, often: f64, several: usize, time: impl Fn(&Self, usize) -> Time) -> usize {
-        let count = self.owned.tasks.len();
-        let mut route = self.rng.random_range(0..count);
-        if self.rng.random_bool(often) {
-            for _ in 0..several.max(2) {
-                let other = self.rng.random_range(0..count);
-                if time(self, other) > time(self, route) {
-                    route = other;
-                }
-            }
-        }
-        route
-    }
-
     fn try_route(&mut self, temperature: f64) {
         let completion =
             |chain: &Self, r: usize| chain.workspace.completion_of(chain.first[r] + chain.owned.tasks[r].waves - 1);
@@ -464,60 +314,6 @@ impl AnnealingChain {
         self.priorities.swap(a, b);
         if !self.judge(temperature) {
             self.priorities.swap(a, b);
-        }
-    }
-
-    /// Simulates what has been changed; whether it stays.
-    fn judge(&mut self, temperature: f64) -> bool {
-        let Some(outcome) = self.simulate() else { return false };
-        let energy = energy(&outcome, self.batches.len());
-        let rise = energy - self.energy;
-        if rise > 0.0 && self.rng.random::<f64>() >= (-rise / temperature).exp() {
-            return false;
-        }
-        self.outcome = outcome;
-        self.energy = energy;
-        self.keep();
-        true
-    }
-
-    fn simulate(&mut self) -> Option<Outcome> {
-        let mut simulator = Simulator::with(&self.owned.instance, std::mem::take(&mut self.workspace));
-        simulator.load(&self.batches);
-        self.work += simulator.task_count() as u64;
-        let outcome = simulator.run_prioritised(&self.priorities).ok();
-        self.workspace = simulator.into_workspace();
-        outcome
-    }
-
-    /// Remembers where it is, if that is better than anything before.
-    fn keep(&mut self) {
-        let key = (self.outcome.iteration, self.outcome.finish_sum);
-        if self.best.as_ref().is_none_or(|best| key < best.key) {
-            let paths = (0..self.owned.tasks.len()).map(|r| self.routes.path(r).clone()).collect();
-            let allocation = self
-                .placement
-                .as_ref()
-                .map(|placement| AllocationState { owned: self.owned.clone(), placement: placement.clone() });
-            self.best = Some(PrioritisedRoutes {
-                paths,
-                priorities: self.priorities.clone(),
-                key,
-                allocation: allocation.map(Box::new),
-            });
-        }
-    }
-
-    /// Hands the paths of the routes named in `change` to the simulator's microbatches.
-    fn write(&mut self, change: &Change) {
-        for (route, _) in change {
-            let route = *route as usize;
-            for wave in 0..self.owned.tasks[route].waves {
-                let batch = &mut self.batches[self.first[route] + wave];
-                batch.source = self.owned.tasks[route].source;
-                batch.nodes.clear();
-                batch.nodes.extend_from_slice(self.routes.path(route));
-            }
         }
     }
 }
@@ -548,8 +344,4 @@ const STEPS_PER_POLL: u64 = 256;
 pub fn default_priorities(batches: usize) -> Vec<u32> {
     let count = batches as u32;
     (0..count).flat_map(|b| [count + b, b]).collect()
-}
-
-fn energy(outcome: &Outcome, count: usize) -> f64 {
-    outcome.iteration as f64 + MEAN * outcome.finish_sum as f64 / count as f64
 }

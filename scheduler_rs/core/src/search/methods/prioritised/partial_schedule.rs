@@ -163,7 +163,7 @@ impl<'a> PartialSchedule<'a> {
         }
     }
 
-    /// Node and duration of a task by its place in the chain.
+    /// Node and duration of a task by its position in the chain.
     fn task(&self, route: usize, timed_path: &TimedPath, place: usize) -> (usize, Time) {
         let hops = timed_path.nodes.len();
         let class = self.tasks[route].class;
@@ -222,7 +222,7 @@ impl<'a> PartialSchedule<'a> {
     #[must_use]
     pub fn order(&self, simulator: &Simulator<'_>) -> Vec<Vec<TaskId>> {
         let id = |reservation: &Reservation| {
-            simulator.tasks_of((reservation.task >> PLACE_BITS) as usize).start + (reservation.task & PLACE_MASK)
+            simulator.tasks_of((reservation.task >> POSITION_BITS) as usize).start + (reservation.task & POSITION_MASK)
         };
         self.timelines.iter().map(|line| line.reservations().iter().map(id).collect()).collect()
     }
@@ -273,10 +273,10 @@ impl<'a> PartialSchedule<'a> {
     }
 }
 
-/// A route has at most [`crate::problem::MOST_STAGES`] visits, so its places fit.
-const PLACE_BITS: u32 = 9;
-const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
+/// A route has at most [`crate::problem::MOST_STAGES`] visits, so its positions fit.
+const POSITION_BITS: u32 = 9;
+const POSITION_MASK: u32 = (1 << POSITION_BITS) - 1;
 
-fn task_code(microbatch: usize, place: usize) -> u32 {
-    (microbatch as u32) << PLACE_BITS | place as u32
+fn task_code(microbatch: usize, position: usize) -> u32 {
+    (microbatch as u32) << POSITION_BITS | position as u32
 }
