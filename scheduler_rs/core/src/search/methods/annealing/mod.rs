@@ -26,7 +26,7 @@ use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Change, Path, Routes};
-use crate::simulate::{MicrobatchRoute, Outcome, Workspace};
+use crate::simulate::{Outcome, Workspace};
 use crate::time::Time;
 
 use self::allocation_state::OwnedInstance;
