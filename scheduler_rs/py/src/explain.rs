@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::errors::OrRaise;
 use crate::plan::Plan;
 
-/// A stretch of time on a way through the iteration.
+/// A time interval on a path through the iteration.
 #[pyclass(frozen, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Segment(CoreSegment);

@@ -12,13 +12,13 @@ use crate::errors::OrRaise;
 use crate::problem::{Constraints, Problem};
 use crate::report::SearchReport;
 
-/// One microbatch and its way through the pipeline.
+/// One microbatch and its route through the pipeline.
 #[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Microbatch {
     /// Unique number.
     id: usize,
-    /// Stage-0 node that it starts from and comes home to.
+    /// Stage-0 node that it starts from and returns to.
     source: usize,
     /// Nodes in order of the forward pass.
     nodes: Vec<usize>,
