@@ -19,7 +19,7 @@ pub const JOINT_START: f64 = 0.05;
 /// The same before all allocations of a small cluster are looked at one by one; where they race, when the first runs end,
 /// and the race.
 pub const JOINT_OF_SMALL: f64 = 0.1;
-pub const RACE_OF_SMALL: (f64, f64) = (0.45, 0.85);
+pub const RACE_OF_SMALL: (f64, f64) = (0.4, 0.7);
 /// The same where no more than the allocations that were seen race.
 pub const JOINT_OF_FEW: f64 = 0.3;
 pub const RACE_OF_FEW: (f64, f64) = (0.5, 0.8);
