@@ -382,7 +382,7 @@ class LeftOut:
 @final
 class Microbatch:
     """
-    One microbatch and its way through the pipeline.
+    One microbatch and its route through the pipeline.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -405,7 +405,7 @@ class Microbatch:
     @property
     def source(self, /) -> int:
         """
-        Stage-0 node that it starts from and comes home to.
+        Stage-0 node that it starts from and returns to.
         """
     @property
     def stages(self, /) -> list[int]:
@@ -779,7 +779,7 @@ class SearchReport:
 @final
 class Segment:
     """
-    A stretch of time on a way through the iteration.
+    A time interval on a path through the iteration.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
