@@ -174,9 +174,9 @@ pub fn race(
             if is_over(work, shares.1, most as f64) {
                 break;
             }
-            let before: u64 = chunk.iter().map(|runner| runner.work()).sum();
+            let before: u64 = chunk.iter().map(Runner::work).sum();
             chunk.par_iter_mut().for_each(|runner| runner.run(level, options.seed, budget));
-            work += chunk.iter().map(|runner| runner.work()).sum::<u64>() - before;
+            work += chunk.iter().map(Runner::work).sum::<u64>() - before;
             best = chunk.iter().map(|runner| runner.key().0).fold(best, Time::min);
         }
     }
