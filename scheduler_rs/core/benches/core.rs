@@ -17,7 +17,7 @@ use skippipe_core::plan::Plan;
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::request::{Options, PlanRequest};
 use skippipe_core::rules::{Constraints, Strategy};
-use skippipe_core::search::cbs::solve;
+use skippipe_core::search::methods::cbs::solve;
 use skippipe_core::simulate::{MicrobatchRoute, OrderGraph, Replaced, Simulator, TaskId};
 use skippipe_core::time::Rounding;
 

@@ -16,7 +16,7 @@ use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::report::SearchReport;
 use skippipe_core::route::{Lengths, RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule, Strategy};
-use skippipe_core::search::cbs::{Answer, Solution, Subproblem, Termination, VisitDemand, solve};
+use skippipe_core::search::methods::cbs::{Answer, Solution, Subproblem, Termination, VisitDemand, solve};
 use skippipe_core::simulate::Simulator;
 use skippipe_core::time::{NEVER, Rounding, Time, seconds};
 

@@ -10,7 +10,7 @@ use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::plan::Kind;
 use skippipe_core::route::RouteTask;
-use skippipe_core::search::cbs::{Termination, solve};
+use skippipe_core::search::methods::cbs::{Termination, solve};
 use skippipe_core::search::methods::tabu::improve;
 use skippipe_core::simulate::{MicrobatchRoute, Simulator, TaskId};
 use skippipe_core::time::Time;

@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::route::RouteTask;
-use crate::search::cbs;
 use crate::search::context::Context;
 use crate::search::methods::annealing::PrioritisedRoutes;
+use crate::search::methods::cbs;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
 use crate::search::methods::routes::Path;

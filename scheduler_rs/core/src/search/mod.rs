@@ -7,14 +7,13 @@
 //! 3. `fixed_allocation`: one strategy on one allocation. `feasibility` refuses what cannot have a plan; `full` and
 //!    `random-skip` follow from `methods/constructed`, the other strategies from the `portfolio`.
 //! 4. `portfolio/`: rounds of `methods/` side by side (`prioritised` planning, `annealing`, `schedule_annealing`,
-//!    [`tabu`](methods::tabu) and proofs by [`cbs`]), each with the best `candidate` so far; the bounds and the
+//!    [`tabu`](methods::tabu) and proofs by [`cbs`](methods::cbs)), each with the best `candidate` so far; the bounds and the
 //!    look-ahead are [`crate::bound`]'s.
 //! 5. `assembly` writes the plan with the simulator's times; `trace` has what the search reports of itself.
 
 mod allocation;
 mod assembly;
 mod candidate;
-pub mod cbs;
 mod context;
 mod effort;
 mod feasibility;

@@ -4,7 +4,7 @@ use serde_json::Number;
 
 use crate::budget::Budget;
 use crate::report::{SearchEvent, Statistics};
-use crate::search::cbs;
+use crate::search::methods::cbs;
 use crate::time::{Time, seconds};
 
 /// Plans and bounds as they were found.

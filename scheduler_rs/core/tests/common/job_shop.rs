@@ -12,7 +12,7 @@ use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
-use skippipe_core::search::cbs::{Subproblem, VisitDemand};
+use skippipe_core::search::methods::cbs::{Subproblem, VisitDemand};
 use skippipe_core::time::{NEVER, Rounding, Time};
 
 /// One unit of processing time.

@@ -2,11 +2,12 @@
 //!
 //! `prioritised` places routes one after the other; `annealing` changes routes and priorities, `schedule_annealing`
 //! complete schedules; [`tabu`] the order for given routes; `proof` runs conflict-based search
-//! ([`crate::search::cbs`]) for bounds. `constructed` has the strategies whose plan follows from an allocation. `sampling`
+//! ([`crate::search::methods::cbs`]) for bounds. `constructed` has the strategies whose plan follows from an allocation. `sampling`
 //! and `straight_pipelines` make first routes, `routes` and `assignment` the moves that both annealings share.
 
 pub(super) mod annealing;
 mod assignment;
+pub mod cbs;
 pub(super) mod constructed;
 pub(super) mod prioritised;
 pub(super) mod proof;

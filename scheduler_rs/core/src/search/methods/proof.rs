@@ -7,11 +7,11 @@ use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
-use crate::search::cbs;
-use crate::search::cbs::{Subproblem, Termination, VisitDemand};
+use crate::search::methods::cbs;
+use crate::search::methods::cbs::{Subproblem, Termination, VisitDemand};
 use crate::time::{NEVER, Time};
 
-/// What [`crate::search::cbs`] counts, in simulated tasks.
+/// What [`crate::search::methods::cbs`] counts, in simulated tasks.
 const STEP_WORK: u64 = 4;
 /// Steps of the first search of each question; every further one may take twice as many.
 const FIRST_STEPS: u64 = 20_000;
