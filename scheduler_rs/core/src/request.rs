@@ -8,7 +8,7 @@ use crate::error::{Result, invalid};
 use crate::problem::Problem;
 use crate::rules::{Constraints, Strategy};
 
-/// What is asked of [`crate::plan`].
+/// What is asked of [`crate::plan()`].
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     /// Cluster, rules, skip ratio and microbatches, with the allocation that comes first.

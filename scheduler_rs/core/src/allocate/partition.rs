@@ -138,7 +138,7 @@ impl<'a> Partition<'a> {
         &self.replica_s
     }
 
-    /// The tour by which the partition is scored. Up to [`MAX_EXACT_TOUR`] stages only [`Self::improve_tour`] updates
+    /// The tour by which the partition is scored. Up to `MAX_EXACT_TOUR` stages only [`Self::improve_tour`] updates
     /// it.
     #[must_use]
     pub fn order(&self) -> &[usize] {
