@@ -9,12 +9,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, invalid, shown};
-use crate::report::SearchReport;
 use crate::time::LONGEST_S;
 
 /// Bytes of text of a plan's `solver` that are kept. It may hold anything, and a value takes up to 40 times the memory
 /// of its text; what this project writes for 10,000 nodes is 60 kB.
-const MOST_SOLVER: usize = 2 << 20;
+const MOST_ENTRIES: usize = 2 << 20;
 /// Bytes of text of a plan's `model`.
 const MOST_MODEL: usize = 1 << 16;
 /// Characters of a message about a file: keys and values of others may be of any length.
@@ -165,9 +164,8 @@ pub(crate) fn counts<'de, D: Deserializer<'de>>(reader: D) -> std::result::Resul
     reader.deserialize_map(Counts)
 }
 
-/// Reads what a search reports of itself: any entries. Those that would exceed [`MOST_SOLVER`], or that no number or stack
-/// can hold, are left out.
-pub(crate) fn report<'de, D: Deserializer<'de>>(reader: D) -> std::result::Result<SearchReport, D::Error> {
+/// Reads any entries. Those that would exceed [`MOST_ENTRIES`] bytes, or that no number or stack can hold, are skipped.
+pub(crate) fn entries<'de, D: Deserializer<'de>>(reader: D) -> std::result::Result<Map<String, Value>, D::Error> {
     struct Entries;
     impl<'de> Visitor<'de> for Entries {
         type Value = Map<String, Value>;
@@ -177,7 +175,7 @@ pub(crate) fn report<'de, D: Deserializer<'de>>(reader: D) -> std::result::Resul
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-            let (mut found, mut room) = (Map::new(), MOST_SOLVER);
+            let (mut found, mut room) = (Map::new(), MOST_ENTRIES);
             while let Some((key, text)) = map.next_entry::<String, &RawValue>()? {
                 let size = key.len() + text.get().len();
                 if size <= room
@@ -190,11 +188,7 @@ pub(crate) fn report<'de, D: Deserializer<'de>>(reader: D) -> std::result::Resul
             Ok(found)
         }
     }
-    let entries = reader.deserialize_map(Entries)?;
-    if let Some(optimal) = entries.get("optimal").filter(|optimal| !optimal.is_boolean()) {
-        return Err(D::Error::custom(format_args!("optimal: expected true or false, got {optimal}")));
-    }
-    SearchReport::deserialize(Value::Object(entries)).map_err(D::Error::custom)
+    reader.deserialize_map(Entries)
 }
 
 /// Reads what a plan says of its model: any value, but not of any size.
@@ -381,19 +375,19 @@ mod tests {
     }
 
     #[test]
-    fn a_solver_of_any_size_is_read_in_bounds() {
+    fn entries_of_any_size_are_read_in_bounds() {
         #[derive(serde::Deserialize)]
         struct Part {
-            #[serde(deserialize_with = "report")]
-            solver: SearchReport,
+            #[serde(deserialize_with = "entries")]
+            solver: Map<String, Value>,
         }
-        let long = "[".to_owned() + &"0,".repeat(MOST_SOLVER / 2) + "0]";
+        let long = "[".to_owned() + &"0,".repeat(MOST_ENTRIES / 2) + "0]";
         let deep = "[".repeat(1000) + &"]".repeat(1000);
         let text = format!(
             "{{\"solver\": {{\"seed\": 3, \"long\": {long}, \"deep\": {deep}, \"much\": 1e999, \"work\": 7}}}}"
         );
         let part: Part = read(&text).unwrap();
-        assert_eq!(part.solver, SearchReport { seed: Some(3), work: Some(7), ..SearchReport::default() });
+        assert_eq!(Value::Object(part.solver), serde_json::json!({"seed": 3, "work": 7}));
     }
 
     #[test]

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
-use crate::format::{check_number, counts, model, object, objects, parse, pretty, report};
+use crate::format::{check_number, counts, model, object, objects, parse, pretty};
 use crate::problem::{Problem, check_absent_nodes, check_index, check_skip_ratio, check_stages};
-use crate::report::SearchReport;
+use crate::report::{SearchReport, report};
 use crate::rules::{Constraints, Strategy};
 
 /// Version that this module reads and writes.

@@ -1,11 +1,21 @@
 //! What a search reports of itself: the part `solver` of a plan.
 
-use serde::de::{DeserializeOwned, Deserializer};
+use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
 use crate::allocate::Allocated;
+use crate::format::entries;
+
+/// Reads the report in a plan of any origin, in bounded memory.
+pub(crate) fn report<'de, D: Deserializer<'de>>(reader: D) -> Result<SearchReport, D::Error> {
+    let entries = entries(reader)?;
+    if let Some(optimal) = entries.get("optimal").filter(|optimal| !optimal.is_boolean()) {
+        return Err(D::Error::custom(format_args!("optimal: expected true or false, got {optimal}")));
+    }
+    SearchReport::deserialize(Value::Object(entries)).map_err(D::Error::custom)
+}
 
 /// The report of a search. Plans may come from elsewhere: what is unknown or of another form counts as absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,16 +4,15 @@ use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
 use crate::error::Error;
-use crate::route::RouteTask;
 use crate::search::context::Context;
 use crate::search::methods::annealing::PrioritisedRoutes;
 use crate::search::methods::cbs;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
-use crate::search::methods::routes::Path;
+use crate::search::methods::routes::{Path, paths_of_batches};
 use crate::search::methods::sampling;
 use crate::search::methods::schedule_annealing::Schedule;
-use crate::simulate::{MicrobatchRoute, Outcome, Simulator, TaskId};
+use crate::simulate::{Outcome, Simulator, TaskId};
 use crate::time::Time;
 
 /// A complete plan of an attempt.
@@ -102,28 +101,6 @@ pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) 
 pub fn executed<'a>(context: &Context<'a>, found: cbs::Solution, work: &mut u64) -> Tried<'a> {
     let paths = paths_of_batches(&found.batches, context.tasks.len());
     timed(context, untimed_schedule(context, &paths), found.order, work)
-}
-
-/// The microbatches of routes as the simulator takes them.
-pub fn batches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
-    let mut batches = Vec::new();
-    for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
-        let (source, class) = (task.source, task.class);
-        for wave in 0..task.waves {
-            let id = batches.len();
-            batches.push(MicrobatchRoute { id, source, route, wave, class, nodes: path.to_vec() });
-        }
-    }
-    batches
-}
-
-/// Nodes of each of so many routes.
-pub fn paths_of_batches(batches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
-    let mut paths = vec![Path::new(); routes];
-    for batch in batches {
-        paths[batch.route] = Path::from_slice(&batch.nodes);
-    }
-    paths
 }
 
 /// The routes of a candidate in another order.

@@ -5,16 +5,39 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
-use crate::route::{Lengths, StageOrder};
+use crate::route::{Lengths, RouteTask, StageOrder};
 use crate::rules::MemoryRule;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::assignment::least_assignment;
+use crate::simulate::MicrobatchRoute;
 
 /// Nodes of one route in order of the forward pass.
 pub type Path = SmallVec<[u32; 16]>;
 
 /// New paths of one or two routes.
 pub type Change = SmallVec<[(u32, Path); 2]>;
+
+/// The microbatches of routes as the simulator takes them.
+pub fn batches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
+    let mut batches = Vec::new();
+    for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
+        let (source, class) = (task.source, task.class);
+        for wave in 0..task.waves {
+            let id = batches.len();
+            batches.push(MicrobatchRoute { id, source, route, wave, class, nodes: path.to_vec() });
+        }
+    }
+    batches
+}
+
+/// Nodes of each of so many routes.
+pub fn paths_of_batches(batches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
+    let mut paths = vec![Path::new(); routes];
+    for batch in batches {
+        paths[batch.route] = Path::from_slice(&batch.nodes);
+    }
+    paths
+}
 
 /// See the [module](self).
 #[derive(Clone, Debug)]

@@ -21,11 +21,10 @@ use rand_pcg::Pcg64;
 use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
-use crate::search::candidate::batches_of_paths;
 use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
-use crate::search::methods::routes::{Change, Path, Routes};
+use crate::search::methods::routes::{Change, Path, Routes, batches_of_paths};
 use crate::simulate::{Outcome, Workspace};
 use crate::time::Time;
 
