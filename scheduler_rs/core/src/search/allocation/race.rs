@@ -32,6 +32,8 @@ const FIRST_STEPS: u64 = 10_000;
 /// Later runs than this one begin with other routes; those before it go on from the best plan, which says more of an
 /// allocation where runs are short.
 const LAST_WARM: u64 = 3;
+/// Work between two looks at the clock.
+const SLICE: u64 = 100_000;
 /// Work of the many runs that begin the race, as a share of all its work.
 const FIRST_SHARE: f64 = 0.5;
 /// Streams of random numbers that no other search uses.
@@ -71,12 +73,13 @@ impl Runner {
         Some(Self { problem, instance, tasks, chain, annealing: None, bound, number })
     }
 
-    /// Run number `level` to its end.
-    fn run(&mut self, level: u64, seed: u64, budget: &Budget) {
-        if level == 0 {
-            self.chain.run(u64::MAX / 2, budget);
-            return;
-        }
+    /// The first run, to its end.
+    fn start(&mut self, budget: &Budget) {
+        self.chain.run(u64::MAX / 2, budget);
+    }
+
+    /// Run number `level` to its end, or until this share of the time is gone or so much work is done.
+    fn go_on(&mut self, level: u64, seed: u64, budget: &Budget, share: f64, most: u64) {
         let fresh = (level > LAST_WARM).then(|| drawn(&self.instance, &self.tasks, seed, self.number, level)).flatten();
         let schedule = self.schedule();
         let (paths, order) = match (&fresh, &schedule) {
@@ -91,8 +94,10 @@ impl Runner {
             let rng = stream_of(seed, STREAM + (self.number << 16) + (1 << 15));
             self.annealing = Some(ScheduleAnnealing::new(view, paths.clone(), order, FIRST_STEPS, rng));
         }
-        if let Some(annealing) = &mut self.annealing {
-            annealing.run(u64::MAX / 2, budget);
+        let Some(annealing) = &mut self.annealing else { return };
+        let end = annealing.work().saturating_add(most);
+        while !annealing.is_finished() && annealing.work() < end && !budget.is_over() && !budget.is_past(share) {
+            annealing.run(SLICE.min(end - annealing.work()), budget);
         }
     }
 
@@ -149,7 +154,7 @@ pub fn race(
             .into_par_iter()
             .map(|(number, (problem, bound))| {
                 let mut runner = Runner::new(problem, bound, number, options.seed)?;
-                runner.run(0, options.seed, budget);
+                runner.start(budget);
                 Some(runner)
             })
             .collect();
@@ -174,7 +179,8 @@ pub fn race(
                 break;
             }
             let before: u64 = chunk.iter().map(Runner::work).sum();
-            chunk.par_iter_mut().for_each(|runner| runner.run(level, options.seed, budget));
+            let left = most.saturating_sub(work) / chunk.len() as u64;
+            chunk.par_iter_mut().for_each(|runner| runner.go_on(level, options.seed, budget, shares.1, left));
             work += chunk.iter().map(Runner::work).sum::<u64>() - before;
             best = chunk.iter().map(|runner| runner.key().0).fold(best, Time::min);
         }

@@ -3,8 +3,8 @@
 //! A point of the search is a route for every microbatch and one sequence of all tasks, from which a serial schedule
 //! generation scheme makes a schedule (see [`decode`]). Every schedule in which no task could start earlier without
 //! another order on its node has such a sequence; a dispatch rule with priorities, as [`super::annealing`] has it, makes
-//! few of them. Changes (see [`moves`]): a task goes before or behind another one of its node, most of them on a critical path
-//! (van Laarhoven, Aarts and Lenstra 1992); a microbatch takes another route; two microbatches exchange their places.
+//! few of them. Changes (see [`moves`]): a task goes before or behind another one of its node, most of them on a critical
+//! path (van Laarhoven, Aarts and Lenstra 1992); a microbatch takes another route; two microbatches exchange positions.
 
 mod decode;
 mod moves;
