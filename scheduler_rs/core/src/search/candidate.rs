@@ -87,14 +87,14 @@ impl Known {
     pub fn timed<'a>(&self, context: &Context<'a>, work: &mut u64) -> Tried<'a> {
         match self {
             Self::Prioritised(found) => prioritised(context, found, work),
-            Self::Scheduled(schedule) => scheduled(context, schedule.clone(), work),
+            Self::Scheduled(schedule) => scheduled(context, schedule, work),
         }
     }
 }
 
 /// A schedule as it stands.
-pub fn scheduled<'a>(context: &Context<'a>, schedule: Schedule, work: &mut u64) -> Tried<'a> {
-    timed(context, untimed_schedule(context, &schedule.paths), schedule.order, work)
+pub fn scheduled<'a>(context: &Context<'a>, schedule: &Schedule, work: &mut u64) -> Tried<'a> {
+    timed(context, untimed_schedule(context, &schedule.paths), schedule.order.clone(), work)
 }
 
 /// What conflict-based search has found: the routes and order of its execution.

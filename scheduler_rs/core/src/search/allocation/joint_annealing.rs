@@ -1,7 +1,6 @@
 //! Allocation, routes and order at once: rounds of annealing that change all three, before the search goes on with the
 //! best allocation as it stands.
 
-use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
 use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
@@ -19,13 +18,12 @@ use crate::search::effort;
 use crate::search::fixed_allocation::plan_from;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::{AllocationState, AnnealingChain, PrioritisedRoutes, default_priorities};
-use crate::search::methods::routes::{Path, paths_of_batches};
-use crate::search::methods::sampling::random_routes;
+use crate::search::methods::routes::Path;
+use crate::search::methods::sampling::random_paths;
 use crate::search::trace::SearchTrace;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// Draws for routes of an allocation, and allocations that are tried until one has some.
-const DRAWS: u64 = 100;
+/// Allocations that are tried until one has routes.
 const OTHER_STARTS: u64 = 50;
 /// Chains side by side: always as many, so that threads change nothing but the time.
 const CHAINS: u64 = 2;
@@ -118,7 +116,7 @@ fn with_routes(first: AllocationState, seed: u64, budget: &Budget) -> Option<(Al
     let mut rng = stream_of(seed, OTHER_STARTS);
     let mut allocation = first;
     for start in 0..OTHER_STARTS {
-        if let Some(paths) = drawn(&allocation, &mut rng) {
+        if let Some(paths) = random_paths(allocation.view(), &mut rng) {
             return Some((allocation, paths, start == 0));
         }
         if budget.is_over() {
@@ -129,13 +127,6 @@ fn with_routes(first: AllocationState, seed: u64, budget: &Budget) -> Option<(Al
         }
     }
     None
-}
-
-/// Random routes of an allocation.
-fn drawn(allocation: &AllocationState, rng: &mut Pcg64) -> Option<Vec<Path>> {
-    let InstanceView { instance, tasks } = allocation.view();
-    let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, rng))?;
-    Some(paths_of_batches(&batches, tasks.len()))
 }
 
 struct Annealing<'a> {
@@ -262,7 +253,8 @@ impl<'a> Annealing<'a> {
 
     /// Other routes of the first allocation.
     fn routes(&self, stream: u64) -> Vec<Path> {
-        drawn(&self.first, &mut stream_of(self.options.seed, stream)).unwrap_or_else(|| self.fallback.clone())
+        random_paths(self.first.view(), &mut stream_of(self.options.seed, stream))
+            .unwrap_or_else(|| self.fallback.clone())
     }
 
     /// Lets a chain go on; where its run is over it begins anew: the first one from afar, the other with the best.

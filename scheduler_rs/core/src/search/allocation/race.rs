@@ -13,8 +13,8 @@ use crate::route::{RouteTask, route_tasks};
 use crate::search::context::stream_of;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::{AnnealingChain, PrioritisedRoutes};
-use crate::search::methods::routes::{Path, batches_of_paths, paths_of_batches};
-use crate::search::methods::sampling::random_routes;
+use crate::search::methods::routes::{Path, batches_of_paths};
+use crate::search::methods::sampling::random_paths;
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
 use crate::simulate::Simulator;
 use crate::time::{NEVER, Rounding, Time};
@@ -25,8 +25,6 @@ const KEPT: usize = 3;
 const LAST: usize = 2;
 /// Runs side by side, always as many, so that threads change nothing but the time.
 const SIDE_BY_SIDE: usize = 8;
-/// Draws for routes of an allocation.
-const DRAWS: u64 = 100;
 /// Steps of an allocation's first run over complete schedules.
 const FIRST_STEPS: u64 = 10_000;
 /// Later runs than this one begin with other routes; those before it go on from the best plan, which says more of an
@@ -81,18 +79,15 @@ impl Runner {
     /// Run number `level` to its end, or until this share of the time is gone or so much work is done.
     fn go_on(&mut self, level: u64, seed: u64, budget: &Budget, share: f64, most: u64) {
         let fresh = (level > LAST_WARM).then(|| drawn(&self.instance, &self.tasks, seed, self.number, level)).flatten();
-        let schedule = self.schedule();
-        let (paths, order) = match (&fresh, &schedule) {
-            (Some(paths), _) => (paths, None),
-            (None, Some(schedule)) => (&schedule.paths, Some(schedule.order.as_slice())),
-            (None, None) => return,
-        };
+        let from = fresh.map(|paths| (paths, None));
+        let from = from.or_else(|| self.schedule().map(|schedule| (schedule.paths, Some(schedule.order))));
+        let Some((paths, order)) = from else { return };
         if let Some(annealing) = &mut self.annealing {
-            annealing.restart(paths, order);
+            annealing.restart(&paths, order.as_deref());
         } else {
             let view = InstanceView { instance: &self.instance, tasks: &self.tasks };
             let rng = stream_of(seed, STREAM + (self.number << 16) + (1 << 15));
-            self.annealing = Some(ScheduleAnnealing::new(view, paths.clone(), order, FIRST_STEPS, rng));
+            self.annealing = Some(ScheduleAnnealing::new(view, paths, order.as_deref(), FIRST_STEPS, rng));
         }
         let Some(annealing) = &mut self.annealing else { return };
         let end = annealing.work().saturating_add(most);
@@ -108,7 +103,7 @@ impl Runner {
 
     /// The best plan so far.
     fn schedule(&self) -> Option<Schedule> {
-        let annealed = self.annealing.as_ref().and_then(ScheduleAnnealing::best);
+        let annealed = self.annealing.as_ref().and_then(|annealing| annealing.best().cloned());
         annealed.or_else(|| scheduled(&self.instance, &self.tasks, self.chain.best()?))
     }
 
@@ -130,8 +125,7 @@ fn scheduled(instance: &Instance, tasks: &[RouteTask], found: &PrioritisedRoutes
 /// Random routes of an allocation.
 fn drawn(instance: &Instance, tasks: &[RouteTask], seed: u64, number: u64, level: u64) -> Option<Vec<Path>> {
     let mut rng = stream_of(seed, STREAM + (number << 16) + 1 + level);
-    let batches = (0..DRAWS).find_map(|_| random_routes(instance, tasks, None, &mut rng))?;
-    Some(paths_of_batches(&batches, tasks.len()))
+    random_paths(InstanceView { instance, tasks }, &mut rng)
 }
 
 /// The best of `entered` (allocations and their bounds, the most promising first). Whoever cannot beat what takes `known`

@@ -17,6 +17,11 @@ pub type Path = SmallVec<[u32; 16]>;
 /// New paths of one or two routes.
 pub type Change = SmallVec<[(u32, Path); 2]>;
 
+/// Index of each route's first microbatch among all of them.
+pub fn first_microbatches(tasks: &[RouteTask]) -> Vec<usize> {
+    tasks.iter().scan(0, |sum, task| Some(std::mem::replace(sum, *sum + task.waves))).collect()
+}
+
 /// The microbatches of routes as the simulator takes them.
 pub fn batches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
     let mut batches = Vec::new();

@@ -6,9 +6,20 @@ use rand_pcg::Pcg64;
 
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
+use crate::search::instance_view::InstanceView;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
+use crate::search::methods::routes::{Path, paths_of_batches};
 use crate::simulate::MicrobatchRoute;
+
+/// Draws for the routes of an allocation.
+const DRAWS: u64 = 100;
+
+/// Random routes of an allocation; none where every draw ran into a dead end.
+pub fn random_paths(view: InstanceView<'_>, rng: &mut Pcg64) -> Option<Vec<Path>> {
+    let batches = (0..DRAWS).find_map(|_| random_routes(view.instance, view.tasks, None, rng))?;
+    Some(paths_of_batches(&batches, view.tasks.len()))
+}
 
 /// The stage sets of `sets`, assigned to the routes at random.
 #[must_use]

@@ -179,11 +179,11 @@ fn annealed_schedules_keep_the_rules_and_take_as_long_as_simulated() {
         let on = InstanceView { instance: &instance, tasks: &tasks };
         let annealing = || ScheduleAnnealing::new(on, paths.clone(), None, 3_000, Pcg64::seed_from_u64(number));
         let mut whole = annealing();
-        let first = whole.best().unwrap();
+        let first = whole.best().unwrap().clone();
         is_executable(&instance, &tasks, &first);
         whole.run(u64::MAX, &forever);
         assert!(whole.is_finished());
-        let best = whole.best().unwrap();
+        let best = whole.best().unwrap().clone();
         is_executable(&instance, &tasks, &best);
         keeps_rules(&instance, &tasks, &best.paths, &lengths);
         assert!(best.key <= first.key);
@@ -205,7 +205,7 @@ fn annealed_schedules_keep_the_rules_and_take_as_long_as_simulated() {
         whole.restart(&best.paths, Some(&best.order));
         whole.run(u64::MAX, &forever);
         assert!(whole.key() <= best.key);
-        is_executable(&instance, &tasks, &whole.best().unwrap());
+        is_executable(&instance, &tasks, whole.best().unwrap());
     }
     assert!(improved > 30 && changed > 30, "{improved} improved, {changed} on other routes");
 }

@@ -24,14 +24,15 @@ use crate::route::{Lengths, RouteTask};
 use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
-use crate::search::methods::routes::{Change, Path, Routes, batches_of_paths};
+use crate::search::methods::routes::{Change, Path, Routes, batches_of_paths, first_microbatches};
 use crate::simulate::{Outcome, Workspace};
 use crate::time::Time;
 
 use self::allocation_state::OwnedInstance;
 pub use self::allocation_state::{AllocationState, PrioritisedRoutes};
 pub use self::chain::AnnealingChain;
-use self::chain::{ESTIMATE_WORK, Phase, energy};
+pub(super) use self::chain::energy;
+use self::chain::{ESTIMATE_WORK, Phase};
 
 /// How often the allocation is changed rather than routes or priorities, where it may be; and how much hotter it is then.
 const ALLOCATION_MOVES: f64 = 0.4;
@@ -82,11 +83,6 @@ impl AnnealingChain {
     #[must_use]
     pub fn new(view: InstanceView<'_>, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
         let batches = batches_of_paths(view.tasks, &paths);
-        let first = view.tasks.iter().scan(0, |sum, task| {
-            *sum += task.waves;
-            Some(*sum - task.waves)
-        });
-        let first = first.collect();
         let routes = Routes::new(view, paths);
         let mut chain = Self {
             owned: OwnedInstance { instance: view.instance.clone(), tasks: view.tasks.to_vec() },
@@ -96,7 +92,7 @@ impl AnnealingChain {
             workspace: Workspace::default(),
             priorities: default_priorities(batches.len()),
             batches,
-            first,
+            first: first_microbatches(view.tasks),
             outcome: Outcome::default(),
             energy: f64::INFINITY,
             rng,
@@ -184,7 +180,8 @@ impl AnnealingChain {
             Phase::Simulate => {
                 self.steps = work / 2 / tasks;
                 let simulated = self.simulate();
-                self.energy = simulated.as_ref().map_or(f64::INFINITY, |o| energy(o, self.batches.len()));
+                self.energy =
+                    simulated.as_ref().map_or(f64::INFINITY, |o| energy(o.iteration, o.finish_sum, self.batches.len()));
                 if let Some(outcome) = simulated {
                     self.outcome = outcome;
                     self.keep();

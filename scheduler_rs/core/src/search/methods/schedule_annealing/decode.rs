@@ -2,6 +2,7 @@
 
 use crate::problem::Instance;
 use crate::route::RouteTask;
+use crate::search::methods::annealing::energy;
 use crate::search::methods::routes::Path;
 use crate::time::{NEVER, Time};
 
@@ -35,14 +36,6 @@ pub(super) struct Times {
     pub iteration: Time,
     /// Sum of the completion times of the microbatches.
     pub finish_sum: Time,
-}
-
-/// What an iteration may take, and how a sum of completion times counts beside it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
-    pub energy: f64,
-    /// Of the mean completion time.
-    pub weight: f64,
 }
 
 /// A serial schedule generation scheme over all operations.
@@ -166,13 +159,13 @@ impl Decoder {
 
     /// Places the operations of `sequence` one after the other, each as early as its input and what its node ran before
     /// allow; a forward without memory, and what follows in its microbatch, is put off until its node has some.
-    /// False where the energy is above the limit, or operations are left.
-    pub fn decode(&mut self, sequence: &[u32], limit: Limit, times: &mut Times, work: &mut u64) -> bool {
+    /// False where the energy is above `limit`, or operations are left.
+    pub fn decode(&mut self, sequence: &[u32], limit: f64, times: &mut Times, work: &mut u64) -> bool {
         self.reset();
         times.placed.clear();
         times.finish_sum = 0;
         let mut ended = self.floor;
-        let most = if limit.energy.is_finite() { limit.energy as Time - self.epilogue } else { NEVER };
+        let most = if limit.is_finite() { limit as Time - self.epilogue } else { NEVER };
         let is_within = sequence.iter().all(|id| {
             let operation = &self.operations[*id as usize];
             let (batch, index) = (operation.batch as usize, operation.index);
@@ -183,12 +176,12 @@ impl Decoder {
         *work += times.placed.len() as u64;
         self.resumed.clear();
         times.iteration = ended + self.epilogue;
-        is_within && times.placed.len() == sequence.len() && self.energy(times, limit.weight) <= limit.energy
+        is_within && times.placed.len() == sequence.len() && self.energy(times) <= limit
     }
 
     /// What schedules are compared by while annealing.
-    pub fn energy(&self, times: &Times, weight: f64) -> f64 {
-        times.iteration as f64 + weight * times.finish_sum as f64 / self.hops.len() as f64
+    pub fn energy(&self, times: &Times) -> f64 {
+        energy(times.iteration, times.finish_sum, self.hops.len())
     }
 
     fn reset(&mut self) {

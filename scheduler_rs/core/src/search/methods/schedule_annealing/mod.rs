@@ -16,11 +16,11 @@ use crate::budget::Budget;
 use crate::problem::Instance;
 use crate::route::RouteTask;
 use crate::search::instance_view::InstanceView;
-use crate::search::methods::routes::{Path, Routes};
+use crate::search::methods::routes::{Path, Routes, first_microbatches};
 use crate::simulate::TaskId;
 use crate::time::{NEVER, Time};
 
-use decode::{Decoder, Limit, Times};
+use decode::{Decoder, Times};
 
 /// Iteration, then sum of completion times.
 type Key = (Time, Time);
@@ -40,8 +40,7 @@ pub struct Schedule {
 const HOT: f64 = 1e-2;
 const COLD: f64 = 1.5e-3;
 const WARM: f64 = 0.3;
-/// Weight of the mean completion time beside the iteration: a change that helps all but the last one counts a little.
-const MEAN: f64 = 0.1;
+/// Most doublings of a run's steps.
 const MOST_DOUBLINGS: u32 = 20;
 /// Operations that are placed in the time of one simulated task.
 const OPERATIONS_PER_STEP: u64 = 8;
@@ -67,7 +66,7 @@ pub struct ScheduleAnnealing {
     changed: Vec<u32>,
     trial: Times,
     rng: Pcg64,
-    best: Option<(Vec<Path>, Vec<u32>, Key)>,
+    best: Option<Schedule>,
     step: u64,
     steps: u64,
     first_steps: u64,
@@ -88,16 +87,12 @@ impl ScheduleAnnealing {
     ) -> Self {
         let longest = view.instance.present.len();
         let decoder = Decoder::new(view.instance, view.tasks, longest);
-        let first = view.tasks.iter().scan(0, |sum, task| {
-            *sum += task.waves;
-            Some(*sum - task.waves)
-        });
         let route_of = (0..).zip(view.tasks).flat_map(|(route, task)| std::iter::repeat_n(route, task.waves));
         let mut annealing = Self {
             instance: view.instance.clone(),
             tasks: view.tasks.to_vec(),
             routes: Routes::new(view, paths),
-            first: first.collect(),
+            first: first_microbatches(view.tasks),
             route_of: route_of.collect(),
             current: decoder.blank(),
             trial: decoder.blank(),
@@ -140,28 +135,12 @@ impl ScheduleAnnealing {
 
     /// Iteration and sum of completion times of the best schedule.
     pub fn key(&self) -> Key {
-        self.best.as_ref().map_or((NEVER, NEVER), |(_, _, key)| *key)
+        self.best.as_ref().map_or((NEVER, NEVER), |best| best.key)
     }
 
     /// The best schedule so far.
-    pub fn best(&self) -> Option<Schedule> {
-        let (paths, sequence, key) = self.best.as_ref()?;
-        let lengths = self.route_of.iter().map(|route| 2 * paths[*route as usize].len() + 1);
-        let firsts: Vec<usize> = lengths.scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
-        let mut order = vec![Vec::new(); self.instance.node_count()];
-        for id in sequence {
-            let (batch, index) = (*id as usize / self.decoder.width, *id as usize % self.decoder.width);
-            let route = self.route_of[batch] as usize;
-            let (path, source) = (&paths[route], self.tasks[route].source);
-            let hops = path.len();
-            let node = match index {
-                i if i < hops => path[i] as usize,
-                i if i == hops => source,
-                i => path[2 * hops - i] as usize,
-            };
-            order[node].push((firsts[batch] + index) as TaskId);
-        }
-        Some(Schedule { paths: paths.clone(), order, key: *key })
+    pub fn best(&self) -> Option<&Schedule> {
+        self.best.as_ref()
     }
 
     /// Goes on until about `work` search steps more are done, the run is over or the time is.
@@ -181,13 +160,9 @@ impl ScheduleAnnealing {
         for route in 0..self.tasks.len() {
             self.write(route);
         }
-        let given = order.map(|order| self.merged(order));
-        // One microbatch after the other needs no more memory than there is.
-        let plain = (0..self.decoder.hops.len()).flat_map(|batch| self.decoder.operations_of(batch)).collect();
-        let is_timed = [given, Some(self.by_travel()), Some(plain)]
-            .into_iter()
-            .flatten()
-            .any(|sequence| self.decodes(&sequence, f64::INFINITY));
+        let is_timed = order.is_some_and(|order| self.decodes(&self.merged(order), f64::INFINITY))
+            || self.decodes(&self.by_travel(), f64::INFINITY)
+            || self.decodes(&self.one_by_one(), f64::INFINITY);
         self.step = 0;
         self.steps = if is_timed { self.first_steps << self.restarts.min(MOST_DOUBLINGS) } else { 0 };
         if is_timed {
@@ -197,8 +172,8 @@ impl ScheduleAnnealing {
 
     /// One sequence of what the nodes run in `order`.
     fn merged(&self, order: &[Vec<TaskId>]) -> Vec<u32> {
-        let batches = 0..self.decoder.hops.len();
-        let ids: Vec<u32> = batches.flat_map(|batch| self.decoder.operations_of(batch)).collect();
+        // The simulator numbers tasks in this order.
+        let ids = self.one_by_one();
         let mut sequence = Vec::with_capacity(ids.len());
         let mut next = vec![0; order.len()];
         let mut is_placed = vec![false; self.decoder.operations.len()];
@@ -236,6 +211,11 @@ impl ScheduleAnnealing {
         keyed.into_iter().map(|(_, id)| id).collect()
     }
 
+    /// One microbatch after the other, which needs no more memory than there is.
+    fn one_by_one(&self) -> Vec<u32> {
+        (0..self.decoder.hops.len()).flat_map(|batch| self.decoder.operations_of(batch)).collect()
+    }
+
     /// Hands a route's path to the decoder.
     fn write(&mut self, route: usize) {
         for wave in 0..self.tasks[route].waves {
@@ -246,8 +226,7 @@ impl ScheduleAnnealing {
 
     /// Times of a sequence, into `trial`; false where the energy is above `most`.
     fn decodes(&mut self, sequence: &[u32], most: f64) -> bool {
-        let limit = Limit { energy: most, weight: MEAN };
-        self.decoder.decode(sequence, limit, &mut self.trial, &mut self.placed)
+        self.decoder.decode(sequence, most, &mut self.trial, &mut self.placed)
     }
 
     /// Times of the changed sequence; whether it stays.
@@ -268,7 +247,7 @@ impl ScheduleAnnealing {
     /// Goes on from `trial`, and remembers it if it is better than anything before.
     fn accept(&mut self) {
         std::mem::swap(&mut self.current, &mut self.trial);
-        self.energy = self.decoder.energy(&self.current, MEAN);
+        self.energy = self.decoder.energy(&self.current);
         self.critical.clear();
         self.sequence.clear();
         self.sequence.extend_from_slice(&self.current.placed);
@@ -276,8 +255,20 @@ impl ScheduleAnnealing {
         self.sequence.sort_by_key(|id| self.current.start[*id as usize]);
         let key = (self.current.iteration, self.current.finish_sum);
         if key < self.key() {
-            let paths = (0..self.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
-            self.best = Some((paths, self.sequence.clone(), key));
+            self.best = Some(self.schedule(key));
         }
+    }
+
+    /// The current schedule, its tasks as the simulator numbers them.
+    fn schedule(&self, key: Key) -> Schedule {
+        let lengths = self.decoder.hops.iter().map(|hops| 2 * hops + 1);
+        let firsts: Vec<TaskId> = lengths.scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
+        let mut order = vec![Vec::new(); self.instance.node_count()];
+        for id in &self.sequence {
+            let operation = &self.decoder.operations[*id as usize];
+            order[operation.node as usize].push(firsts[operation.batch as usize] + operation.index);
+        }
+        let paths = (0..self.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
+        Schedule { paths, order, key }
     }
 }
