@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import distributed as dist
 from train.alone import free_port
+from train.at_once import at_once
 from train.jobs import make_job
 
 from skippipe.errors import InputError
@@ -29,24 +30,6 @@ from skippipe.train.resolve.resolve import resolve
 
 HOST = "127.0.0.1"
 NODES = ("a", "b", "c", "d")
-
-
-def at_once(*functions: Callable[[], Any]) -> list[Any]:
-    """Call all at the same time; what each gives, or the error that it raises."""
-    got: list[Any] = [None] * len(functions)
-
-    def one(number: int) -> None:
-        try:
-            got[number] = functions[number]()
-        except Exception as error:  # noqa: BLE001 - it is what the test looks at
-            got[number] = error
-
-    threads = [threading.Thread(target=one, args=[number]) for number in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return got
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pool as pools
 import pytest
 from train.alone import EventDict, free_port, record_into
+from train.at_once import at_once
 from train.jobs import make_job
 
 from skippipe.checkpoint.key import load_key
@@ -54,20 +55,13 @@ def three_ranks(store: Any = None, *, local: bool = False) -> list[Rendezvous]:
 
 def together(ranks: list[Callable[[], object]]) -> list[str | None]:
     """Have all ranks act at the same time; what each of them raises."""
-    got: list[str | None] = [None] * len(ranks)
-
-    def one(rank: int) -> None:
-        try:
-            ranks[rank]()
-        except (InputError, RendezvousError) as error:
-            got[rank] = str(error)
-
-    threads = [threading.Thread(target=one, args=[rank]) for rank in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return got
+    got = at_once(*ranks)
+    assert not [
+        result
+        for result in got
+        if isinstance(result, Exception) and not isinstance(result, (InputError, RendezvousError))
+    ]
+    return [str(result) if isinstance(result, Exception) else None for result in got]
 
 
 def prove(rendezvous: Rendezvous, key: str | None) -> Callable[[], None]:

@@ -1,12 +1,13 @@
 """Ranks that join, and those that do not."""
 
 import socket
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
 from torch import distributed as dist
 from train.alone import free_port
+from train.at_once import at_once
 
 from skippipe.errors import InputError
 from skippipe.train.connect.attempt import Attempt, Presence
@@ -33,20 +34,8 @@ def ranks() -> list[Rendezvous]:
 
 def together(ranks: list[Rendezvous], key: str, facts: list[dict[str, str]]) -> list[Any]:
     """Have all ranks state their facts at the same time; what each gets, errors too."""
-    got: list[Any] = [None] * len(ranks)
-
-    def one(rank: int) -> None:
-        try:
-            got[rank] = ranks[rank].check_equal(key, facts[rank])
-        except InputError as error:
-            got[rank] = str(error)
-
-    threads = [threading.Thread(target=one, args=[rank]) for rank in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return got
+    got = at_once(*(partial(rank.check_equal, key, stated) for rank, stated in zip(ranks, facts, strict=True)))
+    return [str(result) if isinstance(result, InputError) else result for result in got]
 
 
 def test_all_state_the_same(ranks: list[Rendezvous]) -> None:
