@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from train.alone import free_port
 from train.at_once import at_once
 from train.jobs import make_job
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, SchedulerError
 from skippipe.model.settings import model_config
 from skippipe.runtime.links.addresses import INTERFACE
 from skippipe.train.connect.attempt import Attempt, PeerStoppedError, Presence, find_ranks
 from skippipe.train.connect.rank_spec import RankSpec, check_node
-from skippipe.train.connect.rendezvous import check_reachable
+from skippipe.train.connect.rendezvous import Rendezvous, check_reachable
 from skippipe.train.connect.store import RendezvousError, StoreClient, open_store
 from skippipe.train.rank import shared_settings
 from skippipe.train.resolve.resolve import resolve
@@ -95,6 +96,46 @@ def test_a_rank_that_ends_is_no_riddle_to_those_that_wait(agent: int) -> None:
         )
         assert isinstance(reported, kind)
         assert str(reported) == f"node b (rank 1) has ended: {why}"
+
+
+def slow_to_read(client: StoreClient) -> None:
+    """Have the owner of this client pause after it has looked for a text in vain."""
+    wait = client.wait
+
+    def slow(key: str, deadline: float) -> Iterator[str | None]:
+        for text in wait(key, deadline):
+            if text is None:
+                time.sleep(0.6)
+            yield text
+
+    client.wait = slow  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["store of rank 0", "store of an agent"])
+def test_a_difference_reaches_a_rank_that_is_slow_to_read_it(served: bool, agent: int) -> None:
+    """Whichever rank finds it first, ends, and possibly takes the store along."""
+    port = agent if served else free_port()
+
+    def state(rank: int) -> str:
+        attempt = come(port, rank, 3, served=served)
+        names = attempt.names_by_rank
+        group: Any = None
+        rendezvous = Rendezvous(RankSpec(rank, 3, names[rank], HOST, port), names, attempt, group, 20.0)
+        if rank == 1:
+            slow_to_read(attempt.client)
+        if rank == 2:
+            time.sleep(0.3)  # so that the slow one looks for its text in vain at first
+        try:
+            rendezvous.check_equal("settings", {"rate": "0.2" if rank == 2 else "0.1"})
+        except SchedulerError as error:
+            attempt.announce_end(error, 0.0)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            attempt.client.close()
+        return "no difference"
+
+    told = at_once(*(partial(state, rank) for rank in range(3)))
+    assert told == ["InputError: rate: expected 0.1 as on node a (rank 0), got 0.2 on node c (rank 2)"] * 3
 
 
 @contextlib.contextmanager

@@ -79,7 +79,14 @@ class Attempt:
             for text in self.client.wait(f"{self.name}/{key}", time.monotonic() + timeout_s):
                 if text is not None:
                     return text
-                check_no_rank_left(self.client, self.own)
+                try:
+                    check_no_rank_left(self.client, self.own)
+                except SchedulerError:
+                    # What all ranks could read before one left counts, so that all end for the same reason.
+                    published = self.client.get(f"{self.name}/{key}")
+                    if published is None:
+                        raise
+                    return published
                 opened = self.client.get("attempt")
                 if opened is not None and opened != self.name:
                     raise RendezvousError("rank 0 was restarted, but this rank was not")

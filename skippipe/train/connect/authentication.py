@@ -5,7 +5,6 @@ rank draws a nonce, and answers with a keyed hash over the nonces of all ranks, 
 compute and which is of no use in any other run. What is sent later is not protected by it.
 """
 
-import contextlib
 import hashlib
 import hmac
 import json
@@ -49,9 +48,8 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
         for rank, proof in enumerate(proofs)
         if not hmac.compare_digest(proof.encode(), _proof(secret, transcript, rank).encode())
     ]
-    with contextlib.suppress(RendezvousError):
-        rendezvous.all_gather("proved", "")  # no rank leaves, and takes the store along, before all have read
     if wrong:
+        rendezvous.await_readers("proofs")
         other = rendezvous.rank if wrong[0] == 0 else wrong[0]  # rank 0 is the one to compare with
         raise InputError(
             f"{rendezvous.title(other)}: expected the checkpoint.key of {rendezvous.title(0)}, got another secret; "

@@ -120,8 +120,17 @@ class Rendezvous:
                 shown.append(
                     f"{what}: expected {expected} as on {self.title(first[what])}, got {got} on {self.title(rank)}"
                 )
+            self.await_readers(key)
             raise InputError("; ".join(shown))
         return {what: stated[rank][what] for what, rank in first.items()}
+
+    def await_readers(self, key: str) -> None:
+        """Wait until all ranks have read what all have published under `key`, and so end for the same reason.
+
+        Else the first to end would tell the others so, or take the store along, while they still read.
+        """
+        with contextlib.suppress(RendezvousError):  # whoever ends from here on has read all of it
+            self.all_gather(f"{key} read", "")
 
 
 @contextlib.contextmanager
