@@ -56,7 +56,7 @@ fn plan(problem: &Problem, work_limit: u64) -> Plan {
 fn simulation(c: &mut Criterion) {
     let problem = problem();
     let instance = Instance::new(&problem, Rounding::Up);
-    let batches: Vec<MicrobatchRoute> = plan(&problem, 1)
+    let microbatches: Vec<MicrobatchRoute> = plan(&problem, 1)
         .microbatches
         .iter()
         .map(|b| MicrobatchRoute {
@@ -69,35 +69,35 @@ fn simulation(c: &mut Criterion) {
         })
         .collect();
     let mut simulator = Simulator::new(&instance);
-    simulator.load(&batches);
+    simulator.load(&microbatches);
     simulator.run_dispatch().unwrap();
     let order = simulator.dispatched_order();
     c.bench_function("simulate/order/30", |b| {
         b.iter(|| {
-            simulator.load(black_box(&batches));
+            simulator.load(black_box(&microbatches));
             simulator.run_order(black_box(&order)).unwrap().iteration
         });
     });
     c.bench_function("simulate/dispatch/30", |b| {
         b.iter(|| {
-            simulator.load(black_box(&batches));
+            simulator.load(black_box(&microbatches));
             simulator.run_dispatch().unwrap().iteration
         });
     });
-    changes(c, &instance, &batches, &order);
+    changes(c, &instance, &microbatches, &order);
     // As the dispatch rule has it: backwards and losses first.
-    let priorities: Vec<u32> = (0..batches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
+    let priorities: Vec<u32> = (0..microbatches.len() as u32).flat_map(|b| [1000 + b, b]).collect();
     c.bench_function("simulate/prioritised/30", |b| {
         b.iter(|| {
-            simulator.load(black_box(&batches));
+            simulator.load(black_box(&microbatches));
             simulator.run_prioritised(black_box(&priorities)).unwrap().iteration
         });
     });
 }
 
 /// Two neighbours on a node change places, and the iteration with them.
-fn changes(c: &mut Criterion, instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) {
-    let mut graph = OrderGraph::new(instance, batches, order).unwrap();
+fn changes(c: &mut Criterion, instance: &Instance, microbatches: &[MicrobatchRoute], order: &[Vec<TaskId>]) {
+    let mut graph = OrderGraph::new(instance, microbatches, order).unwrap();
     let mut pairs = Vec::new();
     for from in 0..graph.order().len() - 1 {
         let [a, b] = [graph.order()[from], graph.order()[from + 1]];

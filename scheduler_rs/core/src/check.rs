@@ -47,16 +47,16 @@ pub fn circle(plan: &Plan) -> Option<String> {
         awaited[i].extend(last_on_node.insert(task.node, i));
     }
     let mut ends_of_wave = BTreeMap::new();
-    for batch in &plan.microbatches {
-        let hops = 0..batch.nodes.len();
-        let forward = hops.clone().map(|hop| (batch.id, Kind::F, hop));
-        let backward = hops.rev().map(|hop| (batch.id, Kind::B, hop));
+    for microbatch in &plan.microbatches {
+        let hops = 0..microbatch.nodes.len();
+        let forward = hops.clone().map(|hop| (microbatch.id, Kind::F, hop));
+        let backward = hops.rev().map(|hop| (microbatch.id, Kind::B, hop));
         let chain: Vec<usize> =
-            forward.chain([(batch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
+            forward.chain([(microbatch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
         for pair in chain.windows(2) {
             awaited[pair[1]].push(pair[0]);
         }
-        ends_of_wave.insert((batch.route, batch.wave), (chain[0], chain[chain.len() - 1]));
+        ends_of_wave.insert((microbatch.route, microbatch.wave), (chain[0], chain[chain.len() - 1]));
     }
     for ((route, wave), (first, _)) in &ends_of_wave {
         if let Some((_, last)) = wave.checked_sub(1).and_then(|before| ends_of_wave.get(&(*route, before))) {
@@ -136,8 +136,10 @@ impl<'a> Checker<'a> {
         if let (Some(node), true) = (idle, self.plan.absent_stages.is_empty()) {
             self.fail(format!("allocation: node {node} serves no stage and is not in absent_nodes"));
         }
-        for (i, batch) in self.plan.microbatches.iter().enumerate() {
-            if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| self.stage_of[**n].is_none()) {
+        for (i, microbatch) in self.plan.microbatches.iter().enumerate() {
+            if let Some(node) =
+                microbatch.nodes.iter().chain([&microbatch.source]).find(|n| self.stage_of[**n].is_none())
+            {
                 self.broken.push(format!("microbatches[{i}]: node {node} serves no stage"));
             }
         }
@@ -146,11 +148,11 @@ impl<'a> Checker<'a> {
     fn identities(&mut self) {
         let mut ids = BTreeSet::new();
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-        for batch in &self.plan.microbatches {
-            if !ids.insert(batch.id) {
-                self.fail(format!("microbatches: id {} repeats", batch.id));
+        for microbatch in &self.plan.microbatches {
+            if !ids.insert(microbatch.id) {
+                self.fail(format!("microbatches: id {} repeats", microbatch.id));
             }
-            *counts.entry(batch.source).or_default() += 1;
+            *counts.entry(microbatch.source).or_default() += 1;
         }
         for (source, said) in &self.plan.microbatches_per_source {
             let found = counts.remove(source).unwrap_or(0);
@@ -166,27 +168,29 @@ impl<'a> Checker<'a> {
     }
 
     fn routes(&mut self) {
-        for batch in &self.plan.microbatches {
-            let name = format!("microbatch {}", batch.id);
-            let order: Vec<usize> = batch.nodes.iter().map(|n| self.stage(*n)).collect();
-            if order != batch.stages {
-                self.fail(format!("{name}: stages are {:?}, its nodes serve {order:?}", batch.stages));
+        for microbatch in &self.plan.microbatches {
+            let name = format!("microbatch {}", microbatch.id);
+            let order: Vec<usize> = microbatch.nodes.iter().map(|n| self.stage(*n)).collect();
+            if order != microbatch.stages {
+                self.fail(format!("{name}: stages are {:?}, its nodes serve {order:?}", microbatch.stages));
             }
             if order.iter().collect::<BTreeSet<_>>().len() != order.len() {
                 self.fail(format!("{name}: visits a stage twice: {order:?}"));
             }
-            if self.stage(batch.source) != 0 {
-                self.fail(format!("{name}: its source {} is not in stage 0", batch.source));
+            if self.stage(microbatch.source) != 0 {
+                self.fail(format!("{name}: its source {} is not in stage 0", microbatch.source));
             }
-            self.order_rules(batch, &name, &order);
+            self.order_rules(microbatch, &name, &order);
         }
     }
 
-    fn order_rules(&mut self, batch: &Microbatch, name: &str, order: &[usize]) {
+    fn order_rules(&mut self, microbatch: &Microbatch, name: &str, order: &[usize]) {
         let rules = &self.plan.constraints;
-        if rules.cc1 && batch.nodes[0] != batch.source {
-            self.broken
-                .push(format!("{name}: CC1: begins at node {}, not at its source {}", batch.nodes[0], batch.source));
+        if rules.cc1 && microbatch.nodes[0] != microbatch.source {
+            self.broken.push(format!(
+                "{name}: CC1: begins at node {}, not at its source {}",
+                microbatch.nodes[0], microbatch.source
+            ));
         }
         if rules.cc2 {
             match swaps_to_sort(order) {
@@ -222,12 +226,12 @@ impl<'a> Checker<'a> {
             self.fail(format!("skip ratio: {count} routes make {total} stage visits, {wanted} are expected"));
         }
         let (low, high) = (wanted / count, wanted.div_ceil(count));
-        for batch in routes.values() {
-            if !(low..=high).contains(&batch.nodes.len()) {
+        for microbatch in routes.values() {
+            if !(low..=high).contains(&microbatch.nodes.len()) {
                 self.fail(format!(
                     "microbatch {}: {} visits, {low} to {high} are expected",
-                    batch.id,
-                    batch.nodes.len()
+                    microbatch.id,
+                    microbatch.nodes.len()
                 ));
             }
         }
@@ -246,12 +250,12 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn by_batch(&self) -> BTreeMap<usize, ByPlace<'a>> {
-        let mut by_batch: BTreeMap<usize, ByPlace> = BTreeMap::new();
+    fn by_microbatch(&self) -> BTreeMap<usize, ByPlace<'a>> {
+        let mut by_microbatch: BTreeMap<usize, ByPlace> = BTreeMap::new();
         for task in &self.plan.tasks {
-            by_batch.entry(task.microbatch).or_default().insert((task.kind, task.hop), task);
+            by_microbatch.entry(task.microbatch).or_default().insert((task.kind, task.hop), task);
         }
-        by_batch
+        by_microbatch
     }
 
     fn tasks(&mut self) {
@@ -272,29 +276,29 @@ impl<'a> Checker<'a> {
                 self.fail(format!("task {name}: lasts {lasts} s, node {} needs {length} s", task.node));
             }
         }
-        let by_batch = self.by_batch();
-        for batch in &self.plan.microbatches {
-            self.chain(batch, by_batch.get(&batch.id));
+        let by_microbatch = self.by_microbatch();
+        for microbatch in &self.plan.microbatches {
+            self.chain(microbatch, by_microbatch.get(&microbatch.id));
         }
     }
 
     /// The tasks of one microbatch, in the order of its way out and back.
-    fn chain(&mut self, batch: &Microbatch, tasks: Option<&ByPlace>) {
-        let hops = batch.nodes.len();
+    fn chain(&mut self, microbatch: &Microbatch, tasks: Option<&ByPlace>) {
+        let hops = microbatch.nodes.len();
         let way: Vec<(Kind, usize, usize)> = (0..hops)
-            .map(|h| (Kind::F, h, batch.nodes[h]))
-            .chain([(Kind::L, 0, batch.source)])
-            .chain((0..hops).rev().map(|h| (Kind::B, h, batch.nodes[h])))
+            .map(|h| (Kind::F, h, microbatch.nodes[h]))
+            .chain([(Kind::L, 0, microbatch.source)])
+            .chain((0..hops).rev().map(|h| (Kind::B, h, microbatch.nodes[h])))
             .collect();
         let expected: BTreeSet<(Kind, usize)> = way.iter().map(|(kind, hop, _)| (*kind, *hop)).collect();
         let Some(tasks) = tasks.filter(|t| t.keys().copied().collect::<BTreeSet<_>>() == expected) else {
-            self.fail(format!("microbatch {}: its tasks are not F and B once a hop and L once", batch.id));
+            self.fail(format!("microbatch {}: its tasks are not F and B once a hop and L once", microbatch.id));
             return;
         };
-        let (mut ready, mut place) = (0.0, batch.source);
+        let (mut ready, mut place) = (0.0, microbatch.source);
         for (kind, hop, node) in way {
             let task = tasks[&(kind, hop)];
-            let name = format!("task {}{}{hop}", batch.id, kind.letter());
+            let name = format!("task {}{}{hop}", microbatch.id, kind.letter());
             if task.node != node {
                 self.fail(format!("{name}: runs on node {}, its route says {node}", task.node));
             }
@@ -364,10 +368,10 @@ impl<'a> Checker<'a> {
 
     fn waves(&mut self) {
         let limit = self.plan.constraints.waves as usize;
-        let by_batch = self.by_batch();
+        let by_microbatch = self.by_microbatch();
         let mut routes: BTreeMap<usize, Vec<&Microbatch>> = BTreeMap::new();
-        for batch in &self.plan.microbatches {
-            routes.entry(batch.route).or_default().push(batch);
+        for microbatch in &self.plan.microbatches {
+            routes.entry(microbatch.route).or_default().push(microbatch);
         }
         for (route, mut members) in routes {
             members.sort_by_key(|b| b.wave);
@@ -384,15 +388,17 @@ impl<'a> Checker<'a> {
                 if a.wave == b.wave {
                     self.fail(format!("route {route}: wave {} repeats", a.wave));
                 }
-                let task = |batch: &Microbatch, kind| by_batch.get(&batch.id).and_then(|tasks| tasks.get(&(kind, 0)));
+                let task = |microbatch: &Microbatch, kind| {
+                    by_microbatch.get(&microbatch.id).and_then(|tasks| tasks.get(&(kind, 0)))
+                };
                 if let (Some(last), Some(first)) = (task(a, Kind::B), task(b, Kind::F))
                     && first.start_s < last.end_s - TOLERANCE
                 {
                     self.fail(format!("route {route}: wave {} starts before wave {} is home", b.wave, a.wave));
                 }
             }
-            if let Some(batch) = members.iter().find(|b| b.wave >= limit) {
-                self.fail(format!("route {route}: wave {} is not below waves = {limit}", batch.wave));
+            if let Some(microbatch) = members.iter().find(|b| b.wave >= limit) {
+                self.fail(format!("route {route}: wave {} is not below waves = {limit}", microbatch.wave));
             }
         }
     }
@@ -409,8 +415,8 @@ impl<'a> Checker<'a> {
             if stage < last_backward.len() {
                 last_backward[stage] = last_backward[stage].max(task.end_s);
             }
-            if let (0, Some(batch)) = (task.hop, home.get(&task.microbatch)) {
-                pipeline = pipeline.max(task.end_s + self.transfer(batch.nodes[0], batch.source));
+            if let (0, Some(microbatch)) = (task.hop, home.get(&task.microbatch)) {
+                pipeline = pipeline.max(task.end_s + self.transfer(microbatch.nodes[0], microbatch.source));
             }
         }
         let step = plan.cluster.step_s().iter().copied().fold(0.0, f64::max);

@@ -215,14 +215,14 @@ impl<'a> Web<'a> {
         sorted.sort_by_key(|i| (plan.microbatches[*i].route, plan.microbatches[*i].wave));
         let mut before: Option<(usize, usize)> = None; // route and last task of the microbatch before
         for i in sorted {
-            let batch = &plan.microbatches[i];
+            let microbatch = &plan.microbatches[i];
             let chain = &mut chains[i];
-            chain.sort_by_key(|t| place_in_chain(&plan.tasks[*t], batch.nodes.len()));
+            chain.sort_by_key(|t| place_in_chain(&plan.tasks[*t], microbatch.nodes.len()));
             let hop = |from: usize, to: usize| (from != to).then_some((from, to));
-            let wave = before.filter(|(route, _)| *route == batch.route).map(|(_, task)| task);
+            let wave = before.filter(|(route, _)| *route == microbatch.route).map(|(_, task)| task);
             let mut from = Input { from: wave, wave: wave.is_some(), ..Input::default() };
-            from.home = wave.and_then(|task| hop(plan.tasks[task].node, batch.source));
-            let mut at = batch.source;
+            from.home = wave.and_then(|task| hop(plan.tasks[task].node, microbatch.source));
+            let mut at = microbatch.source;
             for task in chain.iter() {
                 let node = plan.tasks[*task].node;
                 self.input[*task] = Input { hop: hop(at, node), ..from };
@@ -230,8 +230,8 @@ impl<'a> Web<'a> {
                 at = node;
             }
             if let Some(last) = from.from {
-                self.home[last] = Some(batch.source);
-                before = Some((batch.route, last));
+                self.home[last] = Some(microbatch.source);
+                before = Some((microbatch.route, last));
             }
         }
     }

@@ -262,15 +262,15 @@ impl Plan {
         if self.microbatches.is_empty() {
             return invalid("microbatches", "an empty list", "at least one microbatch");
         }
-        for (i, batch) in self.microbatches.iter().enumerate() {
-            if batch.nodes.is_empty() {
+        for (i, microbatch) in self.microbatches.iter().enumerate() {
+            if microbatch.nodes.is_empty() {
                 return invalid(format!("microbatches[{i}].nodes"), "an empty list", "a route of at least one node");
             }
-            check_index(|| format!("microbatches[{i}].source"), batch.source, n)?;
-            for (hop, node) in batch.nodes.iter().enumerate() {
+            check_index(|| format!("microbatches[{i}].source"), microbatch.source, n)?;
+            for (hop, node) in microbatch.nodes.iter().enumerate() {
                 check_index(|| format!("microbatches[{i}].nodes[{hop}]"), *node, n)?;
             }
-            for (hop, stage) in batch.stages.iter().enumerate() {
+            for (hop, stage) in microbatch.stages.iter().enumerate() {
                 check_index(|| format!("microbatches[{i}].stages[{hop}]"), *stage, s_count)?;
             }
         }

@@ -386,7 +386,7 @@ impl Asked<'_> {
 /// The execution as a plan, for the checker.
 fn plan_of(problem: &Problem, instance: &Instance, found: &Solution) -> Plan {
     let mut simulator = Simulator::new(instance);
-    simulator.load(&found.batches);
+    simulator.load(&found.microbatches);
     let outcome = simulator.run_order(&found.order).expect("an order that runs");
     assert_eq!(outcome.iteration - instance.epilogue, found.value);
     let microbatch = |b: &skippipe_core::simulate::MicrobatchRoute| Microbatch {
@@ -413,7 +413,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Solution) -> Plan {
             .copied()
             .zip(problem.microbatches().iter().copied())
             .collect::<BTreeMap<_, _>>(),
-        microbatches: found.batches.iter().map(microbatch).collect(),
+        microbatches: found.microbatches.iter().map(microbatch).collect(),
         tasks: simulator.plan_tasks(&found.order),
         predicted: Predicted {
             iteration_s: seconds(outcome.iteration),

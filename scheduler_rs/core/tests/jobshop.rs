@@ -55,7 +55,7 @@ fn search(shop: &Shop, work_limit: u64) -> (Option<Time>, Time, bool) {
     let answer = solve(&encoded.subproblem(work_limit), &encoded.lookahead(), &Budget::new(None, None));
     let found = answer.best.map(|found| {
         let mut simulator = Simulator::new(&encoded.instance);
-        simulator.load(&found.batches);
+        simulator.load(&found.microbatches);
         let outcome = simulator.run_order(&found.order).unwrap();
         assert_eq!(outcome.iteration, found.value);
         encoded.makespan(found.value)
@@ -81,8 +81,8 @@ fn nothing_said_early_contradicts_an_optimum() {
 }
 
 /// The jobs as the simulator takes them.
-fn batches(shop: &Encoded) -> Vec<MicrobatchRoute> {
-    let batch = |(id, task): (usize, &RouteTask)| MicrobatchRoute {
+fn microbatches(shop: &Encoded) -> Vec<MicrobatchRoute> {
+    let microbatch = |(id, task): (usize, &RouteTask)| MicrobatchRoute {
         id,
         source: task.source,
         route: id,
@@ -90,21 +90,21 @@ fn batches(shop: &Encoded) -> Vec<MicrobatchRoute> {
         class: task.class,
         nodes: shop.instance.classes[task.class].forced.clone().unwrap(),
     };
-    shop.tasks.iter().enumerate().map(batch).collect()
+    shop.tasks.iter().enumerate().map(microbatch).collect()
 }
 
 /// The least makespan that the search for the best order comes to from the dispatch rule's.
 fn best_order(shop: &Shop, seed: u64, work_limit: u64) -> Time {
     let encoded = shop.encode();
-    let batches = batches(&encoded);
+    let microbatches = microbatches(&encoded);
     let mut simulator = Simulator::new(&encoded.instance);
-    simulator.load(&batches);
+    simulator.load(&microbatches);
     simulator.run_dispatch().unwrap();
     let order = simulator.dispatched_order();
     let limit = encoded.constant + shop.optimum * UNIT;
     let mut rng = Pcg64::seed_from_u64(seed);
     let budget = Budget::new(None, None);
-    let found = improve(&encoded.instance, &batches, &order, &mut rng, work_limit, limit, &budget).unwrap();
+    let found = improve(&encoded.instance, &microbatches, &order, &mut rng, work_limit, limit, &budget).unwrap();
     assert_eq!(simulator.run_order(&found.order).unwrap(), found.outcome);
     encoded.makespan(found.outcome.iteration)
 }
@@ -135,7 +135,7 @@ proptest! {
         let encoded = shop.encode();
         let (ends, queues) = queues(&shop, &turns[..shop.jobs.len() * shop.machines]);
         let mut simulator = Simulator::new(&encoded.instance);
-        simulator.load(&batches(&encoded));
+        simulator.load(&microbatches(&encoded));
         let mut order: Vec<Vec<TaskId>> = (0..shop.jobs.len())
             .map(|job| [Kind::F, Kind::L, Kind::B].map(|kind| simulator.task(job, kind, 0)).to_vec())
             .collect();

@@ -50,12 +50,12 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
 }
 
 /// Any routes of at most `hops` visits, stage 0 among them or not, some of them of two waves.
-fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> Vec<MicrobatchRoute> {
-    let mut batches: Vec<MicrobatchRoute> = Vec::new();
-    while batches.len() < count {
-        let id = batches.len();
-        if id > 0 && batches[id - 1].wave == 0 && rng.random_bool(0.25) {
-            batches.push(MicrobatchRoute { id, wave: 1, ..batches[id - 1].clone() });
+fn microbatches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> Vec<MicrobatchRoute> {
+    let mut microbatches: Vec<MicrobatchRoute> = Vec::new();
+    while microbatches.len() < count {
+        let id = microbatches.len();
+        if id > 0 && microbatches[id - 1].wave == 0 && rng.random_bool(0.25) {
+            microbatches.push(MicrobatchRoute { id, wave: 1, ..microbatches[id - 1].clone() });
             continue;
         }
         let source = instance.members[0][rng.random_range(0..instance.members[0].len())];
@@ -66,16 +66,16 @@ fn batches(instance: &Instance, rng: &mut Pcg64, count: usize, hops: usize) -> V
             }
         }
         if !nodes.is_empty() {
-            batches.push(MicrobatchRoute { id, source, route: id, wave: 0, class: 0, nodes });
+            microbatches.push(MicrobatchRoute { id, source, route: id, wave: 0, class: 0, nodes });
         }
     }
-    batches
+    microbatches
 }
 
 /// The order of the dispatch rule.
-fn dispatched(instance: &Instance, batches: &[MicrobatchRoute]) -> Option<Vec<Vec<TaskId>>> {
+fn dispatched(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Option<Vec<Vec<TaskId>>> {
     let mut simulator = Simulator::new(instance);
-    simulator.load(batches);
+    simulator.load(microbatches);
     simulator.run_dispatch().ok()?;
     Some(simulator.dispatched_order())
 }
@@ -86,11 +86,11 @@ proptest! {
     fn a_changed_order_is_simulated_as_a_new_one(seed: u64, count in 1_usize..20) {
         let mut rng = Pcg64::seed_from_u64(seed);
         let instance = instance(&mut rng, 4);
-        let batches = batches(&instance, &mut rng, count, 3);
-        let Some(mut order) = dispatched(&instance, &batches) else { return Ok(()) };
-        let mut graph = OrderGraph::new(&instance, &batches, &order).unwrap();
+        let microbatches = microbatches(&instance, &mut rng, count, 3);
+        let Some(mut order) = dispatched(&instance, &microbatches) else { return Ok(()) };
+        let mut graph = OrderGraph::new(&instance, &microbatches, &order).unwrap();
         let mut simulator = Simulator::new(&instance);
-        simulator.load(&batches);
+        simulator.load(&microbatches);
         for _ in 0..50 {
             let node = rng.random_range(0..order.len());
             if order[node].is_empty() {
@@ -119,7 +119,7 @@ proptest! {
             }
         }
         prop_assert_eq!(graph.order(), order.concat());
-        let mut again = OrderGraph::new(&instance, &batches, &order).unwrap();
+        let mut again = OrderGraph::new(&instance, &microbatches, &order).unwrap();
         for task in 0..simulator.task_count() as TaskId {
             prop_assert_eq!(graph.tail_of(task), again.tail_of(task));
         }
@@ -132,10 +132,10 @@ proptest! {
 fn slices_change_nothing() {
     let mut rng = Pcg64::seed_from_u64(3);
     let instance = instance(&mut rng, 4);
-    let batches = batches(&instance, &mut rng, 30, 3);
-    let order = dispatched(&instance, &batches).unwrap();
+    let microbatches = microbatches(&instance, &mut rng, 30, 3);
+    let order = dispatched(&instance, &microbatches).unwrap();
     let (budget, total) = (Budget::new(None, None), 50_000);
-    let search = || OrderSearch::new(&instance, &batches, &order, &mut Pcg64::seed_from_u64(1), 0).unwrap();
+    let search = || OrderSearch::new(&instance, &microbatches, &order, &mut Pcg64::seed_from_u64(1), 0).unwrap();
     let (mut whole, mut sliced) = (search(), search());
     whole.run(total, &budget);
     while sliced.work() < total {
@@ -148,7 +148,7 @@ fn slices_change_nothing() {
 /// Every order of every node, by appending the next task of any microbatch in every possible way.
 struct Exhaustive<'a> {
     instance: &'a Instance,
-    batches: &'a [MicrobatchRoute],
+    microbatches: &'a [MicrobatchRoute],
     /// Per microbatch: tasks done, and when the next may start.
     done: Vec<usize>,
     ready: Vec<Time>,
@@ -158,12 +158,12 @@ struct Exhaustive<'a> {
 }
 
 impl Exhaustive<'_> {
-    fn best(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
+    fn best(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Time {
         let mut search = Exhaustive {
             instance,
-            batches,
-            done: vec![0; batches.len()],
-            ready: batches.iter().map(|b| instance.transfer(b.source, b.nodes[0] as usize)).collect(),
+            microbatches,
+            done: vec![0; microbatches.len()],
+            ready: microbatches.iter().map(|b| instance.transfer(b.source, b.nodes[0] as usize)).collect(),
             free: vec![0; instance.node_count()],
             held: vec![0; instance.node_count()],
             best: Time::MAX,
@@ -176,21 +176,21 @@ impl Exhaustive<'_> {
         if ends >= self.best {
             return;
         }
-        if (0..self.batches.len()).all(|b| self.done[b] > 2 * self.batches[b].nodes.len()) {
+        if (0..self.microbatches.len()).all(|b| self.done[b] > 2 * self.microbatches[b].nodes.len()) {
             self.best = ends;
             return;
         }
-        for b in 0..self.batches.len() {
-            let batch = &self.batches[b];
-            let (hops, place) = (batch.nodes.len(), self.done[b]);
-            let first = self.batches.iter().position(|other| other.route == batch.route).unwrap();
+        for b in 0..self.microbatches.len() {
+            let microbatch = &self.microbatches[b];
+            let (hops, place) = (microbatch.nodes.len(), self.done[b]);
+            let first = self.microbatches.iter().position(|other| other.route == microbatch.route).unwrap();
             if place > 2 * hops || (b > first && self.done[b - 1] <= 2 * hops) {
                 continue;
             }
             let node_at = |place: usize| match place {
-                p if p < hops => batch.nodes[p] as usize,
-                p if p == hops => batch.source,
-                p => batch.nodes[2 * hops - p] as usize,
+                p if p < hops => microbatch.nodes[p] as usize,
+                p if p == hops => microbatch.source,
+                p => microbatch.nodes[2 * hops - p] as usize,
             };
             let node = node_at(place);
             let (is_forward, is_backward) = (place < hops, place > hops);
@@ -212,10 +212,10 @@ impl Exhaustive<'_> {
                 ends = ends.max(end + self.instance.allreduce[self.instance.stage_of[node]]);
             }
             if place == 2 * hops {
-                let home = end + self.instance.transfer(node, batch.source);
+                let home = end + self.instance.transfer(node, microbatch.source);
                 ends = ends.max(home);
-                if self.batches.get(b + 1).is_some_and(|next| next.route == batch.route) {
-                    self.ready[b + 1] = home + self.instance.transfer(batch.source, node);
+                if self.microbatches.get(b + 1).is_some_and(|next| next.route == microbatch.route) {
+                    self.ready[b + 1] = home + self.instance.transfer(microbatch.source, node);
                 }
             } else {
                 self.ready[b] = end + self.instance.transfer(node, node_at(place + 1));
@@ -234,13 +234,13 @@ fn the_best_order_is_found() {
         let mut rng = Pcg64::seed_from_u64(seed);
         let instance = instance(&mut rng, 2);
         let count = rng.random_range(2..=4);
-        let batches = batches(&instance, &mut rng, count, if count < 4 { 2 } else { 1 });
-        let Some(order) = dispatched(&instance, &batches) else { continue };
+        let microbatches = microbatches(&instance, &mut rng, count, if count < 4 { 2 } else { 1 });
+        let Some(order) = dispatched(&instance, &microbatches) else { continue };
         let mut simulator = Simulator::new(&instance);
-        simulator.load(&batches);
+        simulator.load(&microbatches);
         let first = simulator.run_order(&order).unwrap();
-        let least = Exhaustive::best(&instance, &batches);
-        let found = improve(&instance, &batches, &order, &mut rng, 500_000, least, &Budget::new(None, None));
+        let least = Exhaustive::best(&instance, &microbatches);
+        let found = improve(&instance, &microbatches, &order, &mut rng, 500_000, least, &Budget::new(None, None));
         let outcome = found.map_or(first.clone(), |found| {
             assert_eq!(simulator.run_order(&found.order).unwrap(), found.outcome);
             assert!((found.outcome.iteration, found.outcome.finish_sum) < (first.iteration, first.finish_sum));

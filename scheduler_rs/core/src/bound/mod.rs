@@ -150,40 +150,40 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
 
 /// Lower bound for given routes, in nanoseconds: the longest round trip with its waves, and the work of every node.
 #[must_use]
-pub fn route_bound(instance: &Instance, batches: &[MicrobatchRoute]) -> Time {
+pub fn route_bound(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Time {
     let mut class = vec![0; instance.node_count()];
-    let mut trips = vec![0; batches.len()];
+    let mut trips = vec![0; microbatches.len()];
     let mut bound: Time = 0;
     let mut in_turn: Time = 0;
-    for (b, batch) in batches.iter().enumerate() {
-        let mut place = batch.source;
-        let mut trip = instance.loss(batch.class, batch.source);
-        class[batch.source] += instance.loss(batch.class, batch.source);
-        for node in batch.nodes.iter().map(|n| *n as usize) {
+    for (b, microbatch) in microbatches.iter().enumerate() {
+        let mut place = microbatch.source;
+        let mut trip = instance.loss(microbatch.class, microbatch.source);
+        class[microbatch.source] += instance.loss(microbatch.class, microbatch.source);
+        for node in microbatch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(place, node)
                 + instance.transfer(node, place)
-                + instance.forward(batch.class, node)
-                + instance.backward(batch.class, node);
-            class[node] += instance.forward(batch.class, node) + instance.backward(batch.class, node);
+                + instance.forward(microbatch.class, node)
+                + instance.backward(microbatch.class, node);
+            class[node] += instance.forward(microbatch.class, node) + instance.backward(microbatch.class, node);
             place = node;
         }
-        trip += instance.transfer(place, batch.source) + instance.transfer(batch.source, place);
-        in_turn = if b > 0 && batches[b - 1].route == batch.route { in_turn + trip } else { trip };
+        trip += instance.transfer(place, microbatch.source) + instance.transfer(microbatch.source, place);
+        in_turn = if b > 0 && microbatches[b - 1].route == microbatch.route { in_turn + trip } else { trip };
         bound = bound.max(in_turn);
         trips[b] = trip;
     }
     bound = class.into_iter().fold(bound, Time::max);
     for source in &instance.sources {
-        let own = || batches.iter().zip(&trips).filter(|(b, _)| b.source == source.node);
+        let own = || microbatches.iter().zip(&trips).filter(|(b, _)| b.source == source.node);
         let trip = own().map(|(_, trip)| *trip).min().unwrap_or(0);
         let mut waves: Vec<usize> = Vec::new();
         let mut route = None;
-        for (batch, _) in own() {
+        for (microbatch, _) in own() {
             match waves.last_mut() {
-                Some(count) if route == Some(batch.route) => *count += 1,
+                Some(count) if route == Some(microbatch.route) => *count += 1,
                 _ => waves.push(1),
             }
-            route = Some(batch.route);
+            route = Some(microbatch.route);
         }
         let count = waves.iter().sum();
         if count > 0 {

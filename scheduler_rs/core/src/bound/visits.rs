@@ -181,11 +181,11 @@ impl Limits {
         let count =
             |each: Time| if within < each { 0 } else { (within.checked_div(each)).map_or(UNLIMITED, |c| c as u64) };
         let memory = u64::from(instance.memory[node]);
-        let batches = count(instance.least_work(node));
+        let microbatches = count(instance.least_work(node));
         match instance.rules.tc1 {
-            MemoryRule::Off => batches / waves as u64,
-            MemoryRule::Held => batches.min(count(self.held[node]).saturating_mul(memory)) / waves as u64,
-            MemoryRule::Routes => (batches / waves as u64).min(memory),
+            MemoryRule::Off => microbatches / waves as u64,
+            MemoryRule::Held => microbatches.min(count(self.held[node]).saturating_mul(memory)) / waves as u64,
+            MemoryRule::Routes => (microbatches / waves as u64).min(memory),
         }
     }
 }

@@ -24,9 +24,9 @@ pub fn assemble(
     budget: &Budget,
     solution: Solution,
 ) -> Result<Plan> {
-    let Solution { batches, order, bound, mut report } = solution;
+    let Solution { microbatches, order, bound, mut report } = solution;
     let mut simulator = Simulator::new(instance);
-    simulator.load(&batches);
+    simulator.load(&microbatches);
     let outcome = simulator.run_order(&order).map_err(|deadlock| simulator.error_of(&deadlock))?;
     let iteration_s = seconds(outcome.iteration);
     debug_assert!(bound <= outcome.iteration + 2 * simulator.task_count() as Time, "a bound above a plan");
@@ -61,24 +61,24 @@ pub fn assemble(
             .copied()
             .zip(problem.microbatches().iter().copied())
             .collect::<BTreeMap<_, _>>(),
-        microbatches: microbatches(instance, &batches),
+        microbatches: plan_microbatches(instance, &microbatches),
         tasks: simulator.plan_tasks(&order),
         predicted,
         solver: report,
     })
 }
 
-fn microbatches(instance: &Instance, batches: &[MicrobatchRoute]) -> Vec<Microbatch> {
-    batches
+fn plan_microbatches(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Vec<Microbatch> {
+    microbatches
         .iter()
         .enumerate()
-        .map(|(id, batch)| Microbatch {
+        .map(|(id, microbatch)| Microbatch {
             id,
-            source: batch.source,
-            nodes: batch.nodes.iter().map(|n| *n as usize).collect(),
-            stages: batch.nodes.iter().map(|n| instance.stage_of[*n as usize]).collect(),
-            route: batch.route,
-            wave: batch.wave,
+            source: microbatch.source,
+            nodes: microbatch.nodes.iter().map(|n| *n as usize).collect(),
+            stages: microbatch.nodes.iter().map(|n| instance.stage_of[*n as usize]).collect(),
+            route: microbatch.route,
+            wave: microbatch.wave,
         })
         .collect()
 }

@@ -9,7 +9,7 @@ use crate::search::methods::annealing::PrioritisedRoutes;
 use crate::search::methods::cbs;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
-use crate::search::methods::routes::{Path, paths_of_batches};
+use crate::search::methods::routes::{Path, paths_of_microbatches};
 use crate::search::methods::sampling;
 use crate::search::methods::schedule_annealing::Schedule;
 use crate::simulate::{Outcome, Simulator, TaskId};
@@ -59,7 +59,7 @@ pub fn paths_of(schedule: &PartialSchedule<'_>) -> Vec<Path> {
 pub fn prioritised<'a>(context: &Context<'a>, found: &PrioritisedRoutes, work: &mut u64) -> Tried<'a> {
     let schedule = untimed_schedule(context, &found.paths);
     let mut simulator = Simulator::new(context.instance);
-    simulator.load(&schedule.batches());
+    simulator.load(&schedule.microbatches());
     *work += simulator.task_count() as u64;
     simulator.run_prioritised(&found.priorities).map_err(|_| None)?;
     timed(context, schedule, simulator.dispatched_order(), work)
@@ -99,7 +99,7 @@ pub fn scheduled<'a>(context: &Context<'a>, schedule: &Schedule, work: &mut u64)
 
 /// What conflict-based search has found: the routes and order of its execution.
 pub fn executed<'a>(context: &Context<'a>, found: cbs::Solution, work: &mut u64) -> Tried<'a> {
-    let paths = paths_of_batches(&found.batches, context.tasks.len());
+    let paths = paths_of_microbatches(&found.microbatches, context.tasks.len());
     timed(context, untimed_schedule(context, &paths), found.order, work)
 }
 
@@ -121,7 +121,7 @@ fn timed<'a>(
     work: &mut u64,
 ) -> Tried<'a> {
     let mut simulator = Simulator::new(context.instance);
-    simulator.load(&schedule.batches());
+    simulator.load(&schedule.microbatches());
     *work += simulator.task_count() as u64;
     let outcome = simulator.run_order(&order).map_err(|_| None)?;
     schedule.retime(&simulator, &order);

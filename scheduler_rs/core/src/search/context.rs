@@ -62,7 +62,7 @@ pub fn stream_of(seed: u64, stream: u64) -> Pcg64 {
 
 /// The end of a search: an execution and what is known of it.
 pub struct Solution {
-    pub batches: Vec<MicrobatchRoute>,
+    pub microbatches: Vec<MicrobatchRoute>,
     pub order: Vec<Vec<TaskId>>,
     /// Lower bound in nanoseconds, on durations rounded down.
     pub bound: Time,

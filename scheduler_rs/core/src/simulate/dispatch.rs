@@ -103,7 +103,7 @@ impl Simulator<'_> {
                 }
                 events.pop();
                 let task = event / 2;
-                let span = self.spans[self.batch[task as usize] as usize];
+                let span = self.spans[self.microbatch[task as usize] as usize];
                 let node = self.node[task as usize];
                 let state = &mut nodes[node as usize];
                 if !std::mem::replace(&mut state.touched, true) {
@@ -112,9 +112,9 @@ impl Simulator<'_> {
                 if event % 2 == 0 {
                     let is_forward = task - span.first < span.hops;
                     let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
-                    let batch = self.batch[task as usize] as usize;
+                    let microbatch = self.microbatch[task as usize] as usize;
                     let key = priorities
-                        .map_or(now, |priorities| Time::from(priorities[2 * batch + usize::from(!is_forward)]));
+                        .map_or(now, |priorities| Time::from(priorities[2 * microbatch + usize::from(!is_forward)]));
                     queue.push((key, span.id, task));
                     continue;
                 }
@@ -160,19 +160,19 @@ impl Simulator<'_> {
     /// Nothing happens any more: follows a waiting forward to a microbatch that holds the node it waits
     /// for, that one's waiting forward, and so on, until a task comes again.
     fn memory_cycle(&self, buffers: &Buffers) -> Deadlock {
-        let waiting_of = |batch: u32| {
+        let waiting_of = |microbatch: u32| {
             buffers
                 .nodes
                 .iter()
                 .flat_map(|n| &n.forwards)
                 .map(|(_, _, task)| *task)
-                .find(|task| self.batch[*task as usize] == batch)
+                .find(|task| self.microbatch[*task as usize] == microbatch)
         };
-        let holds = |batch: u32, node: usize| {
+        let holds = |microbatch: u32, node: usize| {
             let state = &buffers.nodes[node];
             let (mut forward, mut backward) = (false, false);
-            for task in state.ran.iter().filter(|t| self.batch[**t as usize] == batch) {
-                let span = self.spans[batch as usize];
+            for task in state.ran.iter().filter(|t| self.microbatch[**t as usize] == microbatch) {
+                let span = self.spans[microbatch as usize];
                 forward |= task - span.first < span.hops;
                 backward |= task - span.first > span.hops;
             }

@@ -88,13 +88,13 @@ pub struct OrderGraph {
 }
 
 impl OrderGraph {
-    /// The graph of `order`, which lists every task of `batches` once, on its own node.
+    /// The graph of `order`, which lists every task of `microbatches` once, on its own node.
     ///
     /// # Errors
     /// [`Deadlock`] as [`Simulator::run_order`].
-    pub fn new(instance: &Instance, batches: &[MicrobatchRoute], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
+    pub fn new(instance: &Instance, microbatches: &[MicrobatchRoute], order: &[Vec<TaskId>]) -> Result<Self, Deadlock> {
         let mut simulator = Simulator::new(instance);
-        simulator.load(batches);
+        simulator.load(microbatches);
         simulator.run_order(order)?;
         let count = simulator.task_count();
         let mut begin = vec![0];
@@ -202,7 +202,7 @@ impl OrderGraph {
 
     /// Microbatch of a task, by its place in what the graph was made of.
     #[must_use]
-    pub fn batch_of(&self, task: TaskId) -> usize {
+    pub fn microbatch_of(&self, task: TaskId) -> usize {
         self.lasts.partition_point(|(last, _)| *last < task)
     }
 
@@ -222,7 +222,7 @@ impl OrderGraph {
 
     /// Number of microbatches.
     #[must_use]
-    pub fn batch_count(&self) -> usize {
+    pub fn microbatch_count(&self) -> usize {
         self.lasts.len()
     }
 
@@ -526,7 +526,7 @@ impl OrderGraph {
 
 /// A task with its place in its microbatch, not yet in an order.
 fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Vertex {
-    let span = simulator.spans[simulator.batch_of(task)];
+    let span = simulator.spans[simulator.microbatch_of(task)];
     let (place, last) = (task - span.first, 2 * span.hops);
     let (mut before, mut lag) = (NO_TASK, span.out);
     if place > 0 {

@@ -78,7 +78,7 @@ pub struct Simulator<'a> {
     spans: Vec<Span>,
     /// Per task: node, microbatch, duration, transfer of its input from the task before it.
     node: Vec<u32>,
-    batch: Vec<u32>,
+    microbatch: Vec<u32>,
     length: Vec<Time>,
     travel: Vec<Time>,
     start: Vec<Time>,
@@ -90,7 +90,7 @@ pub struct Simulator<'a> {
 pub struct Workspace {
     spans: Vec<Span>,
     node: Vec<u32>,
-    batch: Vec<u32>,
+    microbatch: Vec<u32>,
     length: Vec<Time>,
     travel: Vec<Time>,
     start: Vec<Time>,
@@ -98,10 +98,10 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Completion time of microbatch number `batch` in the last run.
+    /// Completion time of microbatch number `microbatch` in the last run.
     #[must_use]
-    pub fn completion_of(&self, batch: usize) -> Time {
-        let span = self.spans[batch];
+    pub fn completion_of(&self, microbatch: usize) -> Time {
+        let span = self.spans[microbatch];
         let last = (span.first + 2 * span.hops) as usize;
         self.start[last] + self.length[last] + span.return_transfer
     }
@@ -126,44 +126,44 @@ impl<'a> Simulator<'a> {
     /// A simulator in the memory of another one.
     #[must_use]
     pub fn with(instance: &'a Instance, workspace: Workspace) -> Self {
-        let Workspace { spans, node, batch, length, travel, start, scratch } = workspace;
-        Self { instance, spans, node, batch, length, travel, start, scratch }
+        let Workspace { spans, node, microbatch, length, travel, start, scratch } = workspace;
+        Self { instance, spans, node, microbatch, length, travel, start, scratch }
     }
 
     /// Its memory, with the times of the last run.
     #[must_use]
     pub fn into_workspace(self) -> Workspace {
-        let Self { instance: _, spans, node, batch, length, travel, start, scratch } = self;
-        Workspace { spans, node, batch, length, travel, start, scratch }
+        let Self { instance: _, spans, node, microbatch, length, travel, start, scratch } = self;
+        Workspace { spans, node, microbatch, length, travel, start, scratch }
     }
 
     /// Takes the microbatches of one iteration.
-    pub fn load(&mut self, batches: &[MicrobatchRoute]) {
+    pub fn load(&mut self, microbatches: &[MicrobatchRoute]) {
         let instance = self.instance;
         self.spans.clear();
-        for column in [&mut self.node, &mut self.batch] {
+        for column in [&mut self.node, &mut self.microbatch] {
             column.clear();
         }
         for column in [&mut self.length, &mut self.travel] {
             column.clear();
         }
-        for (b, batch) in batches.iter().enumerate() {
+        for (b, microbatch) in microbatches.iter().enumerate() {
             let first = self.node.len() as TaskId;
-            let source = batch.source;
-            let (front, back) = (batch.nodes[0] as usize, batch.nodes[batch.nodes.len() - 1] as usize);
-            let follows = b > 0 && batches[b - 1].route == batch.route;
+            let source = microbatch.source;
+            let (front, back) = (microbatch.nodes[0] as usize, microbatch.nodes[microbatch.nodes.len() - 1] as usize);
+            let follows = b > 0 && microbatches[b - 1].route == microbatch.route;
             let out = instance.transfer(source, front);
             let mut previous = source;
-            for node in &batch.nodes {
+            for node in &microbatch.nodes {
                 let node = *node as usize;
-                self.push(node, b, instance.forward(batch.class, node), instance.transfer(previous, node));
+                self.push(node, b, instance.forward(microbatch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
-            self.push(source, b, instance.loss(batch.class, source), instance.transfer(back, source));
+            self.push(source, b, instance.loss(microbatch.class, source), instance.transfer(back, source));
             previous = source;
-            for node in batch.nodes.iter().rev() {
+            for node in microbatch.nodes.iter().rev() {
                 let node = *node as usize;
-                self.push(node, b, instance.backward(batch.class, node), instance.transfer(previous, node));
+                self.push(node, b, instance.backward(microbatch.class, node), instance.transfer(previous, node));
                 previous = node;
             }
             if follows {
@@ -171,8 +171,8 @@ impl<'a> Simulator<'a> {
             }
             self.spans.push(Span {
                 first,
-                hops: batch.nodes.len() as u32,
-                id: batch.id,
+                hops: microbatch.nodes.len() as u32,
+                id: microbatch.id,
                 before: if follows { b as u32 - 1 } else { NO_TASK },
                 after: NO_TASK,
                 out,
@@ -183,9 +183,9 @@ impl<'a> Simulator<'a> {
         self.start.resize(self.node.len(), 0);
     }
 
-    fn push(&mut self, node: usize, batch: usize, length: Time, travel: Time) {
+    fn push(&mut self, node: usize, microbatch: usize, length: Time, travel: Time) {
         self.node.push(node as u32);
-        self.batch.push(batch as u32);
+        self.microbatch.push(microbatch as u32);
         self.length.push(length);
         self.travel.push(travel);
     }
@@ -198,14 +198,14 @@ impl<'a> Simulator<'a> {
 
     /// Number of microbatches.
     #[must_use]
-    pub fn batch_count(&self) -> usize {
+    pub fn microbatch_count(&self) -> usize {
         self.spans.len()
     }
 
-    /// The tasks of microbatch number `batch` (its place in what was loaded).
+    /// The tasks of microbatch number `microbatch` (its place in what was loaded).
     #[must_use]
-    pub fn tasks_of(&self, batch: usize) -> std::ops::Range<TaskId> {
-        let span = self.spans[batch];
+    pub fn tasks_of(&self, microbatch: usize) -> std::ops::Range<TaskId> {
+        let span = self.spans[microbatch];
         span.first..span.first + 2 * span.hops + 1
     }
 
@@ -217,8 +217,8 @@ impl<'a> Simulator<'a> {
 
     /// Place of its microbatch in what was loaded.
     #[must_use]
-    pub fn batch_of(&self, task: TaskId) -> usize {
-        self.batch[task as usize] as usize
+    pub fn microbatch_of(&self, task: TaskId) -> usize {
+        self.microbatch[task as usize] as usize
     }
 
     /// Start of a task, after a run that did not deadlock.
@@ -236,7 +236,7 @@ impl<'a> Simulator<'a> {
     /// Kind and hop of a task.
     #[must_use]
     pub fn kind_of(&self, task: TaskId) -> (Kind, usize) {
-        let span = self.spans[self.batch_of(task)];
+        let span = self.spans[self.microbatch_of(task)];
         let place = task - span.first;
         if place < span.hops {
             (Kind::F, place as usize)
@@ -249,8 +249,8 @@ impl<'a> Simulator<'a> {
 
     /// Task of a microbatch by kind and hop.
     #[must_use]
-    pub fn task(&self, batch: usize, kind: Kind, hop: usize) -> TaskId {
-        let span = self.spans[batch];
+    pub fn task(&self, microbatch: usize, kind: Kind, hop: usize) -> TaskId {
+        let span = self.spans[microbatch];
         match kind {
             Kind::F => span.first + hop as TaskId,
             Kind::L => span.first + span.hops,
@@ -262,7 +262,12 @@ impl<'a> Simulator<'a> {
     #[must_use]
     pub fn name_of(&self, task: TaskId) -> TaskName {
         let (kind, hop) = self.kind_of(task);
-        TaskName { microbatch: self.spans[self.batch_of(task)].id, kind: kind.letter(), hop, node: self.node_of(task) }
+        TaskName {
+            microbatch: self.spans[self.microbatch_of(task)].id,
+            kind: kind.letter(),
+            hop,
+            node: self.node_of(task),
+        }
     }
 
     /// A deadlock with its tasks by name.
@@ -283,10 +288,10 @@ impl<'a> Simulator<'a> {
         order.iter().flatten().map(task).collect()
     }
 
-    /// Completion time of microbatch number `batch`.
+    /// Completion time of microbatch number `microbatch`.
     #[must_use]
-    pub fn completion_of(&self, batch: usize) -> Time {
-        let span = self.spans[batch];
+    pub fn completion_of(&self, microbatch: usize) -> Time {
+        let span = self.spans[microbatch];
         self.end_of(span.first + 2 * span.hops) + span.return_transfer
     }
 
@@ -294,11 +299,11 @@ impl<'a> Simulator<'a> {
     fn outcome(&self) -> Outcome {
         let mut outcome = Outcome::default();
         let mut reduced = self.instance.allreduce.iter().copied().max().unwrap_or(0);
-        for batch in 0..self.spans.len() {
-            let completion = self.completion_of(batch);
+        for microbatch in 0..self.spans.len() {
+            let completion = self.completion_of(microbatch);
             outcome.pipeline = outcome.pipeline.max(completion);
             outcome.finish_sum += completion;
-            let span = self.spans[batch];
+            let span = self.spans[microbatch];
             for task in span.first + span.hops + 1..=span.first + 2 * span.hops {
                 let stage = self.instance.stage_of[self.node_of(task)];
                 reduced = reduced.max(self.end_of(task) + self.instance.allreduce[stage]);

@@ -45,7 +45,7 @@ impl Simulator<'_> {
             if follower != NO_TASK {
                 self.release(follower, end, &mut ready);
             }
-            let span = self.spans[self.batch_of(task)];
+            let span = self.spans[self.microbatch_of(task)];
             if task < span.first + 2 * span.hops {
                 let next = task + 1;
                 self.release(next, end + self.travel[next as usize], &mut ready);
@@ -88,7 +88,7 @@ impl Simulator<'_> {
     fn check_memory_of(&self, node: usize, tasks: &[TaskId], position: &[u32]) -> Result<(), Deadlock> {
         let mut held: SmallVec<[TaskId; 8]> = SmallVec::new(); // the backwards that free it again
         for (i, task) in tasks.iter().enumerate() {
-            let span = self.spans[self.batch_of(*task)];
+            let span = self.spans[self.microbatch_of(*task)];
             let place = task - span.first;
             let backward = span.first + 2 * span.hops - place;
             if place > span.hops {
@@ -119,7 +119,7 @@ impl Simulator<'_> {
         while seen[task as usize] == usize::MAX {
             seen[task as usize] = path.len();
             path.push(task);
-            let span = self.spans[self.batch_of(task)];
+            let span = self.spans[self.microbatch_of(task)];
             let chain = if task > span.first {
                 task - 1
             } else if span.before == NO_TASK {

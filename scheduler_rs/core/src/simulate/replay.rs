@@ -68,60 +68,62 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 /// A plan in the terms of the simulator. Microbatches may have any numbers and stand in any order in a plan;
 /// here the waves of a route stand next to each other.
 pub(crate) struct Replay {
-    batches: Vec<MicrobatchRoute>,
+    microbatches: Vec<MicrobatchRoute>,
     order: Vec<Vec<TaskId>>,
 }
 
 impl Replay {
     /// Routes, the waves of one next to each other.
-    pub(crate) fn batches(&self) -> &[MicrobatchRoute] {
-        &self.batches
+    pub(crate) fn microbatches(&self) -> &[MicrobatchRoute] {
+        &self.microbatches
     }
 
     pub(crate) fn new(plan: &Plan, instance: &Instance) -> Result<Self> {
-        for (i, batch) in plan.microbatches.iter().enumerate() {
-            if let Some(node) = batch.nodes.iter().chain([&batch.source]).find(|n| instance.stage_of[**n] == NO_STAGE) {
+        for (i, microbatch) in plan.microbatches.iter().enumerate() {
+            if let Some(node) =
+                microbatch.nodes.iter().chain([&microbatch.source]).find(|n| instance.stage_of[**n] == NO_STAGE)
+            {
                 return invalid(format!("microbatches[{i}]"), format!("over node {node}"), "nodes that serve a stage");
             }
         }
         let mut sorted: Vec<usize> = (0..plan.microbatches.len()).collect();
         sorted.sort_by_key(|i| (plan.microbatches[*i].route, plan.microbatches[*i].wave, plan.microbatches[*i].id));
-        let batches = sorted
+        let microbatches = sorted
             .iter()
             .map(|i| {
-                let batch = &plan.microbatches[*i];
-                let nodes = batch.nodes.iter().map(|n| *n as u32).collect();
+                let microbatch = &plan.microbatches[*i];
+                let nodes = microbatch.nodes.iter().map(|n| *n as u32).collect();
                 MicrobatchRoute {
-                    id: batch.id,
-                    source: batch.source,
-                    route: batch.route,
-                    wave: batch.wave,
+                    id: microbatch.id,
+                    source: microbatch.source,
+                    route: microbatch.route,
+                    wave: microbatch.wave,
                     class: 0,
                     nodes,
                 }
             })
             .collect();
-        let mut replay = Self { batches, order: Vec::new() };
+        let mut replay = Self { microbatches, order: Vec::new() };
         let mut simulator = Simulator::new(instance);
-        simulator.load(&replay.batches);
+        simulator.load(&replay.microbatches);
         replay.order = replay.order_of(plan, &simulator, instance)?;
         Ok(replay)
     }
 
     fn order_of(&self, plan: &Plan, simulator: &Simulator<'_>, instance: &Instance) -> Result<Vec<Vec<TaskId>>> {
         let place: FxHashMap<usize, usize> =
-            self.batches.iter().enumerate().map(|(place, batch)| (batch.id, place)).collect();
-        if place.len() != self.batches.len() {
+            self.microbatches.iter().enumerate().map(|(place, microbatch)| (microbatch.id, place)).collect();
+        if place.len() != self.microbatches.len() {
             return invalid("microbatches", "an id that repeats", "a unique id for each");
         }
         let mut order = vec![Vec::new(); instance.node_count()];
         let mut seen = vec![false; simulator.task_count()];
         for (i, task) in plan.tasks.iter().enumerate() {
-            let batch = place.get(&task.microbatch).copied().unwrap_or(usize::MAX);
-            let known = batch < self.batches.len()
-                && task.hop < self.batches[batch].nodes.len()
+            let microbatch = place.get(&task.microbatch).copied().unwrap_or(usize::MAX);
+            let known = microbatch < self.microbatches.len()
+                && task.hop < self.microbatches[microbatch].nodes.len()
                 && (task.kind != Kind::L || task.hop == 0);
-            let id = if known { simulator.task(batch, task.kind, task.hop) } else { TaskId::MAX };
+            let id = if known { simulator.task(microbatch, task.kind, task.hop) } else { TaskId::MAX };
             if !known || simulator.node_of(id) != task.node || std::mem::replace(&mut seen[id as usize], true) {
                 let name = format!("{}{}{} on node {}", task.microbatch, task.kind.letter(), task.hop, task.node);
                 return invalid(format!("tasks[{i}]"), name, "each task of the routes once, on its node");
@@ -143,7 +145,7 @@ impl Replay {
         simulator: &mut Simulator<'_>,
         dispatch: Dispatch,
     ) -> std::result::Result<Outcome, Deadlock> {
-        simulator.load(&self.batches);
+        simulator.load(&self.microbatches);
         match dispatch {
             Dispatch::Planned => simulator.run_order(&self.order),
             Dispatch::Rule => simulator.run_dispatch(),

@@ -306,10 +306,10 @@ fn translated(allocation: &AllocationState, found: &PrioritisedRoutes) -> Result
     let problem = placement.problem(instance, tasks)?;
     let after = route_tasks(&Instance::new(&problem, Rounding::Up));
     let mut first = Vec::with_capacity(tasks.len());
-    let mut batches = 0;
+    let mut microbatches = 0;
     for task in tasks {
-        first.push(batches);
-        batches += task.waves;
+        first.push(microbatches);
+        microbatches += task.waves;
     }
     let mut taken = vec![false; tasks.len()];
     let mut paths = Vec::with_capacity(tasks.len());

@@ -13,7 +13,7 @@ use crate::route::{RouteTask, route_tasks};
 use crate::search::context::stream_of;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::{AnnealingChain, PrioritisedRoutes};
-use crate::search::methods::routes::{Path, batches_of_paths};
+use crate::search::methods::routes::{Path, microbatches_of_paths};
 use crate::search::methods::sampling::random_paths;
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
 use crate::simulate::Simulator;
@@ -116,7 +116,7 @@ impl Runner {
 /// A plan by priorities, as the schedule that they make.
 fn scheduled(instance: &Instance, tasks: &[RouteTask], found: &PrioritisedRoutes) -> Option<Schedule> {
     let mut simulator = Simulator::new(instance);
-    simulator.load(&batches_of_paths(tasks, &found.paths));
+    simulator.load(&microbatches_of_paths(tasks, &found.paths));
     let outcome = simulator.run_prioritised(&found.priorities).ok()?;
     let key = (outcome.iteration, outcome.finish_sum);
     Some(Schedule { paths: found.paths.clone(), order: simulator.dispatched_order(), key })

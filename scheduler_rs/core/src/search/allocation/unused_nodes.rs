@@ -38,7 +38,7 @@ pub fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<Plan> {
     let is_random = matches!(plan.strategy, Strategy::RandomSkip | Strategy::SkippipeNoTc2);
     let bound = if is_random {
         let below = Instance::new(&problem, Rounding::Down);
-        route_bound(&below, Replay::new(&plan, &below)?.batches())
+        route_bound(&below, Replay::new(&plan, &below)?.microbatches())
     } else {
         lower_bound_of(&problem, budget)?.max(known)
     };

@@ -35,28 +35,28 @@ pub fn solve_full(problem: &Problem, instance: &Instance, options: Options, budg
     {
         let mut rng = stream_of(options.seed, draws);
         draws += 1;
-        let batches = straight_pipelines::pipelines(instance, &mut rng);
-        if let Some(batch) = batches.iter().find(|b| !keeps_order(instance, &b.nodes)) {
-            return impossible("max_stage_jump", format!("the straight pipeline {:?} jumps too far", batch.nodes));
+        let microbatches = straight_pipelines::pipelines(instance, &mut rng);
+        if let Some(microbatch) = microbatches.iter().find(|b| !keeps_order(instance, &b.nodes)) {
+            return impossible("max_stage_jump", format!("the straight pipeline {:?} jumps too far", microbatch.nodes));
         }
-        simulator.load(&batches);
+        simulator.load(&microbatches);
         work += simulator.task_count() as u64;
         budget.add_work(simulator.task_count() as u64);
         match simulator.run_dispatch() {
             Ok(outcome) if best.as_ref().is_none_or(|(least, _)| outcome.iteration < least.iteration) => {
                 budget.report(seconds(outcome.iteration), seconds(bound));
-                best = Some((outcome, batches));
+                best = Some((outcome, microbatches));
             }
             Ok(_) => {}
             Err(deadlock) => stuck = Some(simulator.error_of(&deadlock)),
         }
         budget.check_cancelled()?;
     }
-    let Some((_, batches)) = best else { return Err(stuck.unwrap_or(Error::Deadlock(Vec::new()))) };
-    simulator.load(&batches);
+    let Some((_, microbatches)) = best else { return Err(stuck.unwrap_or(Error::Deadlock(Vec::new()))) };
+    simulator.load(&microbatches);
     dispatched(&mut simulator)?;
     let order = simulator.dispatched_order();
-    Ok(Solution { batches, order, bound, report: drawn(work, draws) })
+    Ok(Solution { microbatches, order, bound, report: drawn(work, draws) })
 }
 
 fn drawn(work: u64, attempts: u64) -> SearchReport {
@@ -91,16 +91,16 @@ pub fn solve_random(
         let mut rng = stream_of(options.seed, draw);
         // Guided only where free drawing does not get there, so that the draw stays as random as it can be.
         let guide = sets.filter(|_| draw >= MOST_DRAWS / 2);
-        let Some(batches) = random_routes(instance, tasks, guide, &mut rng) else { continue };
+        let Some(microbatches) = random_routes(instance, tasks, guide, &mut rng) else { continue };
         let mut simulator = Simulator::new(instance);
-        simulator.load(&batches);
+        simulator.load(&microbatches);
         budget.add_work(simulator.task_count() as u64);
         match dispatched(&mut simulator) {
             Ok(_) => {
-                let bound = route_bound(below, &batches);
+                let bound = route_bound(below, &microbatches);
                 let order = simulator.dispatched_order();
                 let report = drawn(simulator.task_count() as u64, draw + 1);
-                return Ok(Solution { batches, order, bound, report });
+                return Ok(Solution { microbatches, order, bound, report });
             }
             Err(error) => locked = Some(error),
         }

@@ -23,23 +23,23 @@ pub fn first_microbatches(tasks: &[RouteTask]) -> Vec<usize> {
 }
 
 /// The microbatches of routes as the simulator takes them.
-pub fn batches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
-    let mut batches = Vec::new();
+pub fn microbatches_of_paths(tasks: &[RouteTask], paths: &[Path]) -> Vec<MicrobatchRoute> {
+    let mut microbatches = Vec::new();
     for (route, (task, path)) in tasks.iter().zip(paths).enumerate() {
         let (source, class) = (task.source, task.class);
         for wave in 0..task.waves {
-            let id = batches.len();
-            batches.push(MicrobatchRoute { id, source, route, wave, class, nodes: path.to_vec() });
+            let id = microbatches.len();
+            microbatches.push(MicrobatchRoute { id, source, route, wave, class, nodes: path.to_vec() });
         }
     }
-    batches
+    microbatches
 }
 
 /// Nodes of each of so many routes.
-pub fn paths_of_batches(batches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
+pub fn paths_of_microbatches(microbatches: &[MicrobatchRoute], routes: usize) -> Vec<Path> {
     let mut paths = vec![Path::new(); routes];
-    for batch in batches {
-        paths[batch.route] = Path::from_slice(&batch.nodes);
+    for microbatch in microbatches {
+        paths[microbatch.route] = Path::from_slice(&microbatch.nodes);
     }
     paths
 }

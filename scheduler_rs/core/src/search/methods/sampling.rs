@@ -9,7 +9,7 @@ use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
-use crate::search::methods::routes::{Path, paths_of_batches};
+use crate::search::methods::routes::{Path, paths_of_microbatches};
 use crate::simulate::MicrobatchRoute;
 
 /// Draws for the routes of an allocation.
@@ -17,8 +17,8 @@ const DRAWS: u64 = 100;
 
 /// Random routes of an allocation; none where every draw ran into a dead end.
 pub fn random_paths(view: InstanceView<'_>, rng: &mut Pcg64) -> Option<Vec<Path>> {
-    let batches = (0..DRAWS).find_map(|_| random_routes(view.instance, view.tasks, None, rng))?;
-    Some(paths_of_batches(&batches, view.tasks.len()))
+    let microbatches = (0..DRAWS).find_map(|_| random_routes(view.instance, view.tasks, None, rng))?;
+    Some(paths_of_microbatches(&microbatches, view.tasks.len()))
 }
 
 /// The stage sets of `sets`, assigned to the routes at random.
@@ -186,5 +186,5 @@ pub fn random_routes(
         None => targets(instance, tasks, rng),
     };
     let mut schedule = PartialSchedule::new(instance, tasks, &targets, false);
-    routes(&mut schedule, instance, rng).then(|| schedule.batches())
+    routes(&mut schedule, instance, rng).then(|| schedule.microbatches())
 }

@@ -23,20 +23,20 @@ pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<MicrobatchRoute> {
             column.push(replicas[replica] as u32);
         }
     }
-    let mut batches = Vec::new();
+    let mut microbatches = Vec::new();
     for (source, nodes) in instance.sources.iter().zip(columns) {
         for _ in 0..source.microbatches {
-            batches.push(MicrobatchRoute {
-                id: batches.len(),
+            microbatches.push(MicrobatchRoute {
+                id: microbatches.len(),
                 source: source.node,
-                route: batches.len(),
+                route: microbatches.len(),
                 wave: 0,
                 class: source.class,
                 nodes: nodes.clone(),
             });
         }
     }
-    batches
+    microbatches
 }
 
 /// For each of `from` the place of its partner in `to`, so that the greatest cost is least and every partner

@@ -58,14 +58,14 @@ pub struct Improved {
 #[must_use]
 pub fn improve(
     instance: &Instance,
-    batches: &[MicrobatchRoute],
+    microbatches: &[MicrobatchRoute],
     order: &[Vec<TaskId>],
     rng: &mut Pcg64,
     work_limit: u64,
     limit: Time,
     budget: &Budget,
 ) -> Option<Improved> {
-    let mut search = OrderSearch::new(instance, batches, order, rng, limit)?;
+    let mut search = OrderSearch::new(instance, microbatches, order, rng, limit)?;
     search.run(work_limit, budget);
     search.best()
 }
@@ -108,17 +108,17 @@ pub struct OrderSearch {
 }
 
 impl OrderSearch {
-    /// A search that begins with `order`, which lists every task of `batches` once on its own node; none where that
+    /// A search that begins with `order`, which lists every task of `microbatches` once on its own node; none where that
     /// locks up. It ends where an iteration of `limit` is reached.
     #[must_use]
     pub fn new(
         instance: &Instance,
-        batches: &[MicrobatchRoute],
+        microbatches: &[MicrobatchRoute],
         order: &[Vec<TaskId>],
         rng: &mut Pcg64,
         limit: Time,
     ) -> Option<Self> {
-        let graph = OrderGraph::new(instance, batches, order).ok()?;
+        let graph = OrderGraph::new(instance, microbatches, order).ok()?;
         let key = (graph.iteration(), graph.finish_sum());
         Some(Self {
             rng: Pcg64::seed_from_u64(rng.random()),
@@ -406,9 +406,10 @@ impl OrderSearch {
     /// Every task when it is now, but for what its microbatch is hurried or held back; false where that locks up.
     fn hurry(&mut self) -> bool {
         let most = (self.graph.iteration() as f64 * MOST_HURRY * self.rng.random::<f64>()) as Time;
-        let shifts: Vec<Time> = (0..self.graph.batch_count()).map(|_| self.rng.random_range(-most..=most)).collect();
+        let shifts: Vec<Time> =
+            (0..self.graph.microbatch_count()).map(|_| self.rng.random_range(-most..=most)).collect();
         let keys: Vec<Time> = (0..self.graph.order().len() as TaskId)
-            .map(|task| self.graph.head_of(task) + shifts[self.graph.batch_of(task)])
+            .map(|task| self.graph.head_of(task) + shifts[self.graph.microbatch_of(task)])
             .collect();
         let listed = self.graph.listed(|task| keys[task as usize]);
         listed.is_some_and(|order| self.graph.reset(&order))

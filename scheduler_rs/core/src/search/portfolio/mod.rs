@@ -75,11 +75,11 @@ pub fn solve(
     let mut state = State::new(bound, trace);
     state.work = work;
     let mut found = pool.install(|| search.run(state, first))?;
-    let batches = found.best.schedule.batches();
+    let microbatches = found.best.schedule.microbatches();
     if options.strategy == Strategy::SkippipeNoTc2 {
-        found.bound = route_bound(below, &batches);
+        found.bound = route_bound(below, &microbatches);
     }
-    Ok(Solution { batches, order: found.best.order, bound: found.bound, report: found.report })
+    Ok(Solution { microbatches, order: found.best.order, bound: found.bound, report: found.report })
 }
 
 /// What was prepared; none where somebody stopped it and there is a plan already, which is then the answer.

@@ -160,9 +160,9 @@ impl<'a> Workers<'a> {
         let context = &self.context;
         let Some(best) = best else { return Attempt::failed(ROUND_WORK) };
         if current.as_ref().is_none_or(|search| search.start() != best.cost && search.key() != best.cost) {
-            let batches = best.schedule.batches();
+            let microbatches = best.schedule.microbatches();
             let search =
-                OrderSearch::new(context.instance, &batches, &best.order, &mut context.rng(number), self.bound);
+                OrderSearch::new(context.instance, &microbatches, &best.order, &mut context.rng(number), self.bound);
             *current = search.map(Box::new);
         }
         let Some(search) = current.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };

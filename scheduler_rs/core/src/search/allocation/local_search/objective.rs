@@ -80,10 +80,10 @@ impl<'a> Construction<'a> {
 
     /// The first straight pipelines that the strategy would draw.
     fn straight(self, instance: &Instance) -> Judged {
-        let batches = straight_pipelines::pipelines(instance, &mut stream_of(self.seed, 0));
+        let microbatches = straight_pipelines::pipelines(instance, &mut stream_of(self.seed, 0));
         let mut simulator = Simulator::new(instance);
-        simulator.load(&batches);
-        let key = simulator.run_dispatch().map_or(NOTHING, |outcome| key_of(instance, &outcome, batches.len()));
+        simulator.load(&microbatches);
+        let key = simulator.run_dispatch().map_or(NOTHING, |outcome| key_of(instance, &outcome, microbatches.len()));
         Judged { key, work: simulator.task_count() as u64 }
     }
 
@@ -97,10 +97,10 @@ impl<'a> Construction<'a> {
                 // Guided only where free drawing does not get there, as in a plan.
                 let guide = self.sets.filter(|_| attempt >= TRIES / 2);
                 let mut rng = stream_of(self.seed, first + draw * TRIES + attempt);
-                let batches: Vec<MicrobatchRoute> = random_routes(instance, tasks, guide, &mut rng)?;
-                simulator.load(&batches);
+                let microbatches: Vec<MicrobatchRoute> = random_routes(instance, tasks, guide, &mut rng)?;
+                simulator.load(&microbatches);
                 work += simulator.task_count() as u64;
-                simulator.run_dispatch().ok().map(|outcome| key_of(instance, &outcome, batches.len()))
+                simulator.run_dispatch().ok().map(|outcome| key_of(instance, &outcome, microbatches.len()))
             });
             keys.push(key.unwrap_or(NOTHING));
         }
@@ -119,14 +119,14 @@ impl<'a> Construction<'a> {
         let mut rng = context.rng(0);
         let targets = context.targets(&mut rng);
         let order = priority(&context, &targets, &mut rng, 0.0);
-        let batches = tasks.iter().map(|task| task.waves).sum();
+        let microbatches = tasks.iter().map(|task| task.waves).sum();
         let key = construct(&context, &mut router, &order, &targets)
-            .map_or(NOTHING, |plan| key_of(instance, &plan.outcome, batches));
+            .map_or(NOTHING, |plan| key_of(instance, &plan.outcome, microbatches));
         Judged { key, work: router.work }
     }
 }
 
-fn key_of(instance: &Instance, outcome: &Outcome, batches: usize) -> Key {
-    let mean = outcome.finish_sum / batches.max(1) as Time;
+fn key_of(instance: &Instance, outcome: &Outcome, microbatches: usize) -> Key {
+    let mean = outcome.finish_sum / microbatches.max(1) as Time;
     (outcome.iteration, mean.saturating_add(instance.allreduce.iter().sum()))
 }

@@ -32,8 +32,8 @@ pub struct AnnealingChain {
     pub(super) routes: Routes,
     pub(super) estimate: Estimate,
     pub(super) workspace: Workspace,
-    pub(super) batches: Vec<MicrobatchRoute>,
-    /// First batch of each route.
+    pub(super) microbatches: Vec<MicrobatchRoute>,
+    /// First microbatch of each route.
     pub(super) first: Vec<usize>,
     pub(super) priorities: Vec<u32>,
     pub(super) outcome: Outcome,
@@ -97,7 +97,7 @@ impl AnnealingChain {
     /// Simulates what has been changed; whether it stays.
     pub(super) fn judge(&mut self, temperature: f64) -> bool {
         let Some(outcome) = self.simulate() else { return false };
-        let energy = energy(outcome.iteration, outcome.finish_sum, self.batches.len());
+        let energy = energy(outcome.iteration, outcome.finish_sum, self.microbatches.len());
         let rise = energy - self.energy;
         if rise > 0.0 && self.rng.random::<f64>() >= (-rise / temperature).exp() {
             return false;
@@ -110,7 +110,7 @@ impl AnnealingChain {
 
     pub(super) fn simulate(&mut self) -> Option<Outcome> {
         let mut simulator = Simulator::with(&self.owned.instance, std::mem::take(&mut self.workspace));
-        simulator.load(&self.batches);
+        simulator.load(&self.microbatches);
         self.work += simulator.task_count() as u64;
         let outcome = simulator.run_prioritised(&self.priorities).ok();
         self.workspace = simulator.into_workspace();
@@ -140,10 +140,10 @@ impl AnnealingChain {
         for (route, _) in change {
             let route = *route as usize;
             for wave in 0..self.owned.tasks[route].waves {
-                let batch = &mut self.batches[self.first[route] + wave];
-                batch.source = self.owned.tasks[route].source;
-                batch.nodes.clear();
-                batch.nodes.extend_from_slice(self.routes.path(route));
+                let microbatch = &mut self.microbatches[self.first[route] + wave];
+                microbatch.source = self.owned.tasks[route].source;
+                microbatch.nodes.clear();
+                microbatch.nodes.extend_from_slice(self.routes.path(route));
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
 use crate::rules::{Constraints, MemoryRule};
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
-use crate::search::methods::routes::{Path, Routes, batches_of_paths, paths_of_batches};
+use crate::search::methods::routes::{Path, Routes, microbatches_of_paths, paths_of_microbatches};
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
 use crate::simulate::Simulator;
 use crate::time::Rounding;
@@ -57,8 +57,8 @@ fn instance(rng: &mut Pcg64) -> Instance {
 
 fn start(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Option<Vec<Path>> {
     (0..50).find_map(|_| {
-        let batches = crate::search::methods::sampling::random_routes(instance, tasks, None, rng)?;
-        Some(paths_of_batches(&batches, tasks.len()))
+        let microbatches = crate::search::methods::sampling::random_routes(instance, tasks, None, rng)?;
+        Some(paths_of_microbatches(&microbatches, tasks.len()))
     })
 }
 
@@ -145,7 +145,7 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
 /// A schedule has every task once, keeps the memory, and takes as long as the simulator says.
 fn is_executable(instance: &Instance, tasks: &[RouteTask], schedule: &Schedule) {
     let mut simulator = Simulator::new(instance);
-    simulator.load(&batches_of_paths(tasks, &schedule.paths));
+    simulator.load(&microbatches_of_paths(tasks, &schedule.paths));
     let mut listed: Vec<_> = schedule.order.concat();
     listed.sort_unstable();
     assert!(listed.into_iter().eq(0..simulator.task_count() as u32));

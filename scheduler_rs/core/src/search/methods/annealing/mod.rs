@@ -24,7 +24,7 @@ use crate::route::{Lengths, RouteTask};
 use crate::search::effort::FEW_TASKS;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::annealing::estimate::Estimate;
-use crate::search::methods::routes::{Change, Path, Routes, batches_of_paths, first_microbatches};
+use crate::search::methods::routes::{Change, Path, Routes, first_microbatches, microbatches_of_paths};
 use crate::simulate::{Outcome, Workspace};
 use crate::time::Time;
 
@@ -82,7 +82,7 @@ impl AnnealingChain {
     /// From complete routes; `scale` is about the iteration that is hoped for.
     #[must_use]
     pub fn new(view: InstanceView<'_>, paths: Vec<Path>, rng: Pcg64, scale: Time) -> Self {
-        let batches = batches_of_paths(view.tasks, &paths);
+        let microbatches = microbatches_of_paths(view.tasks, &paths);
         let routes = Routes::new(view, paths);
         let mut chain = Self {
             owned: OwnedInstance { instance: view.instance.clone(), tasks: view.tasks.to_vec() },
@@ -90,8 +90,8 @@ impl AnnealingChain {
             estimate: Estimate::new(view, &routes, scale),
             routes,
             workspace: Workspace::default(),
-            priorities: default_priorities(batches.len()),
-            batches,
+            priorities: default_priorities(microbatches.len()),
+            microbatches,
             first: first_microbatches(view.tasks),
             outcome: Outcome::default(),
             energy: f64::INFINITY,
@@ -161,7 +161,7 @@ impl AnnealingChain {
     }
 
     fn enter(&mut self, phase: Phase) {
-        let tasks = self.batches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
+        let tasks = self.microbatches.iter().map(|b| 2 * b.nodes.len() as u64 + 1).sum::<u64>().max(1);
         let work = run_length(self.run) * tasks;
         self.step = 0;
         self.phase = phase;
@@ -180,8 +180,9 @@ impl AnnealingChain {
             Phase::Simulate => {
                 self.steps = work / 2 / tasks;
                 let simulated = self.simulate();
-                self.energy =
-                    simulated.as_ref().map_or(f64::INFINITY, |o| energy(o.iteration, o.finish_sum, self.batches.len()));
+                self.energy = simulated
+                    .as_ref()
+                    .map_or(f64::INFINITY, |o| energy(o.iteration, o.finish_sum, self.microbatches.len()));
                 if let Some(outcome) = simulated {
                     self.outcome = outcome;
                     self.keep();
@@ -323,8 +324,8 @@ fn assignment_work(n: u64) -> u64 {
 #[must_use]
 pub fn first_run(tasks: &[RouteTask], instance: &Instance) -> u64 {
     let lengths = Lengths::of(instance, tasks.len());
-    let batches: usize = tasks.iter().map(|t| t.waves).sum();
-    FIRST_RUN * (batches * (2 * lengths.short() + 1)) as u64
+    let microbatches: usize = tasks.iter().map(|t| t.waves).sum();
+    FIRST_RUN * (microbatches * (2 * lengths.short() + 1)) as u64
 }
 
 /// Work of run number `run`, in simulations of all tasks.
@@ -337,7 +338,7 @@ const STEPS_PER_POLL: u64 = 256;
 
 /// Backwards and losses first, then forwards; microbatches in order.
 #[must_use]
-pub fn default_priorities(batches: usize) -> Vec<u32> {
-    let count = batches as u32;
+pub fn default_priorities(microbatches: usize) -> Vec<u32> {
+    let count = microbatches as u32;
     (0..count).flat_map(|b| [count + b, b]).collect()
 }

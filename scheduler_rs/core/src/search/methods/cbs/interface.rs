@@ -53,8 +53,8 @@ pub enum Termination {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solution {
     /// The microbatches, those of one task next to each other; `route` is the number of the task.
-    pub batches: Vec<MicrobatchRoute>,
-    /// Task order of every node, in the simulator's numbering of `batches`.
+    pub microbatches: Vec<MicrobatchRoute>,
+    /// Task order of every node, in the simulator's numbering of `microbatches`.
     pub order: Vec<Vec<TaskId>>,
     /// Iteration time in nanoseconds, norm and optimizer excluded.
     pub value: Time,

@@ -52,7 +52,7 @@ pub fn dispatch(
     latest_end: &[Time],
     rule: DispatchRule,
 ) -> Option<Solution> {
-    let mut batches = Vec::new();
+    let mut microbatches = Vec::new();
     let mut first = Vec::new();
     let mut tasks = 0;
     for (agent, choice) in selection.iter().enumerate() {
@@ -62,15 +62,22 @@ pub fn dispatch(
         for wave in 0..task.waves {
             let nodes = path.nodes.iter().map(|n| model.nodes[*n as usize] as u32).collect();
             let id = task.first_microbatch + wave;
-            batches.push(MicrobatchRoute { id, source: task.source, route: agent, wave, class: task.class, nodes });
+            microbatches.push(MicrobatchRoute {
+                id,
+                source: task.source,
+                route: agent,
+                wave,
+                class: task.class,
+                nodes,
+            });
             tasks += path.steps.len();
         }
     }
     let order = generate_schedule(model, selection, latest_end, rule, &first)?;
     let mut simulator = Simulator::new(model.instance);
-    simulator.load(&batches);
+    simulator.load(&microbatches);
     let outcome = simulator.run_order(&order).ok()?;
-    Some(Solution { batches, order, value: outcome.iteration - model.instance.epilogue })
+    Some(Solution { microbatches, order, value: outcome.iteration - model.instance.epilogue })
 }
 
 /// The next task of an agent.

@@ -74,8 +74,8 @@ pub fn travelled<'a>(context: &Context<'a>, router: &mut Router<'_>, paths: &[Pa
 /// The straight pipelines of `full`, as a start for `full-routed`; for routes of one microbatch each.
 pub fn straight_routes<'a>(context: &Context<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Tried<'a> {
     let mut schedule = PartialSchedule::new(context.instance, context.tasks, &context.targets(rng), false);
-    for (route, batch) in straight_pipelines::pipelines(context.instance, rng).into_iter().enumerate() {
-        schedule.place(route, vec![TimedPath { nodes: batch.nodes, starts: Vec::new(), completion: 0, value: 0 }]);
+    for (route, microbatch) in straight_pipelines::pipelines(context.instance, rng).into_iter().enumerate() {
+        schedule.place(route, vec![TimedPath { nodes: microbatch.nodes, starts: Vec::new(), completion: 0, value: 0 }]);
     }
     finish(context, schedule, &mut router.work)
 }
@@ -119,9 +119,9 @@ fn insert(
 /// Gives a complete schedule its times: by the order in which it was made, or by the dispatch rule where that
 /// is faster.
 pub fn finish<'a>(context: &Context<'a>, mut schedule: PartialSchedule<'a>, work: &mut u64) -> Tried<'a> {
-    let batches = schedule.batches();
+    let microbatches = schedule.microbatches();
     let mut simulator = Simulator::new(context.instance);
-    simulator.load(&batches);
+    simulator.load(&microbatches);
     *work += simulator.task_count() as u64;
     if context.objective == Objective::Travel {
         let outcome = simulator.run_dispatch().map_err(|deadlock| Some(simulator.error_of(&deadlock)))?;

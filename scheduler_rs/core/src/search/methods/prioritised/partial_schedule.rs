@@ -201,12 +201,12 @@ impl<'a> PartialSchedule<'a> {
 
     /// The microbatches for the simulator, where every route is placed.
     #[must_use]
-    pub fn batches(&self) -> Vec<MicrobatchRoute> {
-        let mut batches = Vec::new();
+    pub fn microbatches(&self) -> Vec<MicrobatchRoute> {
+        let mut microbatches = Vec::new();
         for (route, timed_paths) in self.timed_paths.iter().enumerate() {
             for (wave, timed_path) in timed_paths.iter().enumerate() {
-                batches.push(MicrobatchRoute {
-                    id: batches.len(),
+                microbatches.push(MicrobatchRoute {
+                    id: microbatches.len(),
                     source: self.tasks[route].source,
                     route,
                     wave,
@@ -215,10 +215,10 @@ impl<'a> PartialSchedule<'a> {
                 });
             }
         }
-        batches
+        microbatches
     }
 
-    /// The order on every node in the simulator's task numbers; `simulator` holds [`PartialSchedule::batches`].
+    /// The order on every node in the simulator's task numbers; `simulator` holds [`PartialSchedule::microbatches`].
     #[must_use]
     pub fn order(&self, simulator: &Simulator<'_>) -> Vec<Vec<TaskId>> {
         let id = |reservation: &Reservation| {
@@ -236,28 +236,28 @@ impl<'a> PartialSchedule<'a> {
         }
         for (route, task) in self.tasks.iter().enumerate() {
             for (wave, timed_path) in self.timed_paths[route].iter_mut().enumerate() {
-                let batch = task.first_microbatch + wave;
+                let microbatch = task.first_microbatch + wave;
                 timed_path.starts.clear();
-                timed_path.starts.extend(simulator.tasks_of(batch).map(|id| simulator.start_of(id)));
-                timed_path.completion = simulator.completion_of(batch);
+                timed_path.starts.extend(simulator.tasks_of(microbatch).map(|id| simulator.start_of(id)));
+                timed_path.completion = simulator.completion_of(microbatch);
             }
         }
         for (node, tasks) in order.iter().enumerate() {
             for task in tasks {
-                let batch = simulator.batch_of(*task);
-                let place = (task - simulator.tasks_of(batch).start) as usize;
-                let route = self.route_of(batch) as u32;
+                let microbatch = simulator.microbatch_of(*task);
+                let place = (task - simulator.tasks_of(microbatch).start) as usize;
+                let route = self.route_of(microbatch) as u32;
                 let (start, end) = (simulator.start_of(*task), simulator.end_of(*task));
-                self.timelines[node].push(Reservation { start, end, route, task: task_code(batch, place) });
+                self.timelines[node].push(Reservation { start, end, route, task: task_code(microbatch, place) });
             }
         }
         if self.instance.memory_is_held() {
-            for batch in 0..simulator.batch_count() {
-                let route = self.route_of(batch) as u32;
-                let hops = simulator.tasks_of(batch).len() / 2;
+            for microbatch in 0..simulator.microbatch_count() {
+                let route = self.route_of(microbatch) as u32;
+                let hops = simulator.tasks_of(microbatch).len() / 2;
                 for hop in 0..hops {
                     let (forward, backward) =
-                        (simulator.task(batch, Kind::F, hop), simulator.task(batch, Kind::B, hop));
+                        (simulator.task(microbatch, Kind::F, hop), simulator.task(microbatch, Kind::B, hop));
                     let node = simulator.node_of(forward);
                     self.timelines[node].hold(simulator.start_of(forward), simulator.end_of(backward), route);
                 }

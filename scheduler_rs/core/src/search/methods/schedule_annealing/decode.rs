@@ -18,7 +18,7 @@ pub(super) struct Operation {
     /// At least so long from its start to the end of the iteration, norm and optimizer left out.
     pub rest: Time,
     pub node: u32,
-    pub batch: u32,
+    pub microbatch: u32,
     /// Index in its microbatch.
     pub index: u32,
     /// Microbatches that its node holds more once it has started: 1 for a forward, -1 for a backward, 0 for a loss.
@@ -101,18 +101,18 @@ impl Decoder {
     }
 
     /// Ids of a microbatch's operations.
-    pub fn operations_of(&self, batch: usize) -> std::ops::Range<u32> {
-        let first = (batch * self.width) as u32;
-        first..first + 2 * self.hops[batch] + 1
+    pub fn operations_of(&self, microbatch: usize) -> std::ops::Range<u32> {
+        let first = (microbatch * self.width) as u32;
+        first..first + 2 * self.hops[microbatch] + 1
     }
 
     /// What a microbatch's operations are on `path`.
-    pub fn set_path(&mut self, instance: &Instance, task: &RouteTask, batch: usize, path: &Path) {
+    pub fn set_path(&mut self, instance: &Instance, task: &RouteTask, microbatch: usize, path: &Path) {
         let hops = path.len();
-        let operations = &mut self.operations[batch * self.width..];
-        self.hops[batch] = hops as u32;
+        let operations = &mut self.operations[microbatch * self.width..];
+        self.hops[microbatch] = hops as u32;
         let back = instance.transfer(path[0] as usize, task.source);
-        self.return_transfer[batch] = back;
+        self.return_transfer[microbatch] = back;
         let mut previous = task.source;
         for (index, operation) in operations[..=2 * hops].iter_mut().enumerate() {
             let (node, length, holds) = match index {
@@ -124,8 +124,8 @@ impl Decoder {
                 }
             };
             let lag = instance.transfer(previous, node);
-            let (node_, batch, index) = (node as u32, batch as u32, index as u32);
-            *operation = Operation { length, lag, rest: 0, node: node_, batch, index, holds };
+            let (node_, microbatch, index) = (node as u32, microbatch as u32, index as u32);
+            *operation = Operation { length, lag, rest: 0, node: node_, microbatch, index, holds };
             previous = node;
         }
         let (mut rest, mut lag) = (back, 0);
@@ -140,19 +140,19 @@ impl Decoder {
     /// The operation whose end an operation waits for in its microbatch or the wave before, and the transfer between.
     pub fn before(&self, id: u32) -> Option<(u32, Time)> {
         let operation = &self.operations[id as usize];
-        let batch = operation.batch as usize;
+        let microbatch = operation.microbatch as usize;
         if operation.index > 0 {
             return Some((id - 1, operation.lag));
         }
-        self.follows[batch]
-            .then(|| (self.operations_of(batch - 1).end - 1, self.return_transfer[batch - 1] + operation.lag))
+        self.follows[microbatch]
+            .then(|| (self.operations_of(microbatch - 1).end - 1, self.return_transfer[microbatch - 1] + operation.lag))
     }
 
     /// Whether the iteration ends with an operation, but for the transfer back, all-reduce, norm and optimizer.
     pub fn ends(&self, id: u32, times: &Times) -> bool {
         let operation = &self.operations[id as usize];
-        let (batch, node) = (operation.batch as usize, operation.node as usize);
-        let back = if operation.index == 2 * self.hops[batch] { self.return_transfer[batch] } else { 0 };
+        let (microbatch, node) = (operation.microbatch as usize, operation.node as usize);
+        let back = if operation.index == 2 * self.hops[microbatch] { self.return_transfer[microbatch] } else { 0 };
         let end = times.start[id as usize] + operation.length;
         operation.holds < 0 && end + back.max(self.allreduce[node]) + self.epilogue == times.iteration
     }
@@ -168,10 +168,10 @@ impl Decoder {
         let most = if limit.is_finite() { limit as Time - self.epilogue } else { NEVER };
         let is_within = sequence.iter().all(|id| {
             let operation = &self.operations[*id as usize];
-            let (batch, index) = (operation.batch as usize, operation.index);
-            self.due[batch] = index + 1;
+            let (microbatch, index) = (operation.microbatch as usize, operation.index);
+            self.due[microbatch] = index + 1;
             // Otherwise its microbatch waits for memory.
-            self.placed[batch] != index || self.advance(batch, most, times, &mut ended)
+            self.placed[microbatch] != index || self.advance(microbatch, most, times, &mut ended)
         });
         *work += times.placed.len() as u64;
         self.resumed.clear();
@@ -197,16 +197,16 @@ impl Decoder {
     }
 
     /// Places what is due of a microbatch, and of those that wait for it; false where that ends after `most`.
-    fn advance(&mut self, batch: usize, most: Time, times: &mut Times, ended: &mut Time) -> bool {
-        self.resumed.push(batch as u32);
-        while let Some(batch) = self.resumed.pop() {
-            let b = batch as usize;
+    fn advance(&mut self, microbatch: usize, most: Time, times: &mut Times, ended: &mut Time) -> bool {
+        self.resumed.push(microbatch as u32);
+        while let Some(microbatch) = self.resumed.pop() {
+            let b = microbatch as usize;
             while self.placed[b] < self.due[b] && self.ready[b] != NEVER {
-                let id = batch * self.width as u32 + self.placed[b];
+                let id = microbatch * self.width as u32 + self.placed[b];
                 let operation = self.operations[id as usize];
                 let node = operation.node as usize;
                 if operation.holds > 0 && self.held[node] >= self.memory[node] {
-                    self.waiting.push((operation.node, batch));
+                    self.waiting.push((operation.node, microbatch));
                     break;
                 }
                 let start = (self.ready[b] + operation.lag).max(self.free[node]);
@@ -232,15 +232,15 @@ impl Decoder {
 
     /// After a backward: the node has memory again, and the last one completes its microbatch.
     fn finish(&mut self, operation: &Operation, end: Time, times: &mut Times, ended: &mut Time) {
-        let batch = operation.batch as usize;
+        let microbatch = operation.microbatch as usize;
         *ended = (*ended).max(end + self.allreduce[operation.node as usize]);
-        if operation.index == 2 * self.hops[batch] {
-            let completion = end + self.return_transfer[batch];
+        if operation.index == 2 * self.hops[microbatch] {
+            let completion = end + self.return_transfer[microbatch];
             times.finish_sum += completion;
             *ended = (*ended).max(completion);
-            if self.follows.get(batch + 1).is_some_and(|follows| *follows) {
-                self.ready[batch + 1] = completion;
-                self.resumed.push(operation.batch + 1);
+            if self.follows.get(microbatch + 1).is_some_and(|follows| *follows) {
+                self.ready[microbatch + 1] = completion;
+                self.resumed.push(operation.microbatch + 1);
             }
         }
         if let Some(first) = self.waiting.iter().position(|(node, _)| *node == operation.node) {

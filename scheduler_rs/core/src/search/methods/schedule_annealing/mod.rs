@@ -199,9 +199,9 @@ impl ScheduleAnnealing {
     /// By the times at which tasks would start if microbatches met nobody.
     fn by_travel(&self) -> Vec<u32> {
         let mut keyed = Vec::new();
-        for batch in 0..self.decoder.hops.len() {
+        for microbatch in 0..self.decoder.hops.len() {
             let mut time = 0;
-            for id in self.decoder.operations_of(batch) {
+            for id in self.decoder.operations_of(microbatch) {
                 let operation = &self.decoder.operations[id as usize];
                 keyed.push((time + operation.lag, id));
                 time += operation.lag + operation.length;
@@ -213,14 +213,14 @@ impl ScheduleAnnealing {
 
     /// One microbatch after the other, which needs no more memory than there is.
     fn one_by_one(&self) -> Vec<u32> {
-        (0..self.decoder.hops.len()).flat_map(|batch| self.decoder.operations_of(batch)).collect()
+        (0..self.decoder.hops.len()).flat_map(|microbatch| self.decoder.operations_of(microbatch)).collect()
     }
 
     /// Hands a route's path to the decoder.
     fn write(&mut self, route: usize) {
         for wave in 0..self.tasks[route].waves {
-            let batch = self.first[route] + wave;
-            self.decoder.set_path(&self.instance, &self.tasks[route], batch, self.routes.path(route));
+            let microbatch = self.first[route] + wave;
+            self.decoder.set_path(&self.instance, &self.tasks[route], microbatch, self.routes.path(route));
         }
     }
 
@@ -266,7 +266,7 @@ impl ScheduleAnnealing {
         let mut order = vec![Vec::new(); self.instance.node_count()];
         for id in &self.sequence {
             let operation = &self.decoder.operations[*id as usize];
-            order[operation.node as usize].push(firsts[operation.batch as usize] + operation.index);
+            order[operation.node as usize].push(firsts[operation.microbatch as usize] + operation.index);
         }
         let paths = (0..self.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
         Schedule { paths, order, key }

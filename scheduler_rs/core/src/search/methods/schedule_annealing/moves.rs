@@ -134,10 +134,10 @@ impl ScheduleAnnealing {
         self.changed.clear();
         for id in &self.sequence {
             let operation = &self.decoder.operations[*id as usize];
-            let other = match operation.batch as usize {
+            let other = match operation.microbatch as usize {
                 _ if operation.index < from => *id,
-                batch if batch == a => first_b + operation.index,
-                batch if batch == b => first_a + operation.index,
+                microbatch if microbatch == a => first_b + operation.index,
+                microbatch if microbatch == b => first_a + operation.index,
                 _ => *id,
             };
             self.changed.push(other);
@@ -149,7 +149,7 @@ impl ScheduleAnnealing {
     fn try_route(&mut self) {
         let critical = if self.rng.random_bool(CRITICAL_ROUTE) { self.critical_task() } else { None };
         let route = match critical {
-            Some(task) => self.route_of[self.decoder.operations[task as usize].batch as usize] as usize,
+            Some(task) => self.route_of[self.decoder.operations[task as usize].microbatch as usize] as usize,
             None => self.rng.random_range(0..self.tasks.len()),
         };
         let view = InstanceView { instance: &self.instance, tasks: &self.tasks };
@@ -182,8 +182,8 @@ impl ScheduleAnnealing {
         let mut keyed = keyed.into_iter().peekable();
         self.changed.clear();
         for id in &self.sequence {
-            let batch = *id as usize / self.decoder.width;
-            if back.iter().any(|(route, _)| *route == self.route_of[batch]) {
+            let microbatch = *id as usize / self.decoder.width;
+            if back.iter().any(|(route, _)| *route == self.route_of[microbatch]) {
                 continue;
             }
             while let Some((_, task)) = keyed.next_if(|(time, _)| *time < self.current.start[*id as usize]) {
@@ -195,8 +195,8 @@ impl ScheduleAnnealing {
     }
 
     /// When the tasks of a microbatch are likely to run on the new path of its route, which was `old`.
-    fn key_tasks(&mut self, batch: usize, route: usize, old: &Path, keyed: &mut Few<(Time, u32)>) {
-        let first = (batch * self.decoder.width) as u32;
+    fn key_tasks(&mut self, microbatch: usize, route: usize, old: &Path, keyed: &mut Few<(Time, u32)>) {
+        let first = (microbatch * self.decoder.width) as u32;
         let path = self.routes.path(route);
         let (hops, old_hops) = (path.len(), old.len());
         let started = |index: usize| self.current.start[first as usize + index];
@@ -209,7 +209,7 @@ impl ScheduleAnnealing {
             Some(started(if index < hops { before } else { 2 * old_hops - before }))
         };
         let times: SmallVec<[Option<Time>; 64]> = (0..=2 * hops).map(known).collect();
-        let mut least = if self.decoder.follows[batch] { started(0) } else { 0 };
+        let mut least = if self.decoder.follows[microbatch] { started(0) } else { 0 };
         for index in 0..=2 * hops {
             let next = || times[index..].iter().copied().flatten().next().unwrap_or(started(2 * old_hops)).max(least);
             let time = match times[index] {
