@@ -27,9 +27,9 @@ def load_plan(path: str) -> Plan:
     broken = plan.check()
     if broken:
         raise InputError(f"the plan breaks its own rules: {_listed(broken)}", file=path)
-    circle = plan.find_circle()
-    if circle is not None:
-        raise InputError(f"expected an order that can be executed, got {circle}", key="tasks", file=path)
+    cycle = plan.find_deadlock()
+    if cycle is not None:
+        raise InputError(f"expected an order that can be executed, got {cycle}", key="tasks", file=path)
     return plan
 
 

@@ -1,9 +1,13 @@
 //! The allocator: matchings, tours, one change of a partition, a whole search.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "../tests/common/clusters.rs"]
+mod clusters;
+
 use std::hint::black_box;
 use std::time::Duration;
 
+use clusters::equal_nodes;
 use criterion::{Criterion, criterion_group, criterion_main};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
@@ -11,7 +15,7 @@ use skippipe_core::allocate::matching::bottleneck;
 use skippipe_core::allocate::tour::best_tour;
 use skippipe_core::allocate::{Costs, Options, Partition, Request, allocate, greedy};
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::cluster::Cluster;
 
 fn random(rows: usize, columns: usize) -> Vec<Vec<f64>> {
     let mut rng = Pcg64::seed_from_u64((rows * 1000 + columns) as u64);
@@ -20,19 +24,7 @@ fn random(rows: usize, columns: usize) -> Vec<Vec<f64>> {
 
 /// 20 nodes with random links.
 fn cluster() -> Cluster {
-    let node = |i| Node { name: format!("n{i}"), forward_s: 0.44, backward_s: 0.66, loss_s: 0.11, memory: 3 };
-    let parts = ClusterParts {
-        nodes: (0..20).map(node).collect(),
-        links: Links::Transfer(random(20, 20)),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
-    Cluster::new(parts, "").unwrap()
+    equal_nodes([0.44, 0.66, 0.11], 3, random(20, 20))
 }
 
 fn matchings(c: &mut Criterion) {

@@ -1,18 +1,20 @@
-//! The inner loops: simulation in all modes, what is known of a way in advance, a first plan, a proof.
+//! The inner loops: simulation in all modes, the look-ahead, a first plan, a proof.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "../tests/common/clusters.rs"]
+mod clusters;
 #[path = "../tests/common/job_shop.rs"]
 mod job_shop;
 
 use std::hint::black_box;
 
+use clusters::equal_nodes;
 use criterion::{Criterion, criterion_group, criterion_main};
 use job_shop::shop;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::plan::Plan;
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::request::{Options, PlanRequest};
@@ -24,27 +26,13 @@ use skippipe_core::time::Rounding;
 /// 20 nodes in 6 stages, 5 sources with 6 microbatches each, random links of 0.3 to 4 s.
 fn problem() -> Problem {
     let mut rng = Pcg64::seed_from_u64(1);
-    let nodes = (0..20)
-        .map(|i| Node { name: format!("n{i}"), forward_s: 0.44, backward_s: 0.66, loss_s: 0.11, memory: 3 })
-        .collect();
-    let transfer = (0..20).map(|_| (0..20).map(|_| rng.random_range(0.3..4.0)).collect()).collect();
-    let parts = ClusterParts {
-        nodes,
-        links: Links::Transfer(transfer),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+    let transfer_s = (0..20).map(|_| (0..20).map(|_| rng.random_range(0.3..4.0)).collect()).collect();
     let mut next = 0;
     let stages = [5, 3, 3, 3, 3, 3].map(|size| {
         next += size;
         (next - size..next).collect::<Vec<usize>>()
     });
-    let cluster = Cluster::new(parts, "").unwrap();
+    let cluster = equal_nodes([0.44, 0.66, 0.11], 3, transfer_s);
     Problem::new(cluster, stages.to_vec(), vec![], vec![6; 5], 1.0 / 3.0, Constraints::default()).unwrap()
 }
 
@@ -95,7 +83,7 @@ fn simulation(c: &mut Criterion) {
     });
 }
 
-/// Two neighbours on a node change places, and the iteration with them.
+/// Two neighbours on a node are swapped, and the iteration with them.
 fn changes(c: &mut Criterion, instance: &Instance, microbatches: &[MicrobatchRoute], order: &[Vec<TaskId>]) {
     let mut graph = OrderGraph::new(instance, microbatches, order).unwrap();
     let mut pairs = Vec::new();

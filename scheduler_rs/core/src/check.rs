@@ -11,7 +11,7 @@ use crate::rules::MemoryRule;
 
 /// Seconds by which times may differ from the exact ones.
 const TOLERANCE: f64 = 1e-6;
-/// Tasks of a circle that are named.
+/// Tasks of a cycle that are named.
 const MOST_NAMED: usize = 12;
 
 /// Every rule that `plan` breaks, in words; empty where it keeps them all.
@@ -31,13 +31,13 @@ pub fn check(plan: &Plan) -> Vec<String> {
     checker.broken
 }
 
-/// Tasks that wait for each other in a circle, in words; `None` where the order can be executed. `plan` must keep its
-/// rules, which speak of times alone: where these are 0, they hide such a circle.
+/// Tasks that wait for each other in a cycle, in words; `None` where the order can be executed. `plan` must keep its
+/// rules, which speak of times alone: where these are 0, they hide such a cycle.
 ///
 /// Every task waits for the one before it on its node, for the one before it of its microbatch, and where it is the
 /// first of a wave for the last of the wave before.
 #[must_use]
-pub fn circle(plan: &Plan) -> Option<String> {
+pub fn deadlock(plan: &Plan) -> Option<String> {
     let tasks = &plan.tasks;
     let number: BTreeMap<(usize, Kind, usize), usize> =
         tasks.iter().enumerate().map(|(i, task)| ((task.microbatch, task.kind, task.hop), i)).collect();
@@ -52,7 +52,7 @@ pub fn circle(plan: &Plan) -> Option<String> {
         let forward = hops.clone().map(|hop| (microbatch.id, Kind::F, hop));
         let backward = hops.rev().map(|hop| (microbatch.id, Kind::B, hop));
         let chain: Vec<usize> =
-            forward.chain([(microbatch.id, Kind::L, 0)]).chain(backward).map(|place| number[&place]).collect();
+            forward.chain([(microbatch.id, Kind::L, 0)]).chain(backward).map(|key| number[&key]).collect();
         for pair in chain.windows(2) {
             awaited[pair[1]].push(pair[0]);
         }
@@ -84,7 +84,7 @@ struct Checker<'a> {
 }
 
 /// Tasks of one microbatch by kind and hop.
-type ByPlace<'a> = BTreeMap<(Kind, usize), &'a Task>;
+type TasksByHop<'a> = BTreeMap<(Kind, usize), &'a Task>;
 
 impl<'a> Checker<'a> {
     fn new(plan: &'a Plan) -> Self {
@@ -250,8 +250,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn by_microbatch(&self) -> BTreeMap<usize, ByPlace<'a>> {
-        let mut by_microbatch: BTreeMap<usize, ByPlace> = BTreeMap::new();
+    fn by_microbatch(&self) -> BTreeMap<usize, TasksByHop<'a>> {
+        let mut by_microbatch: BTreeMap<usize, TasksByHop> = BTreeMap::new();
         for task in &self.plan.tasks {
             by_microbatch.entry(task.microbatch).or_default().insert((task.kind, task.hop), task);
         }
@@ -282,31 +282,31 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The tasks of one microbatch, in the order of its way out and back.
-    fn chain(&mut self, microbatch: &Microbatch, tasks: Option<&ByPlace>) {
+    /// The tasks of one microbatch, in the order of its round trip.
+    fn chain(&mut self, microbatch: &Microbatch, tasks: Option<&TasksByHop>) {
         let hops = microbatch.nodes.len();
-        let way: Vec<(Kind, usize, usize)> = (0..hops)
+        let round_trip: Vec<(Kind, usize, usize)> = (0..hops)
             .map(|h| (Kind::F, h, microbatch.nodes[h]))
             .chain([(Kind::L, 0, microbatch.source)])
             .chain((0..hops).rev().map(|h| (Kind::B, h, microbatch.nodes[h])))
             .collect();
-        let expected: BTreeSet<(Kind, usize)> = way.iter().map(|(kind, hop, _)| (*kind, *hop)).collect();
+        let expected: BTreeSet<(Kind, usize)> = round_trip.iter().map(|(kind, hop, _)| (*kind, *hop)).collect();
         let Some(tasks) = tasks.filter(|t| t.keys().copied().collect::<BTreeSet<_>>() == expected) else {
             self.fail(format!("microbatch {}: its tasks are not F and B once a hop and L once", microbatch.id));
             return;
         };
-        let (mut ready, mut place) = (0.0, microbatch.source);
-        for (kind, hop, node) in way {
+        let (mut ready, mut previous) = (0.0, microbatch.source);
+        for (kind, hop, node) in round_trip {
             let task = tasks[&(kind, hop)];
             let name = format!("task {}{}{hop}", microbatch.id, kind.letter());
             if task.node != node {
                 self.fail(format!("{name}: runs on node {}, its route says {node}", task.node));
             }
-            let arrives = ready + self.transfer(place, node);
+            let arrives = ready + self.transfer(previous, node);
             if task.start_s < arrives - TOLERANCE {
                 self.fail(format!("{name}: starts at {} s, its input arrives at {arrives} s", task.start_s));
             }
-            (ready, place) = (task.end_s, node);
+            (ready, previous) = (task.end_s, node);
         }
     }
 
@@ -383,7 +383,7 @@ impl<'a> Checker<'a> {
                     self.fail(format!("route {route}: used by sources {} and {}", a.source, b.source));
                 }
                 if a.nodes != b.nodes {
-                    self.fail(format!("route {route}: its waves take different ways"));
+                    self.fail(format!("route {route}: its waves take different paths"));
                 }
                 if a.wave == b.wave {
                     self.fail(format!("route {route}: wave {} repeats", a.wave));
@@ -394,7 +394,7 @@ impl<'a> Checker<'a> {
                 if let (Some(last), Some(first)) = (task(a, Kind::B), task(b, Kind::F))
                     && first.start_s < last.end_s - TOLERANCE
                 {
-                    self.fail(format!("route {route}: wave {} starts before wave {} is home", b.wave, a.wave));
+                    self.fail(format!("route {route}: wave {} starts before wave {} is complete", b.wave, a.wave));
                 }
             }
             if let Some(microbatch) = members.iter().find(|b| b.wave >= limit) {
@@ -407,7 +407,7 @@ impl<'a> Checker<'a> {
         let plan = self.plan;
         let reduce: Vec<f64> =
             plan.stages.iter().enumerate().map(|(s, members)| plan.cluster.allreduce_s(s, members)).collect();
-        let home: BTreeMap<usize, &Microbatch> = plan.microbatches.iter().map(|b| (b.id, b)).collect();
+        let by_id: BTreeMap<usize, &Microbatch> = plan.microbatches.iter().map(|b| (b.id, b)).collect();
         let mut last_backward = vec![0.0_f64; plan.stages.len()];
         let mut pipeline = 0.0_f64;
         for task in plan.tasks.iter().filter(|t| t.kind == Kind::B) {
@@ -415,7 +415,7 @@ impl<'a> Checker<'a> {
             if stage < last_backward.len() {
                 last_backward[stage] = last_backward[stage].max(task.end_s);
             }
-            if let (0, Some(microbatch)) = (task.hop, home.get(&task.microbatch)) {
+            if let (0, Some(microbatch)) = (task.hop, by_id.get(&task.microbatch)) {
                 pipeline = pipeline.max(task.end_s + self.transfer(microbatch.nodes[0], microbatch.source));
             }
         }
@@ -450,7 +450,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Numbers that wait for each other in a circle, each for the next; `awaited[i]` is what `i` waits for.
+/// Numbers that wait for each other in a cycle, each for the next; `awaited[i]` is what `i` waits for.
 fn find_cycle(awaited: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); awaited.len()];
     for (i, others) in awaited.iter().enumerate() {
@@ -468,9 +468,9 @@ fn find_cycle(awaited: &[Vec<usize>]) -> Option<Vec<usize>> {
     }
     // Whatever is left waits for something that is left.
     let mut walk = vec![open.iter().position(|count| *count > 0)?];
-    let mut place = BTreeMap::new();
+    let mut step_of = BTreeMap::new();
     while let Some(last) = walk.last().copied() {
-        if let Some(start) = place.insert(last, walk.len() - 1) {
+        if let Some(start) = step_of.insert(last, walk.len() - 1) {
             walk.pop();
             return Some(walk.split_off(start));
         }

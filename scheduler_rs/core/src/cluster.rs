@@ -104,6 +104,24 @@ pub struct ClusterParts {
     pub workload: Option<Workload>,
 }
 
+impl ClusterParts {
+    /// Nodes and links alone: messages of no size, and nothing else modelled.
+    #[must_use]
+    pub fn new(nodes: Vec<Node>, links: Links) -> Self {
+        Self {
+            nodes,
+            links,
+            region_of: None,
+            activation_bytes: 0.0,
+            gradient_bytes: Vec::new(),
+            step_s: Vec::new(),
+            norm_s: 0.0,
+            source: None,
+            workload: None,
+        }
+    }
+}
+
 impl Cluster {
     /// Checks the parts.
     ///

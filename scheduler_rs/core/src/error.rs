@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// Nothing was found within the limit; a plan may exist.
     NotFound(String),
-    /// Tasks wait for each other in a circle.
+    /// Tasks wait for each other in a cycle.
     Deadlock(Vec<TaskName>),
     /// The caller asked to stop.
     Cancelled,
@@ -77,9 +77,10 @@ impl Error {
         match self {
             Self::Invalid { found, expected, .. } => format!("expected {expected}, got {found}"),
             Self::Format { reason, position, hint, .. } => {
-                let place = position.map_or(String::new(), |(line, column)| format!(" at line {line} column {column}"));
+                let location =
+                    position.map_or(String::new(), |(line, column)| format!(" at line {line} column {column}"));
                 let hint = hint.as_ref().map_or(String::new(), |hint| format!("; {hint}"));
-                format!("{reason}{place}{hint}")
+                format!("{reason}{location}{hint}")
             }
             Self::Impossible { rule, reason } => format!("no plan exists: {rule} cannot hold: {reason}"),
             Self::NotFound(reason) => format!("no plan found within the limit: {reason}"),

@@ -1,6 +1,6 @@
 //! Why a plan takes as long as it does: its critical path, what every task waited for, and how late it may start.
 //!
-//! A plan with the order of its nodes fixed is a web of tasks: each waits for its input, for the task before it on
+//! A plan with the order of its nodes fixed is a graph of tasks: each waits for its input, for the task before it on
 //! its node and, between waves, for the wave before. The iteration is the longest path through it.
 
 use rustc_hash::FxHashMap;
@@ -19,7 +19,7 @@ pub enum Reason {
     Start,
     /// Its input arrived then.
     Input,
-    /// The wave before it on its route came home then.
+    /// The wave before it on its route completed then.
     Wave,
     /// Its node ran other tasks without a pause since the input had arrived.
     Busy,
@@ -71,14 +71,14 @@ pub struct Note {
     pub waits: Waits,
 }
 
-/// What a stretch of time is spent on.
+/// What an interval of time is spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A task, by its place in [`Plan::tasks`].
+    /// A task, by its index in [`Plan::tasks`].
     Task(usize),
     /// A message from node to node.
     Transfer(usize, usize),
-    /// A task has its input and waits; by its place in [`Plan::tasks`].
+    /// A task has its input and waits; by its index in [`Plan::tasks`].
     Wait(usize, Reason),
     /// The all-reduce of a stage.
     AllReduce(usize),
@@ -88,7 +88,7 @@ pub enum Part {
     Step,
 }
 
-/// A stretch of time, in seconds from the start of the iteration.
+/// An interval of time, in seconds from the start of the iteration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// When it begins.
@@ -120,11 +120,12 @@ pub struct Explanation {
 pub fn explain(plan: &Plan) -> Result<Explanation> {
     let plan = resimulate(plan, Dispatch::Planned)?;
     let instance = Instance::new(&plan.problem()?, Rounding::Up);
-    let web = Web::new(&plan, &instance);
-    let tail = web.tails();
-    let notes = (0..plan.tasks.len()).map(|task| web.note(task, web.body - web.start[task] - tail[task])).collect();
-    let finish = web.finish();
-    let (critical, last) = (web.critical(finish), web.last(finish));
+    let graph = TaskGraph::new(&plan, &instance);
+    let tail = graph.tails();
+    let notes =
+        (0..plan.tasks.len()).map(|task| graph.note(task, graph.body - graph.start[task] - tail[task])).collect();
+    let finish = graph.finish();
+    let (critical, last) = (graph.critical(finish), graph.last(finish));
     Ok(Explanation { notes, critical, last, plan })
 }
 
@@ -135,40 +136,40 @@ struct Input {
     from: Option<usize>,
     /// Whether that is the wave before.
     wave: bool,
-    /// The message that brings the wave before home, sender and receiver; then the one that brings the input.
-    home: Option<(usize, usize)>,
+    /// The message that returns the wave before to its source, sender and receiver; then the one that brings the input.
+    wave_return: Option<(usize, usize)>,
     hop: Option<(usize, usize)>,
 }
 
 /// What ends the part of the iteration before norm and step.
 #[derive(Clone, Copy, Debug)]
 enum Finish {
-    /// A microbatch comes home: its last task.
-    Home(usize),
+    /// A microbatch completes: its last task.
+    Completion(usize),
     /// The all-reduce of a stage, after this task or from the start.
     Reduced(Option<usize>, usize),
 }
 
 /// The tasks of a plan and what each of them waits for; times in nanoseconds.
-struct Web<'a> {
+struct TaskGraph<'a> {
     plan: &'a Plan,
     instance: &'a Instance,
     start: Vec<Time>,
     end: Vec<Time>,
     arrival: Vec<Time>,
     input: Vec<Input>,
-    /// Tasks of each node in their order, and the place of each task there.
-    lanes: Vec<Lane>,
-    place: Vec<usize>,
-    /// Source of a microbatch, for those tasks after which it is home.
-    home: Vec<Option<usize>>,
-    /// When all microbatches are home and all stages reduced.
+    /// Tasks of each node in their order, and the position of each task there.
+    timelines: Vec<NodeTimeline>,
+    position: Vec<usize>,
+    /// Source of a microbatch, for those tasks that complete it.
+    returns_to: Vec<Option<usize>>,
+    /// When all microbatches are complete and all stages reduced.
     body: Time,
 }
 
 /// One node's tasks in order, and sums over the time before each of them.
 #[derive(Default)]
-struct Lane {
+struct NodeTimeline {
     tasks: Vec<usize>,
     /// Whether the node is full before this task.
     full: Vec<bool>,
@@ -178,38 +179,39 @@ struct Lane {
     free_idle: Vec<Time>,
 }
 
-impl<'a> Web<'a> {
+impl<'a> TaskGraph<'a> {
     fn new(plan: &'a Plan, instance: &'a Instance) -> Self {
         let count = plan.tasks.len();
         let time = |s: f64| (s * 1e9).round() as Time;
-        let mut web = Self {
+        let mut graph = Self {
             plan,
             instance,
             start: plan.tasks.iter().map(|t| time(t.start_s)).collect(),
             end: plan.tasks.iter().map(|t| time(t.end_s)).collect(),
             arrival: vec![0; count],
             input: vec![Input::default(); count],
-            lanes: Vec::new(),
-            place: vec![0; count],
-            home: vec![None; count],
+            timelines: Vec::new(),
+            position: vec![0; count],
+            returns_to: vec![None; count],
             body: time(plan.predicted.iteration_s) - instance.epilogue,
         };
-        web.link_microbatches();
+        graph.link_microbatches();
         for task in 0..count {
-            let Input { from, home, hop, .. } = web.input[task];
-            web.arrival[task] = from.map_or(0, |from| web.end[from]) + web.travel(home) + web.travel(hop);
+            let Input { from, wave_return, hop, .. } = graph.input[task];
+            graph.arrival[task] =
+                from.map_or(0, |from| graph.end[from]) + graph.travel(wave_return) + graph.travel(hop);
         }
-        web.line_up();
-        web
+        graph.fill_timelines();
+        graph
     }
 
-    /// Inputs of all tasks, and which of them bring a microbatch home.
+    /// Inputs of all tasks, and which of them complete a microbatch.
     fn link_microbatches(&mut self) {
         let plan = self.plan;
-        let place: FxHashMap<usize, usize> = plan.microbatches.iter().enumerate().map(|(i, b)| (b.id, i)).collect();
+        let index_of: FxHashMap<usize, usize> = plan.microbatches.iter().enumerate().map(|(i, b)| (b.id, i)).collect();
         let mut chains = vec![Vec::new(); plan.microbatches.len()];
         for (i, task) in plan.tasks.iter().enumerate() {
-            chains[place[&task.microbatch]].push(i);
+            chains[index_of[&task.microbatch]].push(i);
         }
         let mut sorted: Vec<usize> = (0..chains.len()).collect();
         sorted.sort_by_key(|i| (plan.microbatches[*i].route, plan.microbatches[*i].wave));
@@ -217,11 +219,11 @@ impl<'a> Web<'a> {
         for i in sorted {
             let microbatch = &plan.microbatches[i];
             let chain = &mut chains[i];
-            chain.sort_by_key(|t| place_in_chain(&plan.tasks[*t], microbatch.nodes.len()));
+            chain.sort_by_key(|t| position_in_chain(&plan.tasks[*t], microbatch.nodes.len()));
             let hop = |from: usize, to: usize| (from != to).then_some((from, to));
             let wave = before.filter(|(route, _)| *route == microbatch.route).map(|(_, task)| task);
             let mut from = Input { from: wave, wave: wave.is_some(), ..Input::default() };
-            from.home = wave.and_then(|task| hop(plan.tasks[task].node, microbatch.source));
+            from.wave_return = wave.and_then(|task| hop(plan.tasks[task].node, microbatch.source));
             let mut at = microbatch.source;
             for task in chain.iter() {
                 let node = plan.tasks[*task].node;
@@ -230,29 +232,30 @@ impl<'a> Web<'a> {
                 at = node;
             }
             if let Some(last) = from.from {
-                self.home[last] = Some(microbatch.source);
+                self.returns_to[last] = Some(microbatch.source);
                 before = Some((microbatch.route, last));
             }
         }
     }
 
     /// Tasks of each node and what it was idle for.
-    fn line_up(&mut self) {
-        let mut lanes: Vec<Lane> = (0..self.instance.node_count()).map(|_| Lane::default()).collect();
+    fn fill_timelines(&mut self) {
+        let mut timelines: Vec<NodeTimeline> =
+            (0..self.instance.node_count()).map(|_| NodeTimeline::default()).collect();
         for (i, task) in self.plan.tasks.iter().enumerate() {
-            self.place[i] = lanes[task.node].tasks.len();
-            lanes[task.node].tasks.push(i);
+            self.position[i] = timelines[task.node].tasks.len();
+            timelines[task.node].tasks.push(i);
         }
         let counted = self.instance.rules.tc1 == MemoryRule::Held;
-        for (node, lane) in lanes.iter_mut().enumerate() {
+        for (node, timeline) in timelines.iter_mut().enumerate() {
             let (mut held, mut free_at, mut full_idle, mut free_idle) = (0, 0, 0, 0);
-            for task in &lane.tasks {
+            for task in &timeline.tasks {
                 let full = counted && held >= self.instance.memory[node];
                 let idle = self.start[*task] - free_at;
                 *(if full { &mut full_idle } else { &mut free_idle }) += idle;
-                lane.full.push(full);
-                lane.full_idle.push(full_idle);
-                lane.free_idle.push(free_idle);
+                timeline.full.push(full);
+                timeline.full_idle.push(full_idle);
+                timeline.free_idle.push(free_idle);
                 free_at = self.end[*task];
                 match self.plan.tasks[*task].kind {
                     Kind::F => held += 1,
@@ -261,7 +264,7 @@ impl<'a> Web<'a> {
                 }
             }
         }
-        self.lanes = lanes;
+        self.timelines = timelines;
     }
 
     fn kind(&self, task: usize) -> Kind {
@@ -278,13 +281,13 @@ impl<'a> Web<'a> {
 
     /// The task before on the same node.
     fn before(&self, task: usize) -> Option<usize> {
-        let lane = &self.lanes[self.node(task)];
-        self.place[task].checked_sub(1).map(|place| lane.tasks[place])
+        let timeline = &self.timelines[self.node(task)];
+        self.position[task].checked_sub(1).map(|position| timeline.tasks[position])
     }
 
-    /// From the end of `task` to its microbatch's being home; none where more tasks follow.
-    fn way_home(&self, task: usize) -> Option<Time> {
-        self.home[task].map(|source| self.instance.transfer(self.node(task), source))
+    /// From the end of `task` to the completion of its microbatch; none where more tasks follow.
+    fn return_transfer(&self, task: usize) -> Option<Time> {
+        self.returns_to[task].map(|source| self.instance.transfer(self.node(task), source))
     }
 
     fn allreduce_after(&self, task: usize) -> Option<(usize, Time)> {
@@ -305,9 +308,9 @@ impl<'a> Web<'a> {
         let mut ready: Vec<usize> = (0..count).filter(|t| waiting[*t] == 0).collect();
         while let Some(task) = ready.pop() {
             let length = self.end[task] - self.start[task];
-            let home = self.way_home(task).unwrap_or(0);
+            let back = self.return_transfer(task).unwrap_or(0);
             let reduced = self.allreduce_after(task).map_or(0, |(_, time)| time);
-            tail[task] = length + tail[task].max(home).max(reduced);
+            tail[task] = length + tail[task].max(back).max(reduced);
             let travel = self.arrival[task] - self.input[task].from.map_or(0, |from| self.end[from]);
             for (earlier, gap) in [(self.input[task].from, travel), (self.before(task), 0)] {
                 let Some(earlier) = earlier else { continue };
@@ -339,27 +342,30 @@ impl<'a> Web<'a> {
             };
             return (reason, from, [0; 3]);
         }
-        let (lane, place) = (&self.lanes[self.node(task)], self.place[task]);
+        let (timeline, position) = (&self.timelines[self.node(task)], self.position[task]);
         // The first task of this node that ends after the input had arrived. It is never this one, for that starts
         // as the one before it ends.
-        let first = lane.tasks.partition_point(|t| self.end[*t] <= arrival);
-        let cut = (self.start[lane.tasks[first]] - arrival).max(0);
-        let full_idle = lane.full_idle[place] - lane.full_idle[first] + if lane.full[first] { cut } else { 0 };
-        let free_idle = lane.free_idle[place] - lane.free_idle[first] + if lane.full[first] { 0 } else { cut };
+        let first = timeline.tasks.partition_point(|t| self.end[*t] <= arrival);
+        let cut = (self.start[timeline.tasks[first]] - arrival).max(0);
+        let full_idle =
+            timeline.full_idle[position] - timeline.full_idle[first] + if timeline.full[first] { cut } else { 0 };
+        let free_idle =
+            timeline.free_idle[position] - timeline.free_idle[first] + if timeline.full[first] { 0 } else { cut };
         let busy = start - arrival - full_idle - free_idle;
         // Memory holds back forwards alone.
         let gated = self.kind(task) == Kind::F;
         let (memory, order) = if gated { (full_idle, free_idle) } else { (0, full_idle + free_idle) };
         let idle_before = |wanted_full: Option<bool>| {
-            let begin = |p: usize| if p == first { arrival } else { self.end[lane.tasks[p - 1]] };
-            (first..place).rev().find(|p| {
-                wanted_full.is_none_or(|full| lane.full[*p] == full) && self.start[lane.tasks[*p]] > begin(*p)
+            let begin = |p: usize| if p == first { arrival } else { self.end[timeline.tasks[p - 1]] };
+            (first..position).rev().find(|p| {
+                wanted_full.is_none_or(|full| timeline.full[*p] == full) && self.start[timeline.tasks[*p]] > begin(*p)
             })
         };
-        let blocker = |p: Option<usize>| p.map(|p| lane.tasks[p]);
+        let blocker = |p: Option<usize>| p.map(|p| timeline.tasks[p]);
         let waits = [busy, memory, order];
         if memory > 0 {
-            let freed = idle_before(Some(true)).and_then(|p| (p..place).find(|p| self.kind(lane.tasks[*p]) == Kind::B));
+            let freed =
+                idle_before(Some(true)).and_then(|p| (p..position).find(|p| self.kind(timeline.tasks[*p]) == Kind::B));
             (Reason::Memory, blocker(freed), waits)
         } else if order > 0 {
             (Reason::Order, blocker(idle_before(None)), waits)
@@ -368,13 +374,14 @@ impl<'a> Web<'a> {
         }
     }
 
-    /// What ends last: a microbatch that comes home before an all-reduce, then the lower number.
+    /// What ends last: the completion of a microbatch before an all-reduce, then the lower number.
     fn finish(&self) -> Finish {
         let tasks = || 0..self.plan.tasks.len();
         let id = |task: &usize| (self.plan.tasks[*task].microbatch, self.plan.tasks[*task].hop);
-        let home = |task: &usize| self.way_home(*task).is_some_and(|way| self.end[*task] + way == self.body);
-        if let Some(task) = tasks().filter(home).min_by_key(id) {
-            return Finish::Home(task);
+        let completes =
+            |task: &usize| self.return_transfer(*task).is_some_and(|back| self.end[*task] + back == self.body);
+        if let Some(task) = tasks().filter(completes).min_by_key(id) {
+            return Finish::Completion(task);
         }
         let reduced = |task: usize| {
             self.allreduce_after(task).filter(|(_, time)| self.end[task] + time == self.body).map(|(s, _)| (task, s))
@@ -394,16 +401,16 @@ impl<'a> Web<'a> {
             parts.push(Part::Task(task), self.end[task] - self.start[task]);
             next = self.before(task);
             if self.start[task] == self.arrival[task] {
-                let Input { from, home, hop, .. } = self.input[task];
+                let Input { from, wave_return, hop, .. } = self.input[task];
                 self.push_transfer(&mut parts, hop);
-                self.push_transfer(&mut parts, home);
+                self.push_transfer(&mut parts, wave_return);
                 next = from;
             }
         }
         parts.segments()
     }
 
-    /// The way of the microbatch at the finish, with what it waited for.
+    /// The path of the microbatch at the finish, with what it waited for.
     fn last(&self, finish: Finish) -> Vec<Segment> {
         let mut parts = self.after(finish);
         let mut next = finish.task();
@@ -430,9 +437,12 @@ impl<'a> Web<'a> {
         parts.push(Part::Step, self.instance.epilogue - norm);
         parts.push(Part::Norm, norm);
         match finish {
-            Finish::Home(task) => {
+            Finish::Completion(task) => {
                 let node = self.node(task);
-                self.push_transfer(&mut parts, self.home[task].filter(|home| *home != node).map(|home| (node, home)));
+                self.push_transfer(
+                    &mut parts,
+                    self.returns_to[task].filter(|source| *source != node).map(|source| (node, source)),
+                );
             }
             Finish::Reduced(_, stage) => parts.push(Part::AllReduce(stage), self.instance.allreduce[stage]),
         }
@@ -449,7 +459,7 @@ impl<'a> Web<'a> {
 impl Finish {
     fn task(self) -> Option<usize> {
         match self {
-            Self::Home(task) => Some(task),
+            Self::Completion(task) => Some(task),
             Self::Reduced(task, _) => task,
         }
     }
@@ -478,7 +488,7 @@ impl Backwards {
     }
 }
 
-fn place_in_chain(task: &Task, hops: usize) -> usize {
+fn position_in_chain(task: &Task, hops: usize) -> usize {
     match task.kind {
         Kind::F => task.hop,
         Kind::L => hops,

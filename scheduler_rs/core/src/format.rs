@@ -1,4 +1,4 @@
-//! Reading and writing of the JSON formats: errors that name the place, text that a person can read.
+//! Reading and writing of the JSON formats: errors that name the location, text that a person can read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ fn stated_format(text: &str) -> Option<String> {
     Some(header.format)
 }
 
-/// What is wrong with a text, and where. Serde tells it in words alone.
+/// What is wrong with a text, and where. Serde gives it in words alone.
 fn fault(text: &str, path: &str, error: &serde_json::Error) -> Error {
     let position = (error.line(), error.column());
     let whole = error.to_string();
@@ -92,7 +92,7 @@ fn meant(found: &str, known: &[&str]) -> String {
     }
 }
 
-/// The word that stands at a place, in quotes.
+/// The word at a position, in quotes.
 fn found_at(text: &str, line: usize, column: usize) -> String {
     let rest = text.lines().nth(line.saturating_sub(1)).and_then(|row| row.get(column.saturating_sub(1)..));
     let word: String = rest.unwrap_or("").chars().take_while(|c| !",]}".contains(*c)).take(20).collect();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_named_with_their_place() {
+    fn faults_are_named_with_their_location() {
         #[derive(Debug, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         #[expect(dead_code, reason = "only read")]

@@ -1,4 +1,4 @@
-//! Which way each microbatch takes through a pipeline over slow, uneven networks.
+//! Which route each microbatch takes through a pipeline over slow, uneven networks.
 //!
 //! The data flow: a [`cluster::Cluster`] and an allocation make a [`problem::Problem`]; [`plan()`]
 //! answers it with a [`plan::Plan`], whose times the event simulator ([`simulate`]) gives and whose

@@ -15,13 +15,13 @@ use crate::rules::{Constraints, Strategy};
 /// Version that this module reads and writes.
 pub const FORMAT: &str = "skippipe.plan/1";
 
-/// One microbatch and its way through the pipeline.
+/// One microbatch and its route through the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Microbatch {
     /// Unique number.
     pub id: usize,
-    /// Stage-0 node that it starts from and comes home to.
+    /// Stage-0 node that it starts from and returns to.
     pub source: usize,
     /// Nodes in order of the forward pass.
     pub nodes: Vec<usize>,
@@ -29,7 +29,7 @@ pub struct Microbatch {
     pub stages: Vec<usize>,
     /// Route, shared by at most `waves` microbatches of one source.
     pub route: usize,
-    /// Place among those, from 0.
+    /// Position among those, from 0.
     pub wave: usize,
 }
 

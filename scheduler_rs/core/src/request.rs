@@ -39,7 +39,7 @@ pub enum FirstAllocation {
 /// A problem whose allocation is still to be found; always consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnallocatedProblem {
-    /// With nodes dealt to the stages as they come, which stands in for the allocation.
+    /// With nodes assigned to the stages in order of number, which stands in for the allocation.
     problem: Problem,
     request: allocate::Request,
 }

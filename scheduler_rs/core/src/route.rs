@@ -95,15 +95,15 @@ enum Turn {
     MaySwap,
 }
 
-/// Place of a growing stage sequence under CC1, CC2 and `max_stage_jump`: what may follow depends on
-/// nothing else, so the search may treat sequences with equal places as one.
+/// State of a growing stage sequence under CC1, CC2 and `max_stage_jump`: what may follow depends on
+/// nothing else, so the search may treat sequences of equal state as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StageOrder {
     /// Furthest stage so far plus 1; 0 at the start.
     reached: u8,
     turn: Turn,
     swaps_left: u8,
-    /// Without CC2 any order is allowed, so the set itself is the place. Empty with CC2.
+    /// Without CC2 any order is allowed, so the set itself is the state. Empty with CC2.
     visited: StageSet,
 }
 

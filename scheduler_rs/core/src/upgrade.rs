@@ -12,10 +12,10 @@ use crate::time::{Rounding, seconds};
 pub enum Upgrade {
     /// A node: forward, loss and backward take half as long.
     Node(usize),
-    /// One direction of a link, sender and receiver by their place in the link matrices (nodes, or regions where the
+    /// One direction of a link, sender and receiver by their index in the link matrices (nodes, or regions where the
     /// cluster has those): half the latency, twice the bandwidth.
     Link(usize, usize),
-    /// Both directions, the lower place first.
+    /// Both directions, the lower index first.
     Both(usize, usize),
 }
 

@@ -19,17 +19,8 @@ fn cluster(forwards: &[f64], transfer_s: Vec<Vec<f64>>, region_of: Option<Vec<us
         loss_s: 0.1,
         memory: 2,
     };
-    let parts = ClusterParts {
-        nodes: forwards.iter().enumerate().map(node).collect(),
-        links: Links::Transfer(transfer_s),
-        region_of,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+    let nodes = forwards.iter().enumerate().map(node).collect();
+    let parts = ClusterParts { region_of, ..ClusterParts::new(nodes, Links::Transfer(transfer_s)) };
     Cluster::new(parts, "").unwrap()
 }
 
@@ -57,7 +48,7 @@ prop_compose! {
     }
 }
 
-/// All ways to choose `count` of the items, in order.
+/// All choices of `count` of the items, in order.
 fn arrangements(items: &[usize], count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![vec![]];
@@ -70,7 +61,7 @@ fn arrangements(items: &[usize], count: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// The bottleneck of two sets by trying all ways to match the smaller one.
+/// The bottleneck of two sets by trying all matchings of the smaller one.
 fn naive_bottleneck(small: usize, large: usize, cost: impl Fn(usize, usize) -> f64) -> f64 {
     let columns: Vec<usize> = (0..large).collect();
     let worst = |chosen: &Vec<usize>| chosen.iter().enumerate().map(|(i, j)| cost(i, *j)).fold(0.0, f64::max);
@@ -199,8 +190,8 @@ proptest! {
     #[test]
     fn score_is_what_the_definition_says((cluster, sizes) in cases(), shift in 0_usize..8) {
         let nodes = cluster.nodes().len();
-        let mut dealt = (0..nodes).map(|i| (i + shift) % nodes);
-        let stages: Vec<Vec<usize>> = sizes.iter().map(|size| dealt.by_ref().take(*size).collect()).collect();
+        let mut nodes_in_turn = (0..nodes).map(|i| (i + shift) % nodes);
+        let stages: Vec<Vec<usize>> = sizes.iter().map(|size| nodes_in_turn.by_ref().take(*size).collect()).collect();
         let scored = score(&cluster, &stages).unwrap();
         assert_sound(&cluster, &sizes, &scored);
         prop_assert_eq!(&scored.stages[0], &sorted(&stages[..1])[0]);
@@ -294,11 +285,11 @@ proptest! {
     }
 }
 
-/// A deterministic stand-in for a map: nodes on a plane, links as long as the way between them.
+/// A deterministic stand-in for a map: nodes on a plane, links as long as the distance between them.
 fn plane(nodes: usize) -> Cluster {
-    let place = |i: usize| ((i * 37 % 101) as f64 / 10.0, (i * 53 % 103) as f64 / 10.0);
+    let position = |i: usize| ((i * 37 % 101) as f64 / 10.0, (i * 53 % 103) as f64 / 10.0);
     let time = |i: usize, j: usize| {
-        let ((a, b), (c, d)) = (place(i), place(j));
+        let ((a, b), (c, d)) = (position(i), position(j));
         0.2 + (a - c).hypot(b - d)
     };
     cluster(&vec![0.5; nodes], (0..nodes).map(|i| (0..nodes).map(|j| time(i, j)).collect()).collect(), None)

@@ -1,8 +1,12 @@
 //! Conflict-based search against an exhaustive one that knows the rules alone: every choice of routes, every order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
+
 use std::collections::BTreeMap;
 
+use clusters::equal_nodes;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::Value;
@@ -46,20 +50,16 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
     let regions = rng.random_bool(0.3).then_some(2);
     let side = regions.unwrap_or(n);
     let matrix: Vec<Vec<f64>> = matrix.into_iter().take(side).map(|row| row[..side].to_vec()).collect();
+    let links = if is_rated {
+        Links::Rated { latency_s: matrix, bandwidth: vec![vec![60.0; side]; side], overhead_s: 0.0 }
+    } else {
+        Links::Transfer(matrix)
+    };
     let parts = ClusterParts {
-        nodes,
-        links: if is_rated {
-            Links::Rated { latency_s: matrix, bandwidth: vec![vec![60.0; side]; side], overhead_s: 0.0 }
-        } else {
-            Links::Transfer(matrix)
-        },
         region_of: regions.map(|count| (0..n).map(|i| i % count).collect()),
-        activation_bytes: 0.0,
         gradient_bytes: if is_rated { gradients } else { vec![] },
-        step_s: vec![],
         norm_s: if rng.random_bool(0.2) { 1.0 } else { 0.0 },
-        source: None,
-        workload: None,
+        ..ClusterParts::new(nodes, links)
     };
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
@@ -193,7 +193,7 @@ fn adds_up(instance: &Instance, demand: &VisitDemand, chosen: &[&Vec<usize>]) ->
 /// One microbatch in the exhaustive search: tasks as (node, travel before, length, change of what is held, all-reduce).
 struct Chain {
     tasks: Vec<(usize, Time, Time, i32, Option<Time>)>,
-    home: Time,
+    return_transfer: Time,
     after: Option<usize>,
 }
 
@@ -222,7 +222,7 @@ fn chains(instance: &Instance, tasks: &[RouteTask], chosen: &[&Vec<usize>]) -> V
                 last = *node;
             }
             let after = (wave > 0).then(|| chains.len() - 1);
-            chains.push(Chain { tasks: chain, home: instance.transfer(last, task.source), after });
+            chains.push(Chain { tasks: chain, return_transfer: instance.transfer(last, task.source), after });
         }
     }
     chains
@@ -258,7 +258,7 @@ impl Orders<'_> {
                     if self.done[before] < self.chains[before].tasks.len() {
                         continue;
                     }
-                    self.ready[before] + self.chains[before].home
+                    self.ready[before] + self.chains[before].return_transfer
                 }
                 _ => self.ready[c],
             };
@@ -266,7 +266,7 @@ impl Orders<'_> {
             let start = (begin + travel).max(self.free[node]);
             let rest: Time = chain.tasks[self.done[c]..].iter().map(|t| t.2).sum::<Time>()
                 + chain.tasks[self.done[c] + 1..].iter().map(|t| t.1).sum::<Time>()
-                + chain.home;
+                + chain.return_transfer;
             if start + rest >= self.best {
                 return;
             }
@@ -290,7 +290,7 @@ impl Orders<'_> {
             self.held[node] += change;
             let mut value = so_far.max(end + reduce.unwrap_or(0));
             if self.done[c] == self.chains[c].tasks.len() {
-                value = value.max(end + self.chains[c].home);
+                value = value.max(end + self.chains[c].return_transfer);
             }
             if value < self.best {
                 self.go(start, value);
@@ -355,9 +355,9 @@ fn optimum(instance: &Instance, tasks: &[RouteTask], demand: &VisitDemand, limit
                 return Err(());
             }
         }
-        let Some(place) = (0..choice.len()).rev().find(|i| choice[*i] + 1 < options[*i].len()) else { break };
-        choice[place] += 1;
-        choice[place + 1..].fill(0);
+        let Some(index) = (0..choice.len()).rev().find(|i| choice[*i] + 1 < options[*i].len()) else { break };
+        choice[index] += 1;
+        choice[index + 1..].fill(0);
     }
     Ok((best < limit).then_some(best))
 }
@@ -426,7 +426,7 @@ fn plan_of(problem: &Problem, instance: &Instance, found: &Solution) -> Plan {
     }
 }
 
-fn outlook_of(instance: &Instance, demand: &VisitDemand) -> Lookahead {
+fn lookahead_of(instance: &Instance, demand: &VisitDemand) -> Lookahead {
     Lookahead::new(instance, demand.long, &Budget::new(None, None), 1.0).unwrap()
 }
 
@@ -444,7 +444,7 @@ fn optimum_is_that_of_the_exhaustive_search() {
         }
         let tasks = route_tasks(&instance);
         let Some(demand) = demand(&instance, &tasks, 0) else { continue };
-        let lookahead = outlook_of(&instance, &demand);
+        let lookahead = lookahead_of(&instance, &demand);
         let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
         let answer = asked.solve(NEVER, 1.0, u64::MAX);
         // Nothing below what was found, and that itself can be had.
@@ -508,7 +508,7 @@ fn one_source_alone_is_a_relaxation() {
         for source in &instance.sources {
             let tasks: Vec<RouteTask> = all.iter().copied().filter(|t| t.source == source.node).collect();
             let Some(part) = demand(&instance, &tasks, all.len() - tasks.len()) else { continue };
-            let lookahead = outlook_of(&instance, &part);
+            let lookahead = lookahead_of(&instance, &part);
             let asked = Asked { instance: &instance, tasks: &tasks, demand: &part, lookahead: &lookahead };
             let answer = asked.solve(NEVER, 1.0, u64::MAX);
             assert_eq!(optimum(&instance, &tasks, &part, NEVER), Ok(answer.best.map(|b| b.value)));
@@ -518,33 +518,21 @@ fn one_source_alone_is_a_relaxation() {
 }
 
 #[test]
-fn too_many_ways_are_cut_down_by_a_lower_limit() {
+fn too_many_paths_are_reduced_by_a_lower_limit() {
     let mut rng = Pcg64::seed_from_u64(3);
     let (stage_count, replicas) = (7, 9);
     let n = 1 + (stage_count - 1) * replicas;
     let stages: Vec<Vec<usize>> = std::iter::once(vec![0])
         .chain((0..stage_count - 1).map(|s| (1 + s * replicas..1 + (s + 1) * replicas).collect()))
         .collect();
-    let nodes = (0..n)
-        .map(|i| Node { name: format!("n{i}"), forward_s: 0.1, backward_s: 0.2, loss_s: 0.1, memory: 1 })
-        .collect();
-    let parts = ClusterParts {
-        nodes,
-        links: Links::Transfer((0..n).map(|_| (0..n).map(|_| rng.random_range(1.0..9.0)).collect()).collect()),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+    let transfer_s = (0..n).map(|_| (0..n).map(|_| rng.random_range(1.0..9.0)).collect()).collect();
+    let cluster = equal_nodes([0.1, 0.2, 0.1], 1, transfer_s);
     let rules = Constraints { max_swaps: 0, ..Constraints::default() };
-    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1], 0.0, rules).unwrap();
+    let problem = Problem::new(cluster, stages, vec![], vec![1], 0.0, rules).unwrap();
     let instance = Instance::new(&problem, Rounding::Up);
     let tasks = route_tasks(&instance);
     let demand = demand(&instance, &tasks, 0).unwrap();
-    let lookahead = outlook_of(&instance, &demand);
+    let lookahead = lookahead_of(&instance, &demand);
     let asked = Asked { instance: &instance, tasks: &tasks, demand: &demand, lookahead: &lookahead };
     let least = lookahead.round_trip(&instance, 0, stage_count);
     let answer = asked.solve(NEVER, 1.0, u64::MAX);

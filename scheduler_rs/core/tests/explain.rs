@@ -11,20 +11,11 @@ use skippipe_core::rules::{Constraints, Strategy};
 use skippipe_core::upgrade::{Upgrade, gains};
 
 /// Each microbatch: F 0 to 1, F 1.25 to 2.25, L 2.5 to 3, B 3.25 to 5.25, B 5.5 to 7.5; the second when the first is
-/// home, for node 0 holds no more than one.
+/// complete, for node 0 holds no more than one.
 fn explanation() -> Explanation {
     let node = |name: &str| Node { name: name.to_owned(), forward_s: 1.0, backward_s: 2.0, loss_s: 0.5, memory: 1 };
-    let parts = ClusterParts {
-        nodes: vec![node("a"), node("b")],
-        links: Links::Transfer(vec![vec![0.0, 0.25], vec![0.25, 0.0]]),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+    let links = Links::Transfer(vec![vec![0.0, 0.25], vec![0.25, 0.0]]);
+    let parts = ClusterParts::new(vec![node("a"), node("b")], links);
     let cluster = Cluster::new(parts, "").unwrap();
     let problem = Problem::new(cluster, vec![vec![0], vec![1]], vec![], vec![2], 0.0, Constraints::default()).unwrap();
     let options = Options::new(Strategy::Full, 0);
@@ -34,27 +25,27 @@ fn explanation() -> Explanation {
 
 #[test]
 fn the_second_microbatch_waits_for_memory() {
-    let told = explanation();
-    assert_eq!(told.plan.predicted.iteration_s, 15.0);
+    let explained = explanation();
+    assert_eq!(explained.plan.predicted.iteration_s, 15.0);
     let find = |microbatch: usize, kind: Kind, hop: usize| {
-        told.plan.tasks.iter().position(|t| (t.microbatch, t.kind, t.hop) == (microbatch, kind, hop)).unwrap()
+        explained.plan.tasks.iter().position(|t| (t.microbatch, t.kind, t.hop) == (microbatch, kind, hop)).unwrap()
     };
-    let note = &told.notes[find(1, Kind::F, 0)];
+    let note = &explained.notes[find(1, Kind::F, 0)];
     assert_eq!((note.reason, note.blocker), (Reason::Memory, Some(find(0, Kind::B, 0))));
     assert_eq!(note.waits, Waits { busy_s: 3.5, memory_s: 4.0, order_s: 0.0 });
-    assert_eq!(told.notes[find(1, Kind::F, 1)].reason, Reason::Input);
-    assert!(told.notes.iter().all(|note| note.slack_s == 0.0));
-    // The path runs through both microbatches; the way of the last one is memory and waiting first.
-    assert_eq!(told.critical.len(), 2 * (5 + 4));
-    let first: Vec<Part> = told.last.iter().take(3).map(|segment| segment.part).collect();
+    assert_eq!(explained.notes[find(1, Kind::F, 1)].reason, Reason::Input);
+    assert!(explained.notes.iter().all(|note| note.slack_s == 0.0));
+    // The path runs through both microbatches; the last one first waits for its node and for memory.
+    assert_eq!(explained.critical.len(), 2 * (5 + 4));
+    let first: Vec<Part> = explained.last.iter().take(3).map(|segment| segment.part).collect();
     let task = find(1, Kind::F, 0);
     assert_eq!(first, [Part::Wait(task, Reason::Busy), Part::Wait(task, Reason::Memory), Part::Task(task)]);
 }
 
 #[test]
 fn what_is_faster_saves_its_share_of_the_path() {
-    let told = explanation();
-    let found: Vec<(Upgrade, f64)> = gains(&told).unwrap().iter().map(|g| (g.upgrade, g.iteration_s)).collect();
+    let explained = explanation();
+    let found: Vec<(Upgrade, f64)> = gains(&explained).unwrap().iter().map(|g| (g.upgrade, g.iteration_s)).collect();
     let expected = [
         (Upgrade::Node(0), 11.5),
         (Upgrade::Node(1), 12.0),

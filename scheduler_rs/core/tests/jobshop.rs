@@ -31,7 +31,7 @@ fn shops_are_whole() {
 }
 
 /// Appends the tasks of the jobs in the order of `turns` to the queues of their machines: the times at which the jobs
-/// end, by a plain loop, and queues of (job, place in the job).
+/// end, by a plain loop, and queues of (job, index in the job).
 fn queues(shop: &Shop, turns: &[usize]) -> (Vec<Time>, Vec<Vec<(usize, usize)>>) {
     let mut next = vec![0; shop.jobs.len()];
     let mut job_free = vec![0; shop.jobs.len()];
@@ -140,11 +140,11 @@ proptest! {
             .map(|job| [Kind::F, Kind::L, Kind::B].map(|kind| simulator.task(job, kind, 0)).to_vec())
             .collect();
         for queue in queues {
-            let forwards = queue.iter().map(|(job, place)| simulator.task(*job, Kind::F, place + 1));
+            let forwards = queue.iter().map(|(job, index)| simulator.task(*job, Kind::F, index + 1));
             // The jobs turn back one after the other, as they have ended.
             let mut back = queue.clone();
             back.sort_unstable_by_key(|(job, _)| (ends[*job], *job));
-            let backwards = back.iter().map(|(job, place)| simulator.task(*job, Kind::B, place + 1));
+            let backwards = back.iter().map(|(job, index)| simulator.task(*job, Kind::B, index + 1));
             order.push(forwards.chain(backwards).collect());
         }
         let makespan = ends.into_iter().max().unwrap();

@@ -2,17 +2,20 @@
 //! changes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
 #[path = "common/problems.rs"]
 mod problems;
 #[path = "common/scope.rs"]
 mod scope;
 
+use clusters::equal_nodes;
 use problems::problems;
 use proptest::prelude::*;
 use scope::{check_kept, plan, plan_if_any};
 use skippipe_core::allocate::joint::{AllocationScope, Placement, lower_bound};
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::cluster::{Cluster, ClusterParts};
 use skippipe_core::error::Error;
 use skippipe_core::problem::Problem;
 use skippipe_core::request::{Options, PlanRequest};
@@ -68,20 +71,8 @@ proptest! {
 }
 
 /// Nodes with a memory for four microbatches, a second of work for each and these transfer times.
-fn equal_nodes(transfer_s: Vec<Vec<f64>>) -> Cluster {
-    let node = |i: usize| Node { name: format!("n{i}"), forward_s: 0.5, backward_s: 0.5, loss_s: 0.0, memory: 4 };
-    let parts = ClusterParts {
-        nodes: (0..transfer_s.len()).map(node).collect(),
-        links: Links::Transfer(transfer_s),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
-    Cluster::new(parts, "").unwrap()
+fn one_second_nodes(transfer_s: Vec<Vec<f64>>) -> Cluster {
+    equal_nodes([0.5, 0.5, 0.0], 4, transfer_s)
 }
 
 fn times(count: usize, time: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
@@ -100,17 +91,17 @@ fn planned(problem: &Problem) -> f64 {
 
 #[test]
 fn a_far_source_need_not_start_anything() {
-    let cluster = equal_nodes(times(4, |i, j| if i == 1 || j == 1 { 50.0 } else { 1.0 }));
+    let cluster = one_second_nodes(times(4, |i, j| if i == 1 || j == 1 { 50.0 } else { 1.0 }));
     let of = |microbatches| {
         let stages = vec![vec![0, 1], vec![2], vec![3]];
         Problem::new(cluster.clone(), stages, vec![], microbatches, 0.0, Constraints::default()).unwrap()
     };
     let all_by_the_near_one = planned(&of(vec![2, 0]));
     for sources in [false, true] {
-        let dealt = AllocationScope { layers: 3, sources, ..AllocationScope::default() };
-        let found = plan(&of(vec![1, 1]), dealt, PlanStrategy::Skippipe, 1, 200_000).unwrap();
+        let reassigned = AllocationScope { layers: 3, sources, ..AllocationScope::default() };
+        let found = plan(&of(vec![1, 1]), reassigned, PlanStrategy::Skippipe, 1, 200_000).unwrap();
         assert!(found.predicted.iteration_s <= all_by_the_near_one + 1e-6, "{}", found.predicted.iteration_s);
-        assert!(lower_bound(&of(vec![1, 1]), dealt) as f64 / 1e9 <= all_by_the_near_one);
+        assert!(lower_bound(&of(vec![1, 1]), reassigned) as f64 / 1e9 <= all_by_the_near_one);
         let sized = AllocationScope { sizes: true, sources, ..AllocationScope::default() };
         assert!(lower_bound(&of(vec![2, 0]), sized) as f64 / 1e9 <= all_by_the_near_one);
     }
@@ -120,7 +111,7 @@ fn a_far_source_need_not_start_anything() {
 fn a_longer_route_may_be_quicker() {
     // Three nodes near each other, and four in a ring whose diagonals are slow.
     let is_near = |i: usize, j: usize| (i < 3 && j < 3) || (i >= 3 && j >= 3 && (i + j) % 2 == 1);
-    let cluster = equal_nodes(times(7, |i, j| if is_near(i, j) { 1.0 } else { 100.0 }));
+    let cluster = one_second_nodes(times(7, |i, j| if is_near(i, j) { 1.0 } else { 100.0 }));
     let stages = vec![vec![0, 3], vec![1, 4], vec![2, 5], vec![6]];
     let problem = Problem::new(cluster, stages, vec![], vec![1, 1], 1.0 / 8.0, Constraints::default()).unwrap();
     let scope = AllocationScope { sources: false, ..AllocationScope::default() };
@@ -129,7 +120,7 @@ fn a_longer_route_may_be_quicker() {
 
 #[test]
 fn layers_are_shared_out_where_there_is_memory_for_them() {
-    let mut parts = equal_nodes(times(3, |_, _| 1.0)).into_parts();
+    let mut parts = one_second_nodes(times(3, |_, _| 1.0)).into_parts();
     parts.nodes[0].memory = 1;
     let of = |parts: ClusterParts| {
         let cluster = Cluster::new(parts, "").unwrap();

@@ -27,20 +27,16 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
         loss_s: whole(1),
         memory: 1 + whole(memory - 1) as u32,
     };
+    let nodes = (0..n).map(|i| node(i, &mut whole)).collect();
+    let links = Links::Rated {
+        latency_s: (0..n).map(|_| (0..n).map(|_| whole(3)).collect()).collect(),
+        bandwidth: vec![vec![60.0; n]; n],
+        overhead_s: 0.0,
+    };
     let parts = ClusterParts {
-        nodes: (0..n).map(|i| node(i, &mut whole)).collect(),
-        links: Links::Rated {
-            latency_s: (0..n).map(|_| (0..n).map(|_| whole(3)).collect()).collect(),
-            bandwidth: vec![vec![60.0; n]; n],
-            overhead_s: 0.0,
-        },
-        region_of: None,
-        activation_bytes: 0.0,
         gradient_bytes: (0..3).map(|_| 60.0 * whole(3)).collect(),
-        step_s: vec![],
         norm_s: whole(1),
-        source: None,
-        workload: None,
+        ..ClusterParts::new(nodes, links)
     };
     let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
     let rules = Constraints { tc1, ..Constraints::default() };
@@ -104,7 +100,7 @@ proptest! {
             } else {
                 order[node].swap(a, b);
             }
-            let done = graph.replace(graph.places_of(node).start + from, &order[node][from..to]);
+            let done = graph.replace(graph.indices_of(node).start + from, &order[node][from..to]);
             if let Ok(outcome) = simulator.run_order(&order) {
                 prop_assert_eq!(done, Replaced::Done);
                 prop_assert_eq!(graph.outcome(), outcome);
@@ -145,7 +141,7 @@ fn slices_change_nothing() {
     assert_eq!(whole.best(), sliced.best());
 }
 
-/// Every order of every node, by appending the next task of any microbatch in every possible way.
+/// Every order of every node, by appending the next task of any microbatch in all possible sequences.
 struct Exhaustive<'a> {
     instance: &'a Instance,
     microbatches: &'a [MicrobatchRoute],
@@ -182,18 +178,18 @@ impl Exhaustive<'_> {
         }
         for b in 0..self.microbatches.len() {
             let microbatch = &self.microbatches[b];
-            let (hops, place) = (microbatch.nodes.len(), self.done[b]);
+            let (hops, index) = (microbatch.nodes.len(), self.done[b]);
             let first = self.microbatches.iter().position(|other| other.route == microbatch.route).unwrap();
-            if place > 2 * hops || (b > first && self.done[b - 1] <= 2 * hops) {
+            if index > 2 * hops || (b > first && self.done[b - 1] <= 2 * hops) {
                 continue;
             }
-            let node_at = |place: usize| match place {
+            let node_at = |index: usize| match index {
                 p if p < hops => microbatch.nodes[p] as usize,
                 p if p == hops => microbatch.source,
                 p => microbatch.nodes[2 * hops - p] as usize,
             };
-            let node = node_at(place);
-            let (is_forward, is_backward) = (place < hops, place > hops);
+            let node = node_at(index);
+            let (is_forward, is_backward) = (index < hops, index > hops);
             if is_forward && self.instance.memory_is_held() && self.held[node] == self.instance.memory[node] {
                 continue;
             }
@@ -211,14 +207,14 @@ impl Exhaustive<'_> {
             if is_backward {
                 ends = ends.max(end + self.instance.allreduce[self.instance.stage_of[node]]);
             }
-            if place == 2 * hops {
-                let home = end + self.instance.transfer(node, microbatch.source);
-                ends = ends.max(home);
+            if index == 2 * hops {
+                let completion = end + self.instance.transfer(node, microbatch.source);
+                ends = ends.max(completion);
                 if self.microbatches.get(b + 1).is_some_and(|next| next.route == microbatch.route) {
-                    self.ready[b + 1] = home + self.instance.transfer(microbatch.source, node);
+                    self.ready[b + 1] = completion + self.instance.transfer(microbatch.source, node);
                 }
             } else {
-                self.ready[b] = end + self.instance.transfer(node, node_at(place + 1));
+                self.ready[b] = end + self.instance.transfer(node, node_at(index + 1));
             }
             self.go(ends);
             self.done[b] -= 1;

@@ -76,7 +76,7 @@ impl From<core::Allocated> for Allocated {
 }
 
 /// What the surrogate says of an allocation. `stages` may come in any order but for stage 0; nodes that serve no stage do
-/// not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two places.
+/// not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two stages.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
 pub fn score_allocation(py: Python<'_>, cluster: &Bound<'_, Cluster>, stages: Vec<Vec<i64>>) -> PyResult<Scored> {
@@ -90,7 +90,7 @@ pub fn score_allocation(py: Python<'_>, cluster: &Bound<'_, Cluster>, stages: Ve
 
 /// The best allocation by the surrogate that is found within the limits; same seed and work limit: same allocation,
 /// whatever the number of threads. `sizes` are the numbers of nodes, stage 0 first; the stages after it come in the
-/// order of the tour, so their sizes may change places. `sources` are the nodes of stage 0, where they are fixed;
+/// order of the tour, so their sizes may change order. `sources` are the nodes of stage 0, where they are fixed;
 /// no transfer within a stage takes longer than `max_replica_transfer_s`. `work_limit` counts changes tried;
 /// `progress(elapsed_s, score_s, lower_bound_s, work)` is called about twenty times a second. Raises ImpossibleError
 /// where no allocation can keep the limit, NoPlanError where none was found, KeyboardInterrupt after Ctrl-C.

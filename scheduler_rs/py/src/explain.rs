@@ -41,7 +41,7 @@ impl Segment {
         self.0.end_s
     }
 
-    /// The task that runs or waits, by its place in the plan's tasks; None for other parts.
+    /// The task that runs or waits, by its index in the plan's tasks; None for other parts.
     #[getter]
     fn task(&self) -> Option<usize> {
         match self.0.part {
@@ -97,7 +97,7 @@ impl Explanation {
         self.column(|note| note.slack_s)
     }
 
-    /// Why each task did not start before: "start", "input" (arrived then), "wave" (the one before came home then),
+    /// Why each task did not start before: "start", "input" (arrived then), "wave" (the one before completed then),
     /// "busy" (its node ran others), "memory" (its node was idle but full), "order" (its node was idle; the plan lets
     /// another go first).
     #[getter]
@@ -105,7 +105,7 @@ impl Explanation {
         self.0.notes.iter().map(|note| note.reason.name()).collect()
     }
 
-    /// The task behind that reason, by its place in the plan's tasks; -1 where there is none.
+    /// The task behind that reason, by its index in the plan's tasks; -1 where there is none.
     #[getter]
     fn blockers(&self) -> Integers {
         Integers(self.0.notes.iter().map(|note| note.blocker.map_or(-1, |task| task as i64)).collect())

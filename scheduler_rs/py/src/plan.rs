@@ -130,10 +130,10 @@ impl Plan {
         skippipe_core::check::check(&self.0)
     }
 
-    /// Tasks that wait for each other in a circle, in words, None where the order can be executed; of a plan that
+    /// Tasks that wait for each other in a cycle, in words, None where the order can be executed; of a plan that
     /// keeps its rules.
-    fn find_circle(&self) -> Option<String> {
-        skippipe_core::check::circle(&self.0)
+    fn find_deadlock(&self) -> Option<String> {
+        skippipe_core::check::deadlock(&self.0)
     }
 
     /// The question that the plan answers.

@@ -60,7 +60,7 @@ impl UnallocatedProblem {
     }
 }
 
-/// What a search may change of a problem's allocation, beside which node serves in whose place.
+/// What a search may change of a problem's allocation, beside which node serves which stage.
 ///
 /// `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
 /// every other stage has at least one, and none gets more than it has unless `sizes` may change too. `layers`: so many decoder layers are shared out anew over the

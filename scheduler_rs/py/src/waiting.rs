@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
 
-/// How often signals are looked at and progress is told.
+/// How often signals are checked and progress is reported.
 pub const POLL: Duration = Duration::from_millis(50);
 
 /// The most threads that a call may start.
@@ -64,7 +64,7 @@ pub struct Ended<T> {
     pub interrupted: Option<PyErr>,
 }
 
-/// Runs `work` on a thread of its own until it ends; `progress` is told about twenty times a second. A signal or a
+/// Runs `work` on a thread of its own until it ends; `progress` is called about twenty times a second. A signal or a
 /// callback that raises makes it end early.
 pub fn wait_for<T: Send + 'static>(
     py: Python<'_>,

@@ -262,15 +262,15 @@ fn size_classes_of(problem: &AllocationProblem<'_>, sites: &[u32]) -> Option<Vec
 /// Number of patterns of `size` nodes.
 fn choices(left: &[u32], size: usize) -> usize {
     // For each number of nodes up to `size`, over the sites so far.
-    let mut ways = vec![0_usize; size + 1];
-    ways[0] = 1;
+    let mut counts = vec![0_usize; size + 1];
+    counts[0] = 1;
     for count in left {
         for nodes in (1..=size).rev() {
-            let fewer = &ways[nodes.saturating_sub(*count as usize)..=nodes];
-            ways[nodes] = fewer.iter().fold(0, |sum, ways| sum.saturating_add(*ways));
+            let fewer = &counts[nodes.saturating_sub(*count as usize)..=nodes];
+            counts[nodes] = fewer.iter().fold(0, |sum, counts| sum.saturating_add(*counts));
         }
     }
-    ways[size]
+    counts[size]
 }
 
 struct PatternEnumerator<'a> {
@@ -281,7 +281,7 @@ struct PatternEnumerator<'a> {
 }
 
 impl PatternEnumerator<'_> {
-    /// Completes a pattern by `missing` nodes from the sites from `site` on, in all ways.
+    /// Completes a pattern by `missing` nodes from the sites from `site` on, in every way.
     fn extend(
         &mut self,
         chosen: &mut Vec<SiteCount>,
@@ -353,9 +353,9 @@ mod tests {
     use rand_pcg::Pcg64;
 
     /// With `regions`, nodes of the same one of three regions differ only in speed.
-    fn cluster(rng: &mut Pcg64, nodes: usize, regions: bool) -> Cluster {
+    fn cluster(rng: &mut Pcg64, count: usize, regions: bool) -> Cluster {
         let times = [0.5, 1.0, 2.0, 3.5, 6.0];
-        let side = if regions { 3 } else { nodes };
+        let side = if regions { 3 } else { count };
         let mut time = |_: usize| times[rng.random_range(0..times.len())];
         let node = |i: usize, forward_s: f64| Node {
             name: format!("n{i}"),
@@ -364,17 +364,10 @@ mod tests {
             loss_s: 0.0,
             memory: 1,
         };
-        let parts = ClusterParts {
-            nodes: (0..nodes).map(|i| node(i, time(i))).collect(),
-            links: Links::Transfer((0..side).map(|_| (0..side).map(&mut time).collect()).collect()),
-            region_of: regions.then(|| (0..nodes).map(|i| i % side).collect()),
-            activation_bytes: 0.0,
-            gradient_bytes: vec![],
-            step_s: vec![],
-            norm_s: 0.0,
-            source: None,
-            workload: None,
-        };
+        let nodes = (0..count).map(|i| node(i, time(i))).collect();
+        let links = Links::Transfer((0..side).map(|_| (0..side).map(&mut time).collect()).collect());
+        let region_of = regions.then(|| (0..count).map(|i| i % side).collect());
+        let parts = ClusterParts { region_of, ..ClusterParts::new(nodes, links) };
         Cluster::new(parts, "").unwrap()
     }
 

@@ -6,7 +6,7 @@ use super::score::scored;
 use super::tour;
 use crate::budget::Budget;
 
-/// Enumeration takes place up to so many partitions.
+/// Up to so many partitions are enumerated.
 const MAX_PARTITIONS: f64 = 200_000.0;
 /// Partial partitions between two checks of the budget.
 const POLL: u64 = 256;
@@ -62,7 +62,7 @@ pub fn enumerate(problem: &AllocationProblem<'_>, cost: f64, budget: &Budget) ->
         budget,
     };
     let replica_s = diameter_of(problem.costs, &enumeration.stages[0]);
-    enumeration.place(0, replica_s);
+    enumeration.assign(0, replica_s);
     enumeration.found
 }
 
@@ -79,7 +79,7 @@ struct Enumeration<'a> {
 
 impl Enumeration<'_> {
     /// Tries all stages for node number `next`.
-    fn place(&mut self, next: usize, replica_s: f64) {
+    fn assign(&mut self, next: usize, replica_s: f64) {
         self.found.steps += 1;
         if self.found.steps.is_multiple_of(POLL) && self.budget.is_over() {
             self.found.is_complete = false;
@@ -99,7 +99,7 @@ impl Enumeration<'_> {
             let apart = |other: &usize| costs.apart_s(costs.site(node), costs.site(*other));
             let farthest = self.stages[stage].iter().map(apart).fold(replica_s, f64::max);
             self.stages[stage].push(node);
-            self.place(next + 1, farthest);
+            self.assign(next + 1, farthest);
             self.stages[stage].pop();
         }
     }

@@ -170,8 +170,8 @@ impl<'a> Genetic<'a> {
         if child.scored.replica_s > self.problem.limit_s || self.best.iter().any(|known| known.key == child.key) {
             return;
         }
-        let place = self.best.iter().position(|known| child.cost < known.cost).unwrap_or(self.best.len());
-        self.best.insert(place, child.clone());
+        let index = self.best.iter().position(|known| child.cost < known.cost).unwrap_or(self.best.len());
+        self.best.insert(index, child.clone());
         self.best.truncate(2);
     }
 
@@ -230,14 +230,14 @@ impl<'a> Genetic<'a> {
         let mut sites = Vec::with_capacity(rest.len());
         let mut at: Option<usize> = None;
         while !rest.is_empty() {
-            let place = match at {
+            let index = match at {
                 None => rng.random_range(0..rest.len()),
                 Some(site) => {
-                    let trip = |place: usize| costs.round_trip_s(site, rest[place]);
+                    let trip = |index: usize| costs.round_trip_s(site, rest[index]);
                     (0..rest.len()).min_by(|a, b| trip(*a).total_cmp(&trip(*b))).unwrap_or(0)
                 }
             };
-            let site = rest.swap_remove(place);
+            let site = rest.swap_remove(index);
             sites.push(std::mem::take(&mut nodes_of[site]));
             at = Some(site);
         }
@@ -263,7 +263,7 @@ impl<'a> Genetic<'a> {
         let keep_sources = self.problem.sources.is_some() || rng.random_bool(0.5);
         let kept = rng.random_range(1..=order.len().max(1));
         let mut stages = vec![Vec::new(); sizes.len()];
-        let mut is_placed = vec![false; costs.nodes()];
+        let mut is_assigned = vec![false; costs.nodes()];
         let mut open = Vec::new();
         for (i, stage) in order.iter().copied().enumerate() {
             if i + 1 < kept { stages[stage].clone_from(&mother[stage]) } else { open.push(stage) }
@@ -274,24 +274,24 @@ impl<'a> Genetic<'a> {
             open.insert(0, 0);
         }
         for node in stages.iter().flatten() {
-            is_placed[*node] = true;
+            is_assigned[*node] = true;
         }
         let mut givers: Vec<usize> = (0..father.len()).collect();
         for stage in &open {
-            let left = |giver: usize| father[giver].iter().filter(|node| !is_placed[**node]).count();
+            let left = |giver: usize| father[giver].iter().filter(|node| !is_assigned[**node]).count();
             let best =
                 (0..givers.len()).max_by_key(|i| (left(givers[*i]).min(sizes[*stage]), std::cmp::Reverse(givers[*i])));
             let Some(best) = best else { break };
             let mut nodes: Vec<usize> =
-                father[givers.swap_remove(best)].iter().copied().filter(|n| !is_placed[*n]).collect();
+                father[givers.swap_remove(best)].iter().copied().filter(|n| !is_assigned[*n]).collect();
             nodes.shuffle(rng);
             nodes.truncate(sizes[*stage]);
             for node in &nodes {
-                is_placed[*node] = true;
+                is_assigned[*node] = true;
             }
             stages[*stage] = nodes;
         }
-        let mut rest: Vec<usize> = (0..costs.nodes()).filter(|node| !is_placed[*node]).collect();
+        let mut rest: Vec<usize> = (0..costs.nodes()).filter(|node| !is_assigned[*node]).collect();
         rest.shuffle(rng);
         for stage in open {
             while stages[stage].len() < sizes[stage] {

@@ -62,17 +62,9 @@ mod tests {
 
     fn two_sites() -> Cluster {
         let node = |i: usize| Node { name: format!("n{i}"), forward_s: 1.0, backward_s: 1.0, loss_s: 0.0, memory: 1 };
-        let parts = ClusterParts {
-            nodes: (0..6).map(node).collect(),
-            links: Links::Transfer(vec![vec![0.1, 5.0], vec![5.0, 0.1]]),
-            region_of: Some(vec![0, 1, 0, 1, 0, 1]),
-            activation_bytes: 0.0,
-            gradient_bytes: vec![],
-            step_s: vec![],
-            norm_s: 0.0,
-            source: None,
-            workload: None,
-        };
+        let links = Links::Transfer(vec![vec![0.1, 5.0], vec![5.0, 0.1]]);
+        let region_of = Some(vec![0, 1, 0, 1, 0, 1]);
+        let parts = ClusterParts { region_of, ..ClusterParts::new((0..6).map(node).collect(), links) };
         Cluster::new(parts, "").unwrap()
     }
 

@@ -79,8 +79,8 @@ impl<'a> Partition<'a> {
         let count = members.len();
         let mut position_of = vec![(0, 0); costs.nodes()];
         for (s, nodes) in members.iter().enumerate() {
-            for (place, node) in nodes.iter().enumerate() {
-                position_of[*node as usize] = (s as u32, place as u32);
+            for (index, node) in nodes.iter().enumerate() {
+                position_of[*node as usize] = (s as u32, index as u32);
             }
         }
         let sites: Vec<Vec<SiteCount>> = members.iter().map(|nodes| sites_of(costs, nodes)).collect();
@@ -257,12 +257,12 @@ impl<'a> Partition<'a> {
 
     fn apply_cycle(&mut self, cycle: &[u32]) {
         let Some(first) = cycle.first() else { return };
-        let mut place = self.position_of[*first as usize];
+        let mut position = self.position_of[*first as usize];
         // From the last to the first, each takes the position of the next one.
         for node in cycle.iter().rev() {
-            let to = place;
-            place = self.position_of[*node as usize];
-            self.move_to(*node, place, to);
+            let to = position;
+            position = self.position_of[*node as usize];
+            self.move_to(*node, position, to);
         }
     }
 
@@ -301,8 +301,8 @@ impl<'a> Partition<'a> {
             }
             _ => {
                 let mut sum = 0.0;
-                for place in 0..count {
-                    sum += self.leg(self.order[place], self.order[(place + 1) % count]);
+                for i in 0..count {
+                    sum += self.leg(self.order[i], self.order[(i + 1) % count]);
                     if self.terms.cost() + sum > most {
                         return f64::INFINITY;
                     }

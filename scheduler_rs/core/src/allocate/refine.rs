@@ -123,8 +123,8 @@ fn critical_node(partition: &Partition<'_>, costs: &Costs, rng: &mut Pcg64) -> u
         (stage, pick_greatest(sites, reach, rng))
     } else {
         let order = partition.order();
-        let place = rng.random_range(0..order.len());
-        let (a, b) = (order[place], order[(place + 1) % order.len()]);
+        let i = rng.random_range(0..order.len());
+        let (a, b) = (order[i], order[(i + 1) % order.len()]);
         let (a, b) = if rng.random_bool(0.5) { (a, b) } else { (b, a) };
         let nearest = |(site, _): &SiteCount| {
             let trips = partition.sites(b).iter().map(|(other, _)| costs.round_trip_s(*site as usize, *other as usize));

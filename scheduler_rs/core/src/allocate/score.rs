@@ -51,7 +51,7 @@ fn check_members(nodes: usize, stages: &[Vec<usize>]) -> Result<()> {
                     return invalid(format!("stages[{s}][{i}]"), node, format!("a node in 0..{}", nodes - 1));
                 }
                 Some(Some(other)) => {
-                    let expected = format!("every node in one place (it serves stage {other} already)");
+                    let expected = format!("every node in one stage (it serves stage {other} already)");
                     return invalid(format!("stages[{s}][{i}]"), node, expected);
                 }
                 Some(free) => *free = Some(s),

@@ -183,8 +183,8 @@ fn or_opt(legs: &[f64], order: &mut [usize]) -> bool {
                 back += leg(pair[1], pair[0]);
             }
             let gain = leg(before, first) + leg(last, after) - leg(before, after);
-            for place in (0..n).filter(|place| *place + 1 < i || *place > j) {
-                let (left, right) = (order[place], order[(place + 1) % n]);
+            for at in (0..n).filter(|at| *at + 1 < i || *at > j) {
+                let (left, right) = (order[at], order[(at + 1) % n]);
                 let joint = leg(left, right);
                 let straight = leg(left, first) + leg(last, right) - joint;
                 let turned = leg(left, last) + leg(first, right) - joint + back - ahead;
@@ -192,10 +192,10 @@ fn or_opt(legs: &[f64], order: &mut [usize]) -> bool {
                     if turned < straight {
                         order[i..=j].reverse();
                     }
-                    if place < i {
-                        order[place + 1..=j].rotate_right(j - i + 1);
+                    if at < i {
+                        order[at + 1..=j].rotate_right(j - i + 1);
                     } else {
-                        order[i..=place].rotate_left(j - i + 1);
+                        order[i..=at].rotate_left(j - i + 1);
                     }
                     return true;
                 }
@@ -238,13 +238,13 @@ fn nearest_neighbour(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
     let mut order = vec![0, second];
     let mut rest: Vec<usize> = (1..stages).filter(|s| *s != second).collect();
     let mut at = second;
-    while let Some((place, next)) = rest
+    while let Some((index, next)) = rest
         .iter()
         .copied()
         .enumerate()
         .min_by(|a, b| legs[at * stages + a.1].total_cmp(&legs[at * stages + b.1]).then(a.1.cmp(&b.1)))
     {
-        rest.remove(place);
+        rest.remove(index);
         order.push(next);
         at = next;
     }
@@ -259,17 +259,17 @@ fn nearest_neighbour(legs: &[f64], stages: usize, second: usize) -> Vec<usize> {
 pub fn tour_bound(legs: &[f64], stages: usize, length: f64) -> f64 {
     let mut price = vec![0.0; stages];
     let mut best = f64::NEG_INFINITY;
-    let (mut scale, mut barren) = (1.0, 0);
+    let (mut scale, mut stalled) = (1.0, 0);
     for _ in 0..SUBGRADIENT_STEPS {
         let (bound, degree) = one_tree(legs, stages, &price);
-        barren = if bound > best { 0 } else { barren + 1 };
+        stalled = if bound > best { 0 } else { stalled + 1 };
         best = best.max(bound);
         let off: f64 = degree.iter().map(|d| (f64::from(*d) - 2.0).powi(2)).sum();
         if off == 0.0 {
             break;
         }
-        if barren == PATIENCE {
-            (scale, barren) = (scale / 2.0, 0);
+        if stalled == PATIENCE {
+            (scale, stalled) = (scale / 2.0, 0);
         }
         // Polyak step towards the length of a tour.
         let step = scale * (length - bound).max(0.0) / off;
@@ -306,10 +306,10 @@ fn one_tree(legs: &[f64], stages: usize, price: &[f64]) -> (f64, Vec<u32>) {
         degree[least[at].1] += 1;
     }
     let mut ends = (f64::INFINITY, 1, 2);
-    for (out, home) in (1..stages).flat_map(|a| (1..stages).map(move |b| (a, b))).filter(|(a, b)| a != b) {
-        let both = legs[out] + price[out] + legs[home * stages] + price[home];
+    for (out, back) in (1..stages).flat_map(|a| (1..stages).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        let both = legs[out] + price[out] + legs[back * stages] + price[back];
         if both < ends.0 {
-            ends = (both, out, home);
+            ends = (both, out, back);
         }
     }
     degree[0] = 2;

@@ -164,7 +164,7 @@ impl Table {
         budget: &Budget,
         share: f64,
     ) -> Result<Self> {
-        // To one of the nodes in the source's place, the source itself, the way is none: take that for all.
+        // Of the nodes with the source's links, the source itself needs no transfer: take that for all.
         let turn = |class: &Class| {
             if instance.link_index(class.node) == instance.link_index(source) {
                 return instance.least_loss(source);
@@ -205,7 +205,7 @@ impl Table {
     }
 }
 
-/// Stages that may follow stage `from`, and what the place is then.
+/// Stages that may follow stage `from`, and the position that results.
 pub(crate) fn successors(instance: &Instance, from: usize, position: Position) -> Vec<(usize, Position)> {
     let rules = &instance.rules;
     let furthest = from + usize::from(position == Position::Swapped);

@@ -97,8 +97,8 @@ pub(crate) fn source_bound(
     // Backwards are one after the other as forwards are, so the slower of both counts.
     let step = if last < room { step_of(instance, source) } else { instance.least_work(source) };
     let by_room = (last / room) as Time * trip + (last % room) as Time * step + trip;
-    let class = count as Time * (instance.least_work(source) + instance.least_loss(source));
-    in_turn.max(by_room).max(class) + instance.allreduce[0]
+    let load = count as Time * (instance.least_work(source) + instance.least_loss(source));
+    in_turn.max(by_room).max(load) + instance.allreduce[0]
 }
 
 /// Minimum time between successive microbatches of a source: the slower of forward and backward.
@@ -151,28 +151,28 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
 /// Lower bound for given routes, in nanoseconds: the longest round trip with its waves, and the work of every node.
 #[must_use]
 pub fn route_bound(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Time {
-    let mut class = vec![0; instance.node_count()];
+    let mut load = vec![0; instance.node_count()];
     let mut trips = vec![0; microbatches.len()];
     let mut bound: Time = 0;
     let mut in_turn: Time = 0;
     for (b, microbatch) in microbatches.iter().enumerate() {
-        let mut place = microbatch.source;
+        let mut previous = microbatch.source;
         let mut trip = instance.loss(microbatch.class, microbatch.source);
-        class[microbatch.source] += instance.loss(microbatch.class, microbatch.source);
+        load[microbatch.source] += instance.loss(microbatch.class, microbatch.source);
         for node in microbatch.nodes.iter().map(|n| *n as usize) {
-            trip += instance.transfer(place, node)
-                + instance.transfer(node, place)
+            trip += instance.transfer(previous, node)
+                + instance.transfer(node, previous)
                 + instance.forward(microbatch.class, node)
                 + instance.backward(microbatch.class, node);
-            class[node] += instance.forward(microbatch.class, node) + instance.backward(microbatch.class, node);
-            place = node;
+            load[node] += instance.forward(microbatch.class, node) + instance.backward(microbatch.class, node);
+            previous = node;
         }
-        trip += instance.transfer(place, microbatch.source) + instance.transfer(microbatch.source, place);
+        trip += instance.transfer(previous, microbatch.source) + instance.transfer(microbatch.source, previous);
         in_turn = if b > 0 && microbatches[b - 1].route == microbatch.route { in_turn + trip } else { trip };
         bound = bound.max(in_turn);
         trips[b] = trip;
     }
-    bound = class.into_iter().fold(bound, Time::max);
+    bound = load.into_iter().fold(bound, Time::max);
     for source in &instance.sources {
         let own = || microbatches.iter().zip(&trips).filter(|(b, _)| b.source == source.node);
         let trip = own().map(|(_, trip)| *trip).min().unwrap_or(0);

@@ -29,7 +29,7 @@ struct PassTimes {
     /// From the start of the route to the arrival at the node.
     out: Vec<Time>,
     /// From the end of the node's backward to the end of the route.
-    home: Vec<Time>,
+    back: Vec<Time>,
     /// From the start of the node's forward to the end of its backward.
     held: Vec<Time>,
 }
@@ -37,7 +37,7 @@ struct PassTimes {
 /// Minimum over all groups, for each node.
 struct Limits {
     out: Vec<Time>,
-    home: Vec<Time>,
+    back: Vec<Time>,
     held: Vec<Time>,
 }
 
@@ -166,7 +166,7 @@ impl Limits {
         let least = |of: fn(&PassTimes) -> &Vec<Time>| {
             (0..instance.node_count()).map(|n| groups.iter().map(|g| of(&g.pass_times)[n]).min().unwrap_or(0)).collect()
         };
-        Self { out: least(|w| &w.out), home: least(|w| &w.home), held: least(|w| &w.held) }
+        Self { out: least(|w| &w.out), back: least(|w| &w.back), held: least(|w| &w.held) }
     }
 
     /// Maximum number of routes of at least `waves` microbatches that a node can serve within `time`.
@@ -177,7 +177,7 @@ impl Limits {
         if self.out[node] >= NEVER {
             return 0;
         }
-        let within = time - self.out[node] - self.home[node];
+        let within = time - self.out[node] - self.back[node];
         let count =
             |each: Time| if within < each { 0 } else { (within.checked_div(each)).map_or(UNLIMITED, |c| c as u64) };
         let memory = u64::from(instance.memory[node]);
@@ -191,12 +191,12 @@ impl Limits {
 }
 
 impl PassTimes {
-    /// By dynamic programming over places in the stage order, as [`Lookahead`] does from the other end.
+    /// By dynamic programming over positions in the stage order, as [`Lookahead`] does from the other end.
     fn new(instance: &Instance, lookahead: &Lookahead, source: usize, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         let longest = lengths.long();
         let mut times =
-            Self { round_trip: vec![NEVER; n], out: vec![NEVER; n], home: vec![NEVER; n], held: vec![NEVER; n] };
+            Self { round_trip: vec![NEVER; n], out: vec![NEVER; n], back: vec![NEVER; n], held: vec![NEVER; n] };
         let forward = |node: usize| instance.classes.iter().map(|l| l.forward[node]).min().unwrap_or(0);
         let backward = |node: usize| instance.classes.iter().map(|l| l.backward[node]).min().unwrap_or(0);
         // Round trip, outward and return times, without the node's own tasks.
@@ -219,11 +219,11 @@ impl PassTimes {
                         for u in &instance.members[to] {
                             let best = &mut level[next as usize][*u];
                             for v in &starts {
-                                let (round_trip, out, home) = reached[position as usize][*v];
-                                let (there, back) = (instance.transfer(*v, *u), instance.transfer(*u, *v));
-                                best.0 = best.0.min(round_trip + there + back + instance.least_work(*v));
-                                best.1 = best.1.min(out + forward(*v) + there);
-                                best.2 = best.2.min(home + backward(*v) + back);
+                                let (round_trip, out, back) = reached[position as usize][*v];
+                                let (outward, inward) = (instance.transfer(*v, *u), instance.transfer(*u, *v));
+                                best.0 = best.0.min(round_trip + outward + inward + instance.least_work(*v));
+                                best.1 = best.1.min(out + forward(*v) + outward);
+                                best.2 = best.2.min(back + backward(*v) + inward);
                             }
                         }
                     }
@@ -231,7 +231,7 @@ impl PassTimes {
             }
             for node in (0..n).filter(|node| instance.stage_of[*node] != NO_STAGE) {
                 for position in Position::ALL {
-                    let (round_trip, out, home) = level[position as usize][node];
+                    let (round_trip, out, back) = level[position as usize][node];
                     if round_trip >= NEVER {
                         continue;
                     }
@@ -247,7 +247,7 @@ impl PassTimes {
                     times.round_trip[node] = times.round_trip[node].min(round_trip + held);
                     times.held[node] = times.held[node].min(held);
                     times.out[node] = times.out[node].min(out);
-                    times.home[node] = times.home[node].min(home);
+                    times.back[node] = times.back[node].min(back);
                 }
             }
             reached = level;

@@ -78,7 +78,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Resolves `problem` with durations rounded as told.
+    /// Resolves `problem` with durations rounded this way.
     #[must_use]
     pub fn new(problem: &Problem, rounding: Rounding) -> Self {
         let cluster = problem.cluster();

@@ -143,14 +143,14 @@ pub fn found_of(candidate: &Candidate<'_>) -> PrioritisedRoutes {
     let schedule = &candidate.schedule;
     let mut times: Vec<(Time, u32)> = Vec::new();
     for timed_path in (0..schedule.tasks().len()).flat_map(|route| schedule.timed_paths(route)) {
-        let place = times.len() as u32;
-        times.push((timed_path.starts[0], place));
-        times.push((timed_path.starts[timed_path.nodes.len()], place + 1));
+        let index = times.len() as u32;
+        times.push((timed_path.starts[0], index));
+        times.push((timed_path.starts[timed_path.nodes.len()], index + 1));
     }
     times.sort_unstable();
     let mut priorities = vec![0; times.len()];
-    for (priority, (_, place)) in (0..).zip(times) {
-        priorities[place as usize] = priority;
+    for (priority, (_, index)) in (0..).zip(times) {
+        priorities[index as usize] = priority;
     }
     PrioritisedRoutes { paths: paths_of(schedule), priorities, key: candidate.cost, allocation: None }
 }

@@ -14,7 +14,7 @@ pub struct InstanceView<'g> {
 }
 
 impl InstanceView<'_> {
-    /// First place of a path that a change may touch.
+    /// First hop of a path that a change may touch.
     #[must_use]
     pub fn free_from(self) -> usize {
         usize::from(self.instance.rules.cc1)

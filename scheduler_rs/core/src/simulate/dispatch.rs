@@ -31,10 +31,10 @@ struct NodeState {
 }
 
 impl NodeState {
-    /// The forward at `place` of its queue, which is held from now on.
-    fn start_forward(&mut self, place: usize) -> TaskId {
+    /// The forward at `index` of its queue, which is held from now on.
+    fn start_forward(&mut self, index: usize) -> TaskId {
         self.held += 1;
-        self.forwards.swap_remove(place).2
+        self.forwards.swap_remove(index).2
     }
 }
 
@@ -47,7 +47,7 @@ impl Simulator<'_> {
     /// instant.
     ///
     /// # Errors
-    /// [`Deadlock`] where microbatches wait in a circle for each other's memory.
+    /// [`Deadlock`] where microbatches wait in a cycle for each other's memory.
     pub fn run_dispatch(&mut self) -> Result<Outcome, Deadlock> {
         self.run(None)
     }
@@ -56,7 +56,7 @@ impl Simulator<'_> {
     /// microbatch number `b` forwards have priority `priorities[2 b]`, backwards and losses `priorities[2 b + 1]`.
     ///
     /// # Errors
-    /// [`Deadlock`] where microbatches wait in a circle for each other's memory.
+    /// [`Deadlock`] where microbatches wait in a cycle for each other's memory.
     pub fn run_prioritised(&mut self, priorities: &[u32]) -> Result<Outcome, Deadlock> {
         self.run(Some(priorities))
     }
@@ -144,9 +144,9 @@ impl Simulator<'_> {
                     if full || (priorities.is_none() && urgent.is_some()) { None } else { first(&state.forwards) };
                 let task = match (urgent, forward) {
                     (None, None) => continue,
-                    (Some((_, key)), Some((place, its))) if its < key => state.start_forward(place),
-                    (None, Some((place, _))) => state.start_forward(place),
-                    (Some((place, _)), _) => state.urgent.swap_remove(place).2,
+                    (Some((_, key)), Some((index, its))) if its < key => state.start_forward(index),
+                    (None, Some((index, _))) => state.start_forward(index),
+                    (Some((index, _)), _) => state.urgent.swap_remove(index).2,
                 };
                 state.busy = true;
                 state.ran.push(task);
@@ -183,8 +183,8 @@ impl Simulator<'_> {
         };
         let mut path: Vec<TaskId> = Vec::new();
         loop {
-            if let Some(place) = path.iter().position(|t| *t == task) {
-                return Deadlock(path.split_off(place));
+            if let Some(first) = path.iter().position(|t| *t == task) {
+                return Deadlock(path.split_off(first));
             }
             path.push(task);
             let node = self.node_of(task);
@@ -197,7 +197,7 @@ impl Simulator<'_> {
     }
 }
 
-/// Place and key of the first in a queue. Queues are short, so a scan beats a heap.
+/// Index and key of the first in a queue. Queues are short, so a scan beats a heap.
 fn first(queue: &[Waiting]) -> Option<(usize, Waiting)> {
     queue.iter().copied().enumerate().min_by_key(|(_, entry)| *entry)
 }

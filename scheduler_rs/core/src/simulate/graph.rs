@@ -2,8 +2,8 @@
 //!
 //! The tasks are the vertices of a disjunctive graph (Roy and Sussmann): arcs lead along each microbatch, from the
 //! completion of a wave to the start of the next, and along the order of each node. The head of a task is its start;
-//! its tail, the longest way from its end to the end of the iteration. Both are kept along a topological sequence: a
-//! change of one node's order only rearranges the stretch of the sequence that its tasks span, and only what it
+//! its tail, the longest path from its end to the end of the iteration. Both are kept along a topological sequence: a
+//! change of one node's order only rearranges the section of the sequence that its tasks span, and only what it
 //! changes is computed anew.
 
 mod bits;
@@ -36,9 +36,9 @@ struct Vertex {
     right: TaskId,
     node: u32,
     /// Index in `order`.
-    place: u32,
+    index: u32,
     /// Index in `sequence`.
-    spot: u32,
+    position: u32,
     /// Microbatches that its node holds more once it has run: 1 for a forward, -1 for a backward, 0 for a loss.
     holds: i32,
 }
@@ -48,8 +48,8 @@ struct Vertex {
 pub enum Replaced {
     /// The new order stands.
     Done,
-    /// Tasks would wait for each other in a circle; nothing has changed.
-    Circle,
+    /// Tasks would wait for each other in a cycle; nothing has changed.
+    Cycle,
     /// A node would hold more than it has memory for; nothing has changed.
     Overfull,
 }
@@ -139,19 +139,19 @@ impl OrderGraph {
         }
         // Sorted by time, the sequence is nearly right.
         self.sequence.sort_unstable_by_key(|task| (self.vertices[*task as usize].head, *task));
-        for (spot, task) in (0..).zip(&self.sequence) {
-            self.vertices[*task as usize].spot = spot;
+        for (position, task) in (0..).zip(&self.sequence) {
+            self.vertices[*task as usize].position = position;
         }
         let count = self.sequence.len();
         if count == 0 || !self.arrange(0, count - 1) {
             return count == 0;
         }
-        for spot in 0..count {
-            self.dirty.insert(spot);
+        for position in 0..count {
+            self.dirty.insert(position);
         }
         self.follow_heads(0);
-        for spot in 0..count {
-            self.dirty.insert(spot);
+        for position in 0..count {
+            self.dirty.insert(position);
         }
         self.follow_tails(count - 1);
         self.measure();
@@ -166,7 +166,7 @@ impl OrderGraph {
 
     /// Indices of a node's tasks in [`OrderGraph::order`].
     #[must_use]
-    pub fn places_of(&self, node: usize) -> std::ops::Range<usize> {
+    pub fn indices_of(&self, node: usize) -> std::ops::Range<usize> {
         self.begin[node] as usize..self.begin[node + 1] as usize
     }
 
@@ -178,8 +178,8 @@ impl OrderGraph {
 
     /// Index of a task in [`OrderGraph::order`].
     #[must_use]
-    pub fn place_of(&self, task: TaskId) -> usize {
-        self.vertices[task as usize].place as usize
+    pub fn index_of(&self, task: TaskId) -> usize {
+        self.vertices[task as usize].index as usize
     }
 
     /// Start of a task.
@@ -188,7 +188,7 @@ impl OrderGraph {
         self.vertices[task as usize].head
     }
 
-    /// Longest way from the end of a task to the end of the iteration, norm and optimizer left out.
+    /// Longest path from the end of a task to the end of the iteration, norm and optimizer left out.
     #[must_use]
     pub fn tail_of(&self, task: TaskId) -> Time {
         self.vertices[task as usize].tail
@@ -200,7 +200,7 @@ impl OrderGraph {
         self.vertices[task as usize].holds
     }
 
-    /// Microbatch of a task, by its place in what the graph was made of.
+    /// Microbatch of a task, by its index in what the graph was made of.
     #[must_use]
     pub fn microbatch_of(&self, task: TaskId) -> usize {
         self.lasts.partition_point(|(last, _)| *last < task)
@@ -211,7 +211,7 @@ impl OrderGraph {
     pub fn is_gated(&self, task: TaskId) -> bool {
         let vertex = &self.vertices[task as usize];
         let Some(left) = self.vertices.get(vertex.left as usize) else { return false };
-        vertex.holds > 0 && left.holds < 0 && self.held[vertex.place as usize] >= self.memory[vertex.node as usize]
+        vertex.holds > 0 && left.holds < 0 && self.held[vertex.index as usize] >= self.memory[vertex.node as usize]
     }
 
     /// Number of nodes.
@@ -302,12 +302,12 @@ impl OrderGraph {
         Some(self.vertices[task as usize].after).filter(|after| *after != NO_TASK)
     }
 
-    /// Whether a task of the same node may be moved behind `last`, as far as one look tells: no way may lead from what
+    /// Whether a task of the same node may be moved behind `last`, as far as one look tells: no path may lead from what
     /// comes after the task to `last`.
     #[must_use]
     pub fn may_follow(&self, task: TaskId, last: TaskId) -> bool {
         let (after, last_) = (self.vertices[task as usize].after, &self.vertices[last as usize]);
-        let leads_there = |after: &Vertex| after.spot <= last_.spot && after.head + after.length <= last_.head;
+        let leads_there = |after: &Vertex| after.position <= last_.position && after.head + after.length <= last_.head;
         after != last && !self.vertices.get(after as usize).is_some_and(leads_there)
     }
 
@@ -315,7 +315,8 @@ impl OrderGraph {
     #[must_use]
     pub fn may_precede(&self, task: TaskId, first: TaskId) -> bool {
         let (before, first_) = (self.vertices[task as usize].before, &self.vertices[first as usize]);
-        let comes_thence = |before: &Vertex| before.spot >= first_.spot && before.length + before.tail <= first_.tail;
+        let comes_thence =
+            |before: &Vertex| before.position >= first_.position && before.length + before.tail <= first_.tail;
         before != first && !self.vertices.get(before as usize).is_some_and(comes_thence)
     }
 
@@ -330,8 +331,8 @@ impl OrderGraph {
         })
     }
 
-    fn held_before(&self, node: usize, place: usize) -> u32 {
-        if place == self.begin[node] as usize { 0 } else { self.held[place - 1] }
+    fn held_before(&self, node: usize, index: usize) -> u32 {
+        if index == self.begin[node] as usize { 0 } else { self.held[index - 1] }
     }
 
     /// What the iteration, norm and optimizer left out, would about come to if `tasks` ran in that order from index
@@ -350,12 +351,12 @@ impl OrderGraph {
             self.times.push(head);
             head += vertex.length;
         }
-        let mut tail = self.way_from(right);
+        let mut tail = self.path_from(right);
         let mut longest = 0;
         for (task, head) in tasks.iter().zip(&self.times).rev() {
             let vertex = &self.vertices[*task as usize];
             let lag = self.vertices.get(vertex.after as usize).map_or(0, |after| after.lag);
-            tail = tail.max(self.way_from(vertex.after) + lag).max(vertex.rest) + vertex.length;
+            tail = tail.max(self.path_from(vertex.after) + lag).max(vertex.rest) + vertex.length;
             longest = longest.max(head + tail);
         }
         longest
@@ -366,8 +367,8 @@ impl OrderGraph {
         self.vertices.get(task as usize).map_or(0, |vertex| vertex.head + vertex.length)
     }
 
-    /// Longest way from the start of a task, 0 for none.
-    fn way_from(&self, task: TaskId) -> Time {
+    /// Longest path from the start of a task, 0 for none.
+    fn path_from(&self, task: TaskId) -> Time {
         self.vertices.get(task as usize).map_or(0, |vertex| vertex.length + vertex.tail)
     }
 
@@ -377,7 +378,7 @@ impl OrderGraph {
             return Replaced::Overfull;
         }
         let to = from + tasks.len();
-        let (low, high) = (self.spot_of(self.order[from]), self.spot_of(self.order[to - 1]));
+        let (low, high) = (self.position_of(self.order[from]), self.position_of(self.order[to - 1]));
         let mut old = std::mem::take(&mut self.old);
         old.clear();
         old.extend_from_slice(&self.order[from..to]);
@@ -388,11 +389,11 @@ impl OrderGraph {
             let right = self.vertices[self.order[to - 1] as usize].right;
             let left = self.vertices[self.order[from] as usize].left;
             for task in tasks.iter().chain([&right]).filter(|task| **task != NO_TASK) {
-                self.dirty.insert(self.vertices[*task as usize].spot as usize);
+                self.dirty.insert(self.vertices[*task as usize].position as usize);
             }
             self.follow_heads(low);
             for task in tasks.iter().chain([&left]).filter(|task| **task != NO_TASK) {
-                self.dirty.insert(self.vertices[*task as usize].spot as usize);
+                self.dirty.insert(self.vertices[*task as usize].position as usize);
             }
             self.follow_tails(high);
             self.measure();
@@ -401,14 +402,14 @@ impl OrderGraph {
             self.link(from, to);
         }
         self.old = old;
-        if is_done { Replaced::Done } else { Replaced::Circle }
+        if is_done { Replaced::Done } else { Replaced::Cycle }
     }
 
-    fn spot_of(&self, task: TaskId) -> usize {
-        self.vertices[task as usize].spot as usize
+    fn position_of(&self, task: TaskId) -> usize {
+        self.vertices[task as usize].position as usize
     }
 
-    /// Tells the tasks of one node at indices `from..to` who their neighbours are, and counts what the node holds.
+    /// Links the tasks of one node at indices `from..to` with their neighbours, and counts what the node holds.
     fn link(&mut self, from: usize, to: usize) {
         let Some(node) = self.order.get(from).map(|task| self.node_of(*task)).filter(|_| from < to) else { return };
         let (begin, end) = (self.begin[node] as usize, self.begin[node + 1] as usize);
@@ -417,14 +418,14 @@ impl OrderGraph {
         if let Some(vertex) = self.vertices.get_mut(left as usize) {
             vertex.right = self.order[from];
         }
-        for place in from..to {
-            let task = self.order[place];
+        for index in from..to {
+            let task = self.order[index];
             let vertex = &mut self.vertices[task as usize];
-            vertex.place = place as u32;
+            vertex.index = index as u32;
             vertex.left = left;
-            vertex.right = if place + 1 < end { self.order[place + 1] } else { NO_TASK };
+            vertex.right = if index + 1 < end { self.order[index + 1] } else { NO_TASK };
             held = held.wrapping_add_signed(vertex.holds);
-            self.held[place] = held;
+            self.held[index] = held;
             left = task;
         }
         if to < end {
@@ -432,14 +433,14 @@ impl OrderGraph {
         }
     }
 
-    /// Brings the tasks at spots `low..=high` into an order in which each comes after those before it, else as they
+    /// Brings the tasks at positions `low..=high` into an order in which each comes after those before it, else as they
     /// were; false and no change where there is none.
     fn arrange(&mut self, low: usize, high: usize) -> bool {
         let (open, done) = (self.stamp + 1, self.stamp + 2);
         self.stamp = done;
         self.window.clear();
-        for spot in low..=high {
-            self.stack.push(self.sequence[spot]);
+        for position in low..=high {
+            self.stack.push(self.sequence[position]);
             while let Some(task) = self.stack.last() {
                 let vertex = &self.vertices[*task as usize];
                 let stamp = &mut self.stamps[*task as usize];
@@ -449,7 +450,7 @@ impl OrderGraph {
                 }
                 *stamp = open;
                 let waits = [vertex.before, vertex.left].into_iter().find(|other| {
-                    self.vertices.get(*other as usize).is_some_and(|v| v.spot as usize >= low)
+                    self.vertices.get(*other as usize).is_some_and(|v| v.position as usize >= low)
                         && self.stamps[*other as usize] != done
                 });
                 match waits {
@@ -467,19 +468,19 @@ impl OrderGraph {
             }
         }
         self.work += self.window.len() as u64 / 2;
-        for (spot, task) in (low..).zip(&self.window) {
-            self.sequence[spot] = *task;
-            self.vertices[*task as usize].spot = spot as u32;
+        for (position, task) in (low..).zip(&self.window) {
+            self.sequence[position] = *task;
+            self.vertices[*task as usize].position = position as u32;
         }
         true
     }
 
-    /// Computes the heads of what is marked, all of it at spot `from` or after, and of what that changes.
+    /// Computes the heads of what is dirty, all of it at position `from` or after, and of what that changes.
     fn follow_heads(&mut self, from: usize) {
         let mut at = from / 64;
-        while let Some(spot) = self.dirty.take_first(&mut at) {
+        while let Some(position) = self.dirty.take_first(&mut at) {
             self.work += 1;
-            let task = self.sequence[spot] as usize;
+            let task = self.sequence[position] as usize;
             let vertex = &self.vertices[task];
             let head = (self.end_of(vertex.before) + vertex.lag).max(self.end_of(vertex.left));
             if head == vertex.head {
@@ -488,27 +489,27 @@ impl OrderGraph {
             let next = [vertex.after, vertex.right];
             self.vertices[task].head = head;
             for other in next.into_iter().filter(|other| *other != NO_TASK) {
-                self.dirty.insert(self.vertices[other as usize].spot as usize);
+                self.dirty.insert(self.vertices[other as usize].position as usize);
             }
         }
     }
 
-    /// Computes the tails of what is marked, all of it at spot `from` or before, and of what that changes.
+    /// Computes the tails of what is dirty, all of it at position `from` or before, and of what that changes.
     fn follow_tails(&mut self, from: usize) {
         let mut at = from / 64;
-        while let Some(spot) = self.dirty.take_last(&mut at) {
+        while let Some(position) = self.dirty.take_last(&mut at) {
             self.work += 1;
-            let task = self.sequence[spot] as usize;
+            let task = self.sequence[position] as usize;
             let vertex = &self.vertices[task];
             let lag = self.vertices.get(vertex.after as usize).map_or(0, |after| after.lag);
-            let tail = (self.way_from(vertex.after) + lag).max(self.way_from(vertex.right)).max(vertex.rest);
+            let tail = (self.path_from(vertex.after) + lag).max(self.path_from(vertex.right)).max(vertex.rest);
             if tail == vertex.tail {
                 continue;
             }
             let next = [vertex.before, vertex.left];
             self.vertices[task].tail = tail;
             for other in next.into_iter().filter(|other| *other != NO_TASK) {
-                self.dirty.insert(self.vertices[other as usize].spot as usize);
+                self.dirty.insert(self.vertices[other as usize].position as usize);
             }
         }
     }
@@ -524,26 +525,26 @@ impl OrderGraph {
     }
 }
 
-/// A task with its place in its microbatch, not yet in an order.
+/// A task with its neighbours in its microbatch, not yet in an order.
 fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Vertex {
     let span = simulator.spans[simulator.microbatch_of(task)];
-    let (place, last) = (task - span.first, 2 * span.hops);
+    let (index, last) = (task - span.first, 2 * span.hops);
     let (mut before, mut lag) = (NO_TASK, span.out);
-    if place > 0 {
+    if index > 0 {
         (before, lag) = (task - 1, simulator.travel[task as usize]);
     } else if span.before != NO_TASK {
         let earlier = simulator.spans[span.before as usize];
         (before, lag) = (earlier.first + 2 * earlier.hops, earlier.return_transfer + span.out);
     }
     let after = match simulator.spans.get(span.after as usize) {
-        _ if place < last => task + 1,
+        _ if index < last => task + 1,
         Some(next) => next.first,
         None => NO_TASK,
     };
     let node = simulator.node_of(task);
     // A backward ends its stage's part of the iteration, the last one its microbatch's.
-    let reduce = if place > span.hops { instance.allreduce[instance.stage_of[node]] } else { 0 };
-    let return_transfer = if place == last { span.return_transfer } else { 0 };
+    let reduce = if index > span.hops { instance.allreduce[instance.stage_of[node]] } else { 0 };
+    let return_transfer = if index == last { span.return_transfer } else { 0 };
     Vertex {
         head: simulator.start_of(task),
         tail: 0,
@@ -555,8 +556,8 @@ fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Verte
         left: NO_TASK,
         right: NO_TASK,
         node: node as u32,
-        place: 0,
-        spot: 0,
-        holds: (span.hops as i32 - place as i32).signum(),
+        index: 0,
+        position: 0,
+        holds: (span.hops as i32 - index as i32).signum(),
     }
 }

@@ -28,7 +28,7 @@ pub struct MicrobatchRoute {
     pub source: usize,
     /// Route number; equal numbers are waves of one route.
     pub route: usize,
-    /// Place among those, from 0.
+    /// Position among those, from 0.
     pub wave: usize,
     /// Its class: an index into [`Instance::classes`].
     pub class: usize,
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub finish_sum: Time,
 }
 
-/// Tasks that wait for each other in a circle, each for the next.
+/// Tasks that wait for each other in a cycle, each for the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlock(pub Vec<TaskId>);
 
@@ -202,7 +202,7 @@ impl<'a> Simulator<'a> {
         self.spans.len()
     }
 
-    /// The tasks of microbatch number `microbatch` (its place in what was loaded).
+    /// The tasks of microbatch number `microbatch` (its index in what was loaded).
     #[must_use]
     pub fn tasks_of(&self, microbatch: usize) -> std::ops::Range<TaskId> {
         let span = self.spans[microbatch];
@@ -215,7 +215,7 @@ impl<'a> Simulator<'a> {
         self.node[task as usize] as usize
     }
 
-    /// Place of its microbatch in what was loaded.
+    /// Index of its microbatch in what was loaded.
     #[must_use]
     pub fn microbatch_of(&self, task: TaskId) -> usize {
         self.microbatch[task as usize] as usize
@@ -237,13 +237,13 @@ impl<'a> Simulator<'a> {
     #[must_use]
     pub fn kind_of(&self, task: TaskId) -> (Kind, usize) {
         let span = self.spans[self.microbatch_of(task)];
-        let place = task - span.first;
-        if place < span.hops {
-            (Kind::F, place as usize)
-        } else if place == span.hops {
+        let index = task - span.first;
+        if index < span.hops {
+            (Kind::F, index as usize)
+        } else if index == span.hops {
             (Kind::L, 0)
         } else {
-            (Kind::B, (2 * span.hops - place) as usize)
+            (Kind::B, (2 * span.hops - index) as usize)
         }
     }
 

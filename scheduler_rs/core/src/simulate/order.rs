@@ -89,11 +89,11 @@ impl Simulator<'_> {
         let mut held: SmallVec<[TaskId; 8]> = SmallVec::new(); // the backwards that free it again
         for (i, task) in tasks.iter().enumerate() {
             let span = self.spans[self.microbatch_of(*task)];
-            let place = task - span.first;
-            let backward = span.first + 2 * span.hops - place;
-            if place > span.hops {
+            let index = task - span.first;
+            let backward = span.first + 2 * span.hops - index;
+            if index > span.hops {
                 held.retain(|b| b != task);
-            } else if place < span.hops && position[backward as usize] > i as u32 {
+            } else if index < span.hops && position[backward as usize] > i as u32 {
                 if held.len() >= self.instance.memory[node] as usize {
                     let next = held.iter().copied().min_by_key(|b| position[*b as usize]);
                     return Err(Deadlock([Some(*task), next].into_iter().flatten().collect()));

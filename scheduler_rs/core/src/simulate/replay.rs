@@ -111,15 +111,15 @@ impl Replay {
     }
 
     fn order_of(&self, plan: &Plan, simulator: &Simulator<'_>, instance: &Instance) -> Result<Vec<Vec<TaskId>>> {
-        let place: FxHashMap<usize, usize> =
-            self.microbatches.iter().enumerate().map(|(place, microbatch)| (microbatch.id, place)).collect();
-        if place.len() != self.microbatches.len() {
+        let index_of: FxHashMap<usize, usize> =
+            self.microbatches.iter().enumerate().map(|(index, microbatch)| (microbatch.id, index)).collect();
+        if index_of.len() != self.microbatches.len() {
             return invalid("microbatches", "an id that repeats", "a unique id for each");
         }
         let mut order = vec![Vec::new(); instance.node_count()];
         let mut seen = vec![false; simulator.task_count()];
         for (i, task) in plan.tasks.iter().enumerate() {
-            let microbatch = place.get(&task.microbatch).copied().unwrap_or(usize::MAX);
+            let microbatch = index_of.get(&task.microbatch).copied().unwrap_or(usize::MAX);
             let known = microbatch < self.microbatches.len()
                 && task.hop < self.microbatches[microbatch].nodes.len()
                 && (task.kind != Kind::L || task.hop == 0);

@@ -80,19 +80,11 @@ impl Shop {
         let nodes = jobs + self.machines;
         let longest = self.jobs.iter().flatten().map(|task| task.1).sum::<Time>();
         let transfer = |from: usize, to: usize| if to < jobs && from >= jobs { longest as f64 } else { 0.0 };
-        let parts = ClusterParts {
-            nodes: (0..nodes)
-                .map(|i| Node { name: format!("{i}"), forward_s: 0.0, backward_s: 0.0, loss_s: 0.0, memory: 1 })
-                .collect(),
-            links: Links::Transfer((0..nodes).map(|i| (0..nodes).map(|j| transfer(i, j)).collect()).collect()),
-            region_of: None,
-            activation_bytes: 0.0,
-            gradient_bytes: vec![],
-            step_s: vec![],
-            norm_s: 0.0,
-            source: None,
-            workload: None,
-        };
+        let machines = (0..nodes)
+            .map(|i| Node { name: format!("{i}"), forward_s: 0.0, backward_s: 0.0, loss_s: 0.0, memory: 1 })
+            .collect();
+        let links = Links::Transfer((0..nodes).map(|i| (0..nodes).map(|j| transfer(i, j)).collect()).collect());
+        let parts = ClusterParts::new(machines, links);
         let rules = Constraints { cc2: false, cc3: false, tc1: MemoryRule::Off, waves: 1, ..Constraints::default() };
         let stages = std::iter::once((0..jobs).collect()).chain((jobs..nodes).map(|node| vec![node])).collect();
         let problem =
@@ -146,7 +138,7 @@ impl Encoded {
         }
     }
 
-    /// What is known of a way in advance.
+    /// The admissible look-ahead.
     pub fn lookahead(&self) -> Lookahead {
         Lookahead::new(&self.instance, self.demand.long, &Budget::new(None, None), 1.0).unwrap()
     }

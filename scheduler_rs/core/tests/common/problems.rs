@@ -18,16 +18,15 @@ pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
     let matrix = |low: f64, scale: f64, shift: usize| {
         (0..3).map(|i| (0..3).map(|j| low + scale * number(shift + 3 * i + j)).collect()).collect()
     };
+    let nodes = (0..n).map(node).collect();
+    let links = Links::Rated { latency_s: matrix(0.0, 0.2, 7), bandwidth: matrix(1e6, 1e8, 11), overhead_s: 0.01 };
     let parts = ClusterParts {
-        nodes: (0..n).map(node).collect(),
-        links: Links::Rated { latency_s: matrix(0.0, 0.2, 7), bandwidth: matrix(1e6, 1e8, 11), overhead_s: 0.01 },
         region_of: Some((0..n).map(|i| i % 3).collect()),
         activation_bytes: 3e7,
         gradient_bytes: (0..gradients).map(|s| 1e7 * number(s)).collect(),
         step_s: (0..n).map(|i| 0.01 * number(i)).collect(),
         norm_s: 0.003,
-        source: None,
-        workload: None,
+        ..ClusterParts::new(nodes, links)
     };
     Cluster::new(parts, "").unwrap()
 }

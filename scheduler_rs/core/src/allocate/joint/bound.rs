@@ -16,8 +16,8 @@ use crate::time::{NEVER, Rounding, Time};
 
 /// Work limits of the search for the shortest round trip, in nodes evaluated, for one node and for all. Beyond them the
 /// relaxation to walks counts.
-const MOST_LOOKS: usize = 2_000_000;
-const MOST_LOOKS_IN_ALL: usize = 40_000_000;
+const MAX_EVALUATIONS: usize = 2_000_000;
+const MAX_EVALUATIONS_IN_ALL: usize = 40_000_000;
 /// Limit on enumerated sets of sources; beyond it, a set is assumed to exist.
 const MOST_SETS: u64 = 200_000;
 /// Where the walks of all nodes take more steps than this, only the nearest node counts.
@@ -47,7 +47,7 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
             if !counts_are_known {
                 return trips.from(*node);
             }
-            // Which place a node takes is open, so the fewest microbatches of all places count.
+            // Which source a node replaces is open, so the fewest microbatches of all sources count.
             let own = |source: usize| tasks.iter().filter(move |t| t.source == source);
             let of = |s: &crate::problem::Source| {
                 source_bound(&instance, *node, s.microbatches, own(s.node).map(|t| t.waves), trips.from(*node))
@@ -58,8 +58,8 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
             instance.sources.iter().map(of).min().unwrap_or(0)
         })
         .collect();
-    // Where microbatches are dealt anew, one source may get all of them.
-    let places = if counts_are_known { instance.members[0].len() } else { 1 };
+    // Where microbatches are reassigned, one source may get all of them.
+    let source_count = if counts_are_known { instance.members[0].len() } else { 1 };
     // A node that may be left out need not be on any route.
     let used = UsedNodes::new(&instance, &tasks, &lengths, counts_are_known && !scope.unused);
     let bound = if scope.sources {
@@ -67,8 +67,8 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
         let within = |time: Time| {
             let candidates: Vec<usize> = nodes.iter().copied().filter(|n| as_source[*n] <= time).collect();
             let forced = nodes.iter().filter(|n| used.time(&trips, **n) > time).count();
-            let settled = nodes.iter().all(|n| as_source[*n] <= time || used.time(&trips, *n) <= time);
-            settled && forced <= places && has_group(&candidates, places, &close)
+            let is_decided = nodes.iter().all(|n| as_source[*n] <= time || used.time(&trips, *n) <= time);
+            is_decided && forced <= source_count && has_group(&candidates, source_count, &close)
         };
         let mut times: Vec<Time> = nodes.iter().flat_map(|n| [as_source[*n], used.time(&trips, *n)]).collect();
         times.sort_unstable();
@@ -184,7 +184,7 @@ impl<'a> Trips<'a> {
             .collect();
         let kinds = count.len();
         let is_much = kinds.saturating_mul(nodes.len().pow(2)).saturating_mul(lengths.long()) > MOST_STEPS;
-        let most_steps = MOST_LOOKS.min(MOST_LOOKS_IN_ALL / kinds) / nodes.len();
+        let most_steps = MAX_EVALUATIONS.min(MAX_EVALUATIONS_IN_ALL / kinds) / nodes.len();
         let mut trips = Self { instance, nodes, most_steps, from: Vec::new(), through: Vec::new() };
         // A longer route may be faster, where a detour is shorter than the direct link.
         let round = |trips: &Self, node: usize| {

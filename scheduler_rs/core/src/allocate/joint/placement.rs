@@ -1,7 +1,7 @@
-//! Which machine sits at which place of an instance, and what of that a search may change.
+//! Which node of the cluster stands at which position of an instance, and what of that a search may change.
 //!
-//! Routes and orders are made over the places of a [`Problem`]'s nodes. Another allocation is the same instance with
-//! other machines on its places: routes stay what they are, only their times change.
+//! Routes and orders are made over the positions of a [`Problem`]'s nodes. Another allocation is the same instance with
+//! other nodes at its positions: routes stay what they are, only their times change.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::problem::{Instance, Machine, NO_STAGE, Problem};
 use crate::route::RouteTask;
 use crate::time::Rounding;
 
-/// What a search may change of a problem's allocation, beside which node serves in whose place.
+/// What a search may change of a problem's allocation, beside which node stands at which position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllocationScope {
     /// Stages may have other numbers of nodes.
     pub sizes: bool,
-    /// So many decoder layers are shared out over the stages, and the microbatches over the sources; 0: both stay.
+    /// So many decoder layers are distributed over the stages, and the microbatches over the sources; 0: both stay.
     /// Times, memory and gradients of the cluster hold for an equal share of the layers.
     pub layers: usize,
     /// Nodes may serve no stage: stage 0 keeps as many as it has, every other stage has at least one, and none gets
@@ -38,14 +38,14 @@ impl Default for AllocationScope {
 pub struct Placement {
     problem: Arc<Problem>,
     scope: AllocationScope,
-    /// Node at each place.
+    /// Node at each position.
     node_at: Vec<usize>,
     /// Decoder layers of each stage; empty: as the problem has them.
     layers: Vec<usize>,
 }
 
 impl Placement {
-    /// Every node at its own place, and layers as even as memory lets them be.
+    /// Every node at its own position, and layers as even as memory lets them be.
     ///
     /// # Errors
     /// Where there are too few layers for the stages, or too many for the memory of a node.
@@ -60,7 +60,7 @@ impl Placement {
         let placement = Self {
             problem: Arc::new(problem.clone()),
             node_at: (0..problem.cluster().nodes().len()).collect(),
-            layers: if scope.layers > 0 { shared_out(problem, scope.layers) } else { Vec::new() },
+            layers: if scope.layers > 0 { even_layers(problem, scope.layers) } else { Vec::new() },
             scope,
         };
         for (stage, node) in problem.stages().iter().enumerate().flat_map(|(s, m)| m.iter().map(move |n| (s, *n))) {
@@ -104,13 +104,13 @@ impl Placement {
         let mut instance = Instance::new(&self.problem, Rounding::Up);
         if self.scope.layers > 0 {
             for stage in 0..instance.stage_count() {
-                self.outfit(&mut instance, stage);
+                self.apply_layers(&mut instance, stage);
             }
         }
         instance
     }
 
-    /// Has two places exchange their nodes.
+    /// Has two positions exchange their nodes.
     pub fn swap(&mut self, instance: &mut Instance, a: usize, b: usize) {
         self.node_at.swap(a, b);
         let (left, right) = (instance.stage_of[a], instance.stage_of[b]);
@@ -120,9 +120,9 @@ impl Placement {
             instance.set_machine(a, self.machine(a, left));
             instance.set_machine(b, self.machine(b, right));
         }
-        self.reduce(instance, left);
+        self.update_allreduce(instance, left);
         if left != right {
-            self.reduce(instance, right);
+            self.update_allreduce(instance, right);
         }
     }
 
@@ -133,32 +133,32 @@ impl Placement {
         }
         self.layers[from] -= 1;
         self.layers[to] += 1;
-        self.outfit(instance, from);
-        self.outfit(instance, to);
-        instance.members[to].iter().all(|place| instance.memory[*place] > 0)
+        self.apply_layers(instance, from);
+        self.apply_layers(instance, to);
+        instance.members[to].iter().all(|position| instance.memory[*position] > 0)
     }
 
-    /// Has a place serve another stage, or none; whether its node has the memory. No route may lead over it.
-    pub fn switch(&mut self, instance: &mut Instance, place: usize, to: usize) -> bool {
-        let from = instance.stage_of[place];
+    /// Has a position serve another stage, or none; whether its node has the memory. No route may lead over it.
+    pub fn switch(&mut self, instance: &mut Instance, position: usize, to: usize) -> bool {
+        let from = instance.stage_of[position];
         if from != NO_STAGE {
-            instance.members[from].retain(|p| *p != place);
+            instance.members[from].retain(|p| *p != position);
         }
         if to != NO_STAGE {
-            instance.members[to].push(place);
+            instance.members[to].push(position);
         }
-        instance.stage_of[place] = to;
+        instance.stage_of[position] = to;
         if !self.layers.is_empty() {
-            instance.set_machine(place, self.machine(place, to));
+            instance.set_machine(position, self.machine(position, to));
         }
-        self.reduce(instance, from);
-        self.reduce(instance, to);
-        instance.memory[place] > 0
+        self.update_allreduce(instance, from);
+        self.update_allreduce(instance, to);
+        instance.memory[position] > 0
     }
 
     /// Whether a stage may have one node more.
     #[must_use]
-    pub fn has_place(&self, instance: &Instance, stage: usize) -> bool {
+    pub fn may_grow(&self, instance: &Instance, stage: usize) -> bool {
         self.scope.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
     }
 
@@ -168,20 +168,24 @@ impl Placement {
         let Some(limit) = self.scope.max_replica_transfer_s.filter(|_| stage != NO_STAGE) else { return true };
         let cluster = self.problem.cluster();
         let bytes = cluster.activation_bytes();
-        let nodes = || instance.members[stage].iter().map(|place| self.node_at[*place]);
+        let nodes = || instance.members[stage].iter().map(|position| self.node_at[*position]);
         nodes().all(|i| nodes().all(|j| cluster.transfer_s(i, j, bytes) <= limit))
     }
 
     /// The nodes of each stage.
     #[must_use]
     pub fn stages(&self, instance: &Instance) -> Vec<Vec<usize>> {
-        instance.members.iter().map(|places| places.iter().map(|place| self.node_at[*place]).collect()).collect()
+        instance
+            .members
+            .iter()
+            .map(|positions| positions.iter().map(|position| self.node_at[*position]).collect())
+            .collect()
     }
 
-    /// The node at a place.
+    /// The node at a position.
     #[must_use]
-    pub fn node_at(&self, place: usize) -> usize {
-        self.node_at[place]
+    pub fn node_at(&self, position: usize) -> usize {
+        self.node_at[position]
     }
 
     /// The problem of this allocation, with times and memory for its layers and the microbatches of these routes.
@@ -190,13 +194,13 @@ impl Placement {
     /// As [`Problem::new`].
     pub fn problem(&self, instance: &Instance, tasks: &[RouteTask]) -> Result<Problem> {
         let stages = self.stages(instance);
-        let started = |place: &usize| tasks.iter().filter(|t| t.source == *place).map(|t| t.waves).sum();
+        let started = |position: &usize| tasks.iter().filter(|t| t.source == *position).map(|t| t.waves).sum();
         let microbatches = instance.members[0].iter().map(started).collect();
         let base = &self.problem;
         let mut parts = base.cluster().clone().into_parts();
         if !self.layers.is_empty() {
-            for (place, node) in self.node_at.iter().enumerate() {
-                let stage = instance.stage_of[place];
+            for (position, node) in self.node_at.iter().enumerate() {
+                let stage = instance.stage_of[position];
                 if stage == NO_STAGE {
                     continue;
                 }
@@ -230,8 +234,8 @@ impl Placement {
         if self.layers.is_empty() { memory } else { held(memory, self.part(stage)) }
     }
 
-    fn machine(&self, place: usize, stage: usize) -> Machine {
-        let number = self.node_at[place];
+    fn machine(&self, position: usize, stage: usize) -> Machine {
+        let number = self.node_at[position];
         let cluster = self.problem.cluster();
         let node = &cluster.nodes()[number];
         let part = self.part(stage);
@@ -245,21 +249,21 @@ impl Placement {
         }
     }
 
-    /// Gives the nodes of a stage the times and the memory that go with its layers.
-    fn outfit(&self, instance: &mut Instance, stage: usize) {
+    /// Gives the nodes of a stage times and memory for its layers.
+    fn apply_layers(&self, instance: &mut Instance, stage: usize) {
         for i in 0..instance.members[stage].len() {
-            let place = instance.members[stage][i];
-            instance.set_machine(place, self.machine(place, stage));
+            let position = instance.members[stage][i];
+            instance.set_machine(position, self.machine(position, stage));
         }
-        self.reduce(instance, stage);
+        self.update_allreduce(instance, stage);
     }
 
-    fn reduce(&self, instance: &mut Instance, stage: usize) {
+    fn update_allreduce(&self, instance: &mut Instance, stage: usize) {
         let cluster = self.problem.cluster();
         if stage == NO_STAGE || cluster.gradient_bytes().is_empty() {
             return;
         }
-        let members: Vec<usize> = instance.members[stage].iter().map(|place| self.node_at[*place]).collect();
+        let members: Vec<usize> = instance.members[stage].iter().map(|position| self.node_at[*position]).collect();
         let bytes = cluster.gradient_bytes().get(stage).copied().unwrap_or(0.0) * self.part(stage);
         instance.allreduce[stage] = Rounding::Up.nanoseconds(cluster.ring_s(bytes, &members));
     }
@@ -276,8 +280,8 @@ fn held(memory: u32, part: f64) -> u32 {
     (f64::from(memory) / part + 1e-9).floor() as u32
 }
 
-/// Layers of each stage, as even as can be; what is left over goes to the first stages that have the memory for it.
-fn shared_out(problem: &Problem, layers: usize) -> Vec<usize> {
+/// Layers of each stage, as even as can be; the remainder goes to the first stages that have the memory for it.
+fn even_layers(problem: &Problem, layers: usize) -> Vec<usize> {
     let stages = problem.stages().len();
     let memory_of = |stage: usize| {
         problem.stages()[stage].iter().map(|n| problem.cluster().nodes()[*n].memory).min().unwrap_or(u32::MAX)

@@ -32,7 +32,7 @@ pub struct ExhaustiveSearch {
     open: VecDeque<Open>,
     /// Those that have had their turn and may still be better.
     left: Vec<Open>,
-    /// Place in [`EFFORTS`].
+    /// Index in [`EFFORTS`].
     effort: usize,
     /// Whether these are all allocations that are allowed; else those without any node are not among them.
     is_complete: bool,
@@ -201,22 +201,22 @@ fn sizes(stage: usize, members: &[usize], scope: AllocationScope) -> std::ops::R
 /// How many allocations there are; more than [`MOST`] are not counted on.
 fn count(problem: &Problem, scope: AllocationScope) -> usize {
     // By the number of nodes that are left, over the stages so far.
-    let mut ways: BTreeMap<usize, usize> = BTreeMap::from([(problem.cluster().nodes().len(), 1)]);
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::from([(problem.cluster().nodes().len(), 1)]);
     if !scope.unused {
-        ways = BTreeMap::from([(problem.stages().iter().map(Vec::len).sum(), 1)]);
+        counts = BTreeMap::from([(problem.stages().iter().map(Vec::len).sum(), 1)]);
     }
     for (stage, members) in problem.stages().iter().enumerate() {
         let mut next = BTreeMap::new();
-        for (left, count) in ways {
+        for (left, count) in counts {
             for size in sizes(stage, members, scope).filter(|size| *size <= left) {
                 let choices = if stage == 0 && !scope.sources { 1 } else { binomial(left, size) };
                 let more: &mut usize = next.entry(left - size).or_default();
                 *more = more.saturating_add(count.saturating_mul(choices));
             }
         }
-        ways = next;
+        counts = next;
     }
-    ways.into_values().fold(0, usize::saturating_add)
+    counts.into_values().fold(0, usize::saturating_add)
 }
 
 fn binomial(of: usize, size: usize) -> usize {

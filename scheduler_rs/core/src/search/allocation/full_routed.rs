@@ -68,13 +68,13 @@ pub fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &
 fn found_of(plan: &Plan) -> PrioritisedRoutes {
     let mut times = vec![(0.0, 0); 2 * plan.microbatches.len()];
     for task in plan.tasks.iter().filter(|task| task.kind == Kind::L || (task.kind == Kind::F && task.hop == 0)) {
-        let place = 2 * task.microbatch + usize::from(task.kind == Kind::L);
-        times[place] = (task.start_s, place);
+        let index = 2 * task.microbatch + usize::from(task.kind == Kind::L);
+        times[index] = (task.start_s, index);
     }
     times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut priorities = vec![0; times.len()];
-    for (priority, (_, place)) in (0..).zip(times) {
-        priorities[place] = priority;
+    for (priority, (_, index)) in (0..).zip(times) {
+        priorities[index] = priority;
     }
     let path = |microbatch: &Microbatch| microbatch.nodes.iter().map(|node| *node as u32).collect();
     let paths = plan.microbatches.iter().map(path).collect();

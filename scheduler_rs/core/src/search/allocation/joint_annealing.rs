@@ -322,7 +322,7 @@ fn translated(allocation: &AllocationState, found: &PrioritisedRoutes) -> Result
             return Err(Error::NotFound("the routes of an allocation do not fit its sources".to_owned()));
         };
         taken[route] = true;
-        paths.push(found.paths[route].iter().map(|place| placement.node_at(*place as usize) as u32).collect());
+        paths.push(found.paths[route].iter().map(|position| placement.node_at(*position as usize) as u32).collect());
         priorities.extend_from_slice(&found.priorities[2 * first[route]..2 * (first[route] + own.waves)]);
     }
     Ok((problem, PrioritisedRoutes { paths, priorities, key: found.key, allocation: None }))

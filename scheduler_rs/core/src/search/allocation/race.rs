@@ -55,7 +55,7 @@ struct Runner {
     annealing: Option<ScheduleAnnealing>,
     /// No plan takes less.
     bound: Time,
-    /// Place among those that entered.
+    /// Index among those that entered.
     number: u64,
 }
 

@@ -101,7 +101,7 @@ pub fn explained(plan: &Plan) -> Vec<LeftOut> {
 
 /// A stage with one node more, where in the ring it costs least.
 pub fn joined_at_best(cluster: &Cluster, stage: usize, members: &[usize], node: usize) -> Vec<usize> {
-    let at = |place: usize| [&members[..place], &[node], &members[place..]].concat();
+    let at = |index: usize| [&members[..index], &[node], &members[index..]].concat();
     (1..=members.len())
         .map(at)
         .map(|ring| (cluster.allreduce_s(stage, &ring), ring))

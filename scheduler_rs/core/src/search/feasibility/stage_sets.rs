@@ -64,7 +64,7 @@ pub fn find_stage_sets(instance: &Instance, lengths: &Lengths) -> StageSets {
             steps,
             sets: Vec::new(),
         };
-        if search.place(lengths.routes - lengths.long_routes(), lengths.long_routes()) {
+        if search.assign(lengths.routes - lengths.long_routes(), lengths.long_routes()) {
             return StageSets::Found(search.sets);
         }
         steps = search.steps;
@@ -80,7 +80,7 @@ fn legal_sets(instance: &Instance, length: usize) -> Option<Vec<StageSet>> {
     let mut sets = Vec::new();
     let rules = &instance.rules;
     let jump = rules.max_stage_jump.map_or(usize::MAX, |jump| jump as usize);
-    let mut stack: Vec<(StageSet, usize, usize, usize)> = vec![(0, 0, 0, 0)]; // set, size, furthest, next place in `present`
+    let mut stack: Vec<(StageSet, usize, usize, usize)> = vec![(0, 0, 0, 0)]; // set, size, furthest, next index in `present`
     let mut steps = 0;
     while let Some((set, size, furthest, from)) = stack.pop() {
         steps += 1;
@@ -91,12 +91,12 @@ fn legal_sets(instance: &Instance, length: usize) -> Option<Vec<StageSet>> {
             sets.push(set);
             continue;
         }
-        for (place, stage) in instance.present.iter().enumerate().skip(from) {
-            let too_few = instance.present.len() - place < length - size;
+        for (index, stage) in instance.present.iter().enumerate().skip(from) {
+            let too_few = instance.present.len() - index < length - size;
             if too_few || stage - furthest > jump || (rules.cc1 && size == 0 && *stage != 0) {
                 break;
             }
-            stack.push((set | stage_bit(*stage), size + 1, *stage, place + 1));
+            stack.push((set | stage_bit(*stage), size + 1, *stage, index + 1));
         }
     }
     Some(sets)
@@ -116,7 +116,7 @@ struct StageSetSearch<'s> {
 }
 
 impl StageSetSearch<'_> {
-    fn place(&mut self, short: usize, long: usize) -> bool {
+    fn assign(&mut self, short: usize, long: usize) -> bool {
         if short + long == 0 {
             return self.left.iter().sum::<usize>() == self.spare
                 && self.left.iter().all(|l| *l <= 1)
@@ -142,7 +142,7 @@ impl StageSetSearch<'_> {
                 self.left[*stage] -= 1;
             }
             self.sets.push(*set);
-            if self.place(next.0, next.1) {
+            if self.assign(next.0, next.1) {
                 return true;
             }
             self.sets.pop();

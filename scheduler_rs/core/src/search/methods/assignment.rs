@@ -4,7 +4,7 @@
 /// can be.
 #[must_use]
 pub fn least_assignment(n: usize, cost: &[f64]) -> Vec<usize> {
-    // Places are counted from 1; row and column 0 stand for "none".
+    // Rows and columns are counted from 1; row and column 0 stand for "none".
     let mut row_price = vec![0.0; n + 1];
     let mut column_price = vec![0.0; n + 1];
     let mut row_of = vec![0; n + 1];

@@ -21,7 +21,7 @@ pub fn solve_full(problem: &Problem, instance: &Instance, options: Options, budg
     let mut simulator = Simulator::new(instance);
     let mut best: Option<(Outcome, Vec<MicrobatchRoute>)> = None;
     let bound = lower_bound_of(problem, budget)?;
-    let mut stuck = None;
+    let mut deadlock = None;
     let mut work = 0_u64;
     let mut draws = 0_u64;
     let is_proved = |best: &Option<(Outcome, Vec<MicrobatchRoute>)>| {
@@ -48,11 +48,11 @@ pub fn solve_full(problem: &Problem, instance: &Instance, options: Options, budg
                 best = Some((outcome, microbatches));
             }
             Ok(_) => {}
-            Err(deadlock) => stuck = Some(simulator.error_of(&deadlock)),
+            Err(cycle) => deadlock = Some(simulator.error_of(&cycle)),
         }
         budget.check_cancelled()?;
     }
-    let Some((_, microbatches)) = best else { return Err(stuck.unwrap_or(Error::Deadlock(Vec::new()))) };
+    let Some((_, microbatches)) = best else { return Err(deadlock.unwrap_or(Error::Deadlock(Vec::new()))) };
     simulator.load(&microbatches);
     dispatched(&mut simulator)?;
     let order = simulator.dispatched_order();
@@ -85,7 +85,7 @@ pub fn solve_random(
     options: Options,
     budget: &Budget,
 ) -> Result<Solution> {
-    let mut locked = None;
+    let mut deadlock = None;
     for draw in 0..MOST_DRAWS {
         budget.check_cancelled()?;
         let mut rng = stream_of(options.seed, draw);
@@ -102,11 +102,11 @@ pub fn solve_random(
                 let report = drawn(simulator.task_count() as u64, draw + 1);
                 return Ok(Solution { microbatches, order, bound, report });
             }
-            Err(error) => locked = Some(error),
+            Err(error) => deadlock = Some(error),
         }
         if draw > 0 && budget.is_over() {
             break;
         }
     }
-    Err(locked.unwrap_or_else(|| Error::NotFound("no random routes keep the rules".to_owned())))
+    Err(deadlock.unwrap_or_else(|| Error::NotFound("no random routes keep the rules".to_owned())))
 }

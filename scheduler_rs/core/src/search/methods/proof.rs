@@ -22,7 +22,7 @@ const SHARE_OF_WHOLE: u64 = 4;
 /// A question of conflict-based search.
 #[derive(Debug)]
 struct Part {
-    /// Sources, by their place in the instance.
+    /// Sources, by their index in the instance.
     sources: Vec<usize>,
     tasks: Vec<RouteTask>,
     demand: VisitDemand,
@@ -75,7 +75,7 @@ impl<'a> Prover<'a> {
         };
         prover.add((0..below.sources.len()).collect());
         let mut seen = Vec::new();
-        for (place, source) in below.sources.iter().enumerate() {
+        for (index, source) in below.sources.iter().enumerate() {
             // Sources that are alike have the same relaxation.
             let class = &below.classes[source.class];
             let node = source.node;
@@ -83,7 +83,7 @@ impl<'a> Prover<'a> {
             let key = (below.link_index(node), source.class, source.microbatches, times);
             if below.sources.len() > 1 && !seen.contains(&key) {
                 seen.push(key);
-                prover.add(vec![place]);
+                prover.add(vec![index]);
             }
         }
         prover.singles = prover.parts.len();
@@ -120,8 +120,8 @@ impl<'a> Prover<'a> {
     fn add(&mut self, sources: Vec<usize>) {
         let tasks: Vec<RouteTask> = {
             let of_part = |task: &&RouteTask| {
-                sources.iter().any(|place| {
-                    let source = self.below.sources[*place];
+                sources.iter().any(|index| {
+                    let source = self.below.sources[*index];
                     (source.node, source.class) == (task.source, task.class)
                 })
             };
@@ -148,10 +148,10 @@ impl<'a> Prover<'a> {
         // The whole decides in the end, so it may take more than any part.
         let taken =
             |i: usize| if self.is_whole(i) { self.parts[i].spent / SHARE_OF_WHOLE } else { self.parts[i].spent };
-        let Some(place) = open.min_by_key(|i| (taken(*i), *i)) else { return Step::default() };
-        let is_whole = self.is_whole(place);
+        let Some(index) = open.min_by_key(|i| (taken(*i), *i)) else { return Step::default() };
+        let is_whole = self.is_whole(index);
         let epilogue = self.below.epilogue;
-        let part = &mut self.parts[place];
+        let part = &mut self.parts[index];
         let limit = if upper >= NEVER { NEVER } else { upper - epilogue };
         let allowed = part.steps;
         let subproblem = Subproblem {

@@ -113,8 +113,8 @@ impl Routes {
         let old = std::mem::replace(&mut self.paths[route], path);
         for node in &old {
             let users = &mut self.users[*node as usize];
-            if let Some(place) = users.iter().position(|r| *r as usize == route) {
-                users.swap_remove(place);
+            if let Some(index) = users.iter().position(|r| *r as usize == route) {
+                users.swap_remove(index);
             }
             self.visits[view.instance.stage_of[*node as usize]] -= 1;
         }
@@ -165,10 +165,10 @@ impl Routes {
             let stage = stage_of[*node as usize];
             stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
         };
-        let at_home = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
-        let home_before: usize = before.iter().map(|(_, path)| at_home(path)).sum();
-        let home_after: usize = before.iter().map(|(route, _)| at_home(&self.paths[*route as usize])).sum();
-        (!view.instance.rules.cc3 || home_before == home_after)
+        let source_visits = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
+        let visits_before: usize = before.iter().map(|(_, path)| source_visits(path)).sum();
+        let visits_after: usize = before.iter().map(|(route, _)| source_visits(&self.paths[*route as usize])).sum();
+        (!view.instance.rules.cc3 || visits_before == visits_after)
             && before
                 .iter()
                 .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
@@ -185,8 +185,8 @@ impl Routes {
             5..10 => self.other_stage(view, route, rng),
             10..12 => self.other_order(view, route, rng),
             12..14 => self.cross(view, route, rng),
-            14 => self.trade_ways(view, route, rng),
-            _ => self.trade_length(view, route, rng),
+            14 => self.exchange_segments(view, route, rng),
+            _ => self.exchange_length(view, route, rng),
         }
     }
 
@@ -195,7 +195,7 @@ impl Routes {
         (from < to).then(|| rng.random_range(from..to))
     }
 
-    /// Another node of the same stage; where it has no room, the two routes change places.
+    /// Another node of the same stage; where it has no room, the two routes exchange nodes.
     fn other_node(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let hop = self.hop(view, route, rng)?;
         let node = self.paths[route][hop];
@@ -217,14 +217,14 @@ impl Routes {
         if full || (!users.is_empty() && rng.random_bool(0.3)) {
             let partner = users[rng.random_range(0..users.len())];
             let mut path = self.paths[partner as usize].clone();
-            let place = path.iter().position(|n| *n == other)?;
-            path[place] = node;
+            let index = path.iter().position(|n| *n == other)?;
+            path[index] = node;
             change.push((partner, path));
         }
         Some(change)
     }
 
-    /// Another stage in place of one; where quotas forbid that, another route makes the opposite change.
+    /// Another stage instead of one; where quotas forbid that, another route makes the opposite change.
     fn other_stage(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let hop = self.hop(view, route, rng)?;
         let node = self.paths[route][hop];
@@ -244,21 +244,21 @@ impl Routes {
             if visits(&self.paths[partner as usize], stage) {
                 return None;
             }
-            let place = self.paths[partner as usize].iter().position(|n| *n == other)?;
-            change.push((partner, self.moved(view, partner as usize, place, node, rng)?));
+            let hop = self.paths[partner as usize].iter().position(|n| *n == other)?;
+            change.push((partner, self.moved(view, partner as usize, hop, node, rng)?));
         }
         change.push((route as u32, self.moved(view, route, hop, other, rng)?));
         Some(change)
     }
 
-    /// The path of `route` without its node at `hop`, and with `node` at one of the places that its stage may take.
+    /// The path of `route` without its node at `hop`, and with `node` at one of the hops that its stage may take.
     fn moved(&self, view: InstanceView<'_>, route: usize, hop: usize, node: u32, rng: &mut Pcg64) -> Option<Path> {
         let mut path = self.paths[route].clone();
         path.remove(hop);
         self.inserted(view, path, view.tasks[route].source, node, rng)
     }
 
-    /// `path` with `node` at the nearest of its possible places, sometimes at any of them.
+    /// `path` with `node` at the nearest of its possible hops, sometimes at any of them.
     fn inserted(
         &self,
         view: InstanceView<'_>,
@@ -269,35 +269,35 @@ impl Routes {
     ) -> Option<Path> {
         let stage_of = &view.instance.stage_of;
         let (from, to) = (view.free_from(), path.len());
-        let places = if view.instance.rules.cc2 {
+        let hops = if view.instance.rules.cc2 {
             // Where order puts it, or with a neighbour on the other side of it.
             let stage = stage_of[node as usize];
-            let place = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
-            place.saturating_sub(1).max(from)..=(place + 1).min(to)
+            let hop = path.iter().position(|n| stage_of[*n as usize] > stage).unwrap_or(to);
+            hop.saturating_sub(1).max(from)..=(hop + 1).min(to)
         } else {
             from..=to
         };
         let any = rng.random_bool(0.2);
-        let cost = |place: usize, rng: &mut Pcg64| {
-            if any { i64::from(rng.random::<u32>()) } else { self.detour(view, &path, source, place, node) }
+        let cost = |hop: usize, rng: &mut Pcg64| {
+            if any { i64::from(rng.random::<u32>()) } else { self.detour(view, &path, source, hop, node) }
         };
-        let mut ordered: SmallVec<[(i64, usize); 8]> = places.map(|place| (cost(place, rng), place)).collect();
+        let mut ordered: SmallVec<[(i64, usize); 8]> = hops.map(|hop| (cost(hop, rng), hop)).collect();
         ordered.sort_unstable();
-        for (_, place) in ordered {
-            path.insert(place, node);
+        for (_, hop) in ordered {
+            path.insert(hop, node);
             if self.keeps_order(view, &path) {
                 return Some(path);
             }
-            path.remove(place);
+            path.remove(hop);
         }
         None
     }
 
-    /// What a visit of `node` between `place - 1` and `place` adds to the way out and back.
-    fn detour(&self, view: InstanceView<'_>, path: &Path, source: usize, place: usize, node: u32) -> i64 {
+    /// What a visit of `node` between hops `hop - 1` and `hop` adds to the round trip.
+    fn detour(&self, view: InstanceView<'_>, path: &Path, source: usize, hop: usize, node: u32) -> i64 {
         let around = |a: usize, b: usize| view.instance.transfer(a, b) + view.instance.transfer(b, a);
-        let before = if place == 0 { source } else { path[place - 1] as usize };
-        let after = path.get(place).map_or(source, |n| *n as usize);
+        let before = if hop == 0 { source } else { path[hop - 1] as usize };
+        let after = path.get(hop).map_or(source, |n| *n as usize);
         around(before, node as usize) + around(node as usize, after) - around(before, after)
     }
 
@@ -325,8 +325,8 @@ impl Routes {
         Some(SmallVec::from_iter([(route as u32, join(own, its)), (other as u32, join(its, own))]))
     }
 
-    /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than place.
-    fn trade_ways(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    /// One stage's nodes and those of all stages beyond, exchanged: as [`Routes::cross`], by stage rather than hop.
+    fn exchange_segments(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         let (own, its) = (&self.paths[route], &self.paths[other]);
         if other == route || view.is_forced(other) {
@@ -343,7 +343,7 @@ impl Routes {
     }
 
     /// A visit goes from a long route to a short one.
-    fn trade_length(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+    fn exchange_length(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
         let other = rng.random_range(0..self.paths.len());
         if view.is_forced(other) {
             return None;

@@ -117,8 +117,8 @@ impl Walk<'_, '_> {
         }
         self.tries -= 1;
         let mut choices = self.choices(order, visited, hops);
-        while let Some(place) = pick(&choices, rng) {
-            let (stage, next, _) = choices.swap_remove(place);
+        while let Some(index) = pick(&choices, rng) {
+            let (stage, next, _) = choices.swap_remove(index);
             let free: Vec<usize> = self.nodes_for(stage);
             if let Some(node) = free.choose(rng) {
                 self.nodes.push(*node as u32);
@@ -137,7 +137,7 @@ impl Walk<'_, '_> {
         self.instance.members[stage].iter().copied().filter(fits).collect()
     }
 
-    /// Stages that may follow, each weighed by the number of ways to go on from it.
+    /// Stages that may follow, each weighed by the number of routes that go on from it.
     fn choices(&self, order: StageOrder, visited: StageSet, hops: usize) -> Vec<(usize, StageOrder, f64)> {
         let rules = &self.instance.rules;
         let open = self.visits.allowed & order.reachable(rules) & !visited;
@@ -165,10 +165,10 @@ fn choose(n: u32, k: u32) -> f64 {
 fn pick(choices: &[(usize, StageOrder, f64)], rng: &mut Pcg64) -> Option<usize> {
     let total: f64 = choices.iter().map(|c| c.2).sum();
     let mut left = rng.random::<f64>() * total;
-    for (place, choice) in choices.iter().enumerate() {
+    for (index, choice) in choices.iter().enumerate() {
         left -= choice.2;
         if left <= 0.0 {
-            return Some(place);
+            return Some(index);
         }
     }
     choices.len().checked_sub(1)

@@ -39,7 +39,7 @@ pub fn pipelines(instance: &Instance, rng: &mut Pcg64) -> Vec<MicrobatchRoute> {
     microbatches
 }
 
-/// For each of `from` the place of its partner in `to`, so that the greatest cost is least and every partner
+/// For each of `from` the index of its partner in `to`, so that the greatest cost is least and every partner
 /// serves `from.len() / to.len()` rounded down or up.
 fn bottleneck_matching(
     from: &[usize],
@@ -132,8 +132,8 @@ impl Matching {
 
     fn serve(&mut self, left: usize, seen: &mut [bool]) -> bool {
         seen[left] = true;
-        for place in 0..self.allowed[left].len() {
-            let slot = self.allowed[left][place];
+        for i in 0..self.allowed[left].len() {
+            let slot = self.allowed[left][i];
             let free = match self.taken_by[slot] {
                 None => true,
                 Some(other) => !seen[other] && self.serve(other, seen),

@@ -3,11 +3,11 @@
 //!
 //! The iteration can only get shorter if some task of a critical path's block (tasks of one node without a gap) goes
 //! before the block's first or behind its last. Each step takes the best of these moves by an estimate, also where it
-//! is worse than staying, and forbids the way back for a while. Where nothing better comes for long, the search goes on
-//! from the best order so far, shaken a little.
+//! is worse than staying, and forbids the reverse move for a while. Where nothing better comes for long, the search goes on
+//! from the best order so far, perturbed a little.
 //!
 //! With TC1 `held` the order of a node says how many microbatches it holds. Where a move would have it hold too many,
-//! only the forwards (or only the backwards) between change their order, which leaves the number at every place as it
+//! only the forwards (or only the backwards) between change their order, which leaves the number at every position as it
 //! was; and a forward that waits for memory may go before those that hold it.
 
 use rand::seq::IndexedRandom;
@@ -20,23 +20,23 @@ use crate::problem::Instance;
 use crate::simulate::{MicrobatchRoute, OrderGraph, Outcome, Replaced, TaskId};
 use crate::time::Time;
 
-/// Steps without a better order after which the search goes elsewhere: so many a task, and at most.
+/// Steps without a better order after which the search restarts: so many a task, and at most.
 const PATIENCE: u64 = 40;
 const MOST_PATIENCE: u64 = 10_000;
 /// A task is moved past at most so many others of its block.
 const REACH: usize = 24;
 /// Forwards past which one that waits for memory is moved.
 const GATED_REACH: usize = 3;
-/// Steps for which the way back is forbidden, from and to.
+/// Steps for which the reverse move is forbidden, from and to.
 const TENURE: (u64, u64) = (14, 28);
-/// Forbidden ways back that are remembered before the old ones are forgotten.
+/// Forbidden moves that are remembered before the old ones are forgotten.
 const MOST_TABU: usize = 100_000;
-/// Random moves that shake an order, from and to.
-const SHAKES: (u64, u64) = (3, 12);
-/// How often microbatches are hurried and held back instead, all their tasks at once, by at most a share of the
+/// Random moves that perturb an order, from and to.
+const PERTURBATIONS: (u64, u64) = (3, 12);
+/// How often microbatches are shifted instead, earlier or later with all their tasks, by at most a share of the
 /// iteration: where memory binds the orders of several nodes together, no change of one of them alone goes far.
-const HURRIES: f64 = 0.25;
-const MOST_HURRY: f64 = 0.5;
+const SHIFTS: f64 = 0.25;
+const MOST_SHIFT: f64 = 0.5;
 /// How often a random move is anywhere rather than on a critical path.
 const ANYWHERE: f64 = 0.25;
 /// Steps between two looks at the clock.
@@ -54,7 +54,7 @@ pub struct Improved {
 }
 
 /// Improves `order` until about `work_limit` search steps are done, the iteration is no more than `limit`, or the
-/// budget is over; none where nothing better was found or `order` locks up.
+/// budget is over; none where nothing better was found or `order` deadlocks.
 #[must_use]
 pub fn improve(
     instance: &Instance,
@@ -94,9 +94,9 @@ pub struct OrderSearch {
     start: Key,
     best: Vec<TaskId>,
     best_key: Key,
-    /// Best of this leg, and the step at which it was found.
-    leg: Key,
-    leg_step: u64,
+    /// Best since the restart, and the step at which it was found.
+    recent: Key,
+    recent_step: u64,
     step: u64,
     /// Until which step the first of two tasks may not be moved before the second.
     tabu: FxHashMap<(TaskId, TaskId), u64>,
@@ -109,7 +109,7 @@ pub struct OrderSearch {
 
 impl OrderSearch {
     /// A search that begins with `order`, which lists every task of `microbatches` once on its own node; none where that
-    /// locks up. It ends where an iteration of `limit` is reached.
+    /// deadlocks. It ends where an iteration of `limit` is reached.
     #[must_use]
     pub fn new(
         instance: &Instance,
@@ -126,8 +126,8 @@ impl OrderSearch {
             start: key,
             best: graph.order().to_vec(),
             best_key: key,
-            leg: key,
-            leg_step: 0,
+            recent: key,
+            recent_step: 0,
             step: 0,
             tabu: FxHashMap::default(),
             is_over: key.0 <= limit,
@@ -139,7 +139,7 @@ impl OrderSearch {
         })
     }
 
-    /// Whether no order of these routes is better: the limit is reached, or a critical path waits for nobody.
+    /// Whether no order of these routes is better: the limit is reached, or no task of a critical path waits for its node.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
@@ -171,7 +171,7 @@ impl OrderSearch {
         }
         let mut graph = self.graph.clone();
         graph.reset(&self.best);
-        let nodes = (0..graph.node_count()).map(|node| self.best[graph.places_of(node)].to_vec());
+        let nodes = (0..graph.node_count()).map(|node| self.best[graph.indices_of(node)].to_vec());
         Some(Improved { order: nodes.collect(), outcome: graph.outcome(), work: self.work() })
     }
 
@@ -189,37 +189,37 @@ impl OrderSearch {
     fn advance(&mut self) {
         self.step += 1;
         let patience = MOST_PATIENCE.min(PATIENCE * self.best.len() as u64);
-        if self.step - self.leg_step > patience {
-            self.go_elsewhere();
+        if self.step - self.recent_step > patience {
+            self.restart();
         }
         self.find_moves();
         if self.is_over {
             return;
         }
         if !self.take_best() {
-            self.go_elsewhere();
+            self.restart();
         }
-        self.note();
+        self.record();
     }
 
     /// Remembers where it is, if that is better than before.
-    fn note(&mut self) {
+    fn record(&mut self) {
         let iteration = self.graph.iteration();
-        if iteration > self.leg.0 {
+        if iteration > self.recent.0 {
             return;
         }
         let key = (iteration, self.graph.finish_sum());
-        if key >= self.leg {
+        if key >= self.recent {
             return;
         }
-        if iteration < self.leg.0 {
-            self.leg_step = self.step;
+        if iteration < self.recent.0 {
+            self.recent_step = self.step;
         }
-        self.leg = key;
-        self.note_best(key);
+        self.recent = key;
+        self.record_best(key);
     }
 
-    fn note_best(&mut self, key: Key) {
+    fn record_best(&mut self, key: Key) {
         if key < self.best_key {
             self.best_key = key;
             self.best.clear();
@@ -236,8 +236,8 @@ impl OrderSearch {
         self.segments.clear();
         let graph = &self.graph;
         if self.path.windows(2).all(|pair| graph.after(pair[0]) == Some(pair[1])) {
-            // Nobody waits for a node on the longest way, so no order makes it shorter.
-            self.note();
+            // No task of the critical path waits for its node, so no order makes it shorter.
+            self.record();
             self.is_over = true;
             return;
         }
@@ -246,9 +246,9 @@ impl OrderSearch {
         for i in 1..=path.len() {
             let goes_on = i < path.len()
                 && self.graph.node_of(path[i]) == self.graph.node_of(path[i - 1])
-                && self.graph.place_of(path[i]) == self.graph.place_of(path[i - 1]) + 1;
+                && self.graph.index_of(path[i]) == self.graph.index_of(path[i - 1]) + 1;
             if !goes_on {
-                self.find_block_moves(self.graph.place_of(path[first]), self.graph.place_of(path[i - 1]));
+                self.find_block_moves(self.graph.index_of(path[first]), self.graph.index_of(path[i - 1]));
                 first = i;
             }
         }
@@ -256,33 +256,33 @@ impl OrderSearch {
         self.moves.sort_unstable_by_key(|m| (m.estimate, m.tie));
     }
 
-    /// Moves of a block at places `first..=last`.
+    /// Moves of a block at indices `first..=last`.
     fn find_block_moves(&mut self, first: usize, last: usize) {
-        for place in first + 1..=last.min(first + REACH) {
-            self.propose(place, first);
+        for index in first + 1..=last.min(first + REACH) {
+            self.propose(index, first);
         }
         // Of two neighbours one move is enough.
         let nearest = if last == first + 1 { last } else { first.max(last.saturating_sub(REACH)) };
-        for place in nearest..last {
-            self.propose(place, last);
+        for index in nearest..last {
+            self.propose(index, last);
         }
-        for place in first + 1..=last {
-            if self.graph.is_gated(self.graph.order()[place]) {
-                self.propose_gated(place);
+        for index in first + 1..=last {
+            if self.graph.is_gated(self.graph.order()[index]) {
+                self.propose_gated(index);
             }
         }
     }
 
-    /// The task at `place` to place `to`; where the node has no memory for that, only tasks of its kind move.
-    fn propose(&mut self, place: usize, to: usize) {
+    /// The task at `index` to index `to`; where the node has no memory for that, only tasks of its kind move.
+    fn propose(&mut self, index: usize, to: usize) {
         let order = self.graph.order();
-        let (task, other) = (order[place], order[to]);
-        let is_behind = to > place;
+        let (task, other) = (order[index], order[to]);
+        let is_behind = to > index;
         let is_open = if is_behind { self.graph.may_follow(task, other) } else { self.graph.may_precede(task, other) };
         if !is_open {
             return;
         }
-        let (from, end) = (place.min(to), place.max(to) + 1);
+        let (from, end) = (index.min(to), index.max(to) + 1);
         self.segment.clear();
         self.segment.extend_from_slice(&order[from..end]);
         if is_behind {
@@ -291,24 +291,24 @@ impl OrderSearch {
             self.segment.rotate_right(1);
         }
         if !self.graph.fits(from, &self.segment) {
-            self.rotate_kind(place, to);
+            self.rotate_kind(index, to);
         }
         self.add(from, task, is_behind);
     }
 
-    /// Puts into `segment` what stands between `place` and `to`, with the task at `place` in the last place there of a
+    /// Puts into `segment` what stands between `index` and `to`, with the task at `index` at the last position there of a
     /// task of its kind and the others of that kind moved up: what the node holds stays the same.
-    fn rotate_kind(&mut self, place: usize, to: usize) {
+    fn rotate_kind(&mut self, index: usize, to: usize) {
         let order = self.graph.order();
-        let (from, end) = (place.min(to), place.max(to) + 1);
-        let kind = self.graph.holds(order[place]);
+        let (from, end) = (index.min(to), index.max(to) + 1);
+        let kind = self.graph.holds(order[index]);
         self.segment.clear();
         self.segment.extend_from_slice(&order[from..end]);
-        let mut carried = order[place];
+        let mut carried = order[index];
         let count = end - from;
         for i in 0..count {
             // From the far end towards the task.
-            let i = if to > place { count - 1 - i } else { i };
+            let i = if to > index { count - 1 - i } else { i };
             if self.graph.holds(self.segment[i]) == kind {
                 std::mem::swap(&mut carried, &mut self.segment[i]);
             }
@@ -316,16 +316,16 @@ impl OrderSearch {
     }
 
     /// A forward that waits for memory: before one of the forwards that hold it.
-    fn propose_gated(&mut self, place: usize) {
+    fn propose_gated(&mut self, index: usize) {
         let order = self.graph.order();
-        let begin = self.graph.places_of(self.graph.node_of(order[place])).start;
-        let task = order[place];
+        let begin = self.graph.indices_of(self.graph.node_of(order[index])).start;
+        let task = order[index];
         let mut left = GATED_REACH;
-        for to in (begin..place).rev() {
+        for to in (begin..index).rev() {
             if self.graph.holds(self.graph.order()[to]) <= 0 {
                 continue;
             }
-            self.rotate_kind(place, to);
+            self.rotate_kind(index, to);
             self.add(to, task, false);
             left -= 1;
             if left == 0 {
@@ -392,20 +392,20 @@ impl OrderSearch {
     }
 
     /// Goes on from the best order, changed at random.
-    fn go_elsewhere(&mut self) {
+    fn restart(&mut self) {
         self.graph.reset(&self.best);
-        if !(self.rng.random_bool(HURRIES) && self.hurry()) {
-            self.shake();
+        if !(self.rng.random_bool(SHIFTS) && self.shift_microbatches()) {
+            self.perturb();
         }
         self.tabu.clear();
-        self.leg = (self.graph.iteration(), self.graph.finish_sum());
-        self.leg_step = self.step;
-        self.note_best(self.leg);
+        self.recent = (self.graph.iteration(), self.graph.finish_sum());
+        self.recent_step = self.step;
+        self.record_best(self.recent);
     }
 
-    /// Every task when it is now, but for what its microbatch is hurried or held back; false where that locks up.
-    fn hurry(&mut self) -> bool {
-        let most = (self.graph.iteration() as f64 * MOST_HURRY * self.rng.random::<f64>()) as Time;
+    /// Every task when it is now, but for the shift of its microbatch; false where that deadlocks.
+    fn shift_microbatches(&mut self) -> bool {
+        let most = (self.graph.iteration() as f64 * MOST_SHIFT * self.rng.random::<f64>()) as Time;
         let shifts: Vec<Time> =
             (0..self.graph.microbatch_count()).map(|_| self.rng.random_range(-most..=most)).collect();
         let keys: Vec<Time> = (0..self.graph.order().len() as TaskId)
@@ -416,8 +416,8 @@ impl OrderSearch {
     }
 
     /// Some random moves.
-    fn shake(&mut self) {
-        for _ in 0..self.rng.random_range(SHAKES.0..=SHAKES.1) {
+    fn perturb(&mut self) {
+        for _ in 0..self.rng.random_range(PERTURBATIONS.0..=PERTURBATIONS.1) {
             self.find_moves();
             if self.is_over {
                 return;
@@ -431,19 +431,19 @@ impl OrderSearch {
         }
     }
 
-    /// Any task to any place near it, as the only move.
+    /// Any task to any index near it, as the only move.
     fn propose_anywhere(&mut self) {
         self.moves.clear();
         self.segments.clear();
-        let place = self.rng.random_range(0..self.graph.order().len());
-        let own = self.graph.places_of(self.graph.node_of(self.graph.order()[place]));
-        let (least, most) = (place.saturating_sub(REACH).max(own.start), (place + REACH).min(own.end - 1));
+        let index = self.rng.random_range(0..self.graph.order().len());
+        let own = self.graph.indices_of(self.graph.node_of(self.graph.order()[index]));
+        let (least, most) = (index.saturating_sub(REACH).max(own.start), (index + REACH).min(own.end - 1));
         let to = self.rng.random_range(least..=most);
         if self.rng.random_bool(0.5) {
-            self.propose(place, to);
+            self.propose(index, to);
         } else {
-            self.rotate_kind(place, to);
-            self.add(place.min(to), self.graph.order()[place], to > place);
+            self.rotate_kind(index, to);
+            self.add(index.min(to), self.graph.order()[index], to > index);
         }
     }
 }

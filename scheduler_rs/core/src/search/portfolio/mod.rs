@@ -30,8 +30,8 @@ use crate::time::{NEVER, Time};
 const SHARE_OF_TIME: f64 = 0.2;
 /// Without a limit of work or time a search that finds nothing any more ends after so many rounds.
 const MOST_ROUNDS: u64 = 1_000_000;
-/// Rounds without any plan after which the search says so.
-const MOST_BARREN_ROUNDS: u64 = 200;
+/// Rounds without any plan after which the search gives up.
+const MOST_ROUNDS_WITHOUT_PLAN: u64 = 200;
 
 /// The best plan of the routed strategies.
 pub fn solve(
@@ -127,7 +127,7 @@ struct State<'a> {
     work: u64,
     rounds: u64,
     /// Why the dispatch rule ran no routes so far.
-    locked: Option<Error>,
+    deadlock: Option<Error>,
     trace: SearchTrace<'a>,
     statistics: cbs::Statistics,
 }
@@ -140,7 +140,7 @@ impl<'a> State<'a> {
             bound,
             work: 0,
             rounds: 0,
-            locked: None,
+            deadlock: None,
             trace,
             statistics: cbs::Statistics::default(),
         }
@@ -163,11 +163,11 @@ impl<'a> Portfolio<'a> {
         } else {
             self.rounds(&mut state, &mut router)?;
         }
-        let State { best, bound, work, rounds, locked, mut trace, statistics, .. } = state;
+        let State { best, bound, work, rounds, deadlock, mut trace, statistics, .. } = state;
         let Some(best) = best else {
             budget.check_cancelled()?;
-            let barren = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
-            return Err(locked.unwrap_or_else(|| Error::NotFound(barren())));
+            let fruitless = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
+            return Err(deadlock.unwrap_or_else(|| Error::NotFound(fruitless())));
         };
         trace.record(work, Some(best.outcome.iteration), bound);
         let report = SearchReport {
@@ -230,8 +230,8 @@ impl<'a> Portfolio<'a> {
             // The first draws may use up the work and find nothing; one round is always worth it.
             let worked = budget.work_limit.is_some_and(|limit| state.work >= limit)
                 && (state.rounds > 0 || state.best.is_some());
-            let barren = state.best.is_none() && state.rounds >= MOST_BARREN_ROUNDS;
-            if budget.is_over() || worked || barren || self.is_proved(state) {
+            let is_fruitless = state.best.is_none() && state.rounds >= MOST_ROUNDS_WITHOUT_PLAN;
+            if budget.is_over() || worked || is_fruitless || self.is_proved(state) {
                 break;
             }
             let rounds = state.rounds;
@@ -282,8 +282,8 @@ impl<'a> Portfolio<'a> {
             }
             Ok(candidate) => self.take(state, candidate, router),
             Err(deadlock) => {
-                if state.locked.is_none() {
-                    state.locked = deadlock;
+                if state.deadlock.is_none() {
+                    state.deadlock = deadlock;
                 }
             }
         }

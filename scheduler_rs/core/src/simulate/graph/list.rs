@@ -15,7 +15,7 @@ impl OrderGraph {
         let mut order = vec![NO_TASK; self.order.len()];
         let mut next: Vec<usize> = self.begin.iter().map(|begin| *begin as usize).collect();
         let mut held = vec![0; nodes];
-        let mut parked: Vec<Vec<TaskId>> = vec![Vec::new(); nodes];
+        let mut blocked: Vec<Vec<TaskId>> = vec![Vec::new(); nodes];
         let mut open: BinaryHeap<Reverse<(Time, TaskId)>> =
             self.firsts.iter().map(|task| Reverse((key(*task), *task))).collect();
         self.work += 4 * self.order.len() as u64;
@@ -23,7 +23,7 @@ impl OrderGraph {
             let vertex = &self.vertices[task as usize];
             let node = vertex.node as usize;
             if vertex.holds > 0 && held[node] >= self.memory[node] {
-                parked[node].push(task);
+                blocked[node].push(task);
                 continue;
             }
             held[node] = held[node].wrapping_add_signed(vertex.holds);
@@ -33,7 +33,7 @@ impl OrderGraph {
                 open.push(Reverse((key(vertex.after), vertex.after)));
             }
             if vertex.holds < 0 {
-                open.extend(parked[node].drain(..).map(|task| Reverse((key(task), task))));
+                open.extend(blocked[node].drain(..).map(|task| Reverse((key(task), task))));
             }
         }
         (!order.contains(&NO_TASK)).then_some(order)

@@ -12,12 +12,12 @@ use crate::route::route_tasks;
 const OTHERS: f64 = 0.3;
 /// How often it is a node that joins a stage or leaves it, where that is all that may be.
 const JOINS: f64 = 0.15;
-/// How often three nodes change places rather than two.
+/// How often three nodes are exchanged rather than two.
 const CYCLES: f64 = 0.15;
-/// How often nodes of one stage change places: the ring of its all-reduce does.
+/// How often nodes of one stage are exchanged: the ring of its all-reduce changes.
 const INSIDE: f64 = 0.1;
 
-/// Who sits at which place of an instance.
+/// Which node stands at which position of an instance.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     placement: Placement,
@@ -25,13 +25,13 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The allocation that `placement` begin with.
+    /// The allocation of `placement`.
     pub fn new(placement: Placement) -> Self {
         let instance = placement.instance();
         Self { placement, instance }
     }
 
-    /// The instance, over places.
+    /// The instance, over positions.
     pub fn instance(&self) -> &Instance {
         &self.instance
     }
@@ -109,7 +109,7 @@ impl Candidate {
         current
     }
 
-    /// Two or three nodes change places.
+    /// Exchanges two or three nodes.
     fn exchange(&mut self, rng: &mut Pcg64) -> bool {
         let count = self.instance.node_count();
         let a = rng.random_range(0..count);
@@ -127,14 +127,14 @@ impl Candidate {
         let (left, right) = (self.instance.stage_of[a], self.instance.stage_of[b]);
         // Sources that are given keep their microbatches too.
         let is_fixed = !self.placement.scope().sources && (left == 0 || right == 0);
-        // A node that serves no stage may come in another one's place, where nodes may be left out.
+        // A node that serves no stage may replace another one, where nodes may be left out.
         let is_open = |stage: usize| stage != NO_STAGE || (self.placement.scope().unused && left != right);
         if a == b || is_fixed || !is_open(left) || !is_open(right) || self.instance.is_alike(a, b) {
             return false;
         }
         self.placement.swap(&mut self.instance, a, b);
-        let fits = |place: usize, stage: usize| {
-            self.instance.memory[place] > 0 && self.placement.is_close(&self.instance, stage)
+        let fits = |position: usize, stage: usize| {
+            self.instance.memory[position] > 0 && self.placement.is_close(&self.instance, stage)
         };
         fits(a, left) && fits(b, right)
     }
@@ -158,21 +158,21 @@ impl Candidate {
     /// Whether there were so many full routes to hand on.
     fn hand_over(&mut self, from: usize, to: usize, routes: usize) -> bool {
         let lot = self.instance.rules.waves as usize;
-        let started = |place: usize| {
-            self.instance.sources.iter().find(|s| s.node == place).map_or(0, |source| source.microbatches)
+        let started = |position: usize| {
+            self.instance.sources.iter().find(|s| s.node == position).map_or(0, |source| source.microbatches)
         };
         let moved = routes * lot;
         if from == to || started(from) < moved {
             return false;
         }
-        let source = |place: &usize| {
-            let own = started(*place);
-            let microbatches = match *place {
-                place if place == from => own - moved,
-                place if place == to => own + moved,
+        let source = |position: &usize| {
+            let own = started(*position);
+            let microbatches = match *position {
+                position if position == from => own - moved,
+                position if position == to => own + moved,
                 _ => own,
             };
-            Source { node: *place, microbatches, class: 0 }
+            Source { node: *position, microbatches, class: 0 }
         };
         self.instance.sources =
             self.instance.members[0].iter().map(source).filter(|source| source.microbatches > 0).collect();
@@ -181,39 +181,39 @@ impl Candidate {
 
     /// A node goes to another stage; a source leaves its microbatches to the others.
     fn switch_stage(&mut self, rng: &mut Pcg64) -> bool {
-        let place = rng.random_range(0..self.instance.node_count());
+        let position = rng.random_range(0..self.instance.node_count());
         let to = self.instance.present[rng.random_range(0..self.instance.present.len())];
-        let from = self.instance.stage_of[place];
+        let from = self.instance.stage_of[position];
         let is_fixed = !self.placement.scope().sources && (from == 0 || to == 0);
         if from == NO_STAGE || from == to || is_fixed || self.instance.members[from].len() < 2 {
             return false;
         }
         if from == 0 {
-            let others: Vec<usize> = self.instance.members[0].iter().copied().filter(|p| *p != place).collect();
-            while self.instance.sources.iter().any(|source| source.node == place) {
+            let others: Vec<usize> = self.instance.members[0].iter().copied().filter(|p| *p != position).collect();
+            while self.instance.sources.iter().any(|source| source.node == position) {
                 let other = others[rng.random_range(0..others.len())];
                 // What does not fill a route stays with its source, as every source has one such route at most.
-                if !self.hand_over(place, other, 1) {
+                if !self.hand_over(position, other, 1) {
                     return false;
                 }
             }
         }
-        self.placement.switch(&mut self.instance, place, to) && self.placement.is_close(&self.instance, to)
+        self.placement.switch(&mut self.instance, position, to) && self.placement.is_close(&self.instance, to)
     }
 
     /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
     fn join_or_leave(&mut self, rng: &mut Pcg64) -> bool {
-        let place = rng.random_range(0..self.instance.node_count());
-        let from = self.instance.stage_of[place];
+        let position = rng.random_range(0..self.instance.node_count());
+        let from = self.instance.stage_of[position];
         let to = match from {
             NO_STAGE => self.instance.present[rng.random_range(0..self.instance.present.len())],
             _ => NO_STAGE,
         };
         let may = match (from, to) {
             (0, _) | (_, 0) => false,
-            (NO_STAGE, to) => self.placement.has_place(&self.instance, to),
+            (NO_STAGE, to) => self.placement.may_grow(&self.instance, to),
             (from, _) => self.instance.members[from].len() > 1,
         };
-        may && self.placement.switch(&mut self.instance, place, to) && self.placement.is_close(&self.instance, to)
+        may && self.placement.switch(&mut self.instance, position, to) && self.placement.is_close(&self.instance, to)
     }
 }

@@ -130,8 +130,8 @@ impl<'a> Chain<'a> {
         self.work += judged.work.max(1);
         let is_good = self.seen.len() < MOST_SEEN || self.seen.last().is_some_and(|(worst, _)| judged.key < *worst);
         if judged.key.0 < NEVER && is_good {
-            let place = self.seen.partition_point(|(key, _)| *key <= judged.key);
-            self.seen.insert(place, (judged.key, candidate.clone()));
+            let index = self.seen.partition_point(|(key, _)| *key <= judged.key);
+            self.seen.insert(index, (judged.key, candidate.clone()));
             self.seen.truncate(MOST_SEEN);
         }
         judged.key

@@ -115,7 +115,7 @@ impl<'a> LocalSearch<'a> {
         state.work += judged.work;
         state.start = Some(judged.key.0).filter(|iteration| *iteration < NEVER);
         state.elites.insert(judged.key, &state.first);
-        self.tell(state);
+        self.report_best(state);
     }
 
     /// Every allocation of a small cluster.
@@ -143,7 +143,7 @@ impl<'a> LocalSearch<'a> {
                 state.elites.insert(judged.key, &candidate);
             }
             state.rounds += 1;
-            self.tell(state);
+            self.report_best(state);
         }
     }
 
@@ -173,7 +173,7 @@ impl<'a> LocalSearch<'a> {
                     state.elites.insert(key, &candidate);
                 }
             }
-            self.tell(state);
+            self.report_best(state);
         }
     }
 
@@ -282,7 +282,7 @@ impl<'a> LocalSearch<'a> {
     }
 
     /// Notes the best allocation so far.
-    fn tell(&self, state: &mut State<'a>) {
+    fn report_best(&self, state: &mut State<'a>) {
         if let Some(iteration) = state.elites.best().map(|(key, _)| key.0).filter(|time| *time < NEVER) {
             self.note(state, iteration);
         }
@@ -329,8 +329,8 @@ impl Elites {
             }
             self.all.remove(same);
         }
-        let place = self.all.partition_point(|(other, _)| *other <= key);
-        self.all.insert(place, (key, candidate.clone()));
+        let index = self.all.partition_point(|(other, _)| *other <= key);
+        self.all.insert(index, (key, candidate.clone()));
         self.all.truncate(self.most);
     }
 }

@@ -16,7 +16,7 @@ use crate::simulate::{MicrobatchRoute, Outcome, Simulator};
 use crate::time::{NEVER, Rounding, Time};
 
 /// What allocations are compared by: the iteration; then the mean return of a microbatch and the all-reduce of all
-/// stages, which show the way where the iteration does not change.
+/// stages, which guide the search where the iteration does not change.
 pub type Key = (Time, Time);
 
 /// No plan came of it.
@@ -28,7 +28,7 @@ const VALIDATION_DRAWS: u64 = 40;
 /// Streams of these draws; plans use those from 0 on.
 const FIRST_STREAM: u64 = 1 << 40;
 const FIRST_VALIDATION_STREAM: u64 = 1 << 41;
-/// Times that routes are drawn until some keep the rules and do not lock up.
+/// Times that routes are drawn until some keep the rules and do not deadlock.
 const TRIES: u64 = 16;
 /// Steps that the search for one route may take before any good one will do.
 const PATIENCE: u64 = 40_000;

@@ -1,4 +1,4 @@
-//! Changes of the allocation beside those of routes and order: nodes change places, stages give layers or nodes away,
+//! Changes of the allocation beside those of routes and order: nodes are exchanged, stages give layers or nodes away,
 //! sources give microbatches away.
 
 use rand::RngExt;
@@ -16,18 +16,18 @@ const OTHERS: f64 = 0.3;
 /// every such change is looked at as a whole.
 const JOINS: f64 = 0.15;
 const MANY_NODES: f64 = 64.0;
-/// How often nodes of one stage change places: their routes do.
+/// How often nodes of one stage are exchanged: their routes are.
 const INSIDE: f64 = 0.15;
-/// How often three nodes change places rather than two.
+/// How often three nodes are exchanged rather than two.
 const CYCLES: f64 = 0.15;
 /// How often the routes follow before a change is simulated; by how many changes of each, and at which power.
 const REPAIRS: f64 = 0.5;
 const REPAIR_STEPS: u64 = 8;
 const REPAIR_POWER: i32 = 16;
-/// How often one of the nodes is on one of the longest ways.
+/// How often one of the nodes is on one of the longest routes.
 const CRITICAL: f64 = 0.4;
 
-/// Nodes that change places, one pair after the other.
+/// Nodes that are exchanged, one pair after the other.
 #[derive(Clone, Copy, Debug)]
 struct Exchange {
     first: (usize, usize),
@@ -39,7 +39,7 @@ impl Exchange {
         [Some(self.first), self.second].into_iter().flatten()
     }
 
-    fn places(self) -> impl Iterator<Item = usize> {
+    fn positions(self) -> impl Iterator<Item = usize> {
         self.pairs().flat_map(|(a, b)| [a, b])
     }
 }
@@ -48,7 +48,7 @@ impl AnnealingChain {
     /// Changes the allocation at random, within what is allowed: a run that begins elsewhere ends elsewhere.
     pub fn scramble(&mut self) {
         for _ in 0..2 * self.owned.instance.node_count() {
-            if self.is_about_more() {
+            if self.draws_other_change() {
                 let saved = self.saved();
                 if !self.other_change() {
                     self.restore(saved);
@@ -67,7 +67,7 @@ impl AnnealingChain {
     /// Changes the allocation by the estimate alone; the sum may rise by `temperature` as a share of it, about.
     pub fn estimate_allocation_move(&mut self, temperature: f64) {
         let most = self.estimate.sum() * (1.0 - temperature * self.rng.random::<f64>().ln());
-        if self.is_about_more() {
+        if self.draws_other_change() {
             let saved = self.saved();
             let done = self.other_change();
             if done {
@@ -84,7 +84,7 @@ impl AnnealingChain {
         if !self.is_allowed(exchange) {
             return;
         }
-        if self.is_about_sources(exchange) {
+        if self.changes_sources(exchange) {
             self.exchange(exchange, false);
             let estimate = self.estimate.clone();
             self.estimate.rebuild_as_before(self.owned.view(), &self.routes);
@@ -94,24 +94,25 @@ impl AnnealingChain {
             }
             return;
         }
-        let places: Vec<usize> = exchange.places().collect();
-        let mut affected: Vec<u32> = places.iter().flat_map(|place| self.routes.users(*place)).copied().collect();
+        let positions: Vec<usize> = exchange.positions().collect();
+        let mut affected: Vec<u32> =
+            positions.iter().flat_map(|position| self.routes.users(*position)).copied().collect();
         affected.sort_unstable();
         affected.dedup();
-        let nodes = self.estimate.lift(self.owned.view(), &self.routes, &affected, &places);
+        let nodes = self.estimate.lift(self.owned.view(), &self.routes, &affected, &positions);
         self.exchange(exchange, false);
-        self.estimate.drop(self.owned.view(), &self.routes, &affected, &places, &nodes);
+        self.estimate.drop(self.owned.view(), &self.routes, &affected, &positions, &nodes);
         if self.estimate.sum() <= most {
             return;
         }
-        let nodes = self.estimate.lift(self.owned.view(), &self.routes, &affected, &places);
+        let nodes = self.estimate.lift(self.owned.view(), &self.routes, &affected, &positions);
         self.exchange(exchange, true);
-        self.estimate.drop(self.owned.view(), &self.routes, &affected, &places, &nodes);
+        self.estimate.drop(self.owned.view(), &self.routes, &affected, &positions, &nodes);
     }
 
     /// Changes the allocation and simulates what comes of it.
     pub fn try_allocation_move(&mut self, temperature: f64) {
-        if self.is_about_more() {
+        if self.draws_other_change() {
             let saved = self.saved();
             let mut kept = self.other_change();
             if kept {
@@ -159,7 +160,7 @@ impl AnnealingChain {
         }
     }
 
-    fn is_about_more(&mut self) -> bool {
+    fn draws_other_change(&mut self) -> bool {
         let Some(scope) = self.placement.as_ref().map(|placement| *placement.scope()) else { return false };
         let often = if scope.sizes || scope.layers > 0 {
             OTHERS
@@ -171,7 +172,7 @@ impl AnnealingChain {
         self.rng.random_bool(often)
     }
 
-    /// Two or three places whose nodes may change; none where the draw led nowhere.
+    /// Two or three positions whose nodes may be exchanged; none where the draw led nowhere.
     fn draw_exchange(&mut self) -> Option<Exchange> {
         let instance = &self.owned.instance;
         let count = instance.node_count();
@@ -179,7 +180,7 @@ impl AnnealingChain {
             let (routes, owned, estimate) = (&self.routes, &self.owned, &self.estimate);
             let tasks = owned.tasks.len();
             let draws = [0; 3].map(|_| self.rng.random_range(0..tasks));
-            let longest = draws.into_iter().max_by_key(|route| (estimate.way(owned.view(), *route), *route))?;
+            let longest = draws.into_iter().max_by_key(|route| (estimate.route_time(owned.view(), *route), *route))?;
             let path = routes.path(longest);
             path[self.rng.random_range(0..path.len())] as usize
         } else {
@@ -191,9 +192,9 @@ impl AnnealingChain {
         } else {
             self.rng.random_range(0..count)
         };
-        // A node that serves no stage may come in another one's place, where nodes may be left out.
+        // A node that serves no stage may replace another one, where nodes may be left out.
         let unused = self.placement.as_ref().is_some_and(|placement| placement.scope().unused);
-        let is_open = |place: usize| unused || instance.stage_of[place] != NO_STAGE;
+        let is_open = |position: usize| unused || instance.stage_of[position] != NO_STAGE;
         let is_new = |x: usize, y: usize| {
             x != y && is_open(y) && (instance.stage_of[x], instance.stage_of[y]) != (NO_STAGE, NO_STAGE)
         };
@@ -219,9 +220,9 @@ impl AnnealingChain {
         (!placement.scope().sources && (left == 0 || right == 0)) || instance.is_alike(a, b)
     }
 
-    fn is_about_sources(&self, exchange: Exchange) -> bool {
+    fn changes_sources(&self, exchange: Exchange) -> bool {
         let instance = &self.owned.instance;
-        !instance.allreduce.iter().all(|time| *time == 0) || exchange.places().any(|p| instance.stage_of[p] == 0)
+        !instance.allreduce.iter().all(|time| *time == 0) || exchange.positions().any(|p| instance.stage_of[p] == 0)
     }
 
     fn exchange(&mut self, exchange: Exchange, back: bool) {
@@ -237,10 +238,10 @@ impl AnnealingChain {
     fn is_allowed(&mut self, exchange: Exchange) -> bool {
         self.exchange(exchange, false);
         let (instance, placement) = (&self.owned.instance, &self.placement);
-        let allowed = exchange.places().all(|place| {
-            instance.memory[place] > 0
-                && self.routes.has_room(self.owned.view(), place)
-                && placement.as_ref().is_some_and(|placement| placement.is_close(instance, instance.stage_of[place]))
+        let allowed = exchange.positions().all(|position| {
+            instance.memory[position] > 0
+                && self.routes.has_room(self.owned.view(), position)
+                && placement.as_ref().is_some_and(|placement| placement.is_close(instance, instance.stage_of[position]))
         });
         self.exchange(exchange, true);
         allowed
@@ -268,7 +269,7 @@ impl AnnealingChain {
     }
 
     fn all_have_room(&self, stage: usize) -> bool {
-        self.owned.instance.members[stage].iter().all(|place| self.routes.has_room(self.owned.view(), *place))
+        self.owned.instance.members[stage].iter().all(|position| self.routes.has_room(self.owned.view(), *position))
     }
 
     /// A route begins at another source.
@@ -314,51 +315,51 @@ impl AnnealingChain {
     /// A node goes to another stage.
     fn switch_stage(&mut self) -> bool {
         let instance = &self.owned.instance;
-        let place = self.rng.random_range(0..instance.node_count());
+        let position = self.rng.random_range(0..instance.node_count());
         let to = instance.present[self.rng.random_range(0..instance.present.len())];
-        let from = instance.stage_of[place];
+        let from = instance.stage_of[position];
         let sources = self.placement.as_ref().is_some_and(|placement| placement.scope().sources);
-        from != NO_STAGE && (sources || (from != 0 && to != 0)) && self.move_node(place, to)
+        from != NO_STAGE && (sources || (from != 0 && to != 0)) && self.move_node(position, to)
     }
 
     /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
     fn join_or_leave(&mut self) -> bool {
         let instance = &self.owned.instance;
-        let place = self.rng.random_range(0..instance.node_count());
-        let to = match instance.stage_of[place] {
+        let position = self.rng.random_range(0..instance.node_count());
+        let to = match instance.stage_of[position] {
             0 => return false,
             NO_STAGE => instance.present[self.rng.random_range(0..instance.present.len())],
             _ => NO_STAGE,
         };
-        let has_place = |placement: &Placement| to == NO_STAGE || placement.has_place(instance, to);
-        to != 0 && self.placement.as_ref().is_some_and(has_place) && self.move_node(place, to)
+        let may_grow = |placement: &Placement| to == NO_STAGE || placement.may_grow(instance, to);
+        to != 0 && self.placement.as_ref().is_some_and(may_grow) && self.move_node(position, to)
     }
 
     /// Moves a node: its routes to the others of its stage, and some of those of its new stage to it.
-    fn move_node(&mut self, place: usize, to: usize) -> bool {
+    fn move_node(&mut self, position: usize, to: usize) -> bool {
         let instance = &self.owned.instance;
-        let from = instance.stage_of[place];
+        let from = instance.stage_of[position];
         let of = |stage: usize| instance.members.get(stage).cloned().unwrap_or_default();
         let (mut others, movers) = (of(from), of(to));
-        others.retain(|p| *p != place);
+        others.retain(|p| *p != position);
         if from == to || (from != NO_STAGE && others.is_empty()) {
             return false;
         }
-        for route in self.routes.users(place).to_vec() {
+        for route in self.routes.users(position).to_vec() {
             let other = others[self.rng.random_range(0..others.len())];
-            if !self.divert(route, place, other, from) {
+            if !self.divert(route, position, other, from) {
                 return false;
             }
         }
         // Without CC1 a source need not be on its own routes.
-        while let Some(route) = self.owned.tasks.iter().position(|t| t.source == place) {
+        while let Some(route) = self.owned.tasks.iter().position(|t| t.source == position) {
             let other = others[self.rng.random_range(0..others.len())];
             if !self.start_at(route, other) {
                 return false;
             }
         }
         let Some(placement) = &mut self.placement else { return false };
-        if !placement.switch(&mut self.owned.instance, place, to) || !placement.is_close(&self.owned.instance, to) {
+        if !placement.switch(&mut self.owned.instance, position, to) || !placement.is_close(&self.owned.instance, to) {
             return false;
         }
         for other in &movers {
@@ -366,7 +367,7 @@ impl AnnealingChain {
                 let share = 1.0 / (movers.len() + 1) as f64;
                 if self.rng.random_bool(share) {
                     // It need not take all of them.
-                    self.divert(route, *other, place, to);
+                    self.divert(route, *other, position, to);
                 }
             }
         }

@@ -26,7 +26,7 @@ pub struct PrioritisedRoutes {
     pub allocation: Option<Box<AllocationState>>,
 }
 
-/// An allocation as a chain has it: the instance, its routes and their sources, and which node serves where.
+/// An allocation as a chain has it: the instance, its routes and their sources, and which node stands where.
 #[derive(Clone, Debug)]
 pub struct AllocationState {
     pub(super) owned: OwnedInstance,
@@ -46,7 +46,7 @@ impl AllocationState {
         self.owned.view()
     }
 
-    /// Two nodes of different stages change places, if they may.
+    /// Two nodes of different stages are exchanged, if they may be.
     pub fn exchange_any(&mut self, rng: &mut Pcg64) {
         let count = self.owned.instance.node_count();
         let (a, b) = (rng.random_range(0..count), rng.random_range(0..count));
@@ -57,14 +57,14 @@ impl AllocationState {
         }
         let instance = &mut self.owned.instance;
         self.placement.swap(instance, a, b);
-        let fits = |place: usize| instance.memory[place] > 0;
+        let fits = |position: usize| instance.memory[position] > 0;
         if !fits(a) || !fits(b) || !self.placement.is_close(instance, left) || !self.placement.is_close(instance, right)
         {
             self.placement.swap(instance, a, b);
         }
     }
 
-    /// Which node serves where.
+    /// Which node stands where.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement

@@ -55,11 +55,11 @@ impl AnnealingChain {
     /// Changes a route by the estimate alone; `temperature` says how far the sum may rise.
     pub(super) fn estimate_route_move(&mut self, temperature: f64) {
         let several = self.owned.tasks.len() / 16;
-        let route = self.pick(0.3, several, |chain, route| chain.estimate.way(chain.owned.view(), route));
+        let route = self.pick(0.3, several, |chain, route| chain.estimate.route_time(chain.owned.view(), route));
         let Some(change) = self.routes.propose(self.owned.view(), route, &mut self.rng) else { return };
-        // The sum may rise by so much; the ways alone tell in most cases that it rises further.
+        // The sum may rise by so much; the routes alone show in most cases that it rises further.
         let most = -self.estimate.sum() * temperature * self.rng.random::<f64>().ln();
-        if self.estimate.rise_of_ways(self.owned.view(), &change) > most {
+        if self.estimate.rise_of_routes(self.owned.view(), &change) > most {
             return;
         }
         let before = self.estimate.sum();

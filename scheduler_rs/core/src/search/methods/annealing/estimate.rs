@@ -1,4 +1,4 @@
-//! How long an iteration over given routes will about take, without simulating it: the ways of the routes, the load
+//! How long an iteration over given routes will about take, without simulating it: the round trips of the routes, the load
 //! of the nodes and the time for which they hold microbatches. Kept up to date change by change.
 //!
 //! Each route, each node's work and each node's memory is a time by which it can be done at the earliest. Together
@@ -89,13 +89,13 @@ impl Estimate {
 
     /// Round trip of one microbatch of a route, times its waves.
     #[must_use]
-    pub fn way(&self, view: InstanceView<'_>, route: usize) -> Time {
+    pub fn route_time(&self, view: InstanceView<'_>, route: usize) -> Time {
         self.trips[route] * view.tasks[route].waves as Time
     }
 
-    /// By how much a change lengthens the ways of its routes, in the terms of the sum.
+    /// By how much a change lengthens its routes, in the terms of the sum.
     #[must_use]
-    pub fn rise_of_ways(&self, view: InstanceView<'_>, change: &Change) -> f64 {
+    pub fn rise_of_routes(&self, view: InstanceView<'_>, change: &Change) -> f64 {
         let rise = |(route, path): &(u32, Path)| {
             let route = *route as usize;
             self.of_path(view, route, path) - self.of_route(view, route)
@@ -191,7 +191,7 @@ impl Estimate {
     }
 
     fn of_route(&self, view: InstanceView<'_>, route: usize) -> f64 {
-        self.power(self.way(view, route) + self.reduce)
+        self.power(self.route_time(view, route) + self.reduce)
     }
 
     fn of_node(&self, view: InstanceView<'_>, node: usize) -> f64 {
@@ -210,7 +210,7 @@ impl Estimate {
     }
 }
 
-/// [`around`] of every node. Nodes of one place are as far from all sources, but for a source itself.
+/// [`around`] of every node. Nodes of one site are as far from all sources, but for a source itself.
 fn all_around(instance: &Instance) -> Vec<Time> {
     let mut known: FxHashMap<usize, Time> = FxHashMap::default();
     let is_source = |node: usize| instance.stage_of[node] == 0 && instance.sources.iter().any(|s| s.node == node);

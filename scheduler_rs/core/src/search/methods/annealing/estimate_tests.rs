@@ -28,17 +28,10 @@ fn instance(rng: &mut Pcg64) -> Instance {
             memory: rng.random_range(2..5),
         })
         .collect();
-    let parts = ClusterParts {
+    let parts = ClusterParts::new(
         nodes,
-        links: Links::Transfer((0..14).map(|_| (0..14).map(|_| rng.random_range(0.0..3.0)).collect()).collect()),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+        Links::Transfer((0..14).map(|_| (0..14).map(|_| rng.random_range(0.0..3.0)).collect()).collect()),
+    );
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
         cc2: rng.random_bool(0.8),
@@ -116,7 +109,7 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
                 routes.propose(view, rng.random_range(0..tasks.len()), &mut rng)
             };
             let Some(change) = change else { continue };
-            let ways = estimate.rise_of_ways(view, &change);
+            let rise = estimate.rise_of_routes(view, &change);
             let Some(back) = routes.apply(view, change) else {
                 assert_eq!(all(&routes), before);
                 continue;
@@ -127,7 +120,7 @@ fn changes_keep_the_rules_and_the_estimate_follows() {
             fresh.raise(view, 6);
             assert!((fresh.sum() - estimate.sum()).abs() <= 1e-9 * fresh.sum(), "{} {}", fresh.sum(), estimate.sum());
             if step % 10 == 0 {
-                assert!(ways <= 1e-9 * fresh.sum(), "an assignment move that lengthens ways by {ways}");
+                assert!(rise <= 1e-9 * fresh.sum(), "an assignment move that lengthens routes by {rise}");
                 reassigned += 1;
             }
             made += 1;

@@ -55,11 +55,11 @@ const LONG_RUN: u64 = 4_000;
 const MOST_DOUBLINGS: u32 = 16;
 /// The most routes whose parts one assignment move reassigns.
 const MOST_ASSIGNED: usize = 128;
-/// How hot a run begins and ends, as a share of the iteration.
-const SIMULATED: Cooling = Cooling { hot: 3e-3, cold: 1e-4 };
+/// Temperatures at which a run begins and ends, as shares of the iteration.
+const SIMULATED: Cooling = Cooling { start: 3e-3, end: 1e-4 };
 /// The same for the logarithm of the estimate, for each route, since a sum over more routes changes by less; and its
 /// powers.
-const ESTIMATED: Cooling = Cooling { hot: 0.15, cold: 0.0075 };
+const ESTIMATED: Cooling = Cooling { start: 0.15, end: 0.0075 };
 const POWERS: (i32, i32) = (4, 32);
 /// A run that goes on from the best plan keeps most of it.
 const WARM_RESTART: f64 = 0.3;
@@ -67,14 +67,14 @@ const WARM_RESTART_POWER: i32 = 12;
 
 #[derive(Clone, Copy, Debug)]
 struct Cooling {
-    hot: f64,
-    cold: f64,
+    start: f64,
+    end: f64,
 }
 
 impl Cooling {
-    /// Falls from hot to cold, by the same factor in each step.
+    /// Falls from start to end, by the same factor in each step.
     fn at(self, share: f64) -> f64 {
-        self.hot * (self.cold / self.hot).powf(share)
+        self.start * (self.end / self.start).powf(share)
     }
 }
 
@@ -253,16 +253,16 @@ impl AnnealingChain {
     /// would take chains of changes, most of them for the worse, is one step here.
     fn assignment_move(&mut self) {
         let count = self.owned.tasks.len();
-        let model = self.pick(0.5, count / 16, |chain, route| chain.estimate.way(chain.owned.view(), route));
+        let model = self.pick(0.5, count / 16, |chain, route| chain.estimate.route_time(chain.owned.view(), route));
         let length = self.routes.path(model).len();
         let is_open = |route: &usize| self.routes.path(*route).len() == length && !self.owned.view().is_forced(*route);
         let mut chosen: Vec<usize> = (0..count).filter(is_open).collect();
         if chosen.len() > MOST_ASSIGNED {
             // The longest ones and any others.
-            chosen.sort_by_key(|route| (Reverse(self.estimate.way(self.owned.view(), *route)), *route));
-            for place in MOST_ASSIGNED / 2..MOST_ASSIGNED {
-                let other = self.rng.random_range(place..chosen.len());
-                chosen.swap(place, other);
+            chosen.sort_by_key(|route| (Reverse(self.estimate.route_time(self.owned.view(), *route)), *route));
+            for i in MOST_ASSIGNED / 2..MOST_ASSIGNED {
+                let other = self.rng.random_range(i..chosen.len());
+                chosen.swap(i, other);
             }
             chosen.truncate(MOST_ASSIGNED);
         }

@@ -31,13 +31,13 @@ pub enum ConflictKind {
 
 /// Branchings that resolve a conflict of the selected paths, and the number of conflicts.
 ///
-/// `settled`: the starts satisfy all precedence constraints. Paths without conflict that complete by `least` are
+/// `is_consistent`: the starts satisfy all precedence constraints. Paths without conflict that complete by `least` are
 /// optimal for the tree node.
 pub fn branchings(
     model: &Model<'_>,
     domains: &Domains,
     selection: &[SelectedPath],
-    settled: bool,
+    is_consistent: bool,
     least: Time,
 ) -> (Vec<(ConflictKind, Branching)>, usize) {
     let mut conflicts = Conflicts { model, domains, selection, branchings: Vec::new(), count: 0 };
@@ -59,7 +59,7 @@ pub fn branchings(
             conflicts.holdings(node, runs);
         }
     }
-    if !settled || selection.iter().enumerate().any(|(agent, choice)| completion(model, agent, choice) > least) {
+    if !is_consistent || selection.iter().enumerate().any(|(agent, choice)| completion(model, agent, choice) > least) {
         conflicts.count += 1;
         conflicts.detours();
     }

@@ -130,13 +130,13 @@ impl Domains {
     pub fn paths<'s>(&'s self, model: &'s Model<'_>, agent: usize) -> impl Iterator<Item = usize> + 's {
         let first = model.agents[agent].first_word;
         let count = model.paths(agent).len().div_ceil(64);
-        self.candidates[first..first + count].iter().enumerate().flat_map(|(place, word)| {
+        self.candidates[first..first + count].iter().enumerate().flat_map(|(index, word)| {
             let mut word = *word;
             std::iter::from_fn(move || {
                 (word != 0).then(|| {
                     let bit = word.trailing_zeros() as usize;
                     word &= word - 1;
-                    64 * place + bit
+                    64 * index + bit
                 })
             })
         })

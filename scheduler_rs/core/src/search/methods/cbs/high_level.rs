@@ -332,7 +332,7 @@ impl<'a> TreeSearch<'a> {
     fn domains_of(&mut self, id: NodeId) -> Result<Domains, Infeasible> {
         let children = self.children.iter().position(|(node, _)| *node == id);
         let mut domains = match children {
-            Some(place) => self.children.swap_remove(place).1,
+            Some(index) => self.children.swap_remove(index).1,
             None => {
                 let mut domains = self.root.clone();
                 for decision in self.tree.decisions(id) {
@@ -362,8 +362,8 @@ impl<'a> TreeSearch<'a> {
             let least = domains.bound(&self.model).max(bound);
             let mut selection = select_paths(&self.model, &domains, self.limit - least);
             self.statistics.bypasses += selection.iter().filter(|c| c.is_bypass).count() as u64;
-            let settled = apply_precedences(&self.model, &domains, &mut selection);
-            let (list, count) = branchings(&self.model, &domains, &selection, settled, least);
+            let is_consistent = apply_precedences(&self.model, &domains, &mut selection);
+            let (list, count) = branchings(&self.model, &domains, &selection, is_consistent, least);
             if self.try_selection(&domains, &selection, count == 0) {
                 if least > self.limit {
                     return Expansion::Done;
@@ -472,8 +472,8 @@ impl<'a> TreeSearch<'a> {
         for (decision, domains) in children {
             let own = domains.bound(&self.model).max(bound);
             let mut selection = select_paths(&self.model, &domains, self.limit - own);
-            let settled = apply_precedences(&self.model, &domains, &mut selection);
-            let (_, conflicts) = branchings(&self.model, &domains, &selection, settled, own);
+            let is_consistent = apply_precedences(&self.model, &domains, &mut selection);
+            let (_, conflicts) = branchings(&self.model, &domains, &selection, is_consistent, own);
             let decisions = implied.iter().copied().chain([decision]).collect();
             match self.tree.open(parent, decisions, own, conflicts as u32) {
                 Some(id) => self.children.push((id, domains)),

@@ -43,7 +43,7 @@ pub struct StageCapacity {
 /// Interchangeable agents.
 #[derive(Clone, Debug)]
 pub struct SymmetryClass {
-    /// Their numbers, ascending. To break the symmetry, their first forwards (losses where CC1 is off) take place in
+    /// Their numbers, ascending. To break the symmetry, their first forwards (losses where CC1 is off) start in
     /// this order.
     pub agents: Vec<usize>,
 }
@@ -85,7 +85,7 @@ pub struct Model<'a> {
     pub length: Vec<Time>,
     /// Agent of each operation.
     pub agent_of: Vec<u32>,
-    /// The longest all-allreduce: a lower bound on every iteration.
+    /// The longest all-reduce: a lower bound on every iteration.
     pub idle: Time,
     /// Upper bound: all routes one after the other.
     pub serial: Time,

@@ -39,7 +39,7 @@ pub struct PathTask {
     pub travel: Time,
     /// Duration.
     pub length: Time,
-    /// All-allreduce of its stage, which follows a backward; 0 for others.
+    /// All-reduce of its stage, which follows a backward; 0 for others.
     pub allreduce: Time,
 }
 

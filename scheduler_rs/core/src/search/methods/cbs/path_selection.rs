@@ -71,17 +71,17 @@ pub fn select_paths(model: &Model<'_>, domains: &Domains, slack: Time) -> Vec<Se
     let mut selection: Vec<usize> = Vec::new();
     for (agent, own) in options.iter().enumerate() {
         let best = table.best(model, agent, own, true);
-        table.place(model, agent, &own[best], 1);
+        table.add(model, agent, &own[best], 1);
         selection.push(best);
     }
     for _ in 0..PASSES {
         let mut changed = false;
         for (agent, own) in options.iter().enumerate().filter(|(_, own)| own.len() > 1) {
-            table.place(model, agent, &own[selection[agent]], -1);
+            table.add(model, agent, &own[selection[agent]], -1);
             let best = table.best(model, agent, own, false);
             changed |= best != selection[agent];
             selection[agent] = best;
-            table.place(model, agent, &own[best], 1);
+            table.add(model, agent, &own[best], 1);
         }
         if !changed {
             break;
@@ -110,7 +110,7 @@ impl SelectionTable {
         Self { runs: vec![Vec::new(); nodes], visits: vec![0; stages], users: vec![0; nodes], long: 0, total: 0 }
     }
 
-    fn place(&mut self, model: &Model<'_>, agent: usize, choice: &SelectedPath, sign: i32) {
+    fn add(&mut self, model: &Model<'_>, agent: usize, choice: &SelectedPath, sign: i32) {
         let path = &model.paths(agent)[choice.path];
         for node in &path.nodes {
             self.visits[model.stage_of[*node as usize]] += sign;
@@ -240,7 +240,7 @@ fn left_shift(model: &Model<'_>, agent: usize, choice: &mut SelectedPath, releas
     }
 }
 
-/// Completion time of an agent, the all-allreduce of its stages included.
+/// Completion time of an agent, the all-reduce of its stages included.
 pub fn completion(model: &Model<'_>, agent: usize, choice: &SelectedPath) -> Time {
     let path = &model.paths(agent)[choice.path];
     let from = choice.starts.len() - path.steps.len();

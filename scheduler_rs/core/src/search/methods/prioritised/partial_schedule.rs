@@ -144,13 +144,13 @@ impl<'a> PartialSchedule<'a> {
     fn reserve(&mut self, route: usize, wave: usize, timed_path: &TimedPath) {
         let microbatch = self.tasks[route].first_microbatch + wave;
         let hops = timed_path.nodes.len();
-        for (place, start) in timed_path.starts.iter().enumerate() {
-            let (node, length) = self.task(route, timed_path, place);
+        for (position, start) in timed_path.starts.iter().enumerate() {
+            let (node, length) = self.task(route, timed_path, position);
             self.timelines[node].reserve(Reservation {
                 start: *start,
                 end: start + length,
                 route: route as u32,
-                task: task_code(microbatch, place),
+                task: task_code(microbatch, position),
             });
         }
         if self.instance.memory_is_held() {
@@ -164,17 +164,17 @@ impl<'a> PartialSchedule<'a> {
     }
 
     /// Node and duration of a task by its position in the chain.
-    fn task(&self, route: usize, timed_path: &TimedPath, place: usize) -> (usize, Time) {
+    fn task(&self, route: usize, timed_path: &TimedPath, position: usize) -> (usize, Time) {
         let hops = timed_path.nodes.len();
         let class = self.tasks[route].class;
-        if place < hops {
-            let node = timed_path.nodes[place] as usize;
+        if position < hops {
+            let node = timed_path.nodes[position] as usize;
             (node, self.instance.forward(class, node))
-        } else if place == hops {
+        } else if position == hops {
             let source = self.tasks[route].source;
             (source, self.instance.loss(class, source))
         } else {
-            let node = timed_path.nodes[2 * hops - place] as usize;
+            let node = timed_path.nodes[2 * hops - position] as usize;
             (node, self.instance.backward(class, node))
         }
     }
@@ -245,10 +245,10 @@ impl<'a> PartialSchedule<'a> {
         for (node, tasks) in order.iter().enumerate() {
             for task in tasks {
                 let microbatch = simulator.microbatch_of(*task);
-                let place = (task - simulator.tasks_of(microbatch).start) as usize;
+                let position = (task - simulator.tasks_of(microbatch).start) as usize;
                 let route = self.route_of(microbatch) as u32;
                 let (start, end) = (simulator.start_of(*task), simulator.end_of(*task));
-                self.timelines[node].push(Reservation { start, end, route, task: task_code(microbatch, place) });
+                self.timelines[node].push(Reservation { start, end, route, task: task_code(microbatch, position) });
             }
         }
         if self.instance.memory_is_held() {

@@ -1,7 +1,7 @@
 //! The low level: A* with the time dimension over (node, safe interval, stages visited), exact for one
 //! microbatch among what is already reserved.
 //!
-//! The way back runs over the nodes of the way out, so an early arrival alone is no advantage. Each label
+//! The backward pass runs over the nodes of the forward pass, so an early arrival alone is no advantage. Each label
 //! therefore carries its return function: the objective as a function of the time at which the gradient
 //! comes back to its node. One label dominates another only if it is no later and its return function is
 //! nowhere higher. What a microbatch minimises is the latest, over the stages it visits, of the end of its
@@ -52,7 +52,7 @@ struct Label {
 }
 
 /// The objective over the time `t` at which the gradient arrives: with the first piece `(last, floor)` whose
-/// `last` is not before `t`, `max(floor, t + delay)`; beyond the last piece there is no way back.
+/// `last` is not before `t`, `max(floor, t + delay)`; beyond the last piece there is no return.
 #[derive(Clone, Debug)]
 struct Return {
     pieces: SmallVec<[(Time, Time); 4]>,

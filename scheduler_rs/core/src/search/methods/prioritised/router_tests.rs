@@ -44,17 +44,7 @@ fn case(rng: &mut Pcg64) -> Option<Case> {
         })
         .collect();
     let transfer = (0..n).map(|_| (0..n).map(|_| seconds(rng, 2)).collect()).collect();
-    let parts = ClusterParts {
-        nodes,
-        links: Links::Transfer(transfer),
-        region_of: None,
-        activation_bytes: 0.0,
-        gradient_bytes: vec![],
-        step_s: vec![],
-        norm_s: 0.0,
-        source: None,
-        workload: None,
-    };
+    let parts = ClusterParts::new(nodes, Links::Transfer(transfer));
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
         cc2: rng.random_bool(0.8),
@@ -185,7 +175,7 @@ impl Case {
         }
     }
 
-    /// The way back as early as it can be: a later backward only holds longer and completes later.
+    /// The backward pass as early as it can be: a later backward only holds longer and completes later.
     fn back(&self, source: usize, route: &[usize], starts: &[Time], ready: Time) -> Option<Time> {
         let travel = |a: usize, b: usize| self.instance.transfer(a, b) / SECOND;
         let last = *route.last()?;
@@ -208,7 +198,7 @@ impl Case {
 }
 
 #[test]
-fn router_finds_the_best_way_of_one_microbatch() {
+fn router_finds_the_best_path_of_one_microbatch() {
     let mut rng = Pcg64::seed_from_u64(7);
     let (mut found, mut none) = (0, 0);
     for number in 0..4000 {

@@ -2,7 +2,7 @@
 
 use crate::time::{NEVER, Time};
 
-/// Reserved time of one task. Slots of a node never overlap and stand in the order in which it runs them.
+/// Reserved time of one task. Reservations of a node never overlap and stand in the order in which it runs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Start.
@@ -68,13 +68,13 @@ impl Timeline {
 
     /// Reserves a task after everything that ends by its start.
     pub fn reserve(&mut self, reservation: Reservation) {
-        let place = self.reservations.partition_point(|s| s.end <= reservation.start);
+        let index = self.reservations.partition_point(|s| s.end <= reservation.start);
         debug_assert!(
-            self.reservations.get(place).is_none_or(|next| reservation.end <= next.start),
+            self.reservations.get(index).is_none_or(|next| reservation.end <= next.start),
             "{reservation:?} overlaps {:?}",
-            self.reservations[place]
+            self.reservations[index]
         );
-        self.reservations.insert(place, reservation);
+        self.reservations.insert(index, reservation);
     }
 
     /// Reserves memory for a microbatch of `route`; [`Timeline::find_windows`] is to follow.

@@ -9,7 +9,7 @@ use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 use crate::search::methods::schedule_annealing::decode::NONE;
 use crate::time::Time;
 
-/// How often a route is changed, and how often two microbatches exchange their places; else a task moves.
+/// How often a route is changed, and how often two microbatches exchange positions; else a task moves.
 const ROUTES: f64 = 0.4;
 const EXCHANGES: f64 = 0.1;
 /// How often what is changed lies on a critical path.
@@ -121,7 +121,7 @@ impl ScheduleAnnealing {
         first + self.sequence[first..].iter().position(|other| *other == id).unwrap_or(0)
     }
 
-    /// Two microbatches exchange their places in the sequence, from one of their tasks on.
+    /// Two microbatches exchange their positions in the sequence, from one of their tasks on.
     fn try_exchange(&mut self) {
         let count = self.decoder.hops.len();
         let (a, b) = (self.rng.random_range(0..count), self.rng.random_range(0..count));
