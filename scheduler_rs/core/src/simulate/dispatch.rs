@@ -30,7 +30,68 @@ struct NodeState {
     ran: Vec<TaskId>,
 }
 
+impl Buffers {
+    fn reset(&mut self, node_count: usize) {
+        self.events.clear();
+        self.touched.clear();
+        self.nodes.resize(node_count, NodeState::default());
+        self.nodes.iter_mut().for_each(NodeState::reset);
+    }
+
+    /// The next event, if it happens by `now`.
+    #[inline]
+    fn next_event(&mut self, now: Time) -> Option<u32> {
+        let Reverse((time, event)) = *self.events.peek()?;
+        if time > now {
+            return None;
+        }
+        self.events.pop();
+        Some(event)
+    }
+
+    /// A node at which something happens at this instant, so that it may start a task then.
+    #[inline]
+    fn touch(&mut self, node: u32) -> &mut NodeState {
+        let state = &mut self.nodes[node as usize];
+        if !std::mem::replace(&mut state.touched, true) {
+            self.touched.push(node);
+        }
+        state
+    }
+}
+
 impl NodeState {
+    fn reset(&mut self) {
+        self.busy = false;
+        self.touched = false;
+        self.held = 0;
+        self.urgent.clear();
+        self.forwards.clear();
+        self.ran.clear();
+    }
+
+    /// Starts a task, if the node is idle and one may start. `memory`: microbatches that it may hold.
+    #[inline]
+    fn start_next(&mut self, memory: u32, is_prioritised: bool) -> Option<TaskId> {
+        self.touched = false;
+        if self.busy {
+            return None;
+        }
+        let urgent = first(&self.urgent);
+        // Without priorities what is urgent goes first anyway.
+        let may_forward = self.held < memory && (is_prioritised || urgent.is_none());
+        let forward = if may_forward { first(&self.forwards) } else { None };
+        let task = match (urgent, forward) {
+            (None, None) => return None,
+            (Some((_, key)), Some((index, its))) if its < key => self.start_forward(index),
+            (None, Some((index, _))) => self.start_forward(index),
+            (Some((index, _)), _) => self.urgent.swap_remove(index).2,
+        };
+        self.busy = true;
+        self.ran.push(task);
+        Some(task)
+    }
+
     /// The forward at `index` of its queue, which is held from now on.
     fn start_forward(&mut self, index: usize) -> TaskId {
         self.held += 1;
@@ -77,84 +138,61 @@ impl Simulator<'_> {
 
     /// Runs until nothing can happen any more; gives the number of finished tasks.
     fn dispatch(&mut self, buffers: &mut Buffers, priorities: Option<&[u32]>) -> usize {
-        let Buffers { events, nodes, touched } = buffers;
-        let gated = self.instance.memory_is_held();
-        events.clear();
-        touched.clear();
-        nodes.resize(self.instance.node_count(), NodeState::default());
-        for node in nodes.iter_mut() {
-            node.busy = false;
-            node.touched = false;
-            node.held = 0;
-            node.urgent.clear();
-            node.forwards.clear();
-            node.ran.clear();
-        }
-        for span in &self.spans {
-            if span.before == NO_TASK {
-                events.push(Reverse((span.out, 2 * span.first)));
-            }
-        }
+        buffers.reset(self.instance.node_count());
+        let starts = self.spans.iter().filter(|span| span.before == NO_TASK);
+        buffers.events.extend(starts.map(|span| Reverse((span.out, 2 * span.first))));
+        let is_gated = self.instance.memory_is_held();
         let mut done = 0;
-        while let Some(&Reverse((now, _))) = events.peek() {
-            while let Some(&Reverse((time, event))) = events.peek() {
-                if time > now {
-                    break;
-                }
-                events.pop();
-                let task = event / 2;
-                let span = self.spans[self.microbatch[task as usize] as usize];
-                let node = self.node[task as usize];
-                let state = &mut nodes[node as usize];
-                if !std::mem::replace(&mut state.touched, true) {
-                    touched.push(node);
-                }
+        while let Some(&Reverse((now, _))) = buffers.events.peek() {
+            while let Some(event) = buffers.next_event(now) {
                 if event % 2 == 0 {
-                    let is_forward = task - span.first < span.hops;
-                    let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
-                    let microbatch = self.microbatch[task as usize] as usize;
-                    let key = priorities
-                        .map_or(now, |priorities| Time::from(priorities[2 * microbatch + usize::from(!is_forward)]));
-                    queue.push((key, span.id, task));
-                    continue;
-                }
-                done += 1;
-                state.busy = false;
-                if task - span.first > span.hops {
-                    state.held -= 1;
-                }
-                if task < span.first + 2 * span.hops {
-                    events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
-                } else if span.after != NO_TASK {
-                    let next = self.spans[span.after as usize];
-                    events.push(Reverse((now + span.return_transfer + next.out, 2 * next.first)));
+                    self.arrive(event / 2, now, buffers, priorities);
+                } else {
+                    self.finish(event / 2, now, buffers);
+                    done += 1;
                 }
             }
+            let Buffers { events, nodes, touched } = buffers;
             touched.sort_unstable();
-            for node in touched.drain(..) {
-                let state = &mut nodes[node as usize];
-                state.touched = false;
-                if state.busy {
-                    continue;
+            for node in touched.drain(..).map(|node| node as usize) {
+                let memory = if is_gated { self.instance.memory[node] } else { u32::MAX };
+                if let Some(task) = nodes[node].start_next(memory, priorities.is_some()) {
+                    self.start[task as usize] = now;
+                    events.push(Reverse((now + self.length[task as usize], 2 * task + 1)));
                 }
-                let urgent = first(&state.urgent);
-                let full = gated && state.held >= self.instance.memory[node as usize];
-                // Without priorities what is urgent goes first anyway.
-                let forward =
-                    if full || (priorities.is_none() && urgent.is_some()) { None } else { first(&state.forwards) };
-                let task = match (urgent, forward) {
-                    (None, None) => continue,
-                    (Some((_, key)), Some((index, its))) if its < key => state.start_forward(index),
-                    (None, Some((index, _))) => state.start_forward(index),
-                    (Some((index, _)), _) => state.urgent.swap_remove(index).2,
-                };
-                state.busy = true;
-                state.ran.push(task);
-                self.start[task as usize] = now;
-                events.push(Reverse((now + self.length[task as usize], 2 * task + 1)));
             }
         }
         done
+    }
+
+    /// The input of `task` arrives: it waits at its node.
+    #[inline]
+    fn arrive(&self, task: TaskId, now: Time, buffers: &mut Buffers, priorities: Option<&[u32]>) {
+        let microbatch = self.microbatch_of(task);
+        let span = self.spans[microbatch];
+        let is_forward = task - span.first < span.hops;
+        let state = buffers.touch(self.node[task as usize]);
+        let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
+        let key =
+            priorities.map_or(now, |priorities| Time::from(priorities[2 * microbatch + usize::from(!is_forward)]));
+        queue.push((key, span.id, task));
+    }
+
+    /// `task` ends: its output leaves for the next task of the microbatch, or completes it for the next wave.
+    #[inline]
+    fn finish(&self, task: TaskId, now: Time, buffers: &mut Buffers) {
+        let span = self.spans[self.microbatch_of(task)];
+        let state = buffers.touch(self.node[task as usize]);
+        state.busy = false;
+        if task - span.first > span.hops {
+            state.held -= 1;
+        }
+        if task < span.first + 2 * span.hops {
+            buffers.events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
+        } else if span.after != NO_TASK {
+            let next = self.spans[span.after as usize];
+            buffers.events.push(Reverse((now + span.return_transfer + next.out, 2 * next.first)));
+        }
     }
 
     /// Nothing happens any more: follows a waiting forward to a microbatch that holds the node it waits

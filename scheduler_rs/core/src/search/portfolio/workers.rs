@@ -16,6 +16,7 @@ use crate::search::methods::annealing::{AnnealingChain, FIRST_RUN, PrioritisedRo
 use crate::search::methods::prioritised::construct::{construct, priority, replace};
 use crate::search::methods::prioritised::router::Router;
 use crate::search::methods::proof::Prover;
+use crate::search::methods::routes::Path;
 use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 use crate::search::methods::tabu::OrderSearch;
 use crate::time::{NEVER, Time};
@@ -96,6 +97,11 @@ impl Attempt<'_> {
     }
 }
 
+/// Whether an annealing goes on from the best plan in every run; the first one begins every run with other routes.
+fn stays_with_best(number: u64) -> bool {
+    !number.is_multiple_of(ATTEMPTS)
+}
+
 impl<'a> Workers<'a> {
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     pub fn start(&self) -> Vec<Worker<'a>> {
@@ -168,11 +174,10 @@ impl<'a> Workers<'a> {
         let Some(search) = current.as_mut().filter(|search| !search.is_over()) else { return Attempt::failed(0) };
         let before = search.work();
         search.run(ROUND_WORK, context.budget);
-        let mut work = search.work() - before;
         let better = if search.key() < best.cost { search.best() } else { None };
-        let tried = better.map_or(Err(None), |found| reordered(context, best, found.order, &mut work));
-        context.budget.add_work(work);
-        Attempt { tried, ..Attempt::failed(work) }
+        self.attempted(better, search.work() - before, |context, found, work| {
+            reordered(context, best, found.order, work)
+        })
     }
 
     fn advance_proof(&self, prover: &mut Prover<'a>, best: Option<&Candidate<'a>>) -> Attempt<'a> {
@@ -193,49 +198,45 @@ impl<'a> Workers<'a> {
         best: Option<&Candidate<'a>>,
         number: u64,
     ) -> Attempt<'a> {
-        let context = &self.context;
-        // The first chain begins every run with other routes, the other one stays with the best plan.
-        let stays = !number.is_multiple_of(ATTEMPTS);
-        if current.is_none() {
-            let mut rng = context.rng(number);
-            let mut drawn = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
-            let paths = match best {
-                Some(best) if stays => Some(paths_of(&best.schedule)),
-                _ => drawn().or(best.map(|best| paths_of(&best.schedule))),
-            };
-            let Some(paths) = paths else { return Attempt::failed(ROUND_WORK) };
-            let chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
-            *current = Some(Box::new(chain));
-            if let (Some(chain), Some(best), true) = (current.as_mut(), best, stays) {
-                chain.restart(&found_of(best), true);
-            }
+        let before = current.as_ref().map_or(0, |chain| chain.work);
+        match current {
+            None => *current = self.first_chain(best, number).map(Box::new),
+            Some(chain) if chain.is_finished() => self.restart_chain(chain, best, number),
+            Some(_) => {}
         }
         let Some(chain) = current else { return Attempt::failed(ROUND_WORK) };
-        let before = chain.work;
-        if chain.is_finished() {
-            let fresh = if stays { None } else { draw_paths(context, &mut context.rng(number)) };
-            match (fresh, best) {
-                (Some(paths), _) => {
-                    let priorities = default_priorities(context.tasks.iter().map(|t| t.waves).sum());
-                    chain.restart(
-                        &PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation: None },
-                        false,
-                    );
-                }
-                (None, Some(best)) => chain.restart(&found_of(best), true),
-                (None, None) => {}
-            }
-        }
-        chain.run(context.budget.round_work(ROUND_WORK), context.budget);
-        let mut work = chain.work - before;
-        let better = chain.best().filter(|found| best.is_none_or(|b| found.key < b.cost));
-        let tried = better.map_or(Err(None), |found| prioritised(context, found, &mut work));
-        context.budget.add_work(work);
-        Attempt { tried, ..Attempt::failed(work) }
+        chain.run(self.context.budget.round_work(ROUND_WORK), self.context.budget);
+        let better = chain.best().filter(|found| best.is_none_or(|best| found.key < best.cost));
+        self.attempted(better, chain.work - before, prioritised)
     }
 
-    /// Lets the annealing of schedules go on; the first one begins every run with other routes, the other one goes on from
-    /// the best plan.
+    fn first_chain(&self, best: Option<&Candidate<'a>>, number: u64) -> Option<AnnealingChain> {
+        let context = &self.context;
+        let best = best.map(|best| (best, paths_of(&best.schedule)));
+        let (kept, paths) = match best {
+            Some((best, paths)) if stays_with_best(number) => (Some(best), paths),
+            best => (None, self.draw(FIRST_DRAWS, number).or(best.map(|(_, paths)| paths))?),
+        };
+        let mut chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
+        if let Some(best) = kept {
+            chain.restart(&found_of(best), true);
+        }
+        Some(chain)
+    }
+
+    fn restart_chain(&self, chain: &mut AnnealingChain, best: Option<&Candidate<'a>>, number: u64) {
+        let fresh = if stays_with_best(number) { None } else { self.draw(1, number) };
+        match (fresh, best) {
+            (Some(paths), _) => {
+                let priorities = default_priorities(self.context.tasks.iter().map(|t| t.waves).sum());
+                chain.restart(&PrioritisedRoutes { paths, priorities, key: (NEVER, NEVER), allocation: None }, false);
+            }
+            (None, Some(best)) => chain.restart(&found_of(best), true),
+            (None, None) => {}
+        }
+    }
+
+    /// Lets the annealing of schedules go on; where its run is over it begins anew.
     fn anneal_schedule(
         &self,
         current: &mut Option<Box<ScheduleAnnealing>>,
@@ -243,13 +244,14 @@ impl<'a> Workers<'a> {
         number: u64,
     ) -> Attempt<'a> {
         let context = &self.context;
-        let stays = !number.is_multiple_of(ATTEMPTS);
         let before = current.as_ref().map_or(0, |annealing| annealing.work());
         if current.as_ref().is_none_or(|annealing| annealing.is_finished()) {
-            let mut rng = context.rng(number);
-            let mut fresh = || (0..FIRST_DRAWS).find_map(|_| draw_paths(context, &mut rng));
             let from = best.map(|best| (paths_of(&best.schedule), Some(best.order.as_slice())));
-            let from = if stays { from } else { fresh().map(|paths| (paths, None)).or(from) };
+            let from = if stays_with_best(number) {
+                from
+            } else {
+                self.draw(FIRST_DRAWS, number).map(|paths| (paths, None)).or(from)
+            };
             let Some((paths, order)) = from else { return Attempt::failed(ROUND_WORK) };
             if let Some(annealing) = current {
                 annealing.restart(&paths, order);
@@ -260,11 +262,25 @@ impl<'a> Workers<'a> {
         }
         let Some(annealing) = current else { return Attempt::failed(ROUND_WORK) };
         annealing.run(context.budget.round_work(ROUND_WORK), context.budget);
-        let mut work = annealing.work() - before;
-        let is_better = best.is_none_or(|best| annealing.key() < best.cost);
-        let better = if is_better { annealing.best() } else { None };
-        let tried = better.map_or(Err(None), |schedule| scheduled(context, schedule, &mut work));
-        context.budget.add_work(work);
+        let better = annealing.best().filter(|schedule| best.is_none_or(|best| schedule.key < best.cost));
+        self.attempted(better, annealing.work() - before, scheduled)
+    }
+
+    /// Random routes for attempt `number`; none where so many draws ran into dead ends.
+    fn draw(&self, draws: u64, number: u64) -> Option<Vec<Path>> {
+        let mut rng = self.context.rng(number);
+        (0..draws).find_map(|_| draw_paths(&self.context, &mut rng))
+    }
+
+    /// What `work` search steps came to; `timed` gives what was found its times.
+    fn attempted<T>(
+        &self,
+        found: Option<T>,
+        mut work: u64,
+        timed: impl FnOnce(&Context<'a>, T, &mut u64) -> Tried<'a>,
+    ) -> Attempt<'a> {
+        let tried = found.map_or(Err(None), |found| timed(&self.context, found, &mut work));
+        self.context.budget.add_work(work);
         Attempt { tried, ..Attempt::failed(work) }
     }
 
