@@ -197,38 +197,10 @@ impl PassTimes {
         let longest = lengths.long();
         let mut times =
             Self { round_trip: vec![NEVER; n], out: vec![NEVER; n], back: vec![NEVER; n], held: vec![NEVER; n] };
-        let forward = |node: usize| instance.classes.iter().map(|l| l.forward[node]).min().unwrap_or(0);
-        let backward = |node: usize| instance.classes.iter().map(|l| l.backward[node]).min().unwrap_or(0);
-        // Round trip, outward and return times, without the node's own tasks.
-        let nowhere = || Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); n]);
-        let mut reached = nowhere();
+        let mut reached = nowhere(n);
         reached[Position::Ahead as usize][source] = (0, 0, 0);
         for hop in 1..longest {
-            let mut level = nowhere();
-            for from in 0..instance.stage_count() {
-                for position in Position::ALL {
-                    let starts: Vec<usize> = instance.members[from]
-                        .iter()
-                        .copied()
-                        .filter(|v| reached[position as usize][*v].0 < NEVER)
-                        .collect();
-                    if starts.is_empty() {
-                        continue;
-                    }
-                    for (to, next) in successors(instance, from, position) {
-                        for u in &instance.members[to] {
-                            let best = &mut level[next as usize][*u];
-                            for v in &starts {
-                                let (round_trip, out, back) = reached[position as usize][*v];
-                                let (outward, inward) = (instance.transfer(*v, *u), instance.transfer(*u, *v));
-                                best.0 = best.0.min(round_trip + outward + inward + instance.least_work(*v));
-                                best.1 = best.1.min(out + forward(*v) + outward);
-                                best.2 = best.2.min(back + backward(*v) + inward);
-                            }
-                        }
-                    }
-                }
-            }
+            let level = extended(instance, &reached);
             for node in (0..n).filter(|node| instance.stage_of[*node] != NO_STAGE) {
                 for position in Position::ALL {
                     let (round_trip, out, back) = level[position as usize][node];
@@ -254,4 +226,41 @@ impl PassTimes {
         }
         times
     }
+}
+
+/// By position and node: round trip, outward and return times of the partial routes that end there, without the tasks
+/// of that node.
+type Reached = [Vec<(Time, Time, Time)>; 3];
+
+fn nowhere(node_count: usize) -> Reached {
+    Position::ALL.map(|_| vec![(NEVER, NEVER, NEVER); node_count])
+}
+
+/// All partial routes, longer by one node.
+fn extended(instance: &Instance, reached: &Reached) -> Reached {
+    let forward = |node: usize| instance.classes.iter().map(|class| class.forward[node]).min().unwrap_or(0);
+    let backward = |node: usize| instance.classes.iter().map(|class| class.backward[node]).min().unwrap_or(0);
+    let mut level = nowhere(instance.node_count());
+    for from in 0..instance.stage_count() {
+        for position in Position::ALL {
+            let ends = &reached[position as usize];
+            let starts: Vec<usize> = instance.members[from].iter().copied().filter(|v| ends[*v].0 < NEVER).collect();
+            if starts.is_empty() {
+                continue;
+            }
+            for (to, next) in successors(instance, from, position) {
+                for u in &instance.members[to] {
+                    let best = &mut level[next as usize][*u];
+                    for v in &starts {
+                        let (round_trip, out, back) = ends[*v];
+                        let (outward, inward) = (instance.transfer(*v, *u), instance.transfer(*u, *v));
+                        best.0 = best.0.min(round_trip + outward + inward + instance.least_work(*v));
+                        best.1 = best.1.min(out + forward(*v) + outward);
+                        best.2 = best.2.min(back + backward(*v) + inward);
+                    }
+                }
+            }
+        }
+    }
+    level
 }

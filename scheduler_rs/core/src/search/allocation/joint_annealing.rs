@@ -197,11 +197,7 @@ impl<'a> Annealing<'a> {
             return Ok(None);
         };
         let (problem, found) = translated(&allocation, &best)?;
-        let stages = in_order(allocation.placement().stages(allocation.view().instance));
-        let runner_up = seen
-            .iter()
-            .find(|s| s.stages != stages)
-            .map(|s| RunnerUp { stages: s.stages.clone(), iteration_s: seconds(s.key.0) });
+        let runner_up = runner_up(&seen, &stages_of(&allocation));
         let seen = seen.into_iter().map(|seen| seen.stages).collect();
         let known = Known::Prioritised(found);
         Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
@@ -287,10 +283,21 @@ impl<'a> Annealing<'a> {
     }
 }
 
+/// The nodes of each stage in ascending order.
+fn stages_of(allocation: &AllocationState) -> Vec<Vec<usize>> {
+    in_order(allocation.placement().stages(allocation.view().instance))
+}
+
+/// The best allocation seen that is not `stages`; the best one comes first.
+fn runner_up(seen: &[Seen], stages: &[Vec<usize>]) -> Option<RunnerUp> {
+    let other = seen.iter().find(|other| other.stages != stages)?;
+    Some(RunnerUp { stages: other.stages.clone(), iteration_s: seconds(other.key.0) })
+}
+
 /// Keeps the best allocations, each with its best iteration.
 fn note(seen: &mut Vec<Seen>, found: &PrioritisedRoutes) {
     let Some(allocation) = &found.allocation else { return };
-    let stages = in_order(allocation.placement().stages(allocation.view().instance));
+    let stages = stages_of(allocation);
     match seen.iter_mut().find(|s| s.stages == stages) {
         Some(known) => known.key = known.key.min(found.key),
         None => seen.push(Seen { stages, key: found.key }),

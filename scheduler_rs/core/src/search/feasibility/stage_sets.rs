@@ -80,7 +80,8 @@ fn legal_sets(instance: &Instance, length: usize) -> Option<Vec<StageSet>> {
     let mut sets = Vec::new();
     let rules = &instance.rules;
     let jump = rules.max_stage_jump.map_or(usize::MAX, |jump| jump as usize);
-    let mut stack: Vec<(StageSet, usize, usize, usize)> = vec![(0, 0, 0, 0)]; // set, size, furthest, next index in `present`
+    // Set, size, furthest stage, next index in `present`.
+    let mut stack: Vec<(StageSet, usize, usize, usize)> = vec![(0, 0, 0, 0)];
     let mut steps = 0;
     while let Some((set, size, furthest, from)) = stack.pop() {
         steps += 1;

@@ -3,12 +3,12 @@
 //!
 //! The iteration can only get shorter if some task of a critical path's block (tasks of one node without a gap) goes
 //! before the block's first or behind its last. Each step takes the best of these moves by an estimate, also where it
-//! is worse than staying, and forbids the reverse move for a while. Where nothing better comes for long, the search goes on
-//! from the best order so far, perturbed a little.
+//! is worse than staying, and forbids the reverse move for a while. Where nothing better comes for long, the search
+//! restarts from the best order so far, perturbed a little.
 //!
 //! With TC1 `held` the order of a node says how many microbatches it holds. Where a move would have it hold too many,
-//! only the forwards (or only the backwards) between change their order, which leaves the number at every position as it
-//! was; and a forward that waits for memory may go before those that hold it.
+//! only the forwards (or only the backwards) between change their order, which leaves the number at every position as
+//! it was; and a forward that waits for memory may go before those that hold it.
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -108,8 +108,8 @@ pub struct OrderSearch {
 }
 
 impl OrderSearch {
-    /// A search that begins with `order`, which lists every task of `microbatches` once on its own node; none where that
-    /// deadlocks. It ends where an iteration of `limit` is reached.
+    /// A search that begins with `order`, which lists every task of `microbatches` once on its own node; none where
+    /// that deadlocks. It ends where an iteration of `limit` is reached.
     #[must_use]
     pub fn new(
         instance: &Instance,
@@ -139,7 +139,8 @@ impl OrderSearch {
         })
     }
 
-    /// Whether no order of these routes is better: the limit is reached, or no task of a critical path waits for its node.
+    /// Whether no order of these routes is better: the limit is reached, or no task of a critical path waits for its
+    /// node.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
@@ -296,8 +297,8 @@ impl OrderSearch {
         self.add(from, task, is_behind);
     }
 
-    /// Puts into `segment` what stands between `index` and `to`, with the task at `index` at the last position there of a
-    /// task of its kind and the others of that kind moved up: what the node holds stays the same.
+    /// Puts into `segment` what stands between `index` and `to`, with the task at `index` at the last position there of
+    /// a task of its kind and the others of that kind moved up: what the node holds stays the same.
     fn rotate_kind(&mut self, index: usize, to: usize) {
         let order = self.graph.order();
         let (from, end) = (index.min(to), index.max(to) + 1);

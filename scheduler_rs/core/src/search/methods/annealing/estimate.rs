@@ -1,5 +1,5 @@
-//! How long an iteration over given routes will about take, without simulating it: the round trips of the routes, the load
-//! of the nodes and the time for which they hold microbatches. Kept up to date change by change.
+//! How long an iteration over given routes will about take, without simulating it: the round trips of the routes, the
+//! load of the nodes and the time for which they hold microbatches. Kept up to date change by change.
 //!
 //! Each route, each node's work and each node's memory is a time by which it can be done at the earliest. Together
 //! they are a power sum of these times, which is about the longest of them, and falls whenever a long one does.
