@@ -89,7 +89,7 @@ class AllocationReport:
 @final
 class AllocationScope:
     """
-    What a search may change of a problem's allocation, beside which node serves in whose place.
+    What a search may change of a problem's allocation, beside which node serves which stage.
 
     `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
     every other stage has at least one, and none gets more than it has unless `sizes` may change too. `layers`: so many decoder layers are shared out anew over the
@@ -300,7 +300,7 @@ class Explanation:
     @property
     def blockers(self, /) -> NDArray[int64]:
         """
-        The task behind that reason, by its place in the plan's tasks; -1 where there is none.
+        The task behind that reason, by its index in the plan's tasks; -1 where there is none.
         """
     @property
     def busy_s(self, /) -> NDArray[float64]:
@@ -336,7 +336,7 @@ class Explanation:
     @property
     def reasons(self, /) -> list[str]:
         """
-        Why each task did not start before: "start", "input" (arrived then), "wave" (the one before came home then),
+        Why each task did not start before: "start", "input" (arrived then), "wave" (the one before completed then),
         "busy" (its node ran others), "memory" (its node was idle but full), "order" (its node was idle; the plan lets
         another go first).
         """
@@ -450,9 +450,9 @@ class Plan:
         """
         The rules that it keeps.
         """
-    def find_circle(self, /) -> str | None:
+    def find_deadlock(self, /) -> str | None:
         """
-        Tasks that wait for each other in a circle, in words, None where the order can be executed; of a plan that
+        Tasks that wait for each other in a cycle, in words, None where the order can be executed; of a plan that
         keeps its rules.
         """
     @staticmethod
@@ -812,7 +812,7 @@ class Segment:
     @property
     def task(self, /) -> int | None:
         """
-        The task that runs or waits, by its place in the plan's tasks; None for other parts.
+        The task that runs or waits, by its index in the plan's tasks; None for other parts.
         """
 
 @final
@@ -913,7 +913,7 @@ def allocate(cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex], *, so
     """
     The best allocation by the surrogate that is found within the limits; same seed and work limit: same allocation,
     whatever the number of threads. `sizes` are the numbers of nodes, stage 0 first; the stages after it come in the
-    order of the tour, so their sizes may change places. `sources` are the nodes of stage 0, where they are fixed;
+    order of the tour, so their sizes may change order. `sources` are the nodes of stage 0, where they are fixed;
     no transfer within a stage takes longer than `max_replica_transfer_s`. `work_limit` counts changes tried;
     `progress(elapsed_s, score_s, lower_bound_s, work)` is called about twenty times a second. Raises ImpossibleError
     where no allocation can keep the limit, NoPlanError where none was found, KeyboardInterrupt after Ctrl-C.
@@ -953,7 +953,7 @@ def plan(request: PlanRequest, *, progress: Any | None = None) -> Plan:
 def score_allocation(cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]]) -> Scored:
     """
     What the surrogate says of an allocation. `stages` may come in any order but for stage 0; nodes that serve no stage do
-    not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two places.
+    not count. Raises InputError where a stage is empty, or a node is not in the cluster or in two stages.
     """
 
 def simulate(plan: Plan, *, order: str = "plan") -> Plan:
