@@ -39,11 +39,11 @@ class StageOptimizer:
         """learning rate of the latest step"""
 
     def step(self, norm: float) -> None:
-        """Clip by the norm of the full model's gradient, and step; does nothing if the norm is not finite."""
-        if not math.isfinite(norm):
-            return
+        """Clip by the norm of the full model's gradient, and step; if the norm is not finite, weights stay."""
         self.seen += self._tokens
         self.rate = learning_rate(self._spec, self.seen, self._total)
+        if not math.isfinite(norm):
+            return
         clip((g for stage in self._stages.values() for g in stage.gradients()), norm, self._spec.clip_norm)
         take_step(self._optimizer, self.rate)
 
