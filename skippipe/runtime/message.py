@@ -70,6 +70,6 @@ class MessageSpec:
         wire = self.wire_dtype or self.dtype
         if wire not in LARGEST:
             return payload.to(self.dtype)
-        packed, scale = payload.split([self.hidden, SCALE_BYTES], dim=-1)
-        numbers = packed.contiguous().view(wire).float()
-        return (numbers * scale.contiguous().view(torch.float32)).to(self.dtype)
+        numbers = payload[..., : self.hidden].contiguous().view(wire).float()
+        scale = payload[..., self.hidden :].contiguous().view(torch.float32)
+        return (numbers * scale).to(self.dtype)

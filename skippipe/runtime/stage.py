@@ -215,7 +215,8 @@ def _chunks(hidden: Tensor, labels: Tensor, most: int | None) -> list[tuple[Tens
     """Cut (b, s, hidden) and (b, s) into chunks of at most `most` tokens, each (tokens, 1, hidden) and (tokens, 1)."""
     if most is None or labels.numel() <= most:
         return [(hidden, labels)]
-    return list(zip(hidden.flatten(0, 1)[:, None].split(most), labels.flatten()[:, None].split(most), strict=True))
+    rows = hidden.flatten(0, 1)[:, None], labels.flatten()[:, None]
+    return list(zip(*(torch.split(tensor, most) for tensor in rows), strict=True))
 
 
 def _gradient(tensor: Tensor) -> Tensor:
