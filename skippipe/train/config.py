@@ -20,6 +20,7 @@ from skippipe.data.config import DataConfig
 from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 
 BACKENDS = ("gloo",)
+DECAYS = ("cosine", "linear")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -95,7 +96,11 @@ class TrainConfig:
     final_learning_rate: float = setting(0.1, within=Range(0, 1))
     """final learning rate as a fraction of the peak"""
     warmup: float = setting(0.1, within=Range(0, 1))
-    """fraction of the run's tokens for linear warm-up; then cosine decay"""
+    """fraction of the run's tokens for linear warm-up"""
+    decay: str = setting("cosine", choices=DECAYS)
+    """after the warm-up: cosine decay; or linear: warm-up, stable, decay (WSD), with linear decay at the end"""
+    decay_fraction: float = setting(0.2, within=Range(0, 1))
+    """with decay=linear: fraction of the run's tokens for the decay"""
     weight_decay: float = setting(0.1, within=AT_LEAST_0)
     """weight decay of AdamW, on weight matrices only"""
     beta1: float = setting(0.9, within=BELOW_1)

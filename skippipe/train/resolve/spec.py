@@ -82,6 +82,10 @@ class OptimizerSpec:
     """as a fraction of the peak"""
     warmup: float
     """fraction of the run's tokens"""
+    decay: Literal["cosine", "linear"]
+    """cosine over all that follows the warm-up, or linear over the last `decay_fraction`"""
+    decay_fraction: float
+    """of the run's tokens; for linear decay"""
     weight_decay: float
     beta1: float
     beta2: float
