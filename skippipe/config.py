@@ -9,6 +9,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from skippipe.devices import WIRE_DTYPES
+
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
 MEMORY_RULES = ("held", "routes", "off")
 OBJECTIVES = ("surrogate", "simulated")
@@ -91,7 +93,7 @@ class WorkloadConfig:
     """sequences per microbatch"""
     sequence: int | None = setting(None, within=AT_LEAST_1)
     """tokens per sequence"""
-    wire_dtype: str | None = setting(None, choices=("float32", "float64", "bfloat16"))
+    wire_dtype: str | None = setting(None, choices=tuple(WIRE_DTYPES))
     """dtype of messages"""
 
 

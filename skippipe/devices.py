@@ -5,6 +5,7 @@ so torch is imported only by the functions that need it.
 """
 # ruff: noqa: PLC0415 - see above
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
 """Number types by torch's names, and the bytes of each."""
-AUTOCASTS = ("bfloat16",)
+AUTOCASTS = ("bfloat16", "float16")
+WIRE_DTYPES = {**DTYPES, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+"""Number types of messages, and the bytes of each; those of one byte are scaled token by token."""
+SCALE_BYTES = 4
+"""Of the scale that goes with each token in types of one byte."""
 PEAK_FLOPS = {
     "H200 NVL": 835e12,
     "H200": 989.4e12,
@@ -37,14 +42,36 @@ class Precision:
     """Number types of a model."""
 
     dtype: str = "float32"
-    """type of weights, gradients and messages; one of `DTYPES`"""
+    """type of weights and gradients; one of `DTYPES`"""
     autocast: str | None = None
     """type in which torch's autocast computes; None: no autocast"""
+    wire: str | None = None
+    """type of messages, one of `WIRE_DTYPES`; None: that of hidden states"""
+
+    @property
+    def hidden_dtype(self) -> str:
+        """Type of hidden states between layers."""
+        return self.autocast or self.dtype
+
+    @property
+    def wire_dtype(self) -> str:
+        """Type of messages."""
+        return self.wire or self.hidden_dtype
 
     @property
     def torch_dtype(self) -> "torch.dtype":
         """`dtype` as torch has it."""
         return _torch_dtype(self.dtype)
+
+    @property
+    def torch_hidden_dtype(self) -> "torch.dtype":
+        """`hidden_dtype` as torch has it."""
+        return _torch_dtype(self.hidden_dtype)
+
+    @property
+    def torch_wire_dtype(self) -> "torch.dtype":
+        """`wire_dtype` as torch has it."""
+        return _torch_dtype(self.wire_dtype)
 
     @property
     def torch_autocast(self) -> "torch.dtype | None":
@@ -57,6 +84,12 @@ def _torch_dtype(name: str) -> "torch.dtype":
 
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+def wire_bytes(dtype: str, hidden: int) -> int:
+    """Bytes of one token's hidden state, `hidden` numbers, in a message of type `dtype`."""
+    size = WIRE_DTYPES[dtype]
+    return hidden * size + (SCALE_BYTES if size == 1 else 0)
 
 
 def find_device(name: str, key: str) -> "torch.device":
@@ -108,6 +141,14 @@ def device_name(device: "torch.device") -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def use_deterministic_kernels() -> None:
+    """From now on have this process use deterministic kernels only; before the first work on a GPU."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with a fixed workspace only
+    torch.use_deterministic_algorithms(mode=True)
 
 
 def use_device(device: "torch.device") -> None:

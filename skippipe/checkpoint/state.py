@@ -32,6 +32,10 @@ class TrainingState:
     """every model setting, named as in transformers"""
     planning: str
     """hash of the planning request"""
+    loss_scale: float | None = None
+    """of the next iteration; None: losses are not scaled"""
+    loss_scale_iterations: int = 0
+    """without overflow since the loss scale last changed"""
 
     def write(self, folder: Path) -> None:
         """Write it to a checkpoint's folder."""

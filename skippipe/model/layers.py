@@ -2,13 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 REMEMBERED_SHAPES = 16
 """Batches of training and validation, the last ones shorter, and groups of microbatches of several sizes."""
@@ -55,6 +56,7 @@ class LayerRunner:
         self._layers = tuple(layers)
         self._recorders = [ArgumentRecorder() for _ in layers]
         self._compiled = False
+        self._recomputed: frozenset[int] = frozenset()
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
         body.layers = nn.ModuleList(self._recorders)
 
@@ -65,8 +67,15 @@ class LayerRunner:
             layer, given = self._layers[place], arguments[place]
             if self._compiled:
                 torch._dynamo.maybe_mark_dynamic(hidden, 0)  # noqa: SLF001 - torch documents it
-            hidden = cast("Tensor", layer(hidden, **given))
+            if place in self._recomputed and torch.is_grad_enabled():
+                hidden = cast("Tensor", checkpoint(layer, hidden, use_reentrant=False, **given))
+            else:
+                hidden = cast("Tensor", layer(hidden, **given))
         return hidden
+
+    def recompute(self, places: Iterable[int]) -> None:
+        """From now on save of the layers at these places only the input, and recompute them in the backward pass."""
+        self._recomputed = frozenset(places)
 
     def compile(self) -> None:
         """From now on run every layer compiled."""

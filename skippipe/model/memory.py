@@ -34,6 +34,8 @@ class StageMemory:
     """state of AdamW, of the weights' type"""
     activation_bytes: int
     """held for one microbatch from its forward to its backward, input and output of the stage included"""
+    recomputed_bytes: int
+    """held while a backward recomputes a layer; 0 without activation checkpointing"""
     loss_bytes: int
     """held for one microbatch's loss until its backward, which follows at once; 0 except on stage 0"""
 
@@ -47,6 +49,8 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     batch: int,
     sequence: int,
     dtype: torch.dtype = torch.float32,
+    activation_checkpointing: int = 0,
+    loss_chunk: int | None = None,
 ) -> StageMemory:
     """Estimate the memory of one stage by a forward pass on meta tensors.
 
@@ -58,17 +62,26 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         batch: sequences per microbatch.
         sequence: tokens per sequence.
         dtype: of weights and activations.
+        activation_checkpointing: n: every nth layer is recomputed in the backward pass; 0: none.
+        loss_chunk: most tokens in one pass through the head; None: all of a microbatch.
 
     """
     module = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
     weights = sum(_bytes(parameter) for parameter in module.parameters())
+    held, recomputed = _activation_bytes(module, batch, sequence, dtype), 0
+    if activation_checkpointing:
+        complete = held
+        module.enable_activation_checkpointing(activation_checkpointing)
+        held = _activation_bytes(module, batch, sequence, dtype)
+        recomputed = _layer_bytes(complete - held, layers, activation_checkpointing)
     return StageMemory(
         parameters=parameter_count(module),
         weight_bytes=weights,
         gradient_bytes=weights,
         optimizer_bytes=ADAMW_STATES * weights,
-        activation_bytes=_activation_bytes(module, batch, sequence, dtype),
-        loss_bytes=_loss_bytes(module, batch, sequence, dtype) if first else 0,
+        activation_bytes=held,
+        recomputed_bytes=recomputed,
+        loss_bytes=_loss_bytes(module, batch, sequence, dtype, loss_chunk) if first else 0,
     )
 
 
@@ -108,11 +121,18 @@ def _activation_bytes(module: StageModule, batch: int, sequence: int, dtype: tor
     return saved + 2 * _bytes(hidden)  # the output is held even if nothing saves it; counted twice at worst
 
 
-def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
-    hidden = _shaped(module, batch, sequence, dtype)
-    labels = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+def _layer_bytes(saved: int, layers: range, every: int) -> int:
+    """Bytes of one recomputed layer, of `saved` bytes that recomputing every nth of the layers saves."""
+    recomputed = sum((number + 1) % every == 0 for number in layers)
+    return saved // recomputed if recomputed else 0
+
+
+def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype, chunk: int | None) -> int:
+    tokens = min(batch * sequence, chunk or batch * sequence)
+    hidden = _shaped(module, tokens, 1, dtype)
+    labels = torch.empty(tokens, 1, dtype=torch.int64, device="meta")
     saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
-    logits = batch * sequence * int(module.config.vocab_size)
+    logits = tokens * int(module.config.vocab_size)
     return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
 
 

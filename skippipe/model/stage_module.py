@@ -143,6 +143,10 @@ class StageModule(nn.Module):
         if self.first:
             self._summed_losses = compiled_for_any_batch(self._sum_losses)
 
+    def enable_activation_checkpointing(self, every: int) -> None:
+        """From now on recompute every `every`-th layer of the full model in the backward pass; 0: none."""
+        self._run.recompute(index for index, number in enumerate(self.layers) if every and (number + 1) % every == 0)
+
     def _casting(self, hidden: Tensor) -> AbstractContextManager[object]:
         return autocast(hidden.device, self._autocast)
 

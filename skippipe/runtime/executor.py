@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from skippipe.ranks import node_title
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
+from skippipe.runtime.message import MessageSpec
 
 LOGGED_ACTIONS = 24
 """Number of a rank's last actions in the error message when one fails."""
@@ -56,27 +57,6 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class MessageSpec:
-    """Shape, dtype and device of every message."""
-
-    microbatch_size: int
-    """sequences per microbatch, b"""
-    sequence: int
-    """tokens per sequence, s"""
-    hidden: int
-    """width of the model"""
-    dtype: torch.dtype = torch.float32
-    """dtype on the wire"""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """device of received tensors"""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(b, s, hidden)."""
-        return (self.microbatch_size, self.sequence, self.hidden)
-
-
-@dataclass(frozen=True)
 class Timings:
     """Start and end of each action of a program, in seconds from the start of the rank's iteration."""
 
@@ -108,7 +88,7 @@ class Executor:
             program: this rank's.
             stages: the stages that this rank serves, by number.
             link: transfers to the other ranks.
-            message_spec: shape, dtype and device of every message.
+            message_spec: what messages hold, and how they travel.
             recv_buffers: limit on posted, unconsumed receives, per sender.
             sends_in_flight: limit on sends in flight.
             clock: seconds, from any origin.
@@ -243,7 +223,7 @@ class Executor:
         self._next_receive[sender] = index + 1
         task, current = tasks[index], self._current
         self._current = Recv(task, sender)
-        tensor = torch.empty(self._message_spec.shape, dtype=self._message_spec.dtype, device=self._message_spec.device)
+        tensor = self._message_spec.empty_payload()
         self._posted[task] = (tensor, self._link.irecv(tensor, sender, message_tag(task)))
         self._current = current
 
@@ -252,16 +232,14 @@ class Executor:
             raise RuntimeError(f"all {self._recv_buffers} receive buffers of that rank are in use")
         tensor, work = self._posted.pop(task)
         work.wait(self._timeout_s)
-        self._waiting[task.microbatch] = tensor
+        self._waiting[task.microbatch] = self._message_spec.decode(tensor)
         self._arrived_over[task.microbatch] = self._link_of[task]
 
     def _send(self, action: Send, tag: int) -> None:
-        tensor = self._waiting.pop(action.task.microbatch).detach().to(self._message_spec.dtype).contiguous()
-        if tensor.shape != self._message_spec.shape:
-            raise ValueError(f"result: expected shape {self._message_spec.shape}, got {tuple(tensor.shape)}")
+        payload = self._message_spec.encode(self._waiting.pop(action.task.microbatch))
         while len(self._in_flight) >= self._sends_in_flight:
             self._await_oldest_send()
-        self._in_flight.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
+        self._in_flight.append((action, payload, self._link.isend(payload, action.to_rank, tag)))
 
     def _await_oldest_send(self) -> None:
         (send, _, work), current = self._in_flight[0], self._current

@@ -33,11 +33,13 @@ class Stage:
 
     Args:
         module: the stage's layers.
+        loss_chunk: most tokens in one pass through final norm, head and loss; None: all of a microbatch.
 
     """
 
-    def __init__(self, module: StageModule) -> None:
+    def __init__(self, module: StageModule, loss_chunk: int | None = None) -> None:
         self.module = module
+        self._loss_chunk = loss_chunk
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         """in module order, the same on every replica; tied weights once"""
         self._saved: dict[int, SavedActivation] = {}
@@ -46,20 +48,23 @@ class Stage:
         self._local_losses: dict[int, Tensor] = {}
         self._valid_tokens = 0
         self._scale = 1.0
+        self._loss_scale = 1.0
         self._finished = False
         self._evaluating = False
 
-    def begin(self, valid_tokens: int, *, scale: float = 1.0) -> None:
+    def begin(self, valid_tokens: int, *, scale: float = 1.0, loss_scale: float = 1.0) -> None:
         """Start an iteration: drop gradients, losses and leftovers of a failed iteration.
 
         Args:
             valid_tokens: unmasked labels, over all microbatches of all sources.
             scale: final factor on this stage's gradients, from `gradient_scale`.
+            loss_scale: factor on the loss, and so on all gradients until they are complete; the same on all ranks.
 
         """
         if valid_tokens < 1:
             raise ValueError(f"an iteration of {valid_tokens} valid tokens has no mean loss")
-        self._valid_tokens, self._scale, self._finished = valid_tokens, scale, False
+        self._valid_tokens, self._scale, self._finished = valid_tokens, scale / loss_scale, False
+        self._loss_scale = loss_scale
         self._drop()
         self.module.zero_grad(set_to_none=True)
 
@@ -93,19 +98,29 @@ class Stage:
             labels: (b, s) int64.
 
         Returns:
-            The gradient of the mean loss with respect to `hidden`, of its shape; an empty tensor while evaluating.
+            The gradient of the mean loss with respect to `hidden`, of its shape, times the loss scale; an empty tensor
+            while evaluating.
 
         """
-        leaf = hidden.detach()
+        chunks = [
+            self._chunk_loss(hidden_chunk, labels_chunk)
+            for hidden_chunk, labels_chunk in _chunks(hidden.detach(), labels, self._loss_chunk)
+        ]
+        self._losses[microbatch] = torch.stack([summed for summed, _ in chunks]).sum()
+        gradients = [gradient for _, gradient in chunks]
+        if self._evaluating:
+            return hidden.new_empty(0)
+        return gradients[0] if len(gradients) == 1 else torch.cat(gradients).view_as(hidden)
+
+    def _chunk_loss(self, leaf: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the token losses of a chunk, and the gradient with respect to `leaf`, if training."""
         if self._evaluating:
             with torch.no_grad():
-                self._losses[microbatch] = self.module.loss(leaf, labels).detach()
-            return leaf.new_empty(0)
+                return self.module.loss(leaf, labels).detach(), leaf
         leaf.requires_grad_()
         summed = self.module.loss(leaf, labels)
-        self._losses[microbatch] = summed.detach()
-        torch.autograd.backward(summed / self._valid_tokens)
-        return _gradient(leaf)
+        torch.autograd.backward(summed * (self._loss_scale / self._valid_tokens))
+        return summed.detach(), _gradient(leaf)
 
     def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
         """Run the layers backward from (b, s, hidden) and free the microbatch's saved activation.
@@ -120,7 +135,8 @@ class Stage:
         else:
             tokens = leaf.shape[0] * leaf.shape[1]
             self._local_losses[microbatch] = local_loss.detach() * tokens
-            torch.autograd.backward([output, local_loss * (tokens / self._valid_tokens)], [gradient, None])
+            weight = self._loss_scale * tokens / self._valid_tokens
+            torch.autograd.backward([output, local_loss * weight], [gradient, None])
         return _gradient(leaf)
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
@@ -193,6 +209,14 @@ def gradient_scale(mode: StageGradient, *, visits: int, microbatches: int) -> fl
 
     """
     return microbatches / visits if mode == "per_visit" and visits else 1.0
+
+
+def _chunks(hidden: Tensor, labels: Tensor, most: int | None) -> list[tuple[Tensor, Tensor]]:
+    """Cut (b, s, hidden) and (b, s) into chunks of at most `most` tokens, each (tokens, 1, hidden) and (tokens, 1)."""
+    if most is None or labels.numel() <= most:
+        return [(hidden, labels)]
+    rows = hidden.flatten(0, 1)[:, None], labels.flatten()[:, None]
+    return list(zip(*(torch.split(tensor, most) for tensor in rows), strict=True))
 
 
 def _gradient(tensor: Tensor) -> Tensor:

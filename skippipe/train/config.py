@@ -17,9 +17,10 @@ from skippipe.config import (
     setting,
 )
 from skippipe.data.config import DataConfig
-from skippipe.devices import AUTOCASTS, DTYPES
+from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 
 BACKENDS = ("gloo",)
+DECAYS = ("cosine", "linear")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -55,11 +56,19 @@ class RuntimeConfig:
     device: str = "cpu"
     """cpu; for a single process also cuda, cuda:1 etc., or auto: a GPU if available"""
     autocast: str | None = setting(None, choices=AUTOCASTS)
-    """single process only: dtype of torch autocast; weights keep train.dtype"""
+    """dtype of torch autocast; weights keep train.dtype; float16 scales the loss"""
+    wire_dtype: str | None = setting(None, choices=tuple(WIRE_DTYPES))
+    """dtype of messages; int8 and float8_e4m3fn are scaled per token; null: runtime.autocast, else train.dtype"""
     compile: bool = False
-    """single process only: compile layers and loss with torch.compile"""
+    """compile layers and loss with torch.compile"""
+    activation_checkpointing: int = setting(0, within=AT_LEAST_0)
+    """n: recompute every nth decoder layer in the backward pass instead of saving its activations; 0: none, 1: all"""
+    loss_chunk: int | None = setting(None, within=AT_LEAST_1)
+    """tokens per chunk of final norm, head and loss, so that logits are never held in full; null: no chunks"""
+    deterministic: bool = False
+    """use deterministic kernels only, so that two runs are bit-equal"""
     profile: int = setting(0, within=AT_LEAST_0)
-    """single process only: iterations to profile, for the time breakdown and trace.json; 0: none"""
+    """iterations to profile on rank 0, for the time breakdown and trace.json; 0: none"""
 
 
 @dataclass
@@ -87,7 +96,11 @@ class TrainConfig:
     final_learning_rate: float = setting(0.1, within=Range(0, 1))
     """final learning rate as a fraction of the peak"""
     warmup: float = setting(0.1, within=Range(0, 1))
-    """fraction of the run's tokens for linear warm-up; then cosine decay"""
+    """fraction of the run's tokens for linear warm-up"""
+    decay: str = setting("cosine", choices=DECAYS)
+    """after the warm-up: cosine decay; or linear: warm-up, stable, decay (WSD), with linear decay at the end"""
+    decay_fraction: float = setting(0.2, within=Range(0, 1))
+    """with decay=linear: fraction of the run's tokens for the decay"""
     weight_decay: float = setting(0.1, within=AT_LEAST_0)
     """weight decay of AdamW, on weight matrices only"""
     beta1: float = setting(0.9, within=BELOW_1)
@@ -101,7 +114,7 @@ class TrainConfig:
     stage_gradient: str = setting("exact", choices=STAGE_GRADIENTS)
     """exact: gradient of the mean loss; per_visit: a stage's gradient scaled by microbatches / visits"""
     dtype: str = setting("float32", choices=tuple(DTYPES))
-    """dtype of weights, messages and gradients"""
+    """dtype of weights and gradients"""
     seed: int = setting(0, within=Range(0, 2**63 - 1))
     """seed of weight initialization and data order"""
     validate_every: int | None = setting(20, within=AT_LEAST_1)

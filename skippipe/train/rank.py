@@ -13,7 +13,7 @@ import torch
 
 import skippipe
 from skippipe.data.prepare import corpus_folder
-from skippipe.devices import find_device, use_device
+from skippipe.devices import find_device, use_deterministic_kernels, use_device
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import model_config, plain_settings
 from skippipe.train.connect.authentication import authenticate
@@ -53,6 +53,8 @@ def train_rank(
     check_groups(spec, config)
     device = find_device(spec.device.device, "runtime.device")
     use_device(device)
+    if spec.device.deterministic:
+        use_deterministic_kernels()
     with (
         join(rank_spec, spec.communication, spec.layout.cluster.names) as rendezvous,
         contextlib.ExitStack() as stack,

@@ -38,6 +38,37 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
             assert predicted.loss_bytes == 0
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_recomputed_layers_save(every: int) -> None:
+    config, layers = config_of("llama"), range(1, 4)
+    predicted, complete = (
+        stage_memory(
+            config, stage=1, layers=layers, first=False, batch=BATCH, sequence=SEQUENCE, activation_checkpointing=n
+        )
+        for n in (every, 0)
+    )
+    part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
+    part.enable_activation_checkpointing(every)
+    hidden = torch.randn(BATCH, SEQUENCE, 32, requires_grad=True)
+    kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
+    assert predicted.activation_bytes == pytest.approx(kept + 2 * hidden.nbytes, rel=0.02)
+    recomputed = {1: 3, 2: 2}[every]
+    assert complete.activation_bytes == pytest.approx(
+        predicted.activation_bytes + recomputed * predicted.recomputed_bytes, abs=recomputed
+    )
+    assert complete.recomputed_bytes == 0 < predicted.recomputed_bytes
+
+
+def test_chunks_of_the_loss_take_their_share() -> None:
+    config = config_of("llama")
+    whole, chunked = (
+        stage_memory(config, stage=0, layers=range(1), first=True, batch=BATCH, sequence=SEQUENCE, loss_chunk=chunk)
+        for chunk in (None, BATCH * SEQUENCE // 4)
+    )
+    assert chunked.loss_bytes == pytest.approx(whole.loss_bytes / 4, rel=0.05)
+    assert chunked.activation_bytes == whole.activation_bytes
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_together_are_the_whole_model(name: str) -> None:
     config = config_of(name)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from skippipe.runtime.actions import Program, Task
-from skippipe.runtime.executor import Executor, MessageSpec
+from skippipe.runtime.executor import Executor
 from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.message import MessageSpec
 
 MESSAGE_SPEC = MessageSpec(1, 2, 2)
 START = 1000

@@ -22,9 +22,10 @@ from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
-from skippipe.runtime.executor import Executor, MessageSpec
+from skippipe.runtime.executor import Executor
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
+from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 
 Arrays = dict[str, NDArray[Any]]

@@ -30,11 +30,12 @@ from skippipe._scheduler import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers
-from skippipe.runtime.executor import Executor, MessageSpec
+from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower, lower_evaluation
+from skippipe.runtime.message import MessageSpec
 
 
 def run(pool: Pool, plan: str, ranks: Sequence[int], programs: Sequence[Program] = ()) -> list[Ran]:

@@ -61,6 +61,26 @@ def test_learning_rate_at_the_edges(warmup: float, tokens: int, share: float) ->
     assert learning_rate(config, tokens, 1000) == pytest.approx(share, abs=1e-4)
 
 
+def test_warm_up_stable_decay() -> None:
+    config = optimizer_spec(learning_rate=0.01, warmup=0.1, decay="linear", decay_fraction=0.2, final_learning_rate=0.1)
+    rates = [learning_rate(config, tokens, 1000) for tokens in range(0, 1001, 10)]
+    assert rates[5] == pytest.approx(0.005)
+    assert rates[10:81] == pytest.approx([0.01] * 71)
+    assert rates[90] == pytest.approx(0.0055)
+    assert rates[-1] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "fraction", "tokens", "share"),
+    [(0.0, 0.0, 1000, 1.0), (0.0, 1.0, 500, 0.55), (0.5, 1.0, 750, 0.55), (1.0, 0.5, 1000, 1.0)],
+)
+def test_stable_and_decay_at_the_edges(warmup: float, fraction: float, tokens: int, share: float) -> None:
+    config = optimizer_spec(
+        learning_rate=1.0, warmup=warmup, decay="linear", decay_fraction=fraction, final_learning_rate=0.1
+    )
+    assert learning_rate(config, tokens, 1000) == pytest.approx(share)
+
+
 def test_clipping_is_torchs() -> None:
     generator = torch.Generator().manual_seed(0)
     for limit in (0.5, 100.0, None):
@@ -113,7 +133,7 @@ def plan_of(**changes: Any) -> Plan:
     [
         ("hidden", 64, "model.hidden_size"), ("layers", 8, "model.num_hidden_layers"),
         ("microbatch_size", 4, "train.microbatch_size"), ("sequence", 64, "data.sequence"),
-        ("wire_dtype", "bfloat16", "train.dtype"), ("config_sha256", "b" * 64, "model"),
+        ("wire_dtype", "bfloat16", "runtime.wire_dtype"), ("config_sha256", "b" * 64, "model"),
     ],
 )  # fmt: skip
 def test_a_plan_for_another_model_is_refused(part: str, value: Any, key: str) -> None:

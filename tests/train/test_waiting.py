@@ -14,8 +14,9 @@ from train.conftest import Folder
 from train.jobs import make_job
 
 from skippipe.errors import ActionError
-from skippipe.runtime.executor import Executor, MessageSpec, Timings
+from skippipe.runtime.executor import Executor, Timings
 from skippipe.runtime.links import Work
+from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import RankSpec

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from skippipe.errors import InputError, unexpected
 from skippipe.ranks import shown_names
@@ -97,12 +97,12 @@ def check_single_process(spec: RunSpec, processes: int) -> None:
     """Raise `InputError` where several processes are asked for what only one that serves all nodes can do."""
     if processes == 1:
         return
-    usual = {item.name: item.default for item in fields(DeviceSpec)} | {"autocast": None}
-    settings = {name: getattr(spec.device, name, spec.precision.autocast) for name in usual}
-    for key, value in settings.items():
-        if value != usual[key]:
+    usual = DeviceSpec()
+    for name in ("device", "group"):
+        expected, got = getattr(usual, name), getattr(spec.device, name)
+        if got != expected:
             raise InputError(
-                f"expected {usual[key]} with {processes} processes, got {value}; runtime=local has one "
+                f"expected {expected} with {processes} processes, got {got}; runtime=local has one "
                 "process serve all nodes",
-                key=f"runtime.{key}",
+                key=f"runtime.{name}",
             )

@@ -100,6 +100,8 @@ def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]
             batch=spec.data.microbatch_size,
             sequence=spec.data.sequence,
             dtype=spec.precision.torch_dtype,
+            activation_checkpointing=spec.device.activation_checkpointing,
+            loss_chunk=spec.device.loss_chunk,
         )
         for number, layers in enumerate(model.stage_layers)
     ]
@@ -132,7 +134,8 @@ def rank_memory(
         parameters=sum(estimates[s].parameters for s in stages),
         weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
         activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
-        + losses * sum(estimates[s].loss_bytes for s in stages),
+        + losses * sum(estimates[s].loss_bytes for s in stages)
+        + max(estimates[s].recomputed_bytes for s in stages),
         messages=messages,
     )
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links import Link
+from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.resolve.spec import RunSpec

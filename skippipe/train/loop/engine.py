@@ -24,6 +24,7 @@ from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
 from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.resolve.spec import CommunicationSpec, PlanPhase
 
 
@@ -50,6 +51,8 @@ class IterationResult:
     """mean of those over the iteration's tokens, with their coefficient; None: no layer has one"""
     norm: float
     """of the gradient of the full model, before clipping"""
+    loss_scale: LossScale | None
+    """None: the losses were not scaled"""
     seconds: float
     """from the start to the end of the last rank's step"""
     flags: RankFlags
@@ -153,7 +156,11 @@ class Engine:
         )
 
     def iterate(
-        self, batches: Batches, step: Callable[[float], None], flags: Callable[[], RankFlags] = RankFlags
+        self,
+        batches: Batches,
+        step: Callable[[float], None],
+        flags: Callable[[], RankFlags] = RankFlags,
+        loss_scale: LossScale | None = None,
     ) -> IterationResult:
         """Run one iteration.
 
@@ -161,6 +168,7 @@ class Engine:
             batches: tokens and labels by a microbatch's place in the iteration, from 0.
             step: the optimizer step, given the norm of the full model's gradient.
             flags: called at the end for the flags of this rank.
+            loss_scale: of this iteration, the same on all ranks; None: losses are not scaled.
 
         Raises:
             ActionError: a message did not arrive, or another rank is gone.
@@ -170,7 +178,7 @@ class Engine:
             scale = gradient_scale(
                 self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._places)
             )
-            stage.begin(self.tokens, scale=scale)
+            stage.begin(self.tokens, scale=scale, loss_scale=1.0 if loss_scale is None else loss_scale.factor)
         norm = math.nan
 
         def finish(global_norm: float) -> None:
@@ -184,7 +192,7 @@ class Engine:
         self._measured_s = seconds
         if router_loss is not None:
             router_loss /= self.tokens
-        return IterationResult(loss / self.tokens, router_loss, norm, seconds, combined, timings)
+        return IterationResult(loss / self.tokens, router_loss, norm, loss_scale, seconds, combined, timings)
 
     def validate(self, batches: Batches) -> float:
         """Mean loss of the full model over the validation's tokens, in nats; raises as `iterate` does."""
@@ -266,8 +274,12 @@ def safe_buffers(groups: Sequence[Sequence[Program]], communication: Communicati
 
 
 def check_finite(result: IterationResult, iteration: int) -> None:
-    """Raise `DivergedError` unless gradient and loss are finite; all ranks have the same ones, so all raise."""
-    if not (math.isfinite(result.norm) and math.isfinite(result.loss)):
+    """Raise `DivergedError` unless gradient and loss are finite; all ranks have the same ones, so all raise.
+
+    A gradient that overflows while the loss is scaled up is no reason: the next iteration scales it less.
+    """
+    may_overflow = result.loss_scale is not None and result.loss_scale.factor > 1.0
+    if not ((math.isfinite(result.norm) or may_overflow) and math.isfinite(result.loss)):
         raise DivergedError(
             f"training has diverged: the norm of the gradient is {result.norm} in iteration {iteration}, the loss "
             f"{result.loss:.4f}; {HINT}"

@@ -1,6 +1,7 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
 import contextlib
+import math
 import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from skippipe.runtime.executor import Batches
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
+from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
@@ -49,6 +51,8 @@ class Progress:
     """sequences of text used"""
     newest: int = -1
     """iteration of the newest checkpoint in the run's own folder; -1: there is none"""
+    loss_scale: LossScale | None = None
+    """of the next iteration; None: the initial one, if losses are scaled"""
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,14 @@ class TrainingLoop:
         """
         self._spec, self._context, self._engines = context.spec, context, engines
         self._optimizer, self._start = optimizer, start
+        scaled = context.spec.precision.autocast == "float16"
+        self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
         self._sequences = engines[0].sequences
         # A single process reads all microbatches, and a GPU would wait for them.
         self._ahead = ReadAhead(self._all_batches) if context.rendezvous.world == 1 else None
-        self._meter = UtilizationMeter(context.device, self._spec.device.profile, trace, start.iteration)
+        profiled = 0 if trace is None else self._spec.device.profile
+        self._meter = UtilizationMeter(context.device, context.rendezvous.world, profiled, trace, start.iteration)
         self._checkpoints = None
         if saver is not None:
             every = self._spec.checkpoints.every
@@ -142,13 +149,7 @@ class TrainingLoop:
             number += 1
             if engine is not self._engine(number):
                 engine, measured = self._change_plan(number), Measured()
-            torch.manual_seed(iteration_seed(spec.seed, number, self._context.rendezvous.rank))
-            result = engine.iterate(
-                self._batches(number),
-                self._step,
-                lambda: RankFlags(stop=asked(), saving=checkpoints is not None and checkpoints.busy),
-            )
-            check_finite(result, number)
+            result = self._iterate(number, engine, asked)
             if number > self._start.iteration + 1 or number == spec.iterations:  # the first one is slower
                 measured.seconds.append(result.seconds)
                 measured.tasks.add(result.timings)
@@ -169,6 +170,21 @@ class TrainingLoop:
         self._report(self._summary(engine, number, losses, measured))
         return True
 
+    def _iterate(self, number: int, engine: Engine, asked: Callable[[], bool]) -> IterationResult:
+        """Train one iteration, and adjust the loss scale."""
+        checkpoints = self._checkpoints
+        torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
+        result = engine.iterate(
+            self._batches(number),
+            self._step,
+            lambda: RankFlags(stop=asked(), saving=checkpoints is not None and checkpoints.busy),
+            self._loss_scale,
+        )
+        check_finite(result, number)
+        if self._loss_scale is not None:
+            self._loss_scale = self._loss_scale.after(overflow=not math.isfinite(result.norm))
+        return result
+
     def _report_iteration(
         self, number: int, engine: Engine, result: IterationResult, elapsed_s: float, mfu: float | None
     ) -> None:
@@ -180,11 +196,12 @@ class TrainingLoop:
                 tokens=engine.tokens,
                 tokens_per_s=engine.tokens / elapsed_s,
                 iteration_s=result.seconds,
-                norm=result.norm,
+                norm=result.norm if math.isfinite(result.norm) else None,
                 learning_rate=self._optimizer.rate,
                 router_loss=result.router_loss,
                 predicted_s=engine.predicted_s,
                 mfu=mfu,
+                loss_scale=None if result.loss_scale is None else result.loss_scale.factor,
             )
         )
 
@@ -287,6 +304,8 @@ class TrainingLoop:
             text=self._metadata.text_sha256,
             model=self._metadata.model,
             planning=engine.request_sha256,
+            loss_scale=None if self._loss_scale is None else self._loss_scale.factor,
+            loss_scale_iterations=0 if self._loss_scale is None else self._loss_scale.iterations,
         )
         return tensors, CheckpointContents(state, engine.plan.to_json(), self._metadata.tokenizer)
 

@@ -39,11 +39,11 @@ class StageOptimizer:
         """learning rate of the latest step"""
 
     def step(self, norm: float) -> None:
-        """Clip by the norm of the full model's gradient, and step; does nothing if the norm is not finite."""
-        if not math.isfinite(norm):
-            return
+        """Clip by the norm of the full model's gradient, and step; if the norm is not finite, weights stay."""
         self.seen += self._tokens
         self.rate = learning_rate(self._spec, self.seen, self._total)
+        if not math.isfinite(norm):
+            return
         clip((g for stage in self._stages.values() for g in stage.gradients()), norm, self._spec.clip_norm)
         take_step(self._optimizer, self.rate)
 
@@ -57,13 +57,18 @@ class StageOptimizer:
 
 
 def learning_rate(spec: OptimizerSpec, tokens: float, total: float) -> float:
-    """Learning rate of the step that ends at `tokens` of the run's `total`: linear warm-up, then cosine decay."""
+    """Learning rate of the step that ends at `tokens` of the run's `total`: linear warm-up, then decay.
+
+    Linear decay over the end of the run is the warm-up-stable-decay schedule (MiniCPM, arXiv 2404.06395, section 4).
+    """
     warm = spec.warmup * total
     if tokens < warm:
         return spec.learning_rate * tokens / warm
-    progress = min((tokens - warm) / (total - warm), 1.0) if total > warm else 1.0
+    duration = total - warm if spec.decay == "cosine" else min(spec.decay_fraction * total, total - warm)
+    remaining = min(max(total - tokens, 0.0) / duration, 1.0) if duration > 0 else float(spec.decay == "linear")
+    left = 0.5 * (1.0 - math.cos(math.pi * remaining)) if spec.decay == "cosine" else remaining
     low = spec.final_learning_rate
-    return spec.learning_rate * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return spec.learning_rate * (low + (1.0 - low) * left)
 
 
 def make_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.optim.AdamW:

@@ -142,9 +142,10 @@ def iteration_lines(event: IterationDone) -> list[str]:
     routers = "" if event.router_loss is None else f"routers {event.router_loss:.4f}  "
     against = "" if event.predicted_s is None else f"predicted {seconds(event.predicted_s)}  "
     against += "" if event.mfu is None else f"MFU {percent(event.mfu)}  "
+    norm = "overflow, no step" if event.norm is None else f"{event.norm:.3g}"
     line = (
         f"iteration {event.iteration:>4}  loss {event.loss:.4f}  {routers}{event.tokens_per_s:>8,.0f} tokens/s  "
-        f"measured {seconds(event.iteration_s)}  {against}norm {event.norm:.3g}  rate {event.learning_rate:.3g}"
+        f"measured {seconds(event.iteration_s)}  {against}norm {norm}  rate {event.learning_rate:.3g}"
     )
     return [line]
 

@@ -125,13 +125,15 @@ class IterationDone(Event):
     """over the time since the iteration before has ended"""
     iteration_s: float
     """from the start to the end of the last rank's step"""
-    norm: float
-    """of the gradient of the full model, before clipping"""
+    norm: float | None
+    """of the gradient of the full model, before clipping; None: it overflowed, and no step was taken"""
     learning_rate: float
     router_loss: float | None = None
     predicted_s: float | None = None
     mfu: float | None = None
     """model FLOPs utilization"""
+    loss_scale: float | None = None
+    """None: losses are not scaled"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,17 @@ METRICS, TRACE, BOARD = "metrics.jsonl", "trace.json", "tensorboard"
 TAIL_BYTES = 2**20
 """Of `metrics.jsonl`, in which the number of the latest attempt is looked for; an event is far smaller."""
 SCALARS = {
-    "iteration": ("loss", "router_loss", "tokens_per_s", "iteration_s", "predicted_s", "norm", "learning_rate", "mfu"),
+    "iteration": (
+        "loss",
+        "router_loss",
+        "tokens_per_s",
+        "iteration_s",
+        "predicted_s",
+        "norm",
+        "learning_rate",
+        "mfu",
+        "loss_scale",
+    ),
     "validation": ("loss", "training_loss"),
 }
 """Fields that go to TensorBoard, by kind of event."""

@@ -93,18 +93,20 @@ def kind_of(kernel: str) -> str:
 class UtilizationMeter:
     """Measures over a run how well its device is utilized; MFU is None where the device's peak is not known."""
 
-    def __init__(self, device: torch.device, profiled: int, trace: Path | None, iteration: int) -> None:
+    def __init__(self, device: torch.device, ranks: int, profiled: int, trace: Path | None, iteration: int) -> None:
         """Prepare to measure.
 
         Args:
-            device: on which the stages compute.
+            device: on which the stages of this rank compute.
+            ranks: of the run; MFU takes all of them to have such a device.
             profiled: how many iterations to profile.
             trace: file for a trace of them; None: none is written.
             iteration: the run continues after this one.
 
         """
         self.device = device_name(device)
-        self._peak = peak_flops(self.device)
+        peak = peak_flops(self.device)
+        self._peak = None if peak is None else peak * ranks
         self._first = iteration + WARM_UP
         self._last = self._first + profiled
         self._profiler = Profiler(device, trace) if profiled else None
@@ -118,7 +120,7 @@ class UtilizationMeter:
         self._began_at = time.perf_counter()
 
     def record(self, flops: float) -> tuple[float, float | None]:
-        """Record the end of an iteration of so many FLOPs.
+        """Record the end of an iteration of so many FLOPs, over all ranks.
 
         Returns:
             Seconds since the end of the one before, and model FLOPs utilization in them.

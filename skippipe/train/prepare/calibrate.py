@@ -4,7 +4,6 @@ All ranks run their stages at the same time, as they will in training; of the tr
 """
 
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
 from skippipe.ranks import NOBODY
-from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
+from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
@@ -140,8 +139,8 @@ def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec) ->
 
     """
     world = rendezvous.world
-    small = torch.zeros(1, dtype=message_spec.dtype)
-    large = torch.zeros(message_spec.shape, dtype=message_spec.dtype)
+    small = torch.zeros(1, dtype=torch.uint8)
+    large = message_spec.empty_payload().zero_()
     mine: dict[str, tuple[float, float]] = {}
     for number, pairs in enumerate(rounds(world)):
         for a, b in pairs:
@@ -227,7 +226,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
         [int(memory) for memory in layout.cluster.memory],
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],
-        activation_bytes=math.prod(message_spec.shape) * message_spec.dtype.itemsize,
+        activation_bytes=message_spec.payload_bytes,
         gradient_bytes=[max((nodes[n].gradient_bytes for n in served), default=0) for served in layout.stages],
         step_s=[node.step_s for node in nodes],
         norm_s=norm_s,

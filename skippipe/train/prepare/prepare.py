@@ -15,8 +15,8 @@ from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
 from skippipe.model.settings import plain_settings
 from skippipe.ranks import assign_ranks
-from skippipe.runtime.executor import MessageSpec
 from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.message import MessageSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -78,14 +78,21 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256)
     served = sorted({spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank})
-    size, sequence, dtype = spec.data.microbatch_size, spec.data.sequence, spec.precision.torch_dtype
+    message_spec = MessageSpec(
+        spec.data.microbatch_size,
+        spec.data.sequence,
+        config.hidden_size,
+        dtype=spec.precision.torch_hidden_dtype,
+        device=device,
+        wire_dtype=spec.precision.torch_wire_dtype,
+    )
     context = RankContext(
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
         stages=build_stages(spec, model, served, device, fresh=resume.checkpoint is None),
         link=GlooLink(rendezvous.group),
-        message_spec=MessageSpec(size, sequence, config.hidden_size, dtype, device),
+        message_spec=message_spec,
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=config.vocab_size,
     )

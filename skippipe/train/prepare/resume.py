@@ -13,6 +13,7 @@ from skippipe.errors import InputError
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.loop import OPTIMIZER, Progress
+from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.observe.events import RunResumed
 from skippipe.train.resolve.spec import CheckpointSpec
@@ -39,7 +40,8 @@ class ResumePoint:
             return Progress()
         state = self.checkpoint.state
         own = self.checkpoint.path.parent == self.directory.folder
-        return Progress(state.iteration, state.tokens, state.position, state.iteration if own else -1)
+        scale = None if state.loss_scale is None else LossScale(state.loss_scale, state.loss_scale_iterations)
+        return Progress(state.iteration, state.tokens, state.position, state.iteration if own else -1, scale)
 
     def event(self, *, plan_kept: bool) -> RunResumed:
         """Report where the run resumes."""

@@ -46,7 +46,7 @@ def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
         config.num_hidden_layers,
         spec.data.microbatch_size,
         spec.data.sequence,
-        spec.precision.dtype,
+        spec.precision.wire_dtype,
     )
     layout = spec.layout
     if layout.plan is not None:
@@ -84,9 +84,10 @@ def build_stages(
         )
         if autocast is not None:
             module.enable_autocast(autocast)
+        module.enable_activation_checkpointing(spec.device.activation_checkpointing)
         if spec.device.compile:
             module.enable_compile()
-        stages[number] = Stage(module)
+        stages[number] = Stage(module, spec.device.loss_chunk)
     return stages
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from skippipe._scheduler import Plan
 from skippipe.allocation import even_shares
-from skippipe.devices import DTYPES
+from skippipe.devices import wire_bytes
 from skippipe.errors import InputError, unexpected
 
 
@@ -25,7 +25,7 @@ class PlanModel:
     @property
     def message_bytes(self) -> int:
         """Bytes of one message, activations or gradients of a microbatch."""
-        return self.microbatch_size * self.sequence * self.hidden * DTYPES[self.wire_dtype]
+        return self.microbatch_tokens * wire_bytes(self.wire_dtype, self.hidden)
 
     @property
     def microbatch_tokens(self) -> int:
@@ -38,7 +38,7 @@ SETTING_OF = {
     "layers": "model.num_hidden_layers",
     "microbatch_size": "train.microbatch_size",
     "sequence": "data.sequence",
-    "wire_dtype": "train.dtype",
+    "wire_dtype": "runtime.wire_dtype",
     "config_sha256": "model",
 }
 """The setting behind each field; those that are easiest to understand first."""

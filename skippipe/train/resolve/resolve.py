@@ -56,7 +56,7 @@ def resolve(job: TrainJob) -> RunSpec:
         planner=job.planner,
         model=ModelSpec(job.model, folder, None if train.layers is None else tuple(train.layers)),
         data=DataSpec(text, train.microbatch_size),
-        precision=Precision(train.dtype, job.runtime.autocast),
+        precision=_precision(job),
         device=_select(DeviceSpec, job.runtime),
         communication=_select(CommunicationSpec, job.runtime),
         optimizer=_select(OptimizerSpec, train),
@@ -74,6 +74,16 @@ def resolve(job: TrainJob) -> RunSpec:
         shared_settings=_shared_settings(job),
         settings_yaml=OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job))),
     )
+
+
+def _precision(job: TrainJob) -> Precision:
+    if job.runtime.wire_dtype == "float16" and job.runtime.autocast != "float16":
+        raise InputError(
+            f"expected another dtype with runtime.autocast={job.runtime.autocast}, got float16: most gradients are "
+            "below its range unless the loss is scaled, as with runtime.autocast=float16",
+            key="runtime.wire_dtype",
+        )
+    return Precision(job.train.dtype, job.runtime.autocast, job.runtime.wire_dtype)
 
 
 def _select(spec: type[Spec], settings: object) -> Spec:
@@ -124,14 +134,14 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
         "layers": model.get("num_hidden_layers"),
         "microbatch_size": job.train.microbatch_size,
         "sequence": job.data.sequence,
-        "wire_dtype": job.train.dtype,
+        "wire_dtype": _precision(job).wire_dtype,
     }
     return {name: value for name, value in stated.items() if value}
 
 
 def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
-    runtime = ("recv_buffers", "sends_in_flight", "calibrate")
+    runtime = ("recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype", "deterministic")
     groups: dict[str, Mapping[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},

@@ -40,7 +40,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What the stages of a process compute on, and how; the defaults are all that several processes may have."""
+    """What the stages of a process compute on, and how; may differ between ranks."""
 
     device: str = "cpu"
     """as `skippipe.devices.find_device` takes it"""
@@ -48,6 +48,12 @@ class DeviceSpec:
     """most microbatches in one pass through a stage"""
     compile: bool = False
     """whether layers and loss run compiled"""
+    activation_checkpointing: int = 0
+    """n: every nth decoder layer is recomputed in the backward pass; 0: none"""
+    loss_chunk: int | None = None
+    """tokens per chunk of final norm, head and loss; None: all at once"""
+    deterministic: bool = False
+    """whether only deterministic kernels are used"""
     profile: int = 0
     """iterations to profile"""
 
@@ -76,6 +82,10 @@ class OptimizerSpec:
     """as a fraction of the peak"""
     warmup: float
     """fraction of the run's tokens"""
+    decay: Literal["cosine", "linear"]
+    """cosine over all that follows the warm-up, or linear over the last `decay_fraction`"""
+    decay_fraction: float
+    """of the run's tokens; for linear decay"""
     weight_decay: float
     beta1: float
     beta2: float

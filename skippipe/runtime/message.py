@@ -1,0 +1,75 @@
+"""Messages between stages: a hidden state or its gradient, in the number type of the wire.
+
+The wire's type is independent of the type in which stages compute. Types of one byte are scaled token by token to the
+largest magnitude of the token's numbers; the float32 scale follows the numbers in the same buffer, so that a message
+remains one transfer.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from skippipe.devices import SCALE_BYTES, wire_bytes
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Largest magnitude of the scaled types."""
+
+
+@dataclass(frozen=True)
+class MessageSpec:
+    """What every message holds, and how it travels."""
+
+    microbatch_size: int
+    """sequences per microbatch, b"""
+    sequence: int
+    """tokens per sequence, s"""
+    hidden: int
+    """width of the model"""
+    dtype: torch.dtype = torch.float32
+    """of hidden states, before and after the transfer"""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """of hidden states"""
+    wire_dtype: torch.dtype | None = None
+    """on the wire; None: `dtype`"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a hidden state: (b, s, hidden)."""
+        return (self.microbatch_size, self.sequence, self.hidden)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of one message."""
+        wire = self.wire_dtype or self.dtype
+        return self.microbatch_size * self.sequence * wire_bytes(str(wire).removeprefix("torch."), self.hidden)
+
+    def empty_payload(self) -> Tensor:
+        """Make a buffer for a message to be received."""
+        wire = self.wire_dtype or self.dtype
+        if wire in LARGEST:
+            shape = (self.microbatch_size, self.sequence, self.hidden + SCALE_BYTES)
+            return torch.empty(shape, dtype=torch.uint8, device=self.device)
+        return torch.empty(self.shape, dtype=wire, device=self.device)
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """Encode a hidden state, (b, s, hidden), as a contiguous payload."""
+        if hidden.shape != self.shape:
+            raise ValueError(f"result: expected shape {self.shape}, got {tuple(hidden.shape)}")
+        wire = self.wire_dtype or self.dtype
+        if wire not in LARGEST:
+            return hidden.detach().to(wire).contiguous()
+        numbers = hidden.detach().float()
+        scale = numbers.abs().amax(-1, keepdim=True) / LARGEST[wire]
+        scaled = numbers / scale.clamp_min(torch.finfo(torch.float32).tiny)
+        packed = (scaled.round() if wire == torch.int8 else scaled).to(wire)
+        return torch.cat([packed.view(torch.uint8), scale.view(torch.uint8)], dim=-1)
+
+    def decode(self, payload: Tensor) -> Tensor:
+        """Decode a payload: (b, s, hidden), of the hidden states' type."""
+        wire = self.wire_dtype or self.dtype
+        if wire not in LARGEST:
+            return payload.to(self.dtype)
+        numbers = payload[..., : self.hidden].contiguous().view(wire).float()
+        scale = payload[..., self.hidden :].contiguous().view(torch.float32)
+        return (numbers * scale).to(self.dtype)
