@@ -27,7 +27,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """Groups of which only differences from the defaults count: a new setting changes no existing hash."""
 DECISIVE_DATA = ("sequence", "validation_blocks")
-INDIFFERENT_TRAIN = ("validate_every", "validate_training")
+INDIFFERENT = {"cluster": ("workload",), "train": ("validate_every", "validate_training")}
+"""Settings of decisive groups that do not affect what is learnt."""
 
 Kind = Literal["train", "evaluate"]
 Compose = Callable[[Sequence[str]], TrainJob]
@@ -107,12 +108,12 @@ def settings_sha256(job: TrainJob) -> str:
 
 def plain_settings_sha256(job: Mapping[str, Any]) -> str:
     """The same for settings as plain values, as stored in a run's folder; raises `KeyError`."""
-    decisive = {group: job[group] for group in DECISIVE}
+    decisive: dict[str, Any] = {group: job[group] for group in DECISIVE}
     for group, defaults in DEFAULTS.items():
         usual = dataclasses.asdict(defaults)
         decisive[group] = {key: value for key, value in job[group].items() if key not in usual or value != usual[key]}
-    for key in INDIFFERENT_TRAIN:
-        decisive["train"].pop(key, None)
+    for group, indifferent in INDIFFERENT.items():
+        decisive[group] = {key: value for key, value in decisive[group].items() if key not in indifferent}
     decisive["data"] = {key: job["data"][key] for key in DECISIVE_DATA}
     decisive["autocast"] = job["runtime"]["autocast"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
