@@ -26,7 +26,7 @@ from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.benchmark import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
-from skippipe.planning import PlanningJob, allocated, evaluate_strategy, prepare, saving, state_problem
+from skippipe.planning import PlanningJob, allocated, evaluate_strategy, planning_job, saving, state_problem
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PRESETS = ("geo20", "five_clusters", "single_cluster")
@@ -75,7 +75,7 @@ def instances() -> dict[tuple[str, str], tuple[Maker, ScheduleConfig]]:
 
     def of_preset(config: ClusterConfig) -> Maker:
         return lambda samples, schedule: allocated(
-            prepare(scaled_preset(config, samples), AllocateConfig(), schedule), ALLOCATING
+            planning_job(scaled_preset(config, samples), AllocateConfig(), schedule), ALLOCATING
         )
 
     def of_published(samples: int, schedule: ScheduleConfig) -> Problem:

@@ -44,7 +44,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     stage: int,
     layers: range,
     first: bool,
-    batch: int,
+    microbatch_size: int,
     sequence: int,
     dtype: torch.dtype = torch.float32,
 ) -> StageMemory:
@@ -55,7 +55,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         stage: number of the stage.
         layers: numbers of its layers in the full model.
         first: whether it is stage 0.
-        batch: sequences per microbatch.
+        microbatch_size: sequences per microbatch.
         sequence: tokens per sequence.
         dtype: of weights and activations.
 
@@ -67,8 +67,8 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         weight_bytes=weights,
         gradient_bytes=weights,
         optimizer_bytes=ADAMW_STATES * weights,
-        activation_bytes=_activation_bytes(module, batch, sequence, dtype),
-        loss_bytes=_loss_bytes(module, batch, sequence, dtype) if first else 0,
+        activation_bytes=_activation_bytes(module, microbatch_size, sequence, dtype),
+        loss_bytes=_loss_bytes(module, microbatch_size, sequence, dtype) if first else 0,
     )
 
 
@@ -95,9 +95,9 @@ def saved_bytes(run: Callable[[], Any], without: Iterable[Tensor]) -> int:
     return sum(kept.values())
 
 
-def _activation_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+def _activation_bytes(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> int:
     rebuild_buffers(module, torch.device("cpu"))  # positions are computed, not only shaped
-    hidden = _shaped(module, batch, sequence, dtype)
+    hidden = _shaped(module, microbatch_size, sequence, dtype)
 
     def run() -> tuple[Tensor, Tensor | None]:
         output, local_loss = module(hidden)
@@ -108,16 +108,18 @@ def _activation_bytes(module: StageModule, batch: int, sequence: int, dtype: tor
     return saved + 2 * _bytes(hidden)  # the output is held even if nothing saves it; counted twice at worst
 
 
-def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
-    hidden = _shaped(module, batch, sequence, dtype)
-    labels = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+def _loss_bytes(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> int:
+    hidden = _shaped(module, microbatch_size, sequence, dtype)
+    labels = torch.empty(microbatch_size, sequence, dtype=torch.int64, device="meta")
     saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
-    logits = batch * sequence * int(module.config.vocab_size)
+    logits = microbatch_size * sequence * int(module.config.vocab_size)
     return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
 
 
-def _shaped(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(batch, sequence, module.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+def _shaped(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(
+        microbatch_size, sequence, module.config.hidden_size, dtype=dtype, device="meta", requires_grad=True
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -30,8 +30,8 @@ DECISIVE_DATA = ("sequence", "validation_blocks")
 INDIFFERENT = {"cluster": ("workload",), "train": ("validate_every", "validate_training")}
 """Settings of decisive groups that do not affect what is learnt."""
 
-Kind = Literal["train", "evaluate"]
-Compose = Callable[[Sequence[str]], TrainJob]
+StepKind = Literal["train", "evaluate"]
+ComposeTraining = Callable[[Sequence[str]], TrainJob]
 """Composes the settings of `skippipe train` from overrides."""
 
 
@@ -58,14 +58,16 @@ class Arm:
         return Path(self.experiment, f"seed{self.seed}")
 
 
-class Step(NamedTuple):
+class StudyStep(NamedTuple):
     """One process for an arm: training or evaluation."""
 
     arm: Arm
-    kind: Kind
+    kind: StepKind
 
 
-def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[str], compose: Compose) -> list[Arm]:
+def compose_arms(
+    asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[str], compose: ComposeTraining
+) -> list[Arm]:
     """Compose the arms, in order.
 
     Args:
@@ -122,11 +124,11 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
 def next_step(
     arms: Sequence[Arm],
     records: Mapping[ArmKey, ArmRecord],
-    started: Collection[tuple[ArmKey, Kind]],
+    started: Collection[tuple[ArmKey, StepKind]],
     *,
     finished_here: Collection[ArmKey] = (),
     omit: Sequence[str] = (),
-) -> Step | None:
+) -> StudyStep | None:
     """Choose the next step: the first unfinished one not yet started in this session.
 
     Args:
@@ -140,11 +142,11 @@ def next_step(
     for arm in arms:
         kind = _unfinished(records.get(arm.key), omit if arm.key in finished_here else ())
         if kind is not None and (arm.key, kind) not in started:
-            return Step(arm, kind)
+            return StudyStep(arm, kind)
     return None
 
 
-def _unfinished(entry: ArmRecord | None, omit: Sequence[str]) -> Kind | None:
+def _unfinished(entry: ArmRecord | None, omit: Sequence[str]) -> StepKind | None:
     if entry is None or not entry.finished:
         return "train"
     return "evaluate" if set(omit) - {row.omission for row in entry.evaluation} else None

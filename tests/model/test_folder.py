@@ -442,7 +442,7 @@ def test_hash_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_model("llama", tmp_path / "a", shard="100KB")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for whole in (2**30, 1000):
-        monkeypatch.setattr(folders, "HASHED_WHOLE", whole)
+        monkeypatch.setattr(folders, "FULLY_HASHED", whole)
         first = weights_sha256(tmp_path / "a")
         assert first == weights_sha256(tmp_path / "b")
         write_model("llama", tmp_path / "c", shard="100KB", rms_norm_eps=0.1)

@@ -204,7 +204,7 @@ def test_plans_of_the_planner_complete(replicas: list[int], strategy: str) -> No
         link.latency_s, link.bandwidth = 1e-3, 1e9
     assert preset_spec(machines).names
     schedule = ScheduleConfig(skip_ratio=0.0 if len(replicas) == 1 else 1 / 3)
-    job = planning.prepare(machines, AllocateConfig(objective="surrogate"), schedule)
+    job = planning.planning_job(machines, AllocateConfig(objective="surrogate"), schedule)
     plan = planning.make_plan(job, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
     buffers = min_recv_buffers(programs, 2, 2)

@@ -16,8 +16,8 @@ from skippipe._scheduler import Plan
 from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.overrides import quoted
-from skippipe.planning import PlanningJob, make_plan, prepare
-from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
+from skippipe.planning import PlanningJob, make_plan, planning_job
+from skippipe.study.arms import Arm, StudyStep, compose_arms, next_step, plain_settings_sha256, settings_sha256
 from skippipe.study.collect import read_arm
 from skippipe.study.config import ArmConfig, StudyJob
 from skippipe.study.records import load_records, merged
@@ -35,7 +35,7 @@ def train_job(*overrides: str) -> TrainJob:
 
 def plan_of(job: TrainJob) -> Plan:
     return make_plan(
-        PlanningJob(prepare(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
+        PlanningJob(planning_job(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
     )
 
 
@@ -176,18 +176,20 @@ def test_next_step() -> None:
     done = make_entry("one")
     halfway = make_entry("two", tokens_done=150_000_000, finished=False)
     records = {done.key: done, halfway.key: halfway}
-    assert next_step(arms, {}, set()) == Step(one, "train")
-    assert next_step(arms, records, set()) == Step(two, "train")
-    assert next_step(arms, records, {(two.key, "train")}) == Step(three, "train")
+    assert next_step(arms, {}, set()) == StudyStep(one, "train")
+    assert next_step(arms, records, set()) == StudyStep(two, "train")
+    assert next_step(arms, records, {(two.key, "train")}) == StudyStep(three, "train")
     assert next_step(arms, records, {(two.key, "train"), (three.key, "train")}) is None
     omit = ["none", "random:0.25"]
-    assert next_step(arms, records, set(), omit=omit) == Step(two, "train"), "its run is not on this machine"
-    assert next_step(arms, records, set(), omit=omit, finished_here={one.key}) == Step(one, "evaluate")
-    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, finished_here={one.key}) == Step(two, "train")
+    assert next_step(arms, records, set(), omit=omit) == StudyStep(two, "train"), "its run is not on this machine"
+    assert next_step(arms, records, set(), omit=omit, finished_here={one.key}) == StudyStep(one, "evaluate")
+    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, finished_here={one.key}) == StudyStep(
+        two, "train"
+    )
     evaluated = make_entry("one", evaluation=[make_row("none"), make_row()])
     known = records | {done.key: evaluated}
-    assert next_step(arms, known, set(), omit=omit, finished_here={one.key}) == Step(two, "train")
-    assert next_step(arms, known, set(), omit=[*omit, "last:2"], finished_here={one.key}) == Step(one, "evaluate")
+    assert next_step(arms, known, set(), omit=omit, finished_here={one.key}) == StudyStep(two, "train")
+    assert next_step(arms, known, set(), omit=[*omit, "last:2"], finished_here={one.key}) == StudyStep(one, "evaluate")
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="$\n\r\x00"), min_size=1))

@@ -21,7 +21,7 @@ from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import make_plan, planning_job
 from skippipe.study.run_history import read_run_history
 from skippipe.train.loop.engine import DivergedError, check_validation
 from skippipe.train.observe.events import (
@@ -217,7 +217,7 @@ def test_each_phase_keeps_its_plan(folder: Folder) -> None:
 def test_phases_and_attempts_together(tmp_path: Path) -> None:
     """Plans of phases to come keep their names as long as they are the same; those of phases that are over stay."""
     job = make_job()
-    question = dataclasses.replace(prepare(job.cluster, job.allocate, job.schedule), scope=None)
+    question = dataclasses.replace(planning_job(job.cluster, job.allocate, job.schedule), scope=None)
     made = make_plan(question, "full", job.planner)
     a, b, c, d = (
         Plan.from_json(json.dumps(json.loads(made.to_json()) | {"model": {"layers": number}})) for number in range(4)

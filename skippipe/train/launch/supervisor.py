@@ -53,7 +53,7 @@ class WorkerError(SchedulerError, RuntimeError):
 
 @dataclass
 class Worker:
-    """What is known of one worker."""
+    """State of one worker."""
 
     rank: int
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Worker:
 
 
 class ForwardedStop(StopRequest):
-    """Forwards a request to stop to rank 0, which tells the other ranks; they end after their iteration.
+    """Forwards a request to stop to rank 0, which passes it on; all ranks end after their iteration.
 
     Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait. A shell that
     closes its terminal sends SIGHUP twice, and SIGUSR1 is Slurm's warning: neither counts as asking twice.

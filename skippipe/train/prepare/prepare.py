@@ -44,7 +44,7 @@ SAVING_TIMEOUT_S = 3600.0
 """Time limit for the ranks to write a checkpoint together."""
 
 
-def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
+def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     spec: RunSpec,
     config: Any,
     device: torch.device,
@@ -160,7 +160,7 @@ def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> S
         context.spec.optimizer,
         tokens=tokens,
         iterations=context.spec.iterations - progress.iteration,
-        seen=progress.tokens,
+        tokens_done=progress.tokens,
     )
     resume.load(context.stages, optimizer)
     context.rendezvous.all_gather("loaded", "", READING_S)  # a rank that is silent from here on has failed
