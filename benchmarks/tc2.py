@@ -119,21 +119,21 @@ def faster(slow_s: float | None, fast_s: float | None) -> float | None:
 
 def tables(rows: list[Row]) -> str:
     """One table for strategies, one for swaps."""
-    place_of = itemgetter("instance", "rules", "samples")
-    times = {(*place_of(row), row["max_swaps"], row["strategy"]): row["iteration_s"] for row in rows}
-    places = {place_of(row): row["max_swaps"] for row in rows if row["own"]}
+    key_of = itemgetter("instance", "rules", "samples")
+    times = {(*key_of(row), row["max_swaps"], row["strategy"]): row["iteration_s"] for row in rows}
+    own_swaps = {key_of(row): row["max_swaps"] for row in rows if row["own"]}
     swaps = sorted({row["max_swaps"] for row in rows})
     first, second = [], []
-    for place, own in places.items():
-        where: Row = dict(zip(("instance", "rules", "samples"), place, strict=True))
-        random, without, best = (times[*place, own, strategy] for strategy in STRATEGIES)
+    for key, own in own_swaps.items():
+        where: Row = dict(zip(("instance", "rules", "samples"), key, strict=True))
+        random, without, best = (times[*key, own, strategy] for strategy in STRATEGIES)
         first.append(where | {
             "random-skip, s": random, "skippipe-no-tc2, s": without,
             "skippipe, s": best, "saved of random-skip": percent(saving(best, random)),
             "saved of skippipe-no-tc2": percent(saving(best, without)),
             "throughput against skippipe-no-tc2": percent(faster(without, best)),
         })  # fmt: skip
-        by_swaps = {most: times.get((*place, most, "skippipe")) for most in swaps}
+        by_swaps = {most: times.get((*key, most, "skippipe")) for most in swaps}
         line = where | {f"{most} swaps, s": time for most, time in by_swaps.items()}
         line |= {f"saved by {most}": percent(saving(by_swaps[most], by_swaps[swaps[0]])) for most in swaps[1:]}
         second.append(line)

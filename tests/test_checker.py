@@ -67,7 +67,7 @@ def only_ours_looks(path: tuple[Any, ...] | None, text: str) -> bool:
 
 
 def damaged(rng: Random, plan: Json, kind: str) -> tuple[str, tuple[Any, ...] | None] | None:
-    """The damaged plan as text with the place of the damage; None where it does not apply."""
+    """The damaged plan as text with the path of the damage; None if the mutation does not apply."""
     other = copy.deepcopy(plan)
     try:
         {**mutations.RULES, **mutations.FORMAT}[kind](rng, other)

@@ -254,7 +254,7 @@ def without_times(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_orders_that_cannot_be_executed(plan_file: dict[str, Any], run: Run, refused: Refused, write: Write) -> None:
-    """Where nothing takes any time, no time tells: two tasks of one node wait for each other all the same."""
+    """Without durations, times cannot show it: two tasks of one node wait for each other."""
     still = without_times(plan_file)
     write("still.json", still)
     assert run("simulate", "plan=still.json").status == 0

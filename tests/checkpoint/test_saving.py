@@ -79,7 +79,7 @@ def save_in_pool(
         saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, "{}"))
         saver.wait_copied()
         for tensor in tensors.values():
-            tensor.zero_()  # training goes on
+            tensor.zero_()  # training continues
         saver.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         (done,) = saver.take_results()

@@ -49,11 +49,11 @@ MODELS: dict[str, dict[str, Any]] = {
 """at least one of every architecture"""
 
 CUTS = [
-    [end - begin for begin, end in zip((0, *places), (*places, LAYERS), strict=True)]
+    [end - begin for begin, end in zip((0, *ends), (*ends, LAYERS), strict=True)]
     for count in range(LAYERS)
-    for places in combinations(range(1, LAYERS), count)
+    for ends in combinations(range(1, LAYERS), count)
 ]
-"""layers per stage, in every way"""
+"""layers per stage, for every partition"""
 
 
 def config_of(name: str, **more: Any) -> PretrainedConfig:
@@ -96,9 +96,9 @@ def tokens(batch: int, sequence: int, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, sequence), generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(parts: Sequence[StageModule], given: Tensor, way: Sequence[int] | None = None) -> Tensor:
-    """Logits of the parts run one after the other, or along a way."""
+def logits_of(parts: Sequence[StageModule], given: Tensor, route: Sequence[int] | None = None) -> Tensor:
+    """Logits of the parts run one after the other, or along a route."""
     hidden = parts[0].embed(given)
-    for stage in range(len(parts)) if way is None else way:
+    for stage in range(len(parts)) if route is None else route:
         hidden, _ = parts[stage](hidden)
     return parts[0].logits(hidden)

@@ -178,14 +178,14 @@ def test_outputs_that_cannot_be_used(tmp_path: Path) -> None:
     assert (empty / WEIGHTS).is_file()
 
 
-@pytest.mark.parametrize("place", ["save", "sync", "rename"])
-def test_a_full_disk_leaves_nothing(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["save", "sync", "rename"])
+def test_a_full_disk_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if place == "save":
+    if step == "save":
         monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
-    elif place == "sync":
+    elif step == "sync":
         monkeypatch.setattr(module, "_sync", full)
     else:
         monkeypatch.setattr(Path, "rename", full)

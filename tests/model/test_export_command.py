@@ -31,7 +31,7 @@ Trained = tuple[Path, list[EventDict]]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A run's folder with a checkpoint, and what the run has told."""
+    """A run's folder with a checkpoint, and the events of the run."""
     folder = tmp_path_factory.mktemp("run")
     return folder, train_alone(make_job(folder=str(folder), train__learning_rate=0.02), folder)
 
@@ -94,7 +94,7 @@ def test_a_dry_run_knows_the_folder(trained: Trained, run: Run, tmp_path: Path) 
 
 @pytest.fixture
 def with_own_tokenizer(trained: Trained, run: Run, tmp_path: Path) -> Path:
-    """A model whose tokenizer has the entries of the one that ships, but two merges the other way round."""
+    """A model whose tokenizer has the entries of the bundled one, but two merges in reverse order."""
     assert run("export", f"checkpoint={trained[0]}", "output=own").status == 0
     content = json.loads((tmp_path / "own" / "tokenizer.json").read_text())
     content["model"]["merges"][:2] = reversed(content["model"]["merges"][:2])

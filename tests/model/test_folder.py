@@ -267,8 +267,8 @@ def test_weights_that_are_not_finite(odd: float, stored: torch.dtype, llama: Pat
     bad = load_file(llama / WEIGHTS)[UP].to(stored)
     bad[1, 2] = odd
     change_weights(llama, {UP: bad})
-    place = f"{odd} at {bad.shape[1] + 2} (1 of {bad.numel()} values)"
-    message = f"{llama / WEIGHTS}: {UP}: expected finite numbers, got {place}"
+    value = f"{odd} at {bad.shape[1] + 2} (1 of {bad.numel()} values)"
+    message = f"{llama / WEIGHTS}: {UP}: expected finite numbers, got {value}"
     for refused in (lambda: parts_in(llama), lambda: parts_in(llama, [2, 2]), lambda: check_weights(llama)):
         with pytest.raises(InputError) as caught:
             refused()

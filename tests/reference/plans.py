@@ -60,7 +60,7 @@ def plan_of(instance: Json, outcome: Outcome, bound_share: float = 0.0) -> Json:
 
 
 def plan_of_orders(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Json:
-    """A plan that fixes orders only: its times are the places in the order, its figures zero."""
+    """A plan that fixes orders only: its times are the positions in the order, its predictions zero."""
     tasks = [
         {"node": node, "microbatch": b, "kind": kind, "hop": hop, "start_s": float(i), "end_s": float(i)}
         for node, order in orders.items()

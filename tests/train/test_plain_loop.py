@@ -122,9 +122,9 @@ class Plain:
         used = [m.stages for m in sorted(self.plan.microbatches, key=lambda m: m.id)]
         total = len(used) * self.size * self.job.data.sequence
         summed = torch.zeros(2, dtype=torch.float64)
-        for place, stages in enumerate(used):
+        for index, stages in enumerate(used):
             at = BlockOrder(len(blocks), self.job.train.seed).at(
-                ((number - 1) * len(used) + place) * self.size, self.size
+                ((number - 1) * len(used) + index) * self.size, self.size
             )
             losses = self.losses(stages, torch.from_numpy(blocks[at].astype("int64")))
             summed += losses.detach()

@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Loss by iteration, as last told."""
+    """Loss by iteration, as last reported."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {event["iteration"]: event["loss"] for event in events if event["event"] == "iteration"}
 

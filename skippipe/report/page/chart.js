@@ -333,7 +333,7 @@ class Chart {
   }
 
   // The middle of a task's bar, in pixels of the window.
-  place(task) {
+  barPosition(task) {
     const row = this.rowOf.get(this.plan.node(task));
     if (!row) return null;
     const { y, height } = this.bar(row), box = this.canvas.getBoundingClientRect();
