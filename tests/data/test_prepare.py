@@ -184,7 +184,7 @@ def test_resumes_from_any_interruption(small_steps: None, corpus_of_files: DataC
             finished = True
         except StoppedError:
             assert not (folder / "corpus.json").exists()
-            for part in folder.glob("*.part"):  # what was written after the last saving, whole or not
+            for part in folder.glob("*.part"):  # what was written after the last save, complete or not
                 with part.open("ab") as file:
                     file.write(b"\x01\x02\x03" * (calls % 3))
             prepare(corpus_of_files, folder)

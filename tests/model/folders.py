@@ -36,7 +36,7 @@ def write_model(
     return state
 
 
-def read_whole(folder: Path) -> Any:
+def read_full_model(folder: Path) -> Any:
     """The model, as anybody reads it."""
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Small models of every architecture, and the whole models of transformers that their parts are held against."""
+"""Small models of every architecture, and the full models of transformers that their parts are held against."""
 
 import copy
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ def state_of(parts: Sequence[StageModule]) -> dict[str, Tensor]:
     return state
 
 
-def whole_of(config: PretrainedConfig, parts: Sequence[StageModule], dtype: torch.dtype = torch.float32) -> Any:
-    """The whole model, as transformers builds it, with the parts' weights."""
+def full_model_of(config: PretrainedConfig, parts: Sequence[StageModule], dtype: torch.dtype = torch.float32) -> Any:
+    """The full model, as transformers builds it, with the parts' weights."""
     make: Any = family_of(config.model_type).model_class()
     model = make(copy.deepcopy(config)).to(dtype)
     if dtype == torch.float64:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.small import MODELS, config_of, parts_of, whole_of
+from model.small import MODELS, config_of, full_model_of, parts_of
 
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.memory import parameter_count, saved_bytes, stage_memory
@@ -47,13 +47,13 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_together_are_the_whole_model(name: str) -> None:
     config = config_of(name)
-    whole = whole_of(config, parts_of(config, [4]))
+    full_model = full_model_of(config, parts_of(config, [4]))
     for cut in ([4], [1, 3], [2, 1, 1]):
         counts = [
             stage_memory(config, stage=stage, layers=layers, first=stage == 0, microbatch_size=1, sequence=4).parameters
             for stage, layers in enumerate(stage_layers(cut, config))
         ]
-        assert sum(counts) == sum(parameter.numel() for parameter in whole.parameters())
+        assert sum(counts) == sum(parameter.numel() for parameter in full_model.parameters())
 
 
 def test_saved_bytes_count_what_is_kept_and_nothing_else() -> None:

@@ -91,7 +91,7 @@ def random_rules(rng: Random) -> Json:
 
 
 def random_skip_ratio(rng: Random, present: int) -> float:
-    """None skipped, a whole number of stages skipped, a fraction, or the most there can be."""
+    """None skipped, an integer number of stages, a fraction, or the maximum."""
     most = (present - 1) / present
     some = rng.uniform(0, most)
     return rng.choice([0.0, rng.randrange(present) / present, some, math.floor(some * 100) / 100, most])

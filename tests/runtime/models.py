@@ -200,13 +200,13 @@ class Plain:
         self.config = config_of(training)
         self.dtype = getattr(torch, training.dtype)
         total = sum(training.layers)
-        whole = build_stage_module(
+        full_model = build_stage_module(
             self.config, stage=0, layers=range(total), first=True, seed=training.seed, dtype=self.dtype
         )
         family = family_of(self.config.model_type)
         model: Any = family.model_class()
         self.model = model(self.config).to(self.dtype)
-        self.model.load_state_dict(whole.state_dict(), strict=False)
+        self.model.load_state_dict(full_model.state_dict(), strict=False)
         self.named = dict(self.model.named_parameters())
         self.body = getattr(self.model, family.body)
         self.embedding = getattr(self.body, family.embedding)

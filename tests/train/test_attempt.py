@@ -1,4 +1,4 @@
-"""Ranks that meet in a store, in threads of this process, and everything that may keep them from it."""
+"""The rendezvous of ranks in a store, in threads of this process, and everything that may prevent it."""
 
 import contextlib
 import os
