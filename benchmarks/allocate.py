@@ -7,7 +7,7 @@ there, with the sizes of their stages. Every method has one thread; `CP-SAT, 8 w
 Whatever a method proposes is scored by `score_allocation`, which finds the best tour itself; its time counts, that of
 building graphs and models too. The methods that make one allocation after the other run once, for the longest time,
 and their best after each time is reported; ours and CP-SAT, which may use the time in another way, run anew for each.
-METIS and KaHyPar are in no dependency group: `pip install pymetis kahypar`. What is not installed is left out.
+METIS and KaHyPar are in no dependency group: `pip install pymetis kahypar`. Those not installed are skipped.
 Writes out/allocate.json and out/allocate.md.
 """
 
@@ -156,7 +156,7 @@ def measure(name: str, case: AllocationCase, methods: Sequence[str], limits: Seq
     rows = []
     for method in methods:
         if method in NEEDS and importlib.util.find_spec(NEEDS[method]) is None:
-            note(f"{method} is left out: {NEEDS[method]} is not installed")
+            note(f"{method} is skipped: {NEEDS[method]} is not installed")
             continue
         for row in METHODS[method](case, limits):
             rows.append({

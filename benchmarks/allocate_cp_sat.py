@@ -78,7 +78,7 @@ class Model:
             self.model.add(sum(self.count[kind, stage] for stage in stages) == len(self.classes.members[kind]))
         for stage in stages:
             self.model.add(sum(self.count[kind, stage] for kind in kinds) == self.sizes[stage])
-        self.present = {place: self._at_least(count, 1) for place, count in self.count.items()}
+        self.present = {position: self._at_least(count, 1) for position, count in self.count.items()}
         replica = self._replica()
         tour = [self._bottleneck(*edge, chosen) for edge, chosen in self.edges.items()]
         compute = [

@@ -6,8 +6,8 @@ FOLDER holds NAME.cluster.json and NAME.json, as `skippipe bench planner data=FO
 iteration, lower bound and seconds as JSON; the plan is one that the checkers can judge (`skippipe.plan/1`).
 
 Time is whole multiples of the greatest common divisor of all durations, which are first rounded up to nanoseconds as
-plans are. The model is the problem itself: an optional interval for every forward, backward and holding that may come
-to be, and a circuit over the nodes for every route.
+plans are. The model is the problem itself: an optional interval for every possible forward, backward and holding, and a
+circuit over the nodes for every route.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from skippipe.benchmark import Case, load_case
 
 Json = dict[str, Any]
 NANOSECOND = 1_000_000_000
-HOME = -1
-"""Stands for the source in a route's circuit: where it begins and ends."""
+SOURCE = -1
+"""Stands for the source in a route's circuit, where it begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def durations_of(case: Case) -> Durations:
     """Resolve all durations of a case.
 
     Raises:
-        ValueError: a task takes no time. CP-SAT lets such a task run beside another one, the problem does not.
+        ValueError: a task takes no time. CP-SAT lets such a task overlap another one, the problem does not.
 
     """
     cluster = case.problem.cluster
@@ -113,13 +113,13 @@ def _allreduce_s(case: Case) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicrobatchVariables:
     """Variables of one microbatch, by node."""
 
     start_forward: dict[int, cp_model.IntVar]
     start_backward: dict[int, cp_model.IntVar]
     start_loss: cp_model.IntVar
-    home: cp_model.IntVar
+    completion: cp_model.IntVar
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class Route:
 
     source: int
     visits: dict[int, cp_model.IntVar]
-    """whether it leads over a node"""
+    """whether it visits a node"""
     arcs: dict[tuple[int, int], cp_model.IntVar]
-    """whether the second node (or HOME) follows the first (or HOME)"""
-    waves: list[Batch]
+    """whether the second node (or SOURCE) follows the first (or SOURCE)"""
+    waves: list[MicrobatchVariables]
 
 
 class Model:
@@ -182,27 +182,29 @@ class Model:
             self._swaps(arcs)
         if self.rules.max_stage_jump is not None:
             self._jumps(arcs, self.rules.max_stage_jump)
-        batches = [self._batch(source, visits, arcs) for _ in range(waves)]
-        for before, after in itertools.pairwise(batches):
+        microbatches = [self._microbatch(source, visits, arcs) for _ in range(waves)]
+        for before, after in itertools.pairwise(microbatches):
             for node in nodes:
-                if (HOME, node) in arcs:
+                if (SOURCE, node) in arcs:
                     out = self.times.transfer[source][node]
-                    self.model.add(after.start_forward[node] >= before.home + out).only_enforce_if(arcs[HOME, node])
-        return Route(source, visits, arcs, batches)
+                    self.model.add(after.start_forward[node] >= before.completion + out).only_enforce_if(
+                        arcs[SOURCE, node]
+                    )
+        return Route(source, visits, arcs, microbatches)
 
     def _circuit(self, source: int, visits: dict[int, cp_model.IntVar]) -> dict[tuple[int, int], cp_model.IntVar]:
-        """From home over the nodes visited and back, in an order that CC2 can allow."""
+        """From the source over the visited nodes and back, in an order that CC2 may allow."""
         arcs = {}
         for node in visits:
             if not self.rules.cc1 or node == source:
-                arcs[HOME, node] = self.model.new_bool_var(f"first {node}")
-            arcs[node, HOME] = self.model.new_bool_var(f"last {node}")
+                arcs[SOURCE, node] = self.model.new_bool_var(f"first {node}")
+            arcs[node, SOURCE] = self.model.new_bool_var(f"last {node}")
         for i, j in itertools.permutations(visits, 2):
             if self._may_follow(self.stage_of[i], self.stage_of[j]):
                 arcs[i, j] = self.model.new_bool_var(f"{i} then {j}")
-        places = {node: place for place, node in enumerate([HOME, *visits])}
-        loops = [(places[node], places[node], ~visited) for node, visited in visits.items()]
-        self.model.add_circuit([*((places[i], places[j], arc) for (i, j), arc in arcs.items()), *loops])
+        index = {node: number for number, node in enumerate([SOURCE, *visits])}
+        loops = [(index[node], index[node], ~visited) for node, visited in visits.items()]
+        self.model.add_circuit([*((index[i], index[j], arc) for (i, j), arc in arcs.items()), *loops])
         return arcs
 
     def _may_follow(self, stage: int, following: int) -> bool:
@@ -213,41 +215,41 @@ class Model:
         return following > stage or (following == stage - 1 and self.rules.max_swaps > 0)
 
     def _swaps(self, arcs: dict[tuple[int, int], cp_model.IntVar]) -> None:
-        """CC2: a step down is a swap; they are disjoint and few."""
+        """CC2: a step to a lower stage is a swap; swaps are disjoint and limited in number."""
         down: dict[int, list[cp_model.IntVar]] = {stage: [] for stage in range(-1, len(self.stages))}
         for (i, j), arc in arcs.items():
-            if HOME not in (i, j) and self.stage_of[j] < self.stage_of[i]:
+            if SOURCE not in (i, j) and self.stage_of[j] < self.stage_of[i]:
                 down[self.stage_of[j]].append(arc)
         for stage in range(len(self.stages)):
             self.model.add(sum(down[stage - 1]) + sum(down[stage]) <= 1)
         self.model.add(sum(itertools.chain.from_iterable(down.values())) <= self.rules.max_swaps)
 
     def _jumps(self, arcs: dict[tuple[int, int], cp_model.IntVar], most: int) -> None:
-        """No step passes the furthest stage so far by more than `most`: a swap has been one stage further."""
+        """No jump beyond the furthest visited stage exceeds `most`; after a swap that stage is one further."""
         for (i, j), arc in arcs.items():
-            if j == HOME:
+            if j == SOURCE:
                 continue
-            step = self.stage_of[j] - (0 if i == HOME else self.stage_of[i])
-            if step > most + 1 or (step > most and i == HOME):
+            step = self.stage_of[j] - (0 if i == SOURCE else self.stage_of[i])
+            if step > most + 1 or (step > most and i == SOURCE):
                 self.model.add(arc == 0)
             elif step > most:
                 swapped = [
-                    way
-                    for (k, to), way in arcs.items()
-                    if to == i and k != HOME and self.stage_of[k] > self.stage_of[i]
+                    earlier
+                    for (k, to), earlier in arcs.items()
+                    if to == i and k != SOURCE and self.stage_of[k] > self.stage_of[i]
                 ]
                 self.model.add(arc <= sum(swapped))
 
     # ----------------------------------------------------------------------------- one microbatch
 
-    def _batch(
+    def _microbatch(
         self, source: int, visits: dict[int, cp_model.IntVar], arcs: dict[tuple[int, int], cp_model.IntVar]
-    ) -> Batch:
-        """Intervals on the nodes, and what waits for what along the way there and back."""
+    ) -> MicrobatchVariables:
+        """Intervals on the nodes, and the precedences of the forward and backward pass."""
         times, model = self.times, self.model
         forward = {node: self._time(f"F {node}") for node in visits}
         backward = {node: self._time(f"B {node}") for node in visits}
-        loss, home = self._time("L"), self._time("home")
+        loss, completion = self._time("L"), self._time("completion")
         for node, visited in visits.items():
             end_forward, end_backward = forward[node] + times.forward[node], backward[node] + times.backward[node]
             least = times.forward[node] + times.loss[source] + times.backward[node]
@@ -261,19 +263,19 @@ class Model:
                 target[node].append(model.new_optional_interval_var(start, size, end, visited, ""))
             model.add(end_forward <= loss).only_enforce_if(visited)
             model.add(loss + times.loss[source] <= backward[node]).only_enforce_if(visited)
-            model.add(end_backward <= home).only_enforce_if(visited)
+            model.add(end_backward <= completion).only_enforce_if(visited)
             reduce = times.allreduce[self.stage_of[node]]
             model.add(self.iteration >= end_backward + reduce).only_enforce_if(visited)
         self.on_node[source].append(model.new_fixed_size_interval_var(loss, times.loss[source], ""))
         for (i, j), arc in arcs.items():
-            there = times.transfer[source if i == HOME else i][source if j == HOME else j]
-            back = times.transfer[source if j == HOME else j][source if i == HOME else i]
-            ready = 0 if i == HOME else forward[i] + times.forward[i]
-            model.add((loss if j == HOME else forward[j]) >= ready + there).only_enforce_if(arc)
-            turned = loss + times.loss[source] if j == HOME else backward[j] + times.backward[j]
-            model.add((home if i == HOME else backward[i]) >= turned + back).only_enforce_if(arc)
-        model.add(self.iteration >= home)
-        return Batch(forward, backward, loss, home)
+            outward = times.transfer[source if i == SOURCE else i][source if j == SOURCE else j]
+            back = times.transfer[source if j == SOURCE else j][source if i == SOURCE else i]
+            ready = 0 if i == SOURCE else forward[i] + times.forward[i]
+            model.add((loss if j == SOURCE else forward[j]) >= ready + outward).only_enforce_if(arc)
+            turned = loss + times.loss[source] if j == SOURCE else backward[j] + times.backward[j]
+            model.add((completion if i == SOURCE else backward[i]) >= turned + back).only_enforce_if(arc)
+        model.add(self.iteration >= completion)
+        return MicrobatchVariables(forward, backward, loss, completion)
 
     # -------------------------------------------------------------------------- all of them together
 
@@ -303,7 +305,7 @@ class Model:
                 self.model.add(on <= least + 1)
 
     def _symmetry(self) -> None:
-        """Routes of one source with as many waves are alike: the first one starts first."""
+        """Routes of one source with equally many waves are interchangeable: the first one starts first."""
         if not self.rules.cc1:
             return
         for a, b in itertools.pairwise(self.routes):
@@ -351,7 +353,9 @@ def solve(case: Case, seconds: float, workers: int = 1, log: Callable[[str], Non
     # Without a plan, CP-SAT's bound means nothing where it has proved that there is none.
     bound = 0.0 if status == cp_model.INFEASIBLE else solver.best_objective_bound
     lower_bound_s = (max(math.ceil(bound - 1e-6), 0) + after) * unit_s
-    plan = _plan(model, solver, iteration_s, lower_bound_s, wall_s) if iteration_s is not None else None
+    plan = None
+    if iteration_s is not None:
+        plan = _plan(model, _solution(model, solver), iteration_s, lower_bound_s, wall_s)
     return Answer(solver.status_name(status), iteration_s, lower_bound_s, wall_s, cpu_s, plan)
 
 
@@ -375,33 +379,54 @@ def _stopped_after(solver: cp_model.CpSolver, seconds: float) -> Iterator[None]:
         watcher.join()
 
 
-def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bound_s: float, wall_s: float) -> Json:
-    """Write the solution as a plan file."""
-    case, times, rules = model.case, model.times, model.rules
-    batches: list[Json] = []
+@dataclass(frozen=True)
+class Solution:
+    """The values of the variables, in the form of a plan file."""
+
+    microbatches: list[Json]
+    tasks: list[Json]
+    """by start"""
+    pipeline_s: float
+
+
+def _solution(model: Model, solver: cp_model.CpSolver) -> Solution:
+    times = model.times
+    microbatches: list[Json] = []
     tasks: list[Json] = []
-    home_s = 0.0
+    pipeline = 0
     for number, route in enumerate(model.routes):
         nodes = _route_of(route, solver)
-        for wave, batch in enumerate(route.waves):
-            name = len(batches)
-            batches.append({
-                "id": name, "source": route.source, "nodes": nodes, "stages": [model.stage_of[x] for x in nodes],
+        for wave, variables in enumerate(route.waves):
+            microbatch = len(microbatches)
+            microbatches.append({
+                "id": microbatch, "source": route.source, "nodes": nodes, "stages": [model.stage_of[x] for x in nodes],
                 "route": number, "wave": wave,
             })  # fmt: skip
-            entries = [("L", 0, route.source, batch.start_loss, times.loss[route.source])]
-            for hop, node in enumerate(nodes):
-                entries.append(("F", hop, node, batch.start_forward[node], times.forward[node]))
-                entries.append(("B", hop, node, batch.start_backward[node], times.backward[node]))
-            for kind, hop, node, variable, length in entries:
+            for kind, hop, node, variable, duration in _task_variables(nodes, route.source, variables, times):
                 start = solver.value(variable)
                 tasks.append({
-                    "node": node, "microbatch": name, "kind": kind, "hop": hop,
-                    "start_s": start * times.unit_s, "end_s": (start + length) * times.unit_s,
+                    "node": node, "microbatch": microbatch, "kind": kind, "hop": hop,
+                    "start_s": start * times.unit_s, "end_s": (start + duration) * times.unit_s,
                 })  # fmt: skip
-            last = solver.value(batch.start_backward[nodes[0]]) + times.backward[nodes[0]]
-            home_s = max(home_s, (last + times.transfer[nodes[0]][route.source]) * times.unit_s)
+            last = solver.value(variables.start_backward[nodes[0]]) + times.backward[nodes[0]]
+            pipeline = max(pipeline, last + times.transfer[nodes[0]][route.source])
     tasks.sort(key=lambda task: (task["start_s"], task["end_s"]))
+    return Solution(microbatches, tasks, pipeline * times.unit_s)
+
+
+def _task_variables(
+    nodes: Sequence[int], source: int, variables: MicrobatchVariables, times: Durations
+) -> Iterator[tuple[str, int, int, cp_model.IntVar, int]]:
+    """Kind, hop, node, start and duration of a microbatch's tasks along its route."""
+    yield "L", 0, source, variables.start_loss, times.loss[source]
+    for hop, node in enumerate(nodes):
+        yield "F", hop, node, variables.start_forward[node], times.forward[node]
+        yield "B", hop, node, variables.start_backward[node], times.backward[node]
+
+
+def _plan(model: Model, solution: Solution, iteration_s: float, lower_bound_s: float, wall_s: float) -> Json:
+    """Write a solution as a plan file."""
+    case, rules = model.case, model.rules
     return {
         "format": "skippipe.plan/1",
         "cluster": json.loads(case.problem.cluster.to_json()),
@@ -418,12 +443,12 @@ def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bou
         "microbatches_per_source": {
             str(source): count for source, count in zip(model.stages[0], case.problem.microbatches, strict=True)
         },
-        "microbatches": batches,
-        "tasks": tasks,
+        "microbatches": solution.microbatches,
+        "tasks": solution.tasks,
         "predicted": {
             "iteration_s": iteration_s,
-            "pipeline_s": home_s,
-            "allreduce_s": [x * times.unit_s for x in times.allreduce],
+            "pipeline_s": solution.pipeline_s,
+            "allreduce_s": [x * model.times.unit_s for x in model.times.allreduce],
             "lower_bound_s": lower_bound_s,
             "gap": (iteration_s - lower_bound_s) / lower_bound_s if lower_bound_s > 0 else 0.0,
         },
@@ -433,8 +458,8 @@ def _plan(model: Model, solver: cp_model.CpSolver, iteration_s: float, lower_bou
 
 def _route_of(route: Route, solver: cp_model.CpSolver) -> list[int]:
     follows = {i: j for (i, j), arc in route.arcs.items() if solver.value(arc)}
-    nodes, node = [], follows[HOME]
-    while node != HOME:
+    nodes, node = [], follows[SOURCE]
+    while node != SOURCE:
         nodes.append(node)
         node = follows[node]
     return nodes

@@ -127,7 +127,7 @@ def table(rows: list[Row]) -> str:
             lines.append({
                 "links": links, "planned with": view, "clusters": len(own),
                 "its order cannot be kept": sum(row["plan_s"] is None for row in own),
-                "locks up": len(own) - len(reached),
+                "deadlocks": len(own) - len(reached),
                 "iteration, median, s": statistics.median(reached) if reached else None,
                 "saved against it, median": percent(statistics.median(saved) if saved else None),
                 "least": percent(min(saved, default=None)), "most": percent(max(saved, default=None)),

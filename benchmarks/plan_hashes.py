@@ -144,7 +144,8 @@ def hashed(plan: dict[str, Any]) -> str:
     decided = {key: plan[key] for key in DECIDED}
     decided["microbatches_per_source"] = sorted(plan["microbatches_per_source"].items())
     decided["microbatches"] = [
-        [batch[key] for key in ("id", "source", "nodes", "stages", "route", "wave")] for batch in plan["microbatches"]
+        [microbatch[key] for key in ("id", "source", "nodes", "stages", "route", "wave")]
+        for microbatch in plan["microbatches"]
     ]
     decided["tasks"] = [
         [task["node"], task["microbatch"], task["kind"], task["hop"], nanoseconds(task["start_s"])]
@@ -168,7 +169,7 @@ def main() -> int:
     asked = parser.parse_args()
     names = [name for name in QUESTIONS if asked.part in name]
     known: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    os.chdir(tempfile.gettempdir())  # a place without settings of its own
+    os.chdir(tempfile.gettempdir())  # a folder without settings
     found = {}
     for name in names:
         begun = time.process_time()

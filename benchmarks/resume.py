@@ -76,8 +76,8 @@ def main() -> int:
     """Run the benchmark; the exit status is 0 if all losses were equal."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     chance = random.Random(0)
-    with tempfile.TemporaryDirectory() as place:
-        unbroken, broken = Path(place) / "unbroken", Path(place) / "broken"
+    with tempfile.TemporaryDirectory() as folder:
+        unbroken, broken = Path(folder) / "unbroken", Path(folder) / "broken"
         begin(unbroken).communicate()
         for number in range(kills):
             print(f"{number + 1:>3}  {kill(broken, number, chance)}", flush=True)
@@ -86,8 +86,8 @@ def main() -> int:
         stood = [event["blocked_s"] for event in events(unbroken) if event["event"] == "checkpoint"]
         resumed = [event for event in events(broken) if event["event"] == "resumed"]
         same = ours == theirs and len(theirs) == ITERATIONS
-        print(f"{len(resumed)} times gone on, passed over {sum(len(event['damaged']) for event in resumed)}")
-        print(f"{len(stood)} checkpoints; training stood still for {statistics.median(stood) * 1e3:.1f} ms "
+        print(f"{len(resumed)} times resumed, skipped {sum(len(event['damaged']) for event in resumed)}")
+        print(f"{len(stood)} checkpoints; training was blocked for {statistics.median(stood) * 1e3:.1f} ms "
               f"(median), {max(stood) * 1e3:.1f} ms at most")  # fmt: skip
         print(f"losses of all {ITERATIONS} iterations the same: {same}")
         return 0 if same else 1

@@ -33,7 +33,7 @@ MESSAGE_BYTES = 12_000_000
 
 
 @dataclass(frozen=True)
-class Recipe:
+class InstanceSpec:
     """Parameters and seed of one instance."""
 
     rules: Json
@@ -49,7 +49,7 @@ class Recipe:
     allreduce: bool = False
     """whether replicas average gradients"""
     mark: str = ""
-    """tells it from others of the same size"""
+    """distinguishes it from others of the same size"""
 
     @property
     def name(self) -> str:
@@ -59,17 +59,17 @@ class Recipe:
         return f"{rules}-{numbers}" + (f"-{self.mark}" if self.mark else "")
 
 
-def held(sizes: tuple[int, ...], counts: tuple[int, ...], **more: Any) -> Recipe:
+def held(sizes: tuple[int, ...], counts: tuple[int, ...], **more: Any) -> InstanceSpec:
     """This project's rules: memory is what a node holds at one time, every microbatch has a route of its own."""
-    return Recipe({**HELD, **more.pop("rules", {})}, sizes, counts, **more)
+    return InstanceSpec({**HELD, **more.pop("rules", {})}, sizes, counts, **more)
 
 
-def reference(sizes: tuple[int, ...], counts: tuple[int, ...], **more: Any) -> Recipe:
+def reference(sizes: tuple[int, ...], counts: tuple[int, ...], **more: Any) -> InstanceSpec:
     """The reference's rules: memory counts routes, two microbatches share one."""
-    return Recipe({**REFERENCE, **more.pop("rules", {})}, sizes, counts, **more)
+    return InstanceSpec({**REFERENCE, **more.pop("rules", {})}, sizes, counts, **more)
 
 
-RECIPES = (
+SPECS = (
     # Three stages.
     held((2, 2, 2), (2, 2)),
     held((2, 2, 2), (3, 3), skip_ratio=0.25, mark="b"),
@@ -130,20 +130,20 @@ RECIPES = (
 )
 
 
-def draw(recipe: Recipe) -> tuple[Json, Json]:
-    """Make cluster and question of a recipe."""
-    random = Random(recipe.name)
-    nodes = [_node(random, recipe, i) for i in range(sum(recipe.sizes))]
+def draw(spec: InstanceSpec) -> tuple[Json, Json]:
+    """Make cluster and problem from a specification."""
+    random = Random(spec.name)
+    nodes = [_node(random, spec, i) for i in range(sum(spec.sizes))]
     numbers = list(range(len(nodes)))
     random.shuffle(numbers)
     stages, first = [], 0
-    for size in recipe.sizes:
+    for size in spec.sizes:
         stages.append(sorted(numbers[first : first + size]))
         first += size
-    places = [(random.random(), random.random()) for _ in nodes]
+    positions = [(random.random(), random.random()) for _ in nodes]
     latency_s, bandwidth = [], []
-    for here in places:
-        links = [_link(random, abs(here[0] - there[0]) + abs(here[1] - there[1])) for there in places]
+    for here in positions:
+        links = [_link(random, abs(here[0] - there[0]) + abs(here[1] - there[1])) for there in positions]
         latency_s.append([link[0] for link in links])
         bandwidth.append([link[1] for link in links])
     for i in range(len(nodes)):
@@ -156,26 +156,26 @@ def draw(recipe: Recipe) -> tuple[Json, Json]:
         "overhead_s": 0.0,
         "activation_bytes": MESSAGE_BYTES,
     }
-    if recipe.allreduce:
+    if spec.allreduce:
         cluster["gradient_bytes"] = [random.choice([0, MESSAGE_BYTES, 2 * MESSAGE_BYTES]) * 6 // 5 for _ in stages]
     question = {
         "stages": stages,
-        "skip_ratio": recipe.skip_ratio,
-        "microbatches_per_source": list(recipe.counts),
-        "rules": recipe.rules,
+        "skip_ratio": spec.skip_ratio,
+        "microbatches_per_source": list(spec.counts),
+        "rules": spec.rules,
     }
     return cluster, question
 
 
-def _node(random: Random, recipe: Recipe, number: int) -> Json:
-    speed = recipe.speed_spread ** (random.random() - 0.5)
+def _node(random: Random, spec: InstanceSpec, number: int) -> Json:
+    speed = spec.speed_spread ** (random.random() - 0.5)
     forward_ms = round(400 * speed)
     return {
         "name": f"n{number}",
         "forward_s": forward_ms / 1000,
         "backward_s": round(forward_ms * random.uniform(1.3, 2.0)) / 1000,
         "loss_s": round(forward_ms * random.uniform(0.1, 0.4)) / 1000,
-        "memory": random.choice(recipe.memory),
+        "memory": random.choice(spec.memory),
     }
 
 
@@ -188,11 +188,11 @@ def _link(random: Random, distance: float) -> tuple[float, float]:
 def write_all() -> list[str]:
     """Write every instance, with its known results if its question is unchanged; returns their names."""
     FOLDER.mkdir(exist_ok=True)
-    names = [recipe.name for recipe in RECIPES]
+    names = [spec.name for spec in SPECS]
     if len(set(names)) != len(names):
-        raise ValueError(f"two recipes of one name: {sorted(names)}")
-    for recipe, name in zip(RECIPES, names, strict=True):
-        cluster, question = draw(recipe)
+        raise ValueError(f"two specs of one name: {sorted(names)}")
+    for spec, name in zip(SPECS, names, strict=True):
+        cluster, question = draw(spec)
         files = {FOLDER / f"{name}.cluster.json": cluster, FOLDER / f"{name}.json": question}
         known = _found(FOLDER / f"{name}.json")
         same = _found(FOLDER / f"{name}.cluster.json") == cluster and all(

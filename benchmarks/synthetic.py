@@ -1,4 +1,4 @@
-"""Clusters of any size for the studies, drawn from a seed: nodes in stages at random, sources with equal shares."""
+"""Clusters of any size for the studies, drawn from a seed: stages at random, equally many microbatches per source."""
 
 from dataclasses import replace
 from random import Random

@@ -26,7 +26,7 @@ from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.benchmark import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
-from skippipe.planning import PlanningJob, allocated, evaluate_strategy, prepare, saving, state_problem
+from skippipe.planning import PlanningJob, allocated, evaluate_strategy, planning_job, saving, state_problem
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 PRESETS = ("geo20", "five_clusters", "single_cluster")
@@ -75,7 +75,7 @@ def instances() -> dict[tuple[str, str], tuple[Maker, ScheduleConfig]]:
 
     def of_preset(config: ClusterConfig) -> Maker:
         return lambda samples, schedule: allocated(
-            prepare(scaled_preset(config, samples), AllocateConfig(), schedule), ALLOCATING
+            planning_job(scaled_preset(config, samples), AllocateConfig(), schedule), ALLOCATING
         )
 
     def of_published(samples: int, schedule: ScheduleConfig) -> Problem:
@@ -119,21 +119,21 @@ def faster(slow_s: float | None, fast_s: float | None) -> float | None:
 
 def tables(rows: list[Row]) -> str:
     """One table for strategies, one for swaps."""
-    place_of = itemgetter("instance", "rules", "samples")
-    times = {(*place_of(row), row["max_swaps"], row["strategy"]): row["iteration_s"] for row in rows}
-    places = {place_of(row): row["max_swaps"] for row in rows if row["own"]}
+    key_of = itemgetter("instance", "rules", "samples")
+    times = {(*key_of(row), row["max_swaps"], row["strategy"]): row["iteration_s"] for row in rows}
+    own_swaps = {key_of(row): row["max_swaps"] for row in rows if row["own"]}
     swaps = sorted({row["max_swaps"] for row in rows})
     first, second = [], []
-    for place, own in places.items():
-        where: Row = dict(zip(("instance", "rules", "samples"), place, strict=True))
-        random, without, best = (times[*place, own, strategy] for strategy in STRATEGIES)
+    for key, own in own_swaps.items():
+        where: Row = dict(zip(("instance", "rules", "samples"), key, strict=True))
+        random, without, best = (times[*key, own, strategy] for strategy in STRATEGIES)
         first.append(where | {
             "random-skip, s": random, "skippipe-no-tc2, s": without,
             "skippipe, s": best, "saved of random-skip": percent(saving(best, random)),
             "saved of skippipe-no-tc2": percent(saving(best, without)),
             "throughput against skippipe-no-tc2": percent(faster(without, best)),
         })  # fmt: skip
-        by_swaps = {most: times.get((*place, most, "skippipe")) for most in swaps}
+        by_swaps = {most: times.get((*key, most, "skippipe")) for most in swaps}
         line = where | {f"{most} swaps, s": time for most, time in by_swaps.items()}
         line |= {f"saved by {most}": percent(saving(by_swaps[most], by_swaps[swaps[0]])) for most in swaps[1:]}
         second.append(line)

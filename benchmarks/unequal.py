@@ -5,7 +5,7 @@
 Clusters are drawn as the preset `synthetic`: 24 nodes whose speeds differ by up to four times, with memory for 2 to 6
 microbatches, once with links as slow as between regions and once with fast ones; gradients are averaged as on
 `five_clusters`. Every cluster is cut into six stages of four nodes and four layers by the surrogate, and planned from
-there: as it is; with nodes that may change places; with sizes free too; with 24 layers to share out; with both. All
+there: as it is; with nodes exchanged between stages; also with free sizes; with 24 layers to distribute; with both. All
 have the same number of microbatches, time, rules and skip ratio. Writes out/unequal.json and out/unequal.md.
 """
 
@@ -33,13 +33,13 @@ ALLOCATION_WORK = 50_000
 LINKS = ("slow", "fast")
 SCOPES: dict[str, AllocationScope | None] = {
     "as cut": None,
-    "places": AllocationScope(),
-    "places, sizes": AllocationScope(sizes=True),
-    "places, layers": AllocationScope(layers=LAYERS),
-    "places, sizes, layers": AllocationScope(sizes=True, layers=LAYERS),
+    "nodes": AllocationScope(),
+    "nodes, sizes": AllocationScope(sizes=True),
+    "nodes, layers": AllocationScope(layers=LAYERS),
+    "nodes, sizes, layers": AllocationScope(sizes=True, layers=LAYERS),
 }
 """What the planner may change of the allocation."""
-EQUAL, FREE = "places", "places, sizes, layers"
+EQUAL, FREE = "nodes", "nodes, sizes, layers"
 """Equal cuts at their best, and everything."""
 
 

@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 from skippipe.errors import InputError, printable, unexpected
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
-"""More than this is no cluster or plan of ours: 1,900 nodes with a matrix over all of them, all digits written out, or
-20,000 microbatches through 20 stages stay below it, and reading them takes about four times the memory. More nodes than
-that need `region_of`: 10,000 of them take 1 MB."""
+"""Limit for clusters and plans: 1,900 nodes with a full matrix or 20,000 microbatches through 20 stages stay below it;
+reading them takes about four times the memory. Larger clusters need `region_of`: 10,000 nodes then take 1 MB."""
 MAX_OBJECT_BYTES = 32 * 1024 * 1024
-"""The most of a file of other kinds that becomes objects of Python, which need up to 30 times the memory."""
+"""Limit for other files, which become Python objects: these need up to 30 times the memory."""
 CHUNK_BYTES = 1024 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -98,8 +97,8 @@ def check_writable(path: Path, key: str = "output") -> None:
 def write_text(path: Path, text: str, *, follow: bool = True) -> None:
     """Write `text` to `path` atomically: a reader finds the old file or the new one, never a part.
 
-    A symbolic link there is gone through, or, unless `follow`, replaced by the file. What UTF-8 cannot hold, as names
-    of files may have, is written escaped.
+    A symbolic link is followed or, unless `follow`, replaced by the file. Characters that UTF-8 cannot encode, as in
+    names of files, are escaped.
 
     Raises `OSError` if it cannot be written; the old file is then unchanged.
     """
@@ -128,7 +127,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _resolved(path: Path, key: str = "output") -> Path:
-    """Where the bytes go: through symbolic links, so that a link is not replaced by a file."""
+    """The target of symbolic links, so that a link is not replaced by a file."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
@@ -163,7 +162,7 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(busy) from None
-        except OSError:  # a file system without locks: then there is no exclusion
+        except OSError:  # a file system without locks: no exclusion
             pass
         yield
     finally:
@@ -171,7 +170,7 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the new name last through a power cut, where the file system lets folders be synced."""
+    """Make a new name survive a power failure, if the file system can sync folders."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -24,7 +24,7 @@ from skippipe.errors import (
 )
 from skippipe.workload import Throughput, throughput, workload_of
 
-Progress = Callable[[float, float, float, int], None]
+PlanningProgress = Callable[[float, float, float, int], None]
 """Called while planning with elapsed seconds, best iteration so far, lower bound (both in seconds), and work done."""
 
 DEFAULT_TIME_LIMIT_S = 1.0
@@ -62,7 +62,7 @@ class Outcome:
     """work per second; the number of microbatches may differ between strategies"""
 
 
-def prepare(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> PlanningJob:
+def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: ScheduleConfig) -> PlanningJob:
     """Resolve the cluster and state the question.
 
     Raises:
@@ -200,7 +200,9 @@ def plan_request(job: PlanningJob, strategy: str, planner: PlannerConfig) -> Pla
     )
 
 
-def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None) -> Plan:
+def make_plan(
+    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: PlanningProgress | None = None
+) -> Plan:
     """Plan with one strategy, on the best allocation found within the scope of the job.
 
     Raises:
@@ -261,7 +263,7 @@ def outcome(plan: Plan) -> Outcome:
 
 
 def evaluate_strategy(
-    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: Progress | None = None
+    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: PlanningProgress | None = None
 ) -> Outcome:
     """Plan with `strategy` as `make_plan` does; having no plan is an outcome too."""
     try:
@@ -274,7 +276,7 @@ def evaluate_strategy(
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Progress | None) -> Outcome:
+def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: PlanningProgress | None) -> Outcome:
     """Random routes vary, so their result is the median over seeds; a bound holds for the routes of one seed only.
 
     The allocation search uses other random routes than these.
@@ -293,7 +295,7 @@ def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
     return plan.problem().with_rules(constraints(schedule), skip_ratio=schedule.skip_ratio)
 
 
-def comparison(job: PlanningJob, kind: str, strategy: str, planner: PlannerConfig) -> str:
+def describe_comparison(job: PlanningJob, kind: str, strategy: str, planner: PlannerConfig) -> str:
     """Describe which of the two comparisons of strategies was made.
 
     Args:

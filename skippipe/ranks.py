@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from skippipe.errors import InputError
 
-NOBODY = -1
+NO_RANK = -1
 """In place of a rank: no rank serves a node, because the node serves no stage."""
 
 
@@ -20,7 +20,7 @@ def assign_ranks(
         unused: names of nodes that serve no stage; a rank may name them in addition to others.
 
     Returns:
-        The rank that serves node `n`, at index `n`; `NOBODY` for those in `unused`. A rank may serve several nodes.
+        The rank that serves node `n`, at index `n`; `NO_RANK` for those in `unused`. A rank may serve several nodes.
 
     Raises:
         InputError: a node has no rank or two, a rank serves none or only nodes that the plan does not use, or a name is
@@ -39,7 +39,7 @@ def assign_ranks(
     idle = [f"{node_title(names, rank)}" for rank, names in enumerate(names_by_rank) if set(names) <= set(unused)]
     _refuse("the plan leaves these nodes out, so that no rank may be started for them", idle)
     _refuse("no rank serves", [name for name in node_names if name not in rank_of and name not in unused])
-    return [NOBODY if name in unused else rank_of[name] for name in node_names]
+    return [NO_RANK if name in unused else rank_of[name] for name in node_names]
 
 
 SHOWN = 6

@@ -30,7 +30,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(scope="session", autouse=True)
 def own_secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have the secret that checkpoints are signed with made anew for the tests, and not in the user's own place."""
+    """Generate the key that signs checkpoints for the tests, outside of the user's own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield

@@ -174,7 +174,7 @@ def serve(pipe: Connection) -> None:
             return
         try:
             result = function(*arguments) if function is join else function(RANK, *arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is passed on to the test
             result = Failure(type(error).__name__, str(error), traceback.format_exc())
             leave()
         pipe.send(result)

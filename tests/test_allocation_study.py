@@ -80,11 +80,11 @@ def test_blocks_are_mended_at_least_loss(partitioners: ModuleType) -> None:
 @pytest.mark.parametrize(("tool", "module"), [("metis", "pymetis"), ("kahypar", "kahypar")])
 def test_graph_partitioners_cut_apart_what_is_far(partitioners: ModuleType, tool: str, module: str) -> None:
     pytest.importorskip(module, reason=f"needs {module}, which no dependency group brings")
-    home = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
-    slower = np.where(home[:, None] == home[None, :], 0.1, 1.0)
+    site = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
+    slower = np.where(site[:, None] == site[None, :], 0.1, 1.0)
     made = list(itertools.islice(getattr(partitioners, f"{tool}_partitions")(slower, [4, 3, 3], 0), 5))
     assert all([len(stage) for stage in stages] == [4, 3, 3] for stages in made)
-    assert any({frozenset(stage) for stage in stages} == {frozenset(np.flatnonzero(home == i)) for i in range(3)}
+    assert any({frozenset(stage) for stage in stages} == {frozenset(np.flatnonzero(site == i)) for i in range(3)}
                for stages in made)  # fmt: skip
 
 

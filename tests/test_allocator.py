@@ -193,7 +193,7 @@ def test_groups_of_near_nodes_become_pipelines() -> None:
     """Four sites of six nodes, six stages of four: each stage gets one node of each site."""
     near, far = 0.25, 1.0
     order = Random(1).sample(range(24), 24)
-    site = {node: place % 4 for place, node in enumerate(order)}
+    site = {node: index % 4 for index, node in enumerate(order)}
     transfer = [[0.0 if i == j else near if site[i] == site[j] else far for j in range(24)] for i in range(24)]
     cluster = Cluster(
         [f"n{i}" for i in range(24)], [0.5] * 24, [0.5] * 24, [0.0] * 24, [1] * 24, transfer_s=transfer
@@ -284,10 +284,10 @@ def test_a_node_of_no_stage_does_not_count(small_cluster: dict[str, Any]) -> Non
 
 
 def test_progress_ends_at_the_result(small_cluster: dict[str, Any]) -> None:
-    told: list[tuple[float, float, float, int]] = []
+    reported: list[tuple[float, float, float, int]] = []
     cluster = Cluster.from_json(json.dumps(small_cluster))
-    found = allocate(cluster, [2, 2], progress=lambda *state: told.append(state))
-    assert told[-1][1] == pytest.approx(found.best.score_s)
-    assert told[-1][2] == pytest.approx(found.lower_bound_s)
+    found = allocate(cluster, [2, 2], progress=lambda *state: reported.append(state))
+    assert reported[-1][1] == pytest.approx(found.best.score_s)
+    assert reported[-1][2] == pytest.approx(found.lower_bound_s)
     with pytest.raises(ZeroDivisionError):
         allocate(cluster, [2, 2], progress=lambda *_: 1 // 0)

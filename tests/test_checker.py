@@ -51,7 +51,7 @@ def only_ours_looks(path: tuple[Any, ...] | None, text: str) -> bool:
     """Where the format says more than the independent checker reads, so that ours alone may refuse."""
     if path is None:
         return False
-    if any(starts_with(path, *pattern) for pattern in ONLY_OURS) or path[-1] == "somebody_elses":
+    if any(starts_with(path, *pattern) for pattern in ONLY_OURS) or path[-1] == "unknown":
         return True
     if path[:2] in {("cluster", "transfer_s"), ("cluster", "latency_s"), ("cluster", "bandwidth")}:
         both_forms = len(path) == 2
@@ -67,7 +67,7 @@ def only_ours_looks(path: tuple[Any, ...] | None, text: str) -> bool:
 
 
 def damaged(rng: Random, plan: Json, kind: str) -> tuple[str, tuple[Any, ...] | None] | None:
-    """The damaged plan as text with the place of the damage; None where it does not apply."""
+    """The damaged plan as text with the path of the damage; None if the mutation does not apply."""
     other = copy.deepcopy(plan)
     try:
         {**mutations.RULES, **mutations.FORMAT}[kind](rng, other)

@@ -152,11 +152,11 @@ def test_layers_alone_where_the_sizes_are_given(planned: Callable[..., Plan]) ->
 
 def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
     result = run("plan", WORK, "allocate.decoder_layers=24", "output=plan.json")
-    plan, told = load_plan(str(tmp_path / "plan.json")), json.loads((tmp_path / "plan.json").read_text())["solver"]
+    plan, solver = load_plan(str(tmp_path / "plan.json")), json.loads((tmp_path / "plan.json").read_text())["solver"]
     scored = score_allocation(plan.cluster, plan.stages)
     assert f"Surrogate cost: {scored.score_s:.3f} s = {scored.replica_s:.3f} s within stages + " in result.out
     assert f"{scored.tour_s:.3f} s tour over stages + {scored.compute_s:.3f} s compute." in result.out
-    best, joint = told["surrogate"], told["allocation"]
+    best, joint = solver["surrogate"], solver["allocation"]
     assert f"Best surrogate cost: {best['score_s']:.3f} s, lower bound {best['lower_bound_s']:.3f} s" in result.out
     assert (
         f"Iteration: {joint['start_s']:.3f} s with that allocation, lower bound {joint['lower_bound_s']:.3f} s"

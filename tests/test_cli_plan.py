@@ -74,10 +74,10 @@ def test_what_plan_prints(run: Run, tmp_path: Path) -> None:
     assert shown == [[str(stage), str(len(plan.stages[stage])), str(visits[stage])] for stage in range(3)]
     chart = [line for line in lines if re.match(r" \d+  local-\d", line)]
     assert len(chart) == 4
-    shares = node_utilization(plan)
+    utilization = node_utilization(plan)
     for line, node in zip(chart, (n for stage in plan.stages for n in stage), strict=True):
         assert f"local-{node} " in line
-        assert f"{shares[node]:.0%}" in line
+        assert f"{utilization[node]:.0%}" in line
         assert set(line.split("%")[1].strip()) <= set("><L.")
     assert max(map(len, lines)) <= 110
 
@@ -114,10 +114,10 @@ def test_many_nodes_show_the_busiest(run: Run, tmp_path: Path) -> None:
     result = run("plan", *arguments, "output=plan.json")
     assert result.status == 0, result.err
     assert "(the 40 busiest of 120 nodes)" in result.out
-    shares = node_utilization(load_plan(str(tmp_path / "plan.json")))
+    utilization = node_utilization(load_plan(str(tmp_path / "plan.json")))
     shown = [int(x) for x in re.findall(r"^ ?\d+  region\d+-\d+ +(\d+)%", result.out, re.MULTILINE)]
     assert len(shown) == 40
-    assert min(shown) >= int(100 * sorted(shares)[-40] + 0.5) - 1
+    assert min(shown) >= int(100 * sorted(utilization)[-40] + 0.5) - 1
 
 
 @pytest.mark.parametrize("columns", ["40", "250"])
@@ -139,9 +139,9 @@ def test_compare_prints_savings_against_both(run: Run, tmp_path: Path) -> None:
     shown = [float(x.rstrip("%")) / 100 for x in table["skippipe"] if x.endswith("%")][-2:]
     expected = [1 - times["skippipe"] / times[name] for name in ("full", "full-routed")]
     assert shown == pytest.approx(expected, abs=2e-3)
-    told = re.search(r"Routing alone saves (-?[\d.]+)%", result.out)
-    assert told is not None
-    assert float(told[1]) / 100 == pytest.approx(1 - times["full-routed"] / times["full"], abs=2e-3)
+    saved = re.search(r"Routing alone saves (-?[\d.]+)%", result.out)
+    assert saved is not None
+    assert float(saved[1]) / 100 == pytest.approx(1 - times["full-routed"] / times["full"], abs=2e-3)
     assert of_one_iteration(tmp_path / "plan.json") == pytest.approx(times["skippipe"], abs=1e-3)
 
 

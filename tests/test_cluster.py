@@ -201,7 +201,7 @@ def test_names_that_disturb_a_terminal_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "said"),
+    ("path", "key", "said"),
     [
         ((), "bandwith", "bandwith: unknown key at line 1 column "),
         ((), "bandwith", "; did you mean bandwidth?"),
@@ -213,10 +213,10 @@ def test_names_that_disturb_a_terminal_are_refused(
     ],
 )
 def test_unknown_keys_are_refused(
-    place: tuple[Any, ...], key: str, said: str, small_cluster: dict[str, Any], write: Callable[[str, Any], Path]
+    path: tuple[Any, ...], key: str, said: str, small_cluster: dict[str, Any], write: Callable[[str, Any], Path]
 ) -> None:
     target: Any = small_cluster
-    for step in place:
+    for step in path:
         target = target[step]
     target[key] = None
     with pytest.raises(InputError) as caught:

@@ -22,7 +22,7 @@ from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Pro
 from skippipe.application import compose
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.plan import load_plan
-from skippipe.planning import RANDOM_SEEDS, PlanningJob, evaluate_strategy, make_plan, on_allocation_of, prepare
+from skippipe.planning import RANDOM_SEEDS, PlanningJob, evaluate_strategy, make_plan, on_allocation_of, planning_job
 
 BASELINES = ("full", "full-routed", "random-skip", "skippipe-no-tc2")
 EACH = 200_000
@@ -185,7 +185,7 @@ def test_unknown_comparison_is_refused(refused: Callable[..., str]) -> None:
 def test_skipping_is_not_credited_with_an_allocation() -> None:
     """Six machines in two sites: full pipelines take less on their own allocation than on skippipe's."""
     job = compose("plan", [TWO_SITES, "schedule.stages=4", "schedule.skip_ratio=0.25", "planner.work_limit=300000"])
-    question = prepare(job.cluster, job.allocate, job.schedule)
+    question = planning_job(job.cluster, job.allocate, job.schedule)
     made = make_plan(question, "skippipe", job.planner)
     one = PlanningJob(on_allocation_of(made, job.schedule))
     for strategy in ("full", "full-routed"):
@@ -197,7 +197,7 @@ def test_skipping_is_not_credited_with_an_allocation() -> None:
 def test_straight_pipelines_weigh_the_all_reduce() -> None:
     """The surrogate does not: its allocation has replicas at both sites in more stages than the best one has."""
     job = compose("plan", [TWO_SITES, "schedule.stages=4", "planner.work_limit=300000"])
-    question = prepare(job.cluster, job.allocate, job.schedule)
+    question = planning_job(job.cluster, job.allocate, job.schedule)
     own = make_plan(question, "full", job.planner)
     surrogate = make_plan(PlanningJob(question.first), "full", job.planner)
     assert iteration_s(own) < iteration_s(surrogate)
@@ -206,7 +206,7 @@ def test_straight_pipelines_weigh_the_all_reduce() -> None:
 
 def test_random_routes_are_judged_by_others_than_those_reported() -> None:
     job = compose("plan", ["cluster=synthetic", "cluster.nodes=12", "planner.work_limit=200000"])
-    question = prepare(job.cluster, job.allocate, job.schedule)
+    question = planning_job(job.cluster, job.allocate, job.schedule)
     reached = evaluate_strategy(question, "random-skip", job.planner)
     found = make_plan(question, "random-skip", job.planner).problem()
     fresh = [iteration_s(plan(PlanRequest(found, "random-skip", seed=seed))) for seed in range(RANDOM_SEEDS)]
@@ -231,7 +231,7 @@ def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned, indepen
 @pytest.mark.parametrize("strategy", ["full", "full-routed", "skippipe-no-tc2"])
 def test_an_interrupt_keeps_the_best_so_far(strategy: str) -> None:
     job = compose("plan", [])
-    question = prepare(job.cluster, job.allocate, job.schedule)
+    question = planning_job(job.cluster, job.allocate, job.schedule)
 
     def stop(_elapsed: float, incumbent_s: float, _bound: float, _work: int) -> None:
         if math.isfinite(incumbent_s):

@@ -78,7 +78,7 @@ def one_by_one(
     return found
 
 
-def told(found: Plan) -> AllocationReport:
+def allocation_report(found: Plan) -> AllocationReport:
     """What a plan reports of its allocation."""
     report = found.solver.allocation
     assert report is not None
@@ -110,7 +110,7 @@ def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, 
     assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
     if not cluster.gradient_bytes or max(sizes) < 3:  # else the order of a ring matters too
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
-    assert told(found).lower_bound_s <= shortest * (1 + 1e-8)
+    assert allocation_report(found).lower_bound_s <= shortest * (1 + 1e-8)
     goes_forward(found)
 
 
@@ -129,12 +129,12 @@ def goes_forward(found: Plan) -> None:
 
 
 def in_order(stages: Stages, sizes: list[int]) -> Stages:
-    """The same stages, with those after stage 0 in the order that their sizes ask for."""
+    """The same stages, with those after stage 0 in the order of the given sizes."""
     rest = list(stages[1:])
     ordered = [stages[0]]
     for size in sizes[1:]:
-        place = next(i for i, stage in enumerate(rest) if len(stage) == size)
-        ordered.append(rest.pop(place))
+        index = next(i for i, stage in enumerate(rest) if len(stage) == size)
+        ordered.append(rest.pop(index))
     return ordered
 
 
@@ -174,10 +174,10 @@ def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
     assert len(found.stages[0]) == sizes[0]
     assert all(0 < len(stage) <= size for stage, size in zip(found.stages, sizes, strict=True))
     assert found.predicted.iteration_s <= min(known) * (1 + 1e-8)
-    assert told(found).lower_bound_s <= min(known) * (1 + 1e-8)
+    assert allocation_report(found).lower_bound_s <= min(known) * (1 + 1e-8)
     if cluster.gradient_bytes:
-        assert [row.node for row in told(found).left_out] == found.absent_nodes
-        assert all(row.iteration_s >= found.predicted.iteration_s - 1e-8 for row in told(found).left_out)
+        assert [row.node for row in allocation_report(found).left_out] == found.absent_nodes
+        assert all(row.iteration_s >= found.predicted.iteration_s - 1e-8 for row in allocation_report(found).left_out)
     else:
         assert found.absent_nodes == []
     goes_forward(found)
@@ -205,7 +205,7 @@ def scaled(content: Json, stages: Stages, layers: list[int]) -> Json | None:
 
 
 def shares(total: int, parts: int, least: int) -> Iterator[list[int]]:
-    """Every way to share out a total."""
+    """Every partition of a total."""
     if parts == 1:
         if total >= least:
             yield [total]
@@ -262,7 +262,7 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
     assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
     if not cluster.gradient_bytes or not free:
         assert found.predicted.iteration_s >= bound * (1 - 1e-8)
-    assert told(found).lower_bound_s <= shortest * (1 + 1e-8)
+    assert allocation_report(found).lower_bound_s <= shortest * (1 + 1e-8)
 
 
 def test_more_work_is_never_for_the_worse() -> None:
@@ -279,4 +279,4 @@ def test_more_work_is_never_for_the_worse() -> None:
     ]
     times = [made.predicted.iteration_s for made in plans]
     assert times == sorted(times, reverse=True)
-    assert all(told(made).lower_bound_s <= min(times) for made in plans)
+    assert all(allocation_report(made).lower_bound_s <= min(times) for made in plans)

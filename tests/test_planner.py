@@ -149,7 +149,7 @@ def test_plans_of_random_instances_keep_every_rule(independent: ModuleType, stra
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_plan_is_found_where_legal_routes_are_drawn(strategy: str) -> None:
-    """What a few random draws find the planner finds too; a dispatch that locks up says so."""
+    """The planner is at least as good as a few random draws; a dispatch rule that deadlocks is an error."""
     results: Counter[str] = Counter()
     for seed in (*range(300), 504, 1117, 1342, 1938):
         instance = plannable(seed)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skippipe.errors import InputError
-from skippipe.ranks import NOBODY, assign_ranks, node_title
+from skippipe.ranks import NO_RANK, assign_ranks, node_title
 
 
 def test_ranks_serve_what_they_name() -> None:
@@ -48,9 +48,9 @@ def test_ranks_are_called_by_their_nodes() -> None:
 
 
 def test_nobody_serves_a_node_that_is_left_out() -> None:
-    assert assign_ranks(["a", "b", "c"], [["c"], ["a"]], ["b"]) == [1, NOBODY, 0]
+    assert assign_ranks(["a", "b", "c"], [["c"], ["a"]], ["b"]) == [1, NO_RANK, 0]
     # A rank may name it beside another one.
-    assert assign_ranks(["a", "b", "c"], [["c", "b"], ["a"]], ["b"]) == [1, NOBODY, 0]
+    assert assign_ranks(["a", "b", "c"], [["c", "b"], ["a"]], ["b"]) == [1, NO_RANK, 0]
 
 
 def test_a_rank_for_left_out_nodes_alone_is_refused() -> None:

@@ -69,7 +69,7 @@ def compare(case: Case, expected: Outcome, text: str, order: str) -> bool:
 
 
 def nearest(seconds: float) -> int:
-    """Seconds that stand for whole nanoseconds, as such."""
+    """Seconds as integer nanoseconds."""
     return round(seconds * 1e9)
 
 
@@ -176,7 +176,7 @@ def test_dispatch_order_replayed_gives_the_same_times() -> None:
 
 
 def test_the_reference_agrees_with_simpy() -> None:
-    """Two independent references: where no two events meet by chance both give the same times."""
+    """Two independent references: unless two events coincide, both give the same times."""
     ran = 0
     for seed in range(30_000, 30_800):
         rng = Random(seed)

@@ -30,7 +30,7 @@ def test_a_plan_never_contradicts_a_proof(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.known and case.known.proved])
 def test_conflict_based_search_proves_what_is_proved(name: str) -> None:
-    """The same optimum, or that there is no plan, by a method that shares nothing with the other's."""
+    """The same optimum, or that there is no plan, by an independent method."""
     case = CASES[name]
     assert case.known is not None
     row, _ = measure_planner(case, "skippipe", PlannerConfig(method="cbs", work_limit=5_000_000))
@@ -56,12 +56,12 @@ def test_a_factor_on_the_bound_is_kept(factor: float) -> None:
 
 def test_the_instances_are_those_that_the_script_draws() -> None:
     small = load_script("small")
-    assert sorted(CASES) == sorted(recipe.name for recipe in small.RECIPES)
-    for recipe in small.RECIPES:
-        cluster, question = small.draw(recipe)
-        found = [json.loads((small_folder() / f"{recipe.name}{end}").read_text()) for end in (".cluster.json", ".json")]
-        assert found[0] == cluster, recipe.name
-        assert question.items() <= found[1].items(), recipe.name
+    assert sorted(CASES) == sorted(spec.name for spec in small.SPECS)
+    for spec in small.SPECS:
+        cluster, question = small.draw(spec)
+        found = [json.loads((small_folder() / f"{spec.name}{end}").read_text()) for end in (".cluster.json", ".json")]
+        assert found[0] == cluster, spec.name
+        assert question.items() <= found[1].items(), spec.name
 
 
 def test_the_set_is_large_and_of_both_rule_sets() -> None:

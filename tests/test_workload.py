@@ -28,7 +28,7 @@ from skippipe.workload import (
 
 Refused = Callable[..., str]
 Write = Callable[[str, Any], Path]
-WHOLE = {
+FULL = {
     "config_sha256": "ab", "hidden": 64, "layers": 6, "microbatch_size": 4, "sequence": 32, "wire_dtype": "float32",
 }  # fmt: skip
 WORK = "planner.work_limit=200000"
@@ -56,12 +56,12 @@ def edited(plan: Plan, **changes: Any) -> Plan:
 
 
 def test_it_comes_back_as_it_was(small_cluster: dict[str, Any]) -> None:
-    told = {**WHOLE, "device": "cpu", "node_layers": [2, 2, None, 1], "sources": [0, 1]}
-    cluster = Cluster.from_json(json.dumps(with_workload(small_cluster, **told)))
-    assert json.loads(cluster.to_json())["workload"] == told
+    stated = {**FULL, "device": "cpu", "node_layers": [2, 2, None, 1], "sources": [0, 1]}
+    cluster = Cluster.from_json(json.dumps(with_workload(small_cluster, **stated)))
+    assert json.loads(cluster.to_json())["workload"] == stated
     workload = workload_of(cluster)
     assert workload.node_layers == (2, 2, None, 1)
-    assert json.loads(workload.to_json()) == told
+    assert json.loads(workload.to_json()) == stated
     assert workload.microbatch_tokens == 128
     silent = Cluster.from_json(json.dumps(small_cluster))
     assert workload_of(silent) == Workload()
@@ -100,11 +100,11 @@ def test_refused_with_the_name_of_the_file(refused: Refused, write: Write, small
 
 
 def test_a_plan_is_for_the_model_of_its_times(plan_of: Callable[..., Plan]) -> None:
-    plan = plan_of(**WHOLE)
+    plan = plan_of(**FULL)
     assert plan.model is not None
-    assert json.loads(plan.model) == WHOLE
+    assert json.loads(plan.model) == FULL
     assert throughput(plan).tokens_per_s == pytest.approx(6 * 128 / plan.predicted.iteration_s)
-    partly = plan_of(**{key: value for key, value in WHOLE.items() if key != "config_sha256"})
+    partly = plan_of(**{key: value for key, value in FULL.items() if key != "config_sha256"})
     assert partly.model is None
     assert throughput(partly) == throughput(plan)
 
@@ -153,8 +153,8 @@ def test_stages_of_another_length(plan_of: Callable[..., Plan]) -> None:
     assert partition_mismatch(plan, [2, 2, 2]) is None
     assert partition_mismatch(plan, None) is None
     assert partition_mismatch(plan, [3, 3, 2]) == "stages 0-1 have 3 decoder layers, the node times hold for 2"
-    told = partition_mismatch(plan, [1, 2, 3])
-    assert told == (
+    mismatch = partition_mismatch(plan, [1, 2, 3])
+    assert mismatch == (
         "stage 0 has 1 decoder layer, the node times hold for 2; "
         "stage 2 has 3 decoder layers, the node times hold for 2"
     )

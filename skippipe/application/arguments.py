@@ -1,4 +1,4 @@
-"""The arguments of a command line, in whatever order and form they are given, as Hydra reads them."""
+"""The arguments of a command line, given in any order and form, as Hydra reads them."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def hydra_arguments(command: Command, arguments: Sequence[str]) -> list[str]:
 
 
 def for_hydra(command: Command, argument: str) -> str:
-    """Replace the flags and the other names of settings that a command has, and quote its texts."""
+    """Replace a flag or alias of a command by its setting, and quote a setting that is a single text."""
     key, sign, value = argument.partition("=")
     if argument in command.flags:
         return command.flags[argument]
@@ -62,7 +62,7 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_topic(arguments: Sequence[str]) -> list[str]:
-    """Say `--info=all` where no topic follows: a setting is none."""
+    """Write `--info=all` if no topic follows: settings are no topics."""
     following = [*arguments[1:], "-"]
     bare = (
         flag in ("--info", "-i") and ("=" in after or after.startswith("-"))

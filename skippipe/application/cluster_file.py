@@ -17,27 +17,27 @@ def check_file_alone(
     """Raise `InputError` for the first setting of a preset given together with a cluster file.
 
     Args:
-        settings: those of a command.
-        overrides: what the command line says, KEY=VALUE.
-        preset: makes the settings that `cluster` has without any of the user's own (None: there are none, the
-            preset is the user's own); None where that is not known, and only the command line is looked at.
+        settings: of a command.
+        overrides: of the command line, KEY=VALUE.
+        preset: composes the settings of the preset alone, or returns None for a preset of the user; None: unknown,
+            only the overrides are checked.
 
     """
     given = [
         (m[1], m[2] or "") for text in overrides if (m := re.fullmatch(r"[+~]*([^=]+)(?:=(.*))?", text, re.DOTALL))
     ]
-    for place, cluster in _clusters(settings):
+    for group, cluster in _clusters(settings):
         if cluster.file is None:
             continue
-        beside = f"{place}.{FILE}"
+        beside = f"{group}.{FILE}"
         named = any(key == beside for key, _ in given)
         for key, value in given:
-            chosen = key in ("cluster", f"cluster@{place}") and named and place in key
-            if chosen or (key.startswith(f"{place}.") and key != beside):
+            chosen = key in ("cluster", f"cluster@{group}") and named and group in key
+            if chosen or (key.startswith(f"{group}.") and key != beside):
                 raise unexpected(key, printable(value), f"nothing of a preset next to {beside}")
-        if not named and place == "cluster" and preset is not None:
+        if not named and group == "cluster" and preset is not None:
             plain = preset() or type(cluster)()
-            for key, value in _changed(cluster, plain, place):
+            for key, value in _changed(cluster, plain, group):
                 raise unexpected(key, value, f"nothing of a preset next to {beside}")
 
 
@@ -49,10 +49,10 @@ def _clusters(settings: Any) -> Iterator[tuple[str, ClusterConfig]]:
         yield f"instances.{name}", instance
 
 
-def _changed(found: Any, plain: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _changed(found: Any, plain: Any, group: str) -> Iterator[tuple[str, Any]]:
     """Settings other than the file that differ from `plain`."""
     for item in dataclasses.fields(found):
-        key, value, before = f"{place}.{item.name}", getattr(found, item.name), getattr(plain, item.name, None)
+        key, value, before = f"{group}.{item.name}", getattr(found, item.name), getattr(plain, item.name, None)
         if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(before):
             yield from _changed(value, before, key)
         elif value != before and item.name != FILE:

@@ -66,7 +66,7 @@ def key_of(error: Exception) -> str | None:
 
 
 def _asked_key(error: Exception) -> str | None:
-    """Return the key of an override that Hydra could not place."""
+    """Return the key of an override that Hydra could not apply."""
     found = re.match(
         r"Could not (?:override|delete from config\.?) '?([^'\n]+?)'?(?: does not exist)?\.?(?:\n| No match|$)",
         str(error),

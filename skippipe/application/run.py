@@ -30,7 +30,7 @@ class _JobFailedError(Exception):
     """A job of a sweep failed and has reported why; the argument is its exit status."""
 
 
-class _Task:
+class _JobFunction:
     """The function that Hydra calls for every job. In a sweep it may be pickled and run in another process."""
 
     def __init__(self, command: Command) -> None:
@@ -60,7 +60,7 @@ class _Task:
 
 def run_command(command: Command, arguments: Sequence[str]) -> int:
     """Run `command` with Hydra's command line `arguments`; return the exit status."""
-    task, files = _Task(command), UserFiles()
+    task, files = _JobFunction(command), UserFiles()
     try:
         ordered = hydra_arguments(command, arguments)
         with checked_files() as files, jobs_apart(command.writes):
@@ -77,41 +77,41 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:  # what --help prints, for example
             raise
-        place = _place(error, files, arguments) or _composed_place(error, files)
-        report_error(command.name, _located(explain(error, command.settings_type), place))
+        location = _location(error, files, arguments) or _composed_location(error, files)
+        report_error(command.name, _located(explain(error, command.settings_type), location))
         return UNUSABLE_INPUT
     if task.error is not None:
-        report_error(command.name, _located(task.error, _place(task.error, files, arguments)))
+        report_error(command.name, _located(task.error, _location(task.error, files, arguments)))
         return exit_status(task.error)
     return SUCCESS
 
 
-def _located(error: Exception, place: str | None) -> Exception:
-    """The same error with its place, unless it has a file."""
-    if isinstance(error, InputError) and error.file is None and place is not None:
-        return in_file(error, place)
+def _located(error: Exception, location: str | None) -> Exception:
+    """The same error with its location, unless it has one."""
+    if isinstance(error, InputError) and error.file is None and location is not None:
+        return in_file(error, location)
     return error
 
 
-def _place(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:
+def _location(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:
     """`FILE:LINE` in a file of the user that sets the key of an error, unless the command line sets it."""
     key = key_of(error)
     if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
         return None
-    return files.place_of(key)
+    return files.location_of(key)
 
 
-def _composed_place(error: Exception, files: UserFiles) -> str | None:
+def _composed_location(error: Exception, files: UserFiles) -> str | None:
     """`FILE:LINE` in a file of the user that requests a missing file, or cannot be composed."""
     match error:
         case MissingConfigException():
-            return files.place_of_default(error.missing_cfg_file or "")
+            return files.location_of_default(error.missing_cfg_file or "")
         case HydraException() | OSError():  # most likely caused by the command line
             return None
-    return files.place_of_last() if key_of(error) is None else None
+    return files.location_of_last() if key_of(error) is None else None
 
 
-def _run_hydra(task: _Task, arguments: Sequence[str]) -> None:
+def _run_hydra(task: _JobFunction, arguments: Sequence[str]) -> None:
     """Call Hydra's main, with errors raised instead of printed."""
     with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice():
         hydra.main(config_path=f"pkg://{FOLDER}", config_name=register(task.command.name), version_base="1.3")(task)()

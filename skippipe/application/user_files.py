@@ -29,7 +29,7 @@ class UserFiles:
     roots: dict[Path, tuple[str, yaml.MappingNode]] = field(default_factory=dict)
     """by path: the group that the file belongs to, with dots, and its content"""
 
-    def place_of(self, key: str) -> str | None:
+    def location_of(self, key: str) -> str | None:
         """`FILE:LINE` where a key, such as `cluster.node.memory`, has its value; None where no file has it."""
         for path, (group, root) in self.roots.items():
             inside = key.removeprefix(f"{group}.") if group else key
@@ -39,14 +39,14 @@ class UserFiles:
                     return f"{path}:{line}"
         return None
 
-    def place_of_last(self) -> str | None:
+    def location_of_last(self) -> str | None:
         """`FILE:LINE` of the file read last: where composing ended if the reason is unknown."""
         for path, (_, root) in reversed(self.roots.items()):
             first = next(iter(_values(root, "defaults")), root)
             return f"{path}:{first.start_mark.line + 1}"
         return None
 
-    def place_of_default(self, name: str) -> str | None:
+    def location_of_default(self, name: str) -> str | None:
         """`FILE:LINE` of an entry of a defaults list that requests the file `name`, such as `cluster/mars`."""
         for path, (_, root) in self.roots.items():
             for node in _values(root, "defaults"):

@@ -13,7 +13,7 @@ from skippipe.allocation import choose_sizes
 from skippipe.benchmark.cases import Cases
 from skippipe.cluster import preset_spec
 from skippipe.config import BenchAllocatorJob, ClusterConfig
-from skippipe.planning import Progress
+from skippipe.planning import PlanningProgress
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
 
 
 def measure_allocator(
-    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: Progress | None = None
+    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: PlanningProgress | None = None
 ) -> AllocatorRow:
     """Allocate one cluster with the job's time limit, threads and seed.
 

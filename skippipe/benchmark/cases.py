@@ -12,7 +12,7 @@ from skippipe.cluster import load_cluster
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, unexpected
 from skippipe.files import read_json_object
-from skippipe.planning import PlanningJob, allocated, prepare, state_problem
+from skippipe.planning import PlanningJob, allocated, planning_job, state_problem
 
 RULES = ("cc1", "cc2", "cc3", "tc1", "tc2", "max_swaps", "waves", "max_stage_jump")
 _CLUSTER = ".cluster.json"
@@ -61,7 +61,7 @@ def preset_cases(presets: Mapping[str, ClusterConfig]) -> Cases:
     schedule = ScheduleConfig()
     cases = {}
     for name, preset in presets.items():
-        job = prepare(preset, AllocateConfig(), schedule)
+        job = planning_job(preset, AllocateConfig(), schedule)
         problem = allocated(job, ALLOCATING)
         cases[name] = Case(name, problem, schedule, scope=job.scope)
     return cases

@@ -79,12 +79,12 @@ class CheckpointDirectory:
         """
         for path in self.all():
             if iteration_of(path) > above:
-                aside = path.with_name(f"damaged-{path.name}")
+                renamed = path.with_name(f"damaged-{path.name}")
                 number = 1
-                while aside.exists():
+                while renamed.exists():
                     number += 1
-                    aside = path.with_name(f"damaged-{path.name}-{number}")
-                path.rename(aside)
+                    renamed = path.with_name(f"damaged-{path.name}-{number}")
+                path.rename(renamed)
 
     def _remove(self, path: Path) -> None:
         hidden = path.with_name(f".{path.name}.old")

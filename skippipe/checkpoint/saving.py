@@ -93,7 +93,7 @@ class CheckpointSaver:
         """Start a save; a collective call, while no rank is saving.
 
         Args:
-            tensors: by a name that no other rank has; they may change after `settle`.
+            tensors: by a name that no other rank has; they may change after `wait_copied`.
             contents: the rest.
 
         """

@@ -76,8 +76,8 @@ def bench_planner(job: BenchPlannerJob, context: Context) -> float:
     rows: list[PlannerRow] = []
     wrong: list[str] = []
     for number, (case, strategy) in enumerate((case, name) for case in cases.values() for name in job.strategies):
-        place = f"{number + 1} of {len(cases) * len(job.strategies)}: {case.name}, {strategy}"
-        with planning_progress(place) as progress:
+        title = f"{number + 1} of {len(cases) * len(job.strategies)}: {case.name}, {strategy}"
+        with planning_progress(title) as progress:
             row, plan = measure_planner(case, strategy, job.planner, progress)
         broken = [] if plan is None else violations(plan, case, checker)
         wrong += [f"{case.name}, {strategy}: {text}" for text in (*broken, *contradictions(row, case.known))]
@@ -156,7 +156,7 @@ def _report(what: str, rows: Sequence[Mapping[str, Any]], output: Path | None, *
         [key.removesuffix("_s").replace("_", " ") for key in used],
         ([_shown(key, row[key]) for key in used] for row in rows),
         left=[column for column, key in enumerate(used) if all(isinstance(row[key], str) for row in rows)],
-        whole=range(len(used)),
+        unbroken=range(len(used)),
         gap=3,
     )
     console = Console()

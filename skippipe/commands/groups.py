@@ -40,8 +40,8 @@ def _first_schema(content: dict[str, Any]) -> str | None:
 def schemas(command: Command) -> Iterator[Schema]:
     """The types that the groups of a command have, by the type of the setting that each fills."""
     hints = typing.get_type_hints(command.settings_type)
-    for place in command.groups:
-        group, _, package = place.partition("@")
+    for entry_group in command.groups:
+        group, _, package = entry_group.partition("@")
         kind = hints.get(package.partition(".")[0] or group)
         for entry in (kind, *typing.get_args(kind)):
             if isinstance(entry, type) and is_dataclass(entry):

@@ -13,13 +13,13 @@ from skippipe.planning import (
     Outcome,
     PlanningJob,
     compared,
-    comparison,
+    describe_comparison,
     evaluate_strategy,
     may_gain,
     on_allocation_of,
     outcome,
     plan_request,
-    prepare,
+    planning_job,
     saving,
     time_limit,
     with_origin,
@@ -40,7 +40,7 @@ def plan(job: PlanJob, context: Context) -> float:
     output = context.output(job.output)
     if output is not None:
         check_writable(output)
-    question = prepare(job.cluster, job.allocate, job.schedule)
+    question = planning_job(job.cluster, job.allocate, job.schedule)
     strategy = job.schedule.strategy
     with planning_progress(strategy) as progress:
         try:
@@ -52,7 +52,7 @@ def plan(job: PlanJob, context: Context) -> float:
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = made.solver.interrupted
     others = [] if stopped else _evaluate_others(job, question, made)
-    kind = comparison(question, job.compare_allocation, strategy, job.planner) if others else None
+    kind = describe_comparison(question, job.compare_allocation, strategy, job.planner) if others else None
     console = Console()
     if context.label is None:
         _print(console, made, others, kind)

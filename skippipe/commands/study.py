@@ -20,36 +20,36 @@ from skippipe.train.signals import StopRequest, outlasting_terminal
 
 
 def study(job: StudyJob, context: Context) -> float:
-    """Run open arms and write what is known of all; returns the tokens that are left, in millions."""
+    """Run unfinished arms and write all records; returns the remaining tokens, in millions."""
     console = Console()
-    progress = ProgressDisplay(console, line_every_s=math.inf)  # the study says what happens
-    say = outlasting_terminal(progress.write_line)
+    progress = ProgressDisplay(console, line_every_s=math.inf)  # the study prints a line for each event
+    print_line = outlasting_terminal(progress.write_line)
     arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: context.compose("train", overrides))
-    # What evaluations and checkpoints ask for is to be known now, not after the first arm's end.
+    # Wrong settings of evaluations and checkpoints are reported now, not after the first arm.
     context.compose("evaluate", [*job.evaluation, "output=evaluation"])
     if job.key is not None:
         load_key(job.key)
     with StopRequest() as request:
-        at_work = Study(job, arms, context.folder, context.config_folders, say)
-        left = sum(entry.tokens_left for entry in at_work.entries)
+        current = Study(job, arms, context.folder, context.config_folders, print_line)
+        left = sum(entry.tokens_left for entry in current.entries)
         if job.dry_run:
-            for device, step in at_work.plan(find_devices(job.devices)):
-                say(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
+            for device, step in current.plan(find_devices(job.devices)):
+                print_line(f"{device or 'then'}: {step.kind} {step.arm.key.title}")
         elif job.minutes != 0:
             devices = find_devices(job.devices)
             with progress:
                 progress.begin("study")
-                at_work.run(devices, lambda: request.signal is not None, lambda: _show(progress, at_work.entries))
+                current.run(devices, lambda: request.signal is not None, lambda: _show(progress, current.entries))
         if not job.dry_run:
-            written = at_work.write()
-            say(f"written: {', '.join(context.shown(path) for path in written)}")
-    console.print(console_table(at_work.entries))
+            written = current.write()
+            print_line(f"written: {', '.join(context.shown(path) for path in written)}")
+    console.print(console_table(current.entries))
     if request.signal == signal.SIGINT:
         raise KeyboardInterrupt
     if request.signal is not None:
-        trained = sum(entry.tokens_left for entry in at_work.entries) < left
+        trained = sum(entry.tokens_left for entry in current.entries) < left
         raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
-    return sum(entry.tokens_left for entry in at_work.entries) / 1e6
+    return sum(entry.tokens_left for entry in current.entries) / 1e6
 
 
 def _show(progress: ProgressDisplay, entries: Sequence[ArmRecord]) -> None:

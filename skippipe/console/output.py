@@ -40,23 +40,23 @@ def plain_table(
     rows: Iterable[Sequence[str]],
     *,
     left: Collection[int] = (0,),
-    whole: Collection[int] = (),
+    unbroken: Collection[int] = (),
     gap: int = 2,
 ) -> Table:
-    """Make a table without frames, as readable in a file.
+    """Make a table without frames, that is readable in a file.
 
     Args:
         headings: of the columns.
         rows: cells from left to right.
-        left: columns of words, which begin on the left; the others end on the right.
-        whole: columns whose cells are never broken into several lines.
+        left: left-aligned columns, of text; the others are right-aligned.
+        unbroken: columns whose cells are never wrapped.
         gap: blanks between two columns.
 
     """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for number, heading in enumerate(headings):
         justify = "left" if number in left else "right"
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=number in whole)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=number in unbroken)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
     return table

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from skippipe.console.output import Console
 
 if TYPE_CHECKING:
-    from skippipe.planning import Progress as PlanningProgress
+    from skippipe.planning import PlanningProgress
 
 LINE_EVERY_S = 10.0
 

@@ -18,7 +18,7 @@ def check_streams() -> None:
     """Reopen closed standard streams, so that no other file gets their numbers, and tolerate a failing stderr.
 
     What is written to a closed standard output fails when it is flushed, as on a full disk; what is written to a
-    standard error that is closed, or that takes nothing, is lost: exit status and standard output still tell.
+    standard error that is closed or full is lost: exit status and standard output still show the result.
     What an output cannot encode, such as the name of a file, is shown escaped there.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):

@@ -170,7 +170,7 @@ COLLECTIONS = {
     ),
     "rfc": Collection(
         about="RFCs of the Internet: informational ones and standards",
-        licence="to be used, not to be passed on changed: see the folder licences",
+        licence="no redistribution with changes: see the folder licences",
         debian=("doc-rfc-informational", "doc-rfc-std"),
         texts=_documents_of(
             _PackageFiles("doc-rfc-informational", "usr/share/doc/RFC", ("*/rfc*.txt.gz",), rfc_to_text),

@@ -53,7 +53,7 @@ def find_files(config: DataConfig) -> Inputs:
     if validation is None and config.training is None:
         validation = _inputs("validation", None, config)
     if validation is None:
-        training, validation = share_by_name(training)
+        training, validation = split_by_name(training)
     else:
         held_out = {os.path.realpath(file.name) for file in validation}
         training = [file for file in training if os.path.realpath(file.name) not in held_out]
@@ -62,7 +62,7 @@ def find_files(config: DataConfig) -> Inputs:
     return {"training": training, "validation": validation}
 
 
-def share_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[InputFile]]:
+def split_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[InputFile]]:
     """Split files into training and validation by a hash of each base name.
 
     A file's split depends on its name alone, so adding files moves none of the others.

@@ -1,4 +1,4 @@
-"""Tokenizers: the one that ships, one's own, one of transformers or of the hub, or one trained on the text."""
+"""Tokenizers: the bundled one, a file, one of transformers or of the hub, or one trained on the corpus."""
 
 import contextlib
 import itertools

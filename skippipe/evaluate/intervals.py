@@ -1,4 +1,4 @@
-"""Confidence intervals of mean losses over two kinds of chance: which text, and which layers. Without torch."""
+"""Confidence intervals of mean losses over two sources of variance: text and skipped layers. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ Losses = NDArray[np.float64]
 LEVEL = 0.95
 RESAMPLES = 2000
 RUN, LEAST_RUNS = 8, 32
-"""Neighbouring sequences are often of one document, so that they are resampled in runs of at most `RUN`, of which there
-are at least `LEAST_RUNS`."""
+"""Neighbouring sequences often belong to one document, so they are resampled in runs of at most `RUN`, and at least
+`LEAST_RUNS` of them."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and the bounds within which 95 % of such intervals hold what is estimated."""
+    """An estimate with the bounds of its 95% confidence interval."""
 
     value: float
     low: float
@@ -31,26 +31,26 @@ class Interval:
         return Interval(value, low, high)
 
     def minus_one(self) -> "Interval":
-        """A rise, from a ratio."""
+        """A relative increase, from a ratio."""
         return Interval(self.value - 1, self.low - 1, self.high - 1)
 
 
 def mean_interval(losses: Losses, tokens: int, *, complete: bool, seed: int) -> Interval:
-    """Mean loss of a token, in nats, with its interval by a crossed bootstrap.
+    """Mean token loss in nats, with its interval by a crossed bootstrap.
 
-    Draws and text are resampled apart, and their deviations add up: each draw was taken over the same text, so that a
-    resampled draw is a row and a resampled text are columns. A bootstrap of few gives intervals that are too narrow;
-    deviations are widened to make up for it, as Student's t does.
+    Draws and text are resampled independently, and their deviations added: every draw was evaluated on the same text,
+    so draws are rows and sequences are columns. A bootstrap of few items gives too narrow intervals; deviations are
+    widened to compensate, as with Student's t.
 
     Args:
-        losses: sums over the tokens of a sequence, shape (draws, sequences); or differences of such.
-        tokens: of a sequence.
-        complete: the draws are all that there are: they are no source of chance then.
+        losses: sums over the tokens of a sequence, or differences of such sums, shape (draws, sequences).
+        tokens: per sequence.
+        complete: whether these are all possible draws, which then add no variance.
         seed: of the resampling.
 
     Returns:
-        The mean; for a single sequence, a single draw of many possible ones, or a mean that is no finite number, bounds
-        are not known, and are minus and plus infinity.
+        The mean; the bounds are unknown, minus and plus infinity, for a single sequence, a single draw of several
+        possible ones, or a non-finite mean.
 
     """
     means = losses / tokens
@@ -66,14 +66,14 @@ def mean_interval(losses: Losses, tokens: int, *, complete: bool, seed: int) -> 
 
 
 def _draw_deviations(means: Losses, random: np.random.Generator) -> Losses:
-    """How far the mean over resampled draws is from that over the draws: `RESAMPLES` times."""
+    """Deviations of the mean over resampled draws from the mean over all draws, shape (`RESAMPLES`,)."""
     counts = _counts(len(means), random)
     deviations: Losses = counts @ means / len(means) - means.mean()
     return deviations * widening(len(means))
 
 
 def _text_deviations(means: Losses, random: np.random.Generator) -> Losses:
-    """The same for sequences, in runs of neighbours."""
+    """The same for sequences, resampled in runs of neighbours."""
     run = max(1, min(RUN, len(means) // LEAST_RUNS))
     runs = np.array_split(means, len(means) // run)
     sums, sizes = np.array([part.sum() for part in runs]), np.array([float(len(part)) for part in runs])
@@ -83,17 +83,17 @@ def _text_deviations(means: Losses, random: np.random.Generator) -> Losses:
 
 
 def _counts(number: int, random: np.random.Generator) -> Losses:
-    """How often each of `number` is taken in each resample, shape (`RESAMPLES`, number)."""
+    """How often each of `number` items is drawn in each resample, shape (`RESAMPLES`, number)."""
     return random.multinomial(number, np.full(number, 1 / number), size=RESAMPLES).astype(np.float64)
 
 
 def widening(number: int) -> float:
-    """By how much deviations of a bootstrap of so many, at least 2, have to be widened."""
+    """Factor by which deviations of a bootstrap of `number` items, at least 2, are widened."""
     return math.sqrt(number / (number - 1)) * student(number - 1) / NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def student(degrees: int) -> float:
-    """Quantile of Student's t with so many degrees of freedom, at least 1, for intervals of `LEVEL`."""
+    """Quantile of Student's t with at least 1 degree of freedom, for intervals of `LEVEL`."""
 
     def outside(bound: float) -> mpmath.mpf:
         """Probability of a value beyond -bound or bound."""

@@ -46,7 +46,7 @@ TIMED_DRAWS = 3
 
 
 @dataclass(frozen=True)
-class Text:
+class EvaluatedText:
     """The sequences to evaluate on."""
 
     corpus: Corpus
@@ -121,7 +121,7 @@ def write_report(output: Path, rows: Rows, about: Mapping[str, Any] | None, note
 def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
     job: EvaluateJob,
     model: EvaluatedModel,
-    text: Text,
+    text: EvaluatedText,
     omissions: Mapping[str, Draws],
     results: Results,
     device: torch.device,
@@ -154,7 +154,7 @@ def _measure_all(  # noqa: PLR0913, PLR0917 - what an evaluation is made of
     show(omission, done)
 
 
-def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> Evaluator:
+def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: EvaluatedText, device: torch.device) -> Evaluator:
     precision = Precision(job.dtype, job.autocast)
     module = model.load(precision.torch_dtype, device)
     return Evaluator(
@@ -163,7 +163,7 @@ def _evaluator(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torc
     )  # fmt: skip
 
 
-def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:
+def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> EvaluatedText:
     sequence = job.data.sequence
     if model.sequence is not None and sequence == DataConfig().sequence:
         sequence = model.sequence
@@ -172,10 +172,10 @@ def _open_text(job: EvaluateJob, model: EvaluatedModel, folder: Path) -> Text:
     corpus.verify(whole=job.data.verify == "whole")
     blocks = corpus.validation(sequence, job.data.validation_blocks)
     corpus.check_tokens(blocks.tokens, folder / "validation.tokens")
-    return Text(corpus, blocks)
+    return EvaluatedText(corpus, blocks)
 
 
-def _settings(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> dict[str, Any]:
+def _settings(job: EvaluateJob, model: EvaluatedModel, text: EvaluatedText, device: torch.device) -> dict[str, Any]:
     """Everything that determines a loss, except the layer path."""
     return {
         "model_sha256": model.sha256,
@@ -188,7 +188,7 @@ def _settings(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch
     }
 
 
-def _notes(job: EvaluateJob, model: EvaluatedModel, text: Text, device: torch.device) -> list[str]:
+def _notes(job: EvaluateJob, model: EvaluatedModel, text: EvaluatedText, device: torch.device) -> list[str]:
     files = [Path(str(file["name"])).name for file in text.corpus.splits["validation"].files]
     shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else "")
     first = "stage 0 exempt from random, every and swaps" if job.keep_first else "stage 0 not exempt"

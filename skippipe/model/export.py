@@ -73,7 +73,7 @@ def export_model(
 
 
 def _config_to_read(settings: Mapping[str, Any]) -> Any:
-    """Make the configuration for readers of the folder: what is for training alone is off."""
+    """Make the configuration for readers of the folder: settings for training only are off."""
     config: Any = model_config(settings)
     config.use_cache = True
     if hasattr(config, "output_router_logits"):
@@ -91,7 +91,7 @@ def _filled(
     model.tie_weights()
     state: dict[str, Tensor] = model.state_dict()
     for tensor in state.values():
-        tensor.fill_(float("nan"))  # so that what is never filled is found
+        tensor.fill_(float("nan"))  # to detect tensors that are never filled
     load(state)
     for name, tensor in state.items():
         if not tensor.isfinite().all():
@@ -121,7 +121,7 @@ def _with_end(stated: Any, end: int) -> Any:
 def _special_tokens(tokenizer: Any, config: Any) -> dict[str, str]:
     """Beginning, end and padding tokens: those that the configuration names, if they are special tokens.
 
-    A configuration left at its defaults may name any token as the end of a text; the data then used the usual one.
+    A configuration left at its defaults may name any token as the end of a text; corpora then have the usual one.
     """
     special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found: dict[str, str] = {}

@@ -20,9 +20,9 @@ class Family:
     """One architecture, under its `model_type` in transformers."""
 
     model_type: str
-    """the name that a configuration gives it"""
+    """its name in a configuration"""
     prefix: str
-    """what the names of its classes begin with"""
+    """prefix of its class names"""
     body: str
     """the part of the model that holds embedding, layers and final norm; parameter names begin with it"""
     embedding: str

@@ -1,7 +1,7 @@
 """FLOPs of a model, counted from its shapes: a multiplication and an addition count as two.
 
-Counted are products with weights, and attention under the causal mask, where a token attends to itself and those before
-it. Norms, activations, softmax and recomputation are not counted, as is usual.
+Products with weights are counted, and attention under the causal mask, where a token attends to itself and all previous
+ones. Norms, activations, softmax and recomputation are not, as is usual.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,8 +14,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """Files of a tokenizer's vocabulary; a folder with none of them has no tokenizer."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-HASHED_WHOLE = 256 * 2**20
-"""Bytes up to which a file is hashed completely; a larger one is sampled."""
+FULLY_HASHED = 256 * 2**20
+"""Bytes up to which a file is hashed in full; a larger one is sampled."""
 PART, STRIDE = 64 * 2**10, 8 * 2**20
 """Of a larger file, the first `PART` bytes of every `STRIDE` are hashed: a sample of every large tensor."""
 
@@ -106,8 +106,8 @@ def _indexed(path: Path) -> WeightFiles:
 def weights_sha256(folder: Path) -> str:
     """Hash of a folder's weights, in hexadecimal: differs where two ranks would start from different ones.
 
-    Made of names, sizes and contents of the files; of a file above `HASHED_WHOLE` bytes only samples are hashed, so
-    that a hundred gigabytes take seconds. It does not detect forgery.
+    Made of names, sizes and contents of the files; of a file above `FULLY_HASHED` bytes only samples are hashed, so
+    that a hundred gigabytes take seconds. It does not detect tampering.
     """
     digest = hashlib.sha256()
     for path in weight_files(folder).paths:
@@ -115,7 +115,7 @@ def weights_sha256(folder: Path) -> str:
             size = path.stat().st_size
             digest.update(f"{path.name}:{size}\n".encode())
             with path.open("rb") as file:
-                if size <= HASHED_WHOLE:
+                if size <= FULLY_HASHED:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
                     continue
                 for start in range(0, size, STRIDE):

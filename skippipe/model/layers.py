@@ -19,7 +19,7 @@ COMPILE_CACHE, SHARED_CACHE = "TORCHINDUCTOR_CACHE_DIR", "torchinductor_"
 
 
 class Shape(NamedTuple):
-    """All that masks and positions depend on: every sequence begins at position 0, and none is padded."""
+    """Everything that masks and positions depend on: sequences begin at position 0 and are not padded."""
 
     size: torch.Size
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class ArgumentRecorder(nn.Module):
 
 
 class LayerRunner:
-    """Calls layers one after the other, with the arguments that the model class has for each.
+    """Calls layers one after the other, with the arguments that the model class gives each of them.
 
     The model class itself holds layers that only record their arguments (mask, position embeddings). It is run once per
     shape: the arguments are the same for every microbatch, and making them takes as long as a small layer.
@@ -60,22 +60,22 @@ class LayerRunner:
         self._arguments: dict[Shape, list[dict[str, Any]]] = {}
         body.layers = nn.ModuleList(self._recorders)
 
-    def __call__(self, hidden: Tensor, places: Sequence[int] | None = None) -> Tensor:
-        """Run all layers on (b, s, hidden), or those at some places among them, in the order of these."""
+    def __call__(self, hidden: Tensor, indices: Sequence[int] | None = None) -> Tensor:
+        """Run all layers on (b, s, hidden), or those with some indices among them, in the given order."""
         arguments = self._arguments_for(hidden)
-        for place in range(len(self._layers)) if places is None else places:
-            layer, given = self._layers[place], arguments[place]
+        for index in range(len(self._layers)) if indices is None else indices:
+            layer, given = self._layers[index], arguments[index]
             if self._compiled:
                 torch._dynamo.maybe_mark_dynamic(hidden, 0)  # noqa: SLF001 - torch documents it
-            if place in self._recomputed and torch.is_grad_enabled():
+            if index in self._recomputed and torch.is_grad_enabled():
                 hidden = cast("Tensor", checkpoint(layer, hidden, use_reentrant=False, **given))
             else:
                 hidden = cast("Tensor", layer(hidden, **given))
         return hidden
 
-    def recompute(self, places: Iterable[int]) -> None:
-        """From now on save of the layers at these places only the input, and recompute them in the backward pass."""
-        self._recomputed = frozenset(places)
+    def recompute(self, indices: Iterable[int]) -> None:
+        """From now on save only the input of the layers with these indices, and recompute them in the backward pass."""
+        self._recomputed = frozenset(indices)
 
     def compile(self) -> None:
         """From now on run every layer compiled."""

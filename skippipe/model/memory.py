@@ -46,7 +46,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     stage: int,
     layers: range,
     first: bool,
-    batch: int,
+    microbatch_size: int,
     sequence: int,
     dtype: torch.dtype = torch.float32,
     activation_checkpointing: int = 0,
@@ -59,7 +59,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         stage: number of the stage.
         layers: numbers of its layers in the full model.
         first: whether it is stage 0.
-        batch: sequences per microbatch.
+        microbatch_size: sequences per microbatch.
         sequence: tokens per sequence.
         dtype: of weights and activations.
         activation_checkpointing: n: every nth layer is recomputed in the backward pass; 0: none.
@@ -68,11 +68,11 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     """
     module = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
     weights = sum(_bytes(parameter) for parameter in module.parameters())
-    held, recomputed = _activation_bytes(module, batch, sequence, dtype), 0
+    held, recomputed = _activation_bytes(module, microbatch_size, sequence, dtype), 0
     if activation_checkpointing:
         complete = held
         module.enable_activation_checkpointing(activation_checkpointing)
-        held = _activation_bytes(module, batch, sequence, dtype)
+        held = _activation_bytes(module, microbatch_size, sequence, dtype)
         recomputed = _layer_bytes(complete - held, layers, activation_checkpointing)
     return StageMemory(
         parameters=parameter_count(module),
@@ -81,7 +81,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         optimizer_bytes=ADAMW_STATES * weights,
         activation_bytes=held,
         recomputed_bytes=recomputed,
-        loss_bytes=_loss_bytes(module, batch, sequence, dtype, loss_chunk) if first else 0,
+        loss_bytes=_loss_bytes(module, microbatch_size, sequence, dtype, loss_chunk) if first else 0,
     )
 
 
@@ -108,9 +108,9 @@ def saved_bytes(run: Callable[[], Any], without: Iterable[Tensor]) -> int:
     return sum(kept.values())
 
 
-def _activation_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> int:
+def _activation_bytes(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> int:
     rebuild_buffers(module, torch.device("cpu"))  # positions are computed, not only shaped
-    hidden = _shaped(module, batch, sequence, dtype)
+    hidden = _shaped(module, microbatch_size, sequence, dtype)
 
     def run() -> tuple[Tensor, Tensor | None]:
         output, local_loss = module(hidden)
@@ -127,8 +127,8 @@ def _layer_bytes(saved: int, layers: range, every: int) -> int:
     return saved // recomputed if recomputed else 0
 
 
-def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dtype, chunk: int | None) -> int:
-    tokens = min(batch * sequence, chunk or batch * sequence)
+def _loss_bytes(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype, chunk: int | None) -> int:
+    tokens = min(microbatch_size * sequence, chunk or microbatch_size * sequence)
     hidden = _shaped(module, tokens, 1, dtype)
     labels = torch.empty(tokens, 1, dtype=torch.int64, device="meta")
     saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
@@ -136,8 +136,10 @@ def _loss_bytes(module: StageModule, batch: int, sequence: int, dtype: torch.dty
     return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
 
 
-def _shaped(module: StageModule, batch: int, sequence: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(batch, sequence, module.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+def _shaped(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(
+        microbatch_size, sequence, module.config.hidden_size, dtype=dtype, device="meta", requires_grad=True
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ def stage_config(config: "PretrainedConfig", layers: range) -> "PretrainedConfig
 
 
 class StageModule(nn.Module):
-    """What one stage holds of a model.
+    """The part of a model that one stage holds.
 
     Parameters keep their names in the full model ("model.layers.3.self_attn.q_proj.weight"). Masks, positions and
     rotary embeddings are made by the model class of transformers, as the architecture has them.
@@ -123,7 +123,7 @@ class StageModule(nn.Module):
             labels: (b, s) int64, the next token at each position; `IGNORED_LABEL` where none counts.
 
         Returns:
-            A scalar in nats, float32 (float64 if the model is): a sum, to be divided by the tokens of the whole
+            A scalar in nats, float32 (float64 if the model is): a sum, to be divided by the tokens of the full
             iteration.
 
         """

@@ -1,4 +1,4 @@
-"""Weights of one stage, from the safetensors files of a folder; nothing else is read of them, and nothing unpickled.
+"""Weights of one stage, from the safetensors files of a folder; no other tensor is read, and nothing is unpickled.
 
 How tensors on disk map to those in memory is known to transformers (the experts of a Mixtral are many matrices there
 and one here): its own loading gets a model of this stage's layers and their tensors.
@@ -149,12 +149,12 @@ def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
     """
     given: dict[str, Tensor] = {}
     for name, file in source.files.items():
-        place = _LAYER.fullmatch(name)
-        wanted = first if place is None else int(place[2]) in layers
+        match = _LAYER.fullmatch(name)
+        wanted = first if match is None else int(match[2]) in layers
         if wanted and file.get_slice(name).get_dtype() in FLOATS:
             tensor = file.get_tensor(name)
             _check_finite(tensor, source.paths[name], name)
-            given[name if place is None else f"{place[1]}{int(place[2]) - layers.start}{place[3]}"] = tensor
+            given[name if match is None else f"{match[1]}{int(match[2]) - layers.start}{match[3]}"] = tensor
     return given
 
 
@@ -202,7 +202,7 @@ def _load(  # noqa: PLR0913 - what a stage is
     except Exception as error:
         raise InputError(f"{source.stated_by}: the weights do not fit the settings: {one_line(error)}") from error
     _check(source, report, layers, first=first)
-    loaded = {_whole_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
+    loaded = {_full_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
     if first and config.tie_word_embeddings:
         head, embedding = _tied_names(config)
         _check_tied(source, loaded[embedding], loaded.pop(head, None))
@@ -216,11 +216,11 @@ def _check(source: _Source, report: Mapping[str, Any], layers: range, *, first: 
     """Raise `InputError` if tensors are missing, surplus or of other shapes; `report` is by transformers."""
 
     def named(names: Iterable[str]) -> list[str]:
-        return sorted(_whole_name(name, layers) for name in names if first or _LAYER.fullmatch(name))
+        return sorted(_full_name(name, layers) for name in names if first or _LAYER.fullmatch(name))
 
     missing, surplus = named(report["missing_keys"]), named(report["unexpected_keys"])
     for name, found, expected in sorted(report["mismatched_keys"]):
-        whole = _whole_name(name, layers)
+        whole = _full_name(name, layers)
         raise InputError(
             f"{source.file_of(whole)}: {whole}: expected shape {list(expected)} by the settings, got {list(found)}"
         )
@@ -257,10 +257,10 @@ def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:
     return f"{family.head}.weight", f"{family.body}.{family.embedding}.weight"
 
 
-def _whole_name(name: str, layers: range) -> str:
+def _full_name(name: str, layers: range) -> str:
     """Name in the full model of a tensor of a model of these layers alone."""
-    place = _LAYER.fullmatch(name)
-    return name if place is None else f"{place[1]}{int(place[2]) + layers.start}{place[3]}"
+    match = _LAYER.fullmatch(name)
+    return name if match is None else f"{match[1]}{int(match[2]) + layers.start}{match[3]}"
 
 
 def _and_more(names: list[str]) -> str:

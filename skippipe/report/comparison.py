@@ -42,10 +42,10 @@ def comparison(first: PlanAnalysis, second: PlanAnalysis) -> Table:
 def _headline(slow: PlanAnalysis, fast: PlanAnalysis, longer_s: float) -> str:
     share = percent(longer_s / fast.plan.predicted.iteration_s)
     text = f"It takes {seconds(longer_s)} longer ({share})"
-    batches, other_batches = len(slow.plan.microbatches), len(fast.plan.microbatches)
-    if batches != other_batches:
+    count, other_count = len(slow.plan.microbatches), len(fast.plan.microbatches)
+    if count != other_count:
         rates = [throughput_text(throughput(analysis.plan))[2:] for analysis in (slow, fast)]
-        return f"{text}, for {batches} microbatches vs. {other_batches}: {' vs. '.join(rates)}."
+        return f"{text}, for {count} microbatches vs. {other_count}: {' vs. '.join(rates)}."
     ours, theirs = executed_visits(slow.plan), executed_visits(fast.plan)
     if ours != theirs:
         text += (

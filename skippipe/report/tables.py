@@ -93,11 +93,12 @@ def _cells(value: float | None, total: float) -> list[str]:
 
 def _path_text(analysis: PlanAnalysis) -> str:
     on_path = [analysis.tasks[s.task] for s in analysis.explanation.critical if s.task is not None]
-    batches, nodes = {task.microbatch for task in on_path}, {task.node for task in on_path}
+    microbatches, nodes = {task.microbatch for task in on_path}, {task.node for task in on_path}
     counts = handovers(analysis)
-    reasons = ", ".join(f"{counts[reason]} {words}" for reason, words in REASONS.items() if counts[reason])
-    return f"{len(on_path)} tasks of {len(batches)} microbatches on {len(nodes)} nodes are on the critical path" + (
-        f"; they started: {reasons}." if reasons else "."
+    reasons = ", ".join(f"{counts[reason]} {when}" for reason, when in REASONS.items() if counts[reason])
+    return (
+        f"{len(on_path)} tasks of {len(microbatches)} microbatches on {len(nodes)} nodes are on the critical path"
+        + (f"; they started: {reasons}." if reasons else ".")
     )
 
 

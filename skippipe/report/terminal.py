@@ -39,7 +39,7 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
         times_shown = (seconds(outcome.iteration_s), seconds(outcome.lower_bound_s))
         rates = [work_per_s(outcome.throughput, name) for name in works]
         rows.append([outcome.strategy, *times_shown, percent(outcome.gap), *rates, *map(percent, savings)])
-    console.print(plain_table(headings, rows, whole=(0,)))
+    console.print(plain_table(headings, rows, unbroken=(0,)))
     for outcome in outcomes:
         if outcome.note:
             console.write_line(f"{outcome.strategy}: {outcome.note}")

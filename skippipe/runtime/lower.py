@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from skippipe._scheduler import Microbatch, Plan
 from skippipe.errors import InputError, unexpected
-from skippipe.ranks import NOBODY
+from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 
 Chain = tuple[Task, ...]
@@ -26,7 +26,7 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
 
     Args:
         plan: routes, and the order of every node's tasks.
-        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`); `NOBODY` if it serves
+        rank_of: the rank that serves node `n`, at index `n` (`skippipe.ranks.assign_ranks`); `NO_RANK` if it serves
             no stage.
 
     Returns:
@@ -80,7 +80,7 @@ def _world_size(rank_of: Sequence[int], plan: Plan) -> int:
     if len(rank_of) != nodes:
         raise unexpected("rank_of", len(rank_of), f"one entry for each of the plan's {nodes} nodes")
     world = max(rank_of) + 1
-    serving = {rank for node, rank in enumerate(rank_of) if rank != NOBODY or node in needed}
+    serving = {rank for node, rank in enumerate(rank_of) if rank != NO_RANK or node in needed}
     if serving != set(range(world)):
         raise unexpected("rank_of", list(rank_of), "ranks from 0 that each serve a node")
     return world

@@ -27,10 +27,11 @@ DEFAULTS: dict[str, Any] = {
 }
 """Groups of which only differences from the defaults count: a new setting changes no existing hash."""
 DECISIVE_DATA = ("sequence", "validation_blocks")
-INDIFFERENT_TRAIN = ("validate_every", "validate_training")
+INDIFFERENT = {"cluster": ("workload",), "train": ("validate_every", "validate_training")}
+"""Settings of decisive groups that do not affect what is learnt."""
 
-Kind = Literal["train", "evaluate"]
-Compose = Callable[[Sequence[str]], TrainJob]
+StepKind = Literal["train", "evaluate"]
+ComposeTraining = Callable[[Sequence[str]], TrainJob]
 """Composes the settings of `skippipe train` from overrides."""
 
 
@@ -57,14 +58,16 @@ class Arm:
         return Path(self.experiment, f"seed{self.seed}")
 
 
-class Step(NamedTuple):
+class StudyStep(NamedTuple):
     """One process for an arm: training or evaluation."""
 
     arm: Arm
-    kind: Kind
+    kind: StepKind
 
 
-def compose_arms(asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[str], compose: Compose) -> list[Arm]:
+def compose_arms(
+    asked: Sequence[ArmConfig], prepared: str, overrides: Sequence[str], compose: ComposeTraining
+) -> list[Arm]:
     """Compose the arms, in order.
 
     Args:
@@ -107,12 +110,12 @@ def settings_sha256(job: TrainJob) -> str:
 
 def plain_settings_sha256(job: Mapping[str, Any]) -> str:
     """The same for settings as plain values, as stored in a run's folder; raises `KeyError`."""
-    decisive = {group: job[group] for group in DECISIVE}
+    decisive: dict[str, Any] = {group: job[group] for group in DECISIVE}
     for group, defaults in DEFAULTS.items():
         usual = dataclasses.asdict(defaults)
         decisive[group] = {key: value for key, value in job[group].items() if key not in usual or value != usual[key]}
-    for key in INDIFFERENT_TRAIN:
-        decisive["train"].pop(key, None)
+    for group, indifferent in INDIFFERENT.items():
+        decisive[group] = {key: value for key, value in decisive[group].items() if key not in indifferent}
     decisive["data"] = {key: job["data"][key] for key in DECISIVE_DATA}
     decisive["autocast"] = job["runtime"]["autocast"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
@@ -121,11 +124,11 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
 def next_step(
     arms: Sequence[Arm],
     records: Mapping[ArmKey, ArmRecord],
-    started: Collection[tuple[ArmKey, Kind]],
+    started: Collection[tuple[ArmKey, StepKind]],
     *,
     finished_here: Collection[ArmKey] = (),
     omit: Sequence[str] = (),
-) -> Step | None:
+) -> StudyStep | None:
     """Choose the next step: the first unfinished one not yet started in this session.
 
     Args:
@@ -139,11 +142,11 @@ def next_step(
     for arm in arms:
         kind = _unfinished(records.get(arm.key), omit if arm.key in finished_here else ())
         if kind is not None and (arm.key, kind) not in started:
-            return Step(arm, kind)
+            return StudyStep(arm, kind)
     return None
 
 
-def _unfinished(entry: ArmRecord | None, omit: Sequence[str]) -> Kind | None:
+def _unfinished(entry: ArmRecord | None, omit: Sequence[str]) -> StepKind | None:
     if entry is None or not entry.finished:
         return "train"
     return "evaluate" if set(omit) - {row.omission for row in entry.evaluation} else None

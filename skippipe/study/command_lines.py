@@ -8,7 +8,7 @@ from pathlib import Path
 from skippipe.errors import InputError
 from skippipe.evaluate.omission import parse_omission
 from skippipe.overrides import quoted
-from skippipe.study.arms import Arm, Step
+from skippipe.study.arms import Arm, StudyStep
 from skippipe.study.collect import EVALUATION
 
 OWN_TRAIN = {"experiment", "train.seed", "folder", "data.prepared", "runtime.device", "checkpoint.key"}
@@ -48,7 +48,7 @@ class CommandLines:
         for omission in self.omit:
             parse_omission(omission)
 
-    def line(self, step: Step, device: str) -> list[str]:
+    def line(self, step: StudyStep, device: str) -> list[str]:
         """Command line of a step on a device, for subprocess."""
         arguments = self._train(step.arm, device) if step.kind == "train" else self._evaluate(step.arm, device)
         folders = [part for folder in self.config_folders for part in ("--config-dir", folder)]

@@ -121,11 +121,11 @@ def difference_text(entries: Sequence[ArmRecord], baseline: str) -> str:
 
 
 def _difference_row(experiment: str, difference: LossDifference) -> list[str]:
-    share = "" if difference.complete else " (unfinished)"
+    status = "" if difference.complete else " (unfinished)"
     return [
         experiment,
         str(difference.seed),
-        f"{millions(difference.tokens)}{share}",
+        f"{millions(difference.tokens)}{status}",
         f"{difference.loss:.4f}",
         f"{difference.baseline:.4f}",
         f"{difference.value:+.4f}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from skippipe.errors import SIGNALLED, SUCCESS
-from skippipe.study.arms import Step
+from skippipe.study.arms import StudyStep
 
 POLL_S = 0.2
 REPORT_S = 60.0
@@ -22,7 +22,7 @@ MAX_MESSAGE = 400
 class StepResult:
     """Outcome of a step's process."""
 
-    step: Step
+    step: StudyStep
     device: str
     how: Literal["done", "stopped", "killed", "failed"]
     """killed: it did not stop in time"""
@@ -32,7 +32,7 @@ class StepResult:
 
 @dataclass
 class _Child:
-    step: Step
+    step: StudyStep
     device: str
     process: subprocess.Popen[bytes]
     log: Path
@@ -44,7 +44,7 @@ class _Child:
 class RunnerCallbacks:
     """Callbacks on the processes."""
 
-    started: Callable[[Step, str], None]
+    started: Callable[[StudyStep, str], None]
     """a step starts on a device"""
     ended: Callable[[StepResult], None]
     running: Callable[[], None]
@@ -57,9 +57,9 @@ class Runner:
     def __init__(
         self,
         devices: Sequence[str],
-        choose: Callable[[], Step | None],
-        line: Callable[[Step, str], list[str]],
-        log: Callable[[Step], Path],
+        choose: Callable[[], StudyStep | None],
+        line: Callable[[StudyStep, str], list[str]],
+        log: Callable[[StudyStep], Path],
         callbacks: RunnerCallbacks,
     ) -> None:
         """Create a runner.
@@ -107,7 +107,7 @@ class Runner:
             self._callbacks.started(step, device)
             self._children.append(self._start(step, device))
 
-    def _start(self, step: Step, device: str) -> _Child:
+    def _start(self, step: StudyStep, device: str) -> _Child:
         log = self._log(step)
         log.parent.mkdir(parents=True, exist_ok=True)
         # A new session: Ctrl-C reaches only this process, which then stops all others once.

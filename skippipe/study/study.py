@@ -6,7 +6,7 @@ from pathlib import Path
 from skippipe.data.corpus import open_corpus
 from skippipe.errors import InputError
 from skippipe.files import locked, write_bytes, write_text
-from skippipe.study.arms import Arm, Kind, Step, next_step
+from skippipe.study.arms import Arm, StepKind, StudyStep, next_step
 from skippipe.study.collect import read_arm
 from skippipe.study.command_lines import CommandLines
 from skippipe.study.config import StudyJob
@@ -45,7 +45,7 @@ class Study:
         self._commands = CommandLines(
             self._runs, prepared, job.overrides, job.omit, job.evaluation, key, config_folders
         )
-        self._started: set[tuple[ArmKey, Kind]] = set()
+        self._started: set[tuple[ArmKey, StepKind]] = set()
         self._failures: dict[ArmKey, str] = {}
         self._finished_here: set[ArmKey] = set()
         """arms trained to the end on this machine, which can be evaluated"""
@@ -53,9 +53,9 @@ class Study:
         self.records: Records = {}
         self._refresh()
 
-    def plan(self, devices: Sequence[str]) -> list[tuple[str, Step]]:
+    def plan(self, devices: Sequence[str]) -> list[tuple[str, StudyStep]]:
         """Steps that would start at once with their devices, then the later ones with an empty device."""
-        started: set[tuple[ArmKey, Kind]] = set()
+        started: set[tuple[ArmKey, StepKind]] = set()
         steps = []
         while (step := self._next(started)) is not None:
             started.add((step.arm.key, step.kind))
@@ -97,15 +97,15 @@ class Study:
         write_text(written[-1], study_page(name, entries, self._job.baseline, list(figures)))
         return written
 
-    def log(self, step: Step) -> Path:
+    def log(self, step: StudyStep) -> Path:
         """Log file of a step."""
         folder = self._runs / step.arm.folder
         return folder.with_name(f"{folder.name}.{step.kind}.log")
 
-    def _next(self, started: Collection[tuple[ArmKey, Kind]]) -> Step | None:
+    def _next(self, started: Collection[tuple[ArmKey, StepKind]]) -> StudyStep | None:
         return next_step(self._arms, self.records, started, finished_here=self._finished_here, omit=self._job.omit)
 
-    def _choose(self) -> Step | None:
+    def _choose(self) -> StudyStep | None:
         step = self._next(self._started)
         if step is not None:
             self._started.add((step.arm.key, step.kind))
@@ -132,7 +132,7 @@ class Study:
         save_records(self._file, self.entries)
         self._saved()
 
-    def _on_start(self, step: Step, device: str) -> None:
+    def _on_start(self, step: StudyStep, device: str) -> None:
         done = self.records[step.arm.key].tokens_done
         training = f"train, {millions(done)} of {millions(step.arm.tokens)} million tokens done"
         self._print_line(f"{device}: {step.arm.key.title}: {training if step.kind == 'train' else 'evaluate'}")

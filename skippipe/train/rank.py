@@ -22,7 +22,7 @@ from skippipe.train.connect.rendezvous import join
 from skippipe.train.observe.events import Report
 from skippipe.train.observe.run_log import RunLog
 from skippipe.train.prepare.planning import plan_sha256
-from skippipe.train.prepare.prepare import is_source, prepare
+from skippipe.train.prepare.prepare import is_source, prepare_rank
 from skippipe.train.prepare.resume import find_resume_point
 from skippipe.train.prepare.stages import check_groups
 from skippipe.train.resolve.spec import RunSpec
@@ -67,7 +67,7 @@ def train_rank(
         log = None
         if rendezvous.rank == 0:
             log = stack.enter_context(contextlib.closing(RunLog(folder, report, resume.progress.iteration)))
-        return prepare(spec, config, device, rendezvous, resume, text, log).run()
+        return prepare_rank(spec, config, device, rendezvous, resume, text, log).run()
 
 
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:

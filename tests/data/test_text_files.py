@@ -82,7 +82,7 @@ def test_json_in_any_layout(
     if not any("text" in record for record in made if record):
         made = [*made, {"text": "late"}]
     if indent is not None:
-        made = [{"text": "first"}, *made]  # what tells that records take several lines
+        made = [{"text": "first"}, *made]  # shows that records span several lines
     if array:
         written = json.dumps(made, indent=indent, ensure_ascii=ascii_only)
     else:

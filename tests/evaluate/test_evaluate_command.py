@@ -29,8 +29,8 @@ def prepared() -> Iterator[Path]:
 def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> tuple[Path, float]:
     """A run's folder, and the validation loss at its end; stages of 2, 1 and 1 layers, sequences of 32 tokens."""
     folder = tmp_path_factory.mktemp("run")
-    told = train_alone(make_job(folder=str(folder), train__learning_rate=0.02, data__prepared=str(prepared)), folder)
-    return folder, of_kind(told, "validation")[-1]["loss"]
+    events = train_alone(make_job(folder=str(folder), train__learning_rate=0.02, data__prepared=str(prepared)), folder)
+    return folder, of_kind(events, "validation")[-1]["loss"]
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ def rebuilt(config: Any, state: dict[str, torch.Tensor], path: Sequence[int]) ->
     if getattr(config, "layer_types", None) is not None:
         smaller.layer_types = [config.layer_types[layer] for layer in path]
     weights = {name: tensor for name, tensor in state.items() if ".layers." not in name}
-    for place, layer in enumerate(path):
+    for index, layer in enumerate(path):
         mark = f".layers.{layer}."
-        weights |= {name.replace(mark, f".layers.{place}."): t for name, t in state.items() if mark in name}
+        weights |= {name.replace(mark, f".layers.{index}."): t for name, t in state.items() if mark in name}
     model: Any = family_of(config.model_type).model_class()(smaller)
     model.load_state_dict(weights, strict=True)
     return model.eval()
@@ -55,7 +55,7 @@ def test_losses_equal_those_of_a_model_with_these_layers(name: str) -> None:
         expected = reference(rebuilt(config, state, path), blocks)
         np.testing.assert_allclose(evaluator.losses(path), expected, rtol=1e-6)
         seen.append(expected.sum())
-    assert len(set(seen)) == len(PATHS), "each way gives losses of its own"
+    assert len(set(seen)) == len(PATHS), "each path gives different losses"
 
 
 def test_dropout_is_off_and_batches_do_not_matter() -> None:

@@ -101,8 +101,8 @@ def test_swaps_of_neighbours(count: int, keep_first: bool) -> None:
     for chosen in combinations(pairs, count):
         if all(after - before > 1 for before, after in pairwise(chosen)):
             order = list(range(stages))
-            for place in chosen:
-                order[place], order[place + 1] = order[place + 1], order[place]
+            for stage in chosen:
+                order[stage], order[stage + 1] = order[stage + 1], order[stage]
             expected.add(tuple(order))
     assert set(paths(f"swaps:{count}", (1,) * stages, keep_first=keep_first)) == expected
     few = paths(f"swaps:{count}", (1,) * stages, draws=3, keep_first=keep_first)

@@ -100,8 +100,8 @@ def test_invalid_utf8_is_a_damaged_line(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     fill(folder)
     lines = (folder / RESULTS).read_bytes().splitlines(keepends=True)
-    for place in (0, 20, len(lines[1]) // 2):
-        spoiled = lines[1][:place] + b"\xff" + lines[1][place + 1 :]
+    for offset in (0, 20, len(lines[1]) // 2):
+        spoiled = lines[1][:offset] + b"\xff" + lines[1][offset + 1 :]
         (folder / RESULTS).write_bytes(lines[0] + spoiled + lines[2])
         with pytest.raises(InputError, match=r"results\.jsonl: line 2: invalid result"):
             Results(folder, ABOUT, SEQUENCES)

@@ -29,14 +29,14 @@ def write_model(
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(11)
         model = make(copy.deepcopy(config)).to(dtype)
-        for parameter in model.parameters():  # also what is drawn as ones or zeros is to be told apart
+        for parameter in model.parameters():  # tensors initialised as ones or zeros have to differ, too
             parameter.data += 0.01 * torch.randn_like(parameter)
         model.save_pretrained(folder, max_shard_size=shard)
     state: dict[str, Tensor] = model.state_dict()
     return state
 
 
-def read_whole(folder: Path) -> Any:
+def read_full_model(folder: Path) -> Any:
     """The model, as anybody reads it."""
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Small models of every architecture, and the whole models of transformers that their parts are held against."""
+"""Small models of every architecture, and the full models of transformers that their parts are held against."""
 
 import copy
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ MODELS: dict[str, dict[str, Any]] = {
 """at least one of every architecture"""
 
 CUTS = [
-    [end - begin for begin, end in zip((0, *places), (*places, LAYERS), strict=True)]
+    [end - begin for begin, end in zip((0, *ends), (*ends, LAYERS), strict=True)]
     for count in range(LAYERS)
-    for places in combinations(range(1, LAYERS), count)
+    for ends in combinations(range(1, LAYERS), count)
 ]
-"""layers per stage, in every way"""
+"""layers per stage, for every partition"""
 
 
 def config_of(name: str, **more: Any) -> PretrainedConfig:
@@ -81,8 +81,8 @@ def state_of(parts: Sequence[StageModule]) -> dict[str, Tensor]:
     return state
 
 
-def whole_of(config: PretrainedConfig, parts: Sequence[StageModule], dtype: torch.dtype = torch.float32) -> Any:
-    """The whole model, as transformers builds it, with the parts' weights."""
+def full_model_of(config: PretrainedConfig, parts: Sequence[StageModule], dtype: torch.dtype = torch.float32) -> Any:
+    """The full model, as transformers builds it, with the parts' weights."""
     make: Any = family_of(config.model_type).model_class()
     model = make(copy.deepcopy(config)).to(dtype)
     if dtype == torch.float64:
@@ -96,9 +96,9 @@ def tokens(batch: int, sequence: int, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, sequence), generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(parts: Sequence[StageModule], given: Tensor, way: Sequence[int] | None = None) -> Tensor:
-    """Logits of the parts run one after the other, or along a way."""
+def logits_of(parts: Sequence[StageModule], given: Tensor, route: Sequence[int] | None = None) -> Tensor:
+    """Logits of the parts run one after the other, or along a route."""
     hidden = parts[0].embed(given)
-    for stage in range(len(parts)) if way is None else way:
+    for stage in range(len(parts)) if route is None else route:
         hidden, _ = parts[stage](hidden)
     return parts[0].logits(hidden)

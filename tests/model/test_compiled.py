@@ -14,7 +14,7 @@ from skippipe.model.build import build_stage_module
 from skippipe.model.layers import own_compile_cache
 from skippipe.model.stage_module import StageModule
 
-BATCHES = (3, 2, 5, 7)
+SIZES = (3, 2, 5, 7)
 
 
 def one_stage(*, compiled: bool) -> StageModule:
@@ -25,9 +25,9 @@ def one_stage(*, compiled: bool) -> StageModule:
     return part
 
 
-def gradients(part: StageModule, batch: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a batch, which is of its own size."""
-    given = tokens(batch, 16, seed=batch)
+def gradients(part: StageModule, size: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of a batch of `size` sequences."""
+    given = tokens(size, 16, seed=size)
     part.zero_grad()
     loss = part.loss(part(part.embed(given))[0], given)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -40,14 +40,14 @@ def gradients(part: StageModule, batch: int) -> tuple[float, dict[str, Tensor]]:
 def test_compiled_parts_are_the_plain_ones() -> None:
     counters.clear()
     plain, compiled = one_stage(compiled=False), one_stage(compiled=True)
-    for batch in BATCHES:
-        loss, expected = gradients(plain, batch)
-        ours, found = gradients(compiled, batch)
+    for size in SIZES:
+        loss, expected = gradients(plain, size)
+        ours, found = gradients(compiled, size)
         assert ours == pytest.approx(loss, rel=1e-5)
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
-    assert counters["stats"]["unique_graphs"] == 2, "one for all layers, one for the loss; none for a batch of its own"
+    assert counters["stats"]["unique_graphs"] == 2, "one for all layers, one for the loss; none for each batch size"
 
 
 def test_what_is_compiled_is_kept_where_nobody_else_writes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.folders import WEIGHTS, parts_in, read_whole, write_model
+from model.folders import WEIGHTS, parts_in, read_full_model, write_model
 from model.small import MODELS, config_of, logits_of, parts_of, state_of, tokens
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -55,11 +55,11 @@ def test_of_every_architecture_the_logits_are_those_of_the_parts(tmp_path: Path)
         loading = Loading(state_of(parts))
         exported = export_model(plain_settings(config_of(name)), loading, None, tmp_path / name, torch.float32)
         assert loading.filled == loading.state.keys()
-        whole = read_whole(tmp_path / name)
+        full_model = read_full_model(tmp_path / name)
         given = tokens(2, 16)
         with torch.no_grad():
-            assert torch.equal(whole(given).logits, logits_of(parts, given)), name
-        assert exported.parameters == sum(parameter.numel() for parameter in whole.parameters())
+            assert torch.equal(full_model(given).logits, logits_of(parts, given)), name
+        assert exported.parameters == sum(parameter.numel() for parameter in full_model.parameters())
         assert exported.bytes == sum(path.stat().st_size for path in (tmp_path / name).iterdir())
         assert not list((tmp_path / name).glob("*token*"))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(MODELS), "nothing is left beside"
@@ -76,7 +76,7 @@ def test_in_and_out_again_is_the_same(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
     again = model_config({"folder": str(tmp_path / "out"), **training_only(name)})
     assert config_sha256(again) == config_sha256(config_of(name))
-    read = read_whole(tmp_path / "out").config
+    read = read_full_model(tmp_path / "out").config
     assert read.use_cache
     assert not getattr(read, "output_router_logits", False)
 
@@ -89,9 +89,9 @@ def training_only(name: str) -> dict[str, Any]:
 def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
     state = state_of(parts_of(config_of("mixtral"), [4], dtype=torch.float64))
     export_model(plain_settings(config_of("mixtral")), Loading(state), None, tmp_path / "out", dtype)
-    whole = read_whole(tmp_path / "out")
-    assert whole.dtype == dtype
-    assert all(torch.equal(tensor, state[name].to(dtype)) for name, tensor in whole.state_dict().items())
+    full_model = read_full_model(tmp_path / "out")
+    assert full_model.dtype == dtype
+    assert all(torch.equal(tensor, state[name].to(dtype)) for name, tensor in full_model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen2", "qwen3", "gpt_neox", "mixtral"])
@@ -108,11 +108,11 @@ def test_the_tokenizer_is_read_as_it_was(name: str, tmp_path: Path) -> None:
     assert read.decode(read(TEXT)["input_ids"]) == TEXT
     assert (read.eos_token, read.eos_token_id) == ("<|endoftext|>", ours.token_to_id("<|endoftext|>"))
     assert read.model_max_length == 64
-    whole = read_whole(tmp_path / "out")
-    assert whole.config.eos_token_id == whole.generation_config.eos_token_id == read.eos_token_id
+    full_model = read_full_model(tmp_path / "out")
+    assert full_model.config.eos_token_id == full_model.generation_config.eos_token_id == read.eos_token_id
     given = read("We the people of", return_tensors="pt")
     with quiet(), torch.no_grad():
-        longer = whole.eval().generate(**given, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        longer = full_model.eval().generate(**given, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert longer.shape[1] > given["input_ids"].shape[1]
 
 
@@ -178,14 +178,14 @@ def test_outputs_that_cannot_be_used(tmp_path: Path) -> None:
     assert (empty / WEIGHTS).is_file()
 
 
-@pytest.mark.parametrize("place", ["save", "sync", "rename"])
-def test_a_full_disk_leaves_nothing(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["save", "sync", "rename"])
+def test_a_full_disk_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if place == "save":
+    if step == "save":
         monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
-    elif place == "sync":
+    elif step == "sync":
         monkeypatch.setattr(module, "_sync", full)
     else:
         monkeypatch.setattr(Path, "rename", full)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED, Run
-from model.folders import change_weights, read_whole
+from model.folders import change_weights, read_full_model
 from model.small import logits_of
 from tokenizers import Tokenizer
 from train.alone import EventDict, of_kind, train_alone
@@ -31,7 +31,7 @@ Trained = tuple[Path, list[EventDict]]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A run's folder with a checkpoint, and what the run has told."""
+    """A run's folder with a checkpoint, and the events of the run."""
     folder = tmp_path_factory.mktemp("run")
     return folder, train_alone(make_job(folder=str(folder), train__learning_rate=0.02), folder)
 
@@ -58,7 +58,7 @@ def test_the_model_of_a_run_for_plain_transformers(trained: Trained, run: Run, t
     assert checkpoint.tokenizer_json is not None
     assert given[0].tolist() == Tokenizer.from_str(checkpoint.tokenizer_json).encode(text).ids
     with torch.no_grad():
-        assert torch.equal(read_whole(tmp_path / "out")(given).logits, logits_of(parts, given))
+        assert torch.equal(read_full_model(tmp_path / "out")(given).logits, logits_of(parts, given))
 
 
 def test_a_training_goes_on_from_what_was_exported(trained: Trained, run: Run, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_training_goes_on_from_what_was_exported(trained: Trained, run: Run, t
     assert after["float32"] == before[-1]
     assert after["bfloat16"] == pytest.approx(before[-1], abs=0.02)
     assert after["bfloat16"] != before[-1]
-    assert before[0] - before[-1] > 0.1, "it has learned, so that it is seen whether weights were taken over"
+    assert before[0] - before[-1] > 0.1, "it has learned, so that lost weights would be detected"
 
 
 def test_a_dry_run_knows_the_folder(trained: Trained, run: Run, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_dry_run_knows_the_folder(trained: Trained, run: Run, tmp_path: Path) 
 
 @pytest.fixture
 def with_own_tokenizer(trained: Trained, run: Run, tmp_path: Path) -> Path:
-    """A model whose tokenizer has the entries of the one that ships, but two merges the other way round."""
+    """A model whose tokenizer has the entries of the bundled one, but two merges in reverse order."""
     assert run("export", f"checkpoint={trained[0]}", "output=own").status == 0
     content = json.loads((tmp_path / "own" / "tokenizer.json").read_text())
     content["model"]["merges"][:2] = reversed(content["model"]["merges"][:2])

@@ -15,9 +15,9 @@ SEQUENCE, BATCH = 24, 3
 def test_layers_and_head_take_what_torch_counts(name: str) -> None:
     """Which takes attention for full: what lies above the diagonal is counted off."""
     config = config_of(name)
-    (whole,) = parts_of(config, [LAYERS])
+    (full_model,) = parts_of(config, [LAYERS])
     with FlopCounterMode(display=False) as counted:
-        whole.logits(whole(whole.embed(tokens(BATCH, SEQUENCE)))[0])
+        full_model.logits(full_model(full_model.embed(tokens(BATCH, SEQUENCE)))[0])
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or 32 // config.num_attention_heads)
     above = LAYERS * 2 * 2 * width * (SEQUENCE - (SEQUENCE + 1) / 2)
     ours = sum(layer_flops(config, layer, SEQUENCE) for layer in range(LAYERS)) + head_flops(config)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from model.folders import WEIGHTS, change_config, change_weights, parts_in, read_whole, write_model
+from model.folders import WEIGHTS, change_config, change_weights, parts_in, read_full_model, write_model
 from model.small import CUTS, MODELS, config_of, logits_of, state_of, tokens
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -49,10 +49,10 @@ def llama(tmp_path: Path) -> Path:
 @torch.no_grad()
 def test_every_cut_of_a_folder_is_the_model_that_transformers_reads(name: str, tmp_path: Path) -> None:
     written = write_model(name, tmp_path)
-    whole = read_whole(tmp_path)
+    full_model = read_full_model(tmp_path)
     given = tokens(2, 16)
-    expected = whole(given, use_cache=False).logits
-    tied = whole.config.tie_word_embeddings
+    expected = full_model(given, use_cache=False).logits
+    tied = full_model.config.tie_word_embeddings
     for cut in CUTS:
         parts = parts_in(tmp_path, cut)
         state = state_of(parts)
@@ -267,8 +267,8 @@ def test_weights_that_are_not_finite(odd: float, stored: torch.dtype, llama: Pat
     bad = load_file(llama / WEIGHTS)[UP].to(stored)
     bad[1, 2] = odd
     change_weights(llama, {UP: bad})
-    place = f"{odd} at {bad.shape[1] + 2} (1 of {bad.numel()} values)"
-    message = f"{llama / WEIGHTS}: {UP}: expected finite numbers, got {place}"
+    value = f"{odd} at {bad.shape[1] + 2} (1 of {bad.numel()} values)"
+    message = f"{llama / WEIGHTS}: {UP}: expected finite numbers, got {value}"
     for refused in (lambda: parts_in(llama), lambda: parts_in(llama, [2, 2]), lambda: check_weights(llama)):
         with pytest.raises(InputError) as caught:
             refused()
@@ -441,8 +441,8 @@ def test_hash_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(folders, "PART", 256)
     write_model("llama", tmp_path / "a", shard="100KB")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    for whole in (2**30, 1000):
-        monkeypatch.setattr(folders, "HASHED_WHOLE", whole)
+    for limit in (2**30, 1000):
+        monkeypatch.setattr(folders, "FULLY_HASHED", limit)
         first = weights_sha256(tmp_path / "a")
         assert first == weights_sha256(tmp_path / "b")
         write_model("llama", tmp_path / "c", shard="100KB", rms_norm_eps=0.1)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from model.small import MODELS, config_of, parts_of, whole_of
+from model.small import MODELS, config_of, full_model_of, parts_of
 
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.memory import parameter_count, saved_bytes, stage_memory
 from skippipe.model.settings import model_config
 
-BATCH, SEQUENCE = 2, 24
+MICROBATCH_SIZE, SEQUENCE = 2, 24
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -21,10 +21,16 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
     config = config_of(name)
     for stage, layers in enumerate(stage_layers([1, 3], config)):
         predicted = stage_memory(
-            config, stage=stage, layers=layers, first=stage == 0, batch=BATCH, sequence=SEQUENCE, dtype=dtype
+            config,
+            stage=stage,
+            layers=layers,
+            first=stage == 0,
+            microbatch_size=MICROBATCH_SIZE,
+            sequence=SEQUENCE,
+            dtype=dtype,
         )
         part = build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype)
-        hidden = torch.randn(BATCH, SEQUENCE, 32, dtype=dtype, requires_grad=True)
+        hidden = torch.randn(MICROBATCH_SIZE, SEQUENCE, 32, dtype=dtype, requires_grad=True)
         weights = sum(parameter.nbytes for parameter in part.parameters())
         assert predicted.parameters == parameter_count(part)
         assert (predicted.weight_bytes, predicted.gradient_bytes) == (weights, weights)
@@ -32,7 +38,7 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
         kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
         assert predicted.activation_bytes == pytest.approx(kept + 2 * hidden.nbytes, rel=0.02)
         if stage == 0:
-            logits = 4 * BATCH * SEQUENCE * config.vocab_size
+            logits = 4 * MICROBATCH_SIZE * SEQUENCE * config.vocab_size
             assert 2 * logits <= predicted.loss_bytes <= 4 * logits
         else:
             assert predicted.loss_bytes == 0
@@ -43,13 +49,19 @@ def test_what_recomputed_layers_save(every: int) -> None:
     config, layers = config_of("llama"), range(1, 4)
     predicted, complete = (
         stage_memory(
-            config, stage=1, layers=layers, first=False, batch=BATCH, sequence=SEQUENCE, activation_checkpointing=n
+            config,
+            stage=1,
+            layers=layers,
+            first=False,
+            microbatch_size=MICROBATCH_SIZE,
+            sequence=SEQUENCE,
+            activation_checkpointing=n,
         )
         for n in (every, 0)
     )
     part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
     part.enable_activation_checkpointing(every)
-    hidden = torch.randn(BATCH, SEQUENCE, 32, requires_grad=True)
+    hidden = torch.randn(MICROBATCH_SIZE, SEQUENCE, 32, requires_grad=True)
     kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
     assert predicted.activation_bytes == pytest.approx(kept + 2 * hidden.nbytes, rel=0.02)
     recomputed = {1: 3, 2: 2}[every]
@@ -62,8 +74,16 @@ def test_what_recomputed_layers_save(every: int) -> None:
 def test_chunks_of_the_loss_take_their_share() -> None:
     config = config_of("llama")
     whole, chunked = (
-        stage_memory(config, stage=0, layers=range(1), first=True, batch=BATCH, sequence=SEQUENCE, loss_chunk=chunk)
-        for chunk in (None, BATCH * SEQUENCE // 4)
+        stage_memory(
+            config,
+            stage=0,
+            layers=range(1),
+            first=True,
+            microbatch_size=MICROBATCH_SIZE,
+            sequence=SEQUENCE,
+            loss_chunk=chunk,
+        )
+        for chunk in (None, MICROBATCH_SIZE * SEQUENCE // 4)
     )
     assert chunked.loss_bytes == pytest.approx(whole.loss_bytes / 4, rel=0.05)
     assert chunked.activation_bytes == whole.activation_bytes
@@ -72,13 +92,13 @@ def test_chunks_of_the_loss_take_their_share() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_together_are_the_whole_model(name: str) -> None:
     config = config_of(name)
-    whole = whole_of(config, parts_of(config, [4]))
+    full_model = full_model_of(config, parts_of(config, [4]))
     for cut in ([4], [1, 3], [2, 1, 1]):
         counts = [
-            stage_memory(config, stage=stage, layers=layers, first=stage == 0, batch=1, sequence=4).parameters
+            stage_memory(config, stage=stage, layers=layers, first=stage == 0, microbatch_size=1, sequence=4).parameters
             for stage, layers in enumerate(stage_layers(cut, config))
         ]
-        assert sum(counts) == sum(parameter.numel() for parameter in whole.parameters())
+        assert sum(counts) == sum(parameter.numel() for parameter in full_model.parameters())
 
 
 def test_saved_bytes_count_what_is_kept_and_nothing_else() -> None:
@@ -94,7 +114,7 @@ def test_saved_bytes_count_what_is_kept_and_nothing_else() -> None:
 def test_double_precision_experts() -> None:
     config = config_of("mixtral")
     single, double = (
-        stage_memory(config, stage=0, layers=range(4), first=True, batch=1, sequence=8, dtype=dtype)
+        stage_memory(config, stage=0, layers=range(4), first=True, microbatch_size=1, sequence=8, dtype=dtype)
         for dtype in (torch.float32, torch.float64)
     )
     assert double.activation_bytes == pytest.approx(2 * single.activation_bytes, rel=0.1)
@@ -120,7 +140,7 @@ def test_a_model_far_larger_than_this_machine() -> None:
             stage=stage,
             layers=layers,
             first=stage == 0,
-            batch=1,
+            microbatch_size=1,
             sequence=2048,
             dtype=torch.bfloat16,
         )

@@ -1,4 +1,4 @@
-"""Models' settings: what is taken, what is refused, and how it is told."""
+"""Models' settings: what is accepted, what is refused, and the messages."""
 
 import copy
 from typing import Any
@@ -81,10 +81,10 @@ def test_other_architectures_are_refused_by_name(kind: Any) -> None:
 def test_what_cannot_be_used_is_refused_with_its_key(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as refusal:
         model_config(settings)
-    told = str(refusal.value)
-    assert message in told
-    assert told.startswith("model")
-    assert "\n" not in told
+    text = str(refusal.value)
+    assert message in text
+    assert text.startswith("model")
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from model.small import MODELS, config_of, parts_of, tokens, whole_of
+from model.small import MODELS, config_of, full_model_of, parts_of, tokens
 from torch import Tensor, nn
 
 from skippipe.runtime.stage import Stage, gradient_scale
 
 BATCH, SEQUENCE = 2, 12
-Way = Sequence[int]
+Route = Sequence[int]
 
 
 def microbatch(number: int) -> tuple[Tensor, Tensor]:
@@ -28,26 +28,26 @@ def valid_tokens(microbatches: int) -> int:
     return sum(int((microbatch(number)[1] != -100).sum()) for number in range(microbatches))
 
 
-def forward(stages: Sequence[Stage], number: int, way: Way) -> Tensor:
+def forward(stages: Sequence[Stage], number: int, route: Route) -> Tensor:
     hidden = stages[0].embed(number, microbatch(number)[0])
-    for stage in way:
+    for stage in route:
         hidden = stages[stage].forward(number, hidden)
     return hidden
 
 
-def backward(stages: Sequence[Stage], number: int, way: Way, gradient: Tensor) -> None:
-    for stage in reversed(way):
+def backward(stages: Sequence[Stage], number: int, route: Route, gradient: Tensor) -> None:
+    for stage in reversed(route):
         gradient = stages[stage].backward(number, gradient)
     stages[0].embed_backward(number, gradient)
 
 
-def run(stages: Sequence[Stage], ways: Sequence[Way]) -> None:
+def run(stages: Sequence[Stage], routes: Sequence[Route]) -> None:
     """One iteration, one microbatch after the other."""
     for stage in stages:
-        stage.begin(valid_tokens(len(ways)))
-    for number, way in enumerate(ways):
-        hidden = forward(stages, number, way)
-        backward(stages, number, way, stages[0].loss(number, hidden, microbatch(number)[1]))
+        stage.begin(valid_tokens(len(routes)))
+    for number, route in enumerate(routes):
+        hidden = forward(stages, number, route)
+        backward(stages, number, route, stages[0].loss(number, hidden, microbatch(number)[1]))
 
 
 def gradients_of(stages: Sequence[Stage]) -> dict[str, Tensor]:
@@ -71,16 +71,16 @@ def along(model: Any, layers: Sequence[nn.Module], given: Tensor) -> Tensor:
     return logits
 
 
-def plain_gradients(model: Any, cut: Sequence[int], ways: Sequence[Way]) -> dict[str, Tensor]:
+def plain_gradients(model: Any, cut: Sequence[int], routes: Sequence[Route]) -> dict[str, Tensor]:
     """Gradients of the mean token loss, by a plain loop over the microbatches."""
     model.zero_grad(set_to_none=True)
     ends = list(itertools.accumulate(cut, initial=0))
     layers = list(model.base_model.layers)
-    for number, way in enumerate(ways):
+    for number, route in enumerate(routes):
         given, labels = microbatch(number)
-        logits = along(model, [layer for s in way for layer in layers[ends[s] : ends[s + 1]]], given)
+        logits = along(model, [layer for s in route for layer in layers[ends[s] : ends[s + 1]]], given)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        torch.autograd.backward(loss / valid_tokens(len(ways)))
+        torch.autograd.backward(loss / valid_tokens(len(routes)))
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
@@ -88,10 +88,10 @@ def plain_gradients(model: Any, cut: Sequence[int], ways: Sequence[Way]) -> dict
 
 
 def built(name: str, cut: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[list[Stage], Any]:
-    """Stages of a model and the whole of it; without router losses."""
+    """Stages of a model, and the full model; without router losses."""
     config = config_of(name, **({"output_router_logits": False} if name == "mixtral" else {}))
     parts = parts_of(config, cut, dtype=dtype)
-    return [Stage(part) for part in parts], whole_of(config, parts, dtype)
+    return [Stage(part) for part in parts], full_model_of(config, parts, dtype)
 
 
 UNTIED = [name for name in MODELS if not MODELS[name].get("tie_word_embeddings")]
@@ -101,10 +101,10 @@ TIED = [name for name in MODELS if MODELS[name].get("tie_word_embeddings")]
 @pytest.mark.parametrize("cut", [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]], ids=str)
 @pytest.mark.parametrize("name", UNTIED)
 def test_gradients_of_the_full_pipeline_are_bit_equal(name: str, cut: list[int]) -> None:
-    stages, whole = built(name, cut)
-    ways = [range(len(cut))] * 3
-    run(stages, ways)
-    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    stages, full_model = built(name, cut)
+    routes = [range(len(cut))] * 3
+    run(stages, routes)
+    staged, plain = gradients_of(stages), plain_gradients(full_model, cut, routes)
     assert staged.keys() == plain.keys()
     different = [name for name in plain if not torch.equal(staged[name], plain[name])]
     assert not different
@@ -114,12 +114,12 @@ def test_gradients_of_the_full_pipeline_are_bit_equal(name: str, cut: list[int])
 @pytest.mark.parametrize("name", TIED)
 def test_gradients_of_tied_embeddings(name: str, cut: list[int]) -> None:
     """The shared weights get head and embedding in two steps, where the plain loop adds both up first."""
-    stages, whole = built(name, cut, torch.float64)
-    ways = [range(len(cut))] * 3
-    run(stages, ways)
-    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    stages, full_model = built(name, cut, torch.float64)
+    routes = [range(len(cut))] * 3
+    run(stages, routes)
+    staged, plain = gradients_of(stages), plain_gradients(full_model, cut, routes)
     assert staged.keys() == plain.keys()
-    shared = next(name for name, parameter in whole.named_parameters() if parameter is whole.lm_head.weight)
+    shared = next(name for name, parameter in full_model.named_parameters() if parameter is full_model.lm_head.weight)
     assert shared in staged
     for key, expected in plain.items():
         if key == shared:
@@ -131,16 +131,16 @@ def test_gradients_of_tied_embeddings(name: str, cut: list[int]) -> None:
 @pytest.mark.parametrize("name", ["llama", "llama-linear-rotary", "gpt_neox", "mixtral"])
 def test_skips_and_swaps_are_bit_equal_to_the_layers_run_in_that_order(name: str) -> None:
     cut = [1, 2, 1]
-    stages, whole = built(name, cut)
-    ways = [[0, 2], [0, 2, 1], [0, 1], [0], [0, 1, 2], [1, 2], [1]]
-    run(stages, ways)
-    staged, plain = gradients_of(stages), plain_gradients(whole, cut, ways)
+    stages, full_model = built(name, cut)
+    routes = [[0, 2], [0, 2, 1], [0, 1], [0], [0, 1, 2], [1, 2], [1]]
+    run(stages, routes)
+    staged, plain = gradients_of(stages), plain_gradients(full_model, cut, routes)
     assert all(torch.equal(staged[key], plain[key]) for key in plain)
 
 
 def test_microbatches_may_overlap_in_any_order() -> None:
     cut = [2, 2]
-    stages, whole = built("llama", cut, torch.float64)
+    stages, full_model = built("llama", cut, torch.float64)
     for stage in stages:
         stage.begin(valid_tokens(3))
     hidden = [forward(stages, number, [0, 1]) for number in range(3)]
@@ -148,7 +148,7 @@ def test_microbatches_may_overlap_in_any_order() -> None:
     for number in (1, 0, 2):
         backward(stages, number, [0, 1], stages[0].loss(number, hidden[number], microbatch(number)[1]))
     assert [len(stage._saved) for stage in stages] == [0, 0]
-    plain = plain_gradients(whole, cut, [[0, 1]] * 3)
+    plain = plain_gradients(full_model, cut, [[0, 1]] * 3)
     for key, gradient in gradients_of(stages).items():
         torch.testing.assert_close(gradient, plain[key], rtol=1e-10, atol=1e-15)
 
@@ -156,16 +156,16 @@ def test_microbatches_may_overlap_in_any_order() -> None:
 def test_replicas_add_up_to_the_gradient_of_one() -> None:
     cut = [1, 2, 1]
     alone, _ = built("llama", cut, torch.float64)
-    ways = [[0, 1, 2], [0, 2], [0, 2, 1], [0, 1]]
-    run(alone, ways)
+    routes = [[0, 1, 2], [0, 2], [0, 2, 1], [0, 1]]
+    run(alone, routes)
     replicas = [built("llama", cut, torch.float64)[0] for _ in range(2)]
     for stages in replicas:
         for stage in stages:
-            stage.begin(valid_tokens(len(ways)))
-    for number, way in enumerate(ways):
+            stage.begin(valid_tokens(len(routes)))
+    for number, route in enumerate(routes):
         mixed = [replicas[(number + stage) % 2 if stage else 0][stage] for stage in range(3)]
-        hidden = forward(mixed, number, way)
-        backward(mixed, number, way, mixed[0].loss(number, hidden, microbatch(number)[1]))
+        hidden = forward(mixed, number, route)
+        backward(mixed, number, route, mixed[0].loss(number, hidden, microbatch(number)[1]))
     for one, *two in zip(alone, *replicas, strict=True):
         gradients = zip(one.gradients(), *(stage.gradients() for stage in two), strict=True)
         for expected, first, second in gradients:
@@ -174,18 +174,18 @@ def test_replicas_add_up_to_the_gradient_of_one() -> None:
 
 def test_five_steps_of_adamw_are_bit_equal() -> None:
     cut = [1, 2, 1]
-    stages, whole = built("qwen2", cut)
-    ways = [range(3)] * 3
+    stages, full_model = built("qwen2", cut)
+    routes = [range(3)] * 3
     optimizers = [torch.optim.AdamW(stage.parameters, lr=0.01) for stage in stages]
-    plain = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    plain = torch.optim.AdamW(full_model.parameters(), lr=0.01)
     for _ in range(5):
-        run(stages, ways)
+        run(stages, routes)
         gradients_of(stages)
-        plain_gradients(whole, cut, ways)
+        plain_gradients(full_model, cut, routes)
         for optimizer in [*optimizers, plain]:
             optimizer.step()
     weights = {name: value for stage in stages for name, value in stage.module.state_dict().items()}
-    assert all(torch.equal(weights[name], value) for name, value in whole.state_dict().items())
+    assert all(torch.equal(weights[name], value) for name, value in full_model.state_dict().items())
 
 
 def test_a_stage_without_visits_has_zeros() -> None:
@@ -200,15 +200,15 @@ def test_per_visit_gradients() -> None:
     assert gradient_scale("exact", visits=1, microbatches=4) == 1
     assert gradient_scale("per_visit", visits=0, microbatches=4) == 1
     assert gradient_scale("per_visit", visits=1, microbatches=4) == 4
-    ways = [[0, 1], [0], [0], [0]]
+    routes = [[0, 1], [0], [0], [0]]
     exact, _ = built("llama", [1, 3])
-    run(exact, ways)
+    run(exact, routes)
     scaled, _ = built("llama", [1, 3])
     for stage, visits in zip(scaled, (4, 1), strict=True):
         stage.begin(valid_tokens(4), scale=gradient_scale("per_visit", visits=visits, microbatches=4))
-    for number, way in enumerate(ways):
-        hidden = forward(scaled, number, way)
-        backward(scaled, number, way, scaled[0].loss(number, hidden, microbatch(number)[1]))
+    for number, route in enumerate(routes):
+        hidden = forward(scaled, number, route)
+        backward(scaled, number, route, scaled[0].loss(number, hidden, microbatch(number)[1]))
     for seen, plain, factor in zip(scaled, exact, (1, 4), strict=True):
         for _ in range(2):  # asked for twice (REDUCE, NORM), scaled once
             pairs = zip(seen.gradients(), plain.gradients(), strict=True)
@@ -225,14 +225,14 @@ def test_gradients_are_the_parameters_own() -> None:
 
 
 def test_losses_are_kept_by_microbatch() -> None:
-    stages, whole = built("llama", [1, 3])
+    stages, full_model = built("llama", [1, 3])
     run(stages, [[0, 1]] * 3)
     losses = stages[0].take_losses()
     assert list(losses) == [0, 1, 2]
     assert stages[0].take_losses() == {}
     for number, loss in losses.items():
         given, labels = microbatch(number)
-        logits = whole(given, use_cache=False).logits
+        logits = full_model(given, use_cache=False).logits
         expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         assert loss == pytest.approx(expected.item(), rel=1e-6)
 
@@ -251,7 +251,7 @@ def test_evaluation_holds_nothing_and_leaves_gradients_alone() -> None:
             assert stages[0].loss(number, hidden, labels).numel() == 0
         assert [len(stage._saved) for stage in stages] == [0, 0]
         losses = stages[0].take_losses()
-    expected = whole_of(config, [stage.module for stage in stages]).eval()(given, use_cache=False).logits
+    expected = full_model_of(config, [stage.module for stage in stages]).eval()(given, use_cache=False).logits
     summed = nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten(), reduction="sum").item()
     assert losses == {0: pytest.approx(summed, rel=1e-6), 1: losses[0]}
     assert losses[0] != trained[0], "no dropout in evaluation"
@@ -314,14 +314,14 @@ def test_misuse_raises() -> None:
 def test_router_losses_take_their_share_by_tokens(cut: list[int]) -> None:
     config = config_of("mixtral")
     parts = parts_of(config, cut, dtype=torch.float64)
-    stages, whole = [Stage(part) for part in parts], whole_of(config, parts, torch.float64)
-    ways = [range(len(cut))] * 2
-    run(stages, ways)
+    stages, full_model = [Stage(part) for part in parts], full_model_of(config, parts, torch.float64)
+    routes = [range(len(cut))] * 2
+    run(stages, routes)
     total, valid = 0.0, valid_tokens(2)
     shares: list[float] = []
     for number in range(2):
         given, labels = microbatch(number)
-        outputs = whole(given, use_cache=False, output_router_logits=True)
+        outputs = full_model(given, use_cache=False, output_router_logits=True)
         tokens_loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
         balance = torch.zeros((), dtype=torch.float64)
         for logits in outputs.router_logits:
@@ -333,7 +333,7 @@ def test_router_losses_take_their_share_by_tokens(cut: list[int]) -> None:
         torch.autograd.backward((tokens_loss + share) / valid)
         total += (tokens_loss + share).item()
     for name, gradient in gradients_of(stages).items():
-        torch.testing.assert_close(gradient, whole.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(gradient, full_model.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
     local = [stage.take_local_losses() for stage in stages]
     assert [sum(own[number] for own in local) for number in range(2)] == pytest.approx(shares, rel=1e-6)
     assert sum(stages[0].take_losses().values()) + sum(shares) == pytest.approx(total, rel=1e-6)

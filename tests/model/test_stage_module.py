@@ -1,11 +1,11 @@
-"""Parts of models against the whole models of transformers."""
+"""Parts of models against the full models of transformers."""
 
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from model.small import CUTS, LAYERS, MODELS, config_of, logits_of, parts_of, state_of, tokens, whole_of
+from model.small import CUTS, LAYERS, MODELS, config_of, full_model_of, logits_of, parts_of, state_of, tokens
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,10 +30,10 @@ def test_every_cut_is_the_model_of_transformers(name: str, cut: list[int]) -> No
     state, expected = state_of(parts), uncut[0].state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[key], expected[key]) for key in state)
-    whole = whole_of(config, parts)
-    assert state.keys() == whole.state_dict().keys()
+    full_model = full_model_of(config, parts)
+    assert state.keys() == full_model.state_dict().keys()
     for given in (tokens(2, 16), tokens(1, 7), tokens(2, 16, seed=2)):
-        assert torch.equal(logits_of(parts, given), whole(given, use_cache=False).logits)
+        assert torch.equal(logits_of(parts, given), full_model(given, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "mixtral"])
@@ -96,16 +96,16 @@ def test_embeddings_are_tied_where_the_model_has_it_so(name: str) -> None:
     config = config_of(name)
     part = parts_of(config, [4])[0]
     assert (part.head.weight is part.embedding.weight) == bool(MODELS[name].get("tie_word_embeddings"))
-    assert parameter_count(part) == sum(parameter.numel() for parameter in whole_of(config, [part]).parameters())
+    assert parameter_count(part) == sum(parameter.numel() for parameter in full_model_of(config, [part]).parameters())
 
 
 def test_sequences_of_more_shapes_than_are_remembered() -> None:
     config = config_of("qwen2")
     parts = parts_of(config, [2, 2])
-    whole = whole_of(config, parts)
+    full_model = full_model_of(config, parts)
     for sequence in (4, 5, 6, 7, 8, 9, 4, 5):
         given = tokens(1, sequence)
-        assert torch.equal(logits_of(parts, given), whole(given, use_cache=False).logits)
+        assert torch.equal(logits_of(parts, given), full_model(given, use_cache=False).logits)
 
 
 def test_a_first_run_without_gradients_does_not_spoil_the_next() -> None:
@@ -138,12 +138,12 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def test_no_rank_ever_holds_the_whole_model() -> None:
     config = config_of("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=24, vocab_size=8000)
-    whole = parameter_count(empty_stage_module(config, stage=0, layers=range(24), first=True))
+    full_model = parameter_count(empty_stage_module(config, stage=0, layers=range(24), first=True))
     with Allocations() as allocations:
         part = build_stage_module(config, stage=1, layers=range(3, 5), first=False, seed=0)
     own = parameter_count(part)
     assert own == 2 * (3 * 128 * 128 + 3 * 128 * 256 + 2 * 128)
-    assert own < whole / 15
+    assert own < full_model / 15
     assert 4 * own <= allocations.peak <= 1.5 * 4 * own
 
 
@@ -171,9 +171,9 @@ def balance_loss(logits: Tensor, chosen: int) -> Tensor:
 def test_router_losses_do_not_depend_on_the_cut(cut: list[int]) -> None:
     config = config_of("mixtral")
     parts = parts_of(config, cut)
-    whole = whole_of(config, parts)
+    full_model = full_model_of(config, parts)
     given = tokens(2, 16)
-    logits = whole(given, use_cache=False, output_router_logits=True).router_logits
+    logits = full_model(given, use_cache=False, output_router_logits=True).router_logits
     expected = 0.5 * sum(balance_loss(layer, 2) for layer in logits) / LAYERS
     hidden, total = parts[0].embed(given), torch.zeros(())
     for part in parts:
@@ -188,7 +188,7 @@ def test_the_router_loss_of_one_layer_is_that_of_transformers() -> None:
     part = parts_of(config, [1])[0]
     given = tokens(2, 16)
     _, local = part(part.embed(given))
-    expected = whole_of(config, [part])(given, use_cache=False, output_router_logits=True).aux_loss
+    expected = full_model_of(config, [part])(given, use_cache=False, output_router_logits=True).aux_loss
     torch.testing.assert_close(local, 0.5 * expected)
 
 
@@ -202,10 +202,10 @@ def test_no_router_loss_where_none_is_asked_for(settings: dict[str, Any]) -> Non
 def test_token_losses_are_summed_and_ignored_labels_do_not_count() -> None:
     config = config_of("llama")
     part = parts_of(config, [4])[0]
-    whole = whole_of(config, [part])
+    full_model = full_model_of(config, [part])
     given, labels = tokens(2, 9), tokens(2, 9, seed=3)
     labels[0, :4] = -100
-    chances = whole(given, use_cache=False).logits.log_softmax(-1)
+    chances = full_model(given, use_cache=False).logits.log_softmax(-1)
     counted = labels != -100
     expected = -chances[counted].gather(1, labels[counted][:, None]).sum()
     hidden, _ = part(part.embed(given))

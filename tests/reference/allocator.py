@@ -57,21 +57,21 @@ class Surrogate:
             trips = [self.round_trip[node][partner] for partner in partners]
             following: dict[int, float] = {}
             for taken, worst in best.items():
-                for place, trip in enumerate(trips):
-                    if not taken >> place & 1:
-                        key = taken | 1 << place
+                for index, trip in enumerate(trips):
+                    if not taken >> index & 1:
+                        key = taken | 1 << index
                         following[key] = min(following.get(key, float("inf")), max(worst, trip))
             best = following
         return min(best.values())
 
     def length(self, order: Sequence[frozenset[int]]) -> float:
-        """Seconds of the tour over stages in this very order, and home from the last to the first."""
+        """Seconds of the tour over stages in this order, returning from the last to the first."""
         if len(order) == 1:
             return 0.0
         return sum(self.bottleneck(frozenset(pair)) for pair in zip(order, [*order[1:], order[0]], strict=True))
 
     def score(self, stages: Sequence[Sequence[int]]) -> Parts:
-        """What the surrogate says, with the best order of the stages after stage 0, found by trying all."""
+        """The surrogate score with the best order of the stages after stage 0, by exhaustive search."""
         first, *rest = map(frozenset, stages)
         tours = (self.length([first, *order]) for order in itertools.permutations(rest))
         return Parts(
@@ -83,7 +83,7 @@ class Surrogate:
     def best(
         self, sizes: Sequence[int], sources: Sequence[int] | None = None, limit_s: float | None = None
     ) -> tuple[Parts, Stages] | None:
-        """The allowed partition with the least score; None where there is none."""
+        """The allowed partition with the lowest score; None if there is none."""
         found = None
         for stages in partitions(len(self.forward), sizes, sources):
             parts = self.score(stages)
@@ -110,8 +110,8 @@ def _groups(nodes: list[int], sizes: tuple[int, ...]) -> Iterator[Stages]:
         return
     lowest, *others = nodes
     for size in sorted(set(sizes)):
-        place = sizes.index(size)
+        index = sizes.index(size)
         for chosen in itertools.combinations(others, size - 1):
             left = [node for node in others if node not in chosen]
-            for rest in _groups(left, sizes[:place] + sizes[place + 1 :]):
+            for rest in _groups(left, sizes[:index] + sizes[index + 1 :]):
                 yield [[lowest, *chosen], *rest]

@@ -91,7 +91,7 @@ def random_rules(rng: Random) -> Json:
 
 
 def random_skip_ratio(rng: Random, present: int) -> float:
-    """None skipped, a whole number of stages skipped, a fraction, or the most there can be."""
+    """None skipped, an integer number of stages, a fraction, or the maximum."""
     most = (present - 1) / present
     some = rng.uniform(0, most)
     return rng.choice([0.0, rng.randrange(present) / present, some, math.floor(some * 100) / 100, most])
@@ -129,7 +129,7 @@ def random_instance(rng: Random, size: str = "small", max_count: int = 4) -> Jso
 
 
 def tight_instance(rng: Random) -> Json:
-    """A small instance with little memory and routes in any order, where dispatch often locks up."""
+    """A small instance with little memory and routes in any order, on which the dispatch rule often deadlocks."""
     while True:
         instance = random_instance(rng, "small", max_count=6)
         if len(instance["stages"]) > 2 and sum(instance["counts"]) > 3:
@@ -157,18 +157,18 @@ def route_owners(instance: Json) -> list[tuple[int, int]]:
 
 
 def visit_total(instance: Json, routes: int) -> int:
-    """T: the stage visits that all routes make together."""
+    """T: the total number of stage visits of all routes."""
     present, ratio = len(instance["stages"]) - len(instance["absent_stages"]), float(instance["skip_ratio"])
     return math.floor(routes * present * (1 - ratio) + 0.5 + 1e-6)
 
 
 def swapped_orders(stages: list[int], most: int) -> list[list[int]]:
-    """Every order of the stages that at most `most` disjoint swaps of neighbours (k, k+1) give."""
+    """Every order of the stages after at most `most` disjoint swaps of neighbours (k, k+1)."""
     stages = sorted(stages)
-    places = [i for i in range(len(stages) - 1) if stages[i + 1] == stages[i] + 1]
+    positions = [i for i in range(len(stages) - 1) if stages[i + 1] == stages[i] + 1]
     found = []
-    for count in range(min(most, len(places)) + 1):
-        for chosen in itertools.combinations(places, count):
+    for count in range(min(most, len(positions)) + 1):
+        for chosen in itertools.combinations(positions, count):
             if any(b - a < 2 for a, b in itertools.pairwise(chosen)):
                 continue
             order = stages[:]
@@ -282,7 +282,7 @@ def random_orders(
     """An order of tasks for every node.
 
     With `respect` tasks are appended one by one, each after its predecessor (and after the wave
-    before it, and within memory as long as that goes on), so most of these orders run through.
+    before it, and within memory as long as possible), so most of these orders can be executed.
     Without it each node's tasks are shuffled blindly.
     """
     chains = {b["id"]: task_chain(b) for b in microbatches}

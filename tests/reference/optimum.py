@@ -9,15 +9,15 @@ from .simulator import Work
 
 
 def routes_from(instance: Json, source: int) -> list[tuple[int, ...]]:
-    """Every single route that a microbatch of this source may take, of any length."""
+    """Every route that a microbatch of this source may take, of any length."""
     rules, stages = instance["constraints"], instance["stages"]
     present = [s for s in range(len(stages)) if s not in instance["absent_stages"]]
     found: set[tuple[int, ...]] = set()
     for length in range(1, len(present) + 1):
         for chosen in itertools.combinations(present, length):
             for order in legal_orders(list(chosen), rules):
-                places = [[source] if s == 0 and rules["cc1"] else stages[s] for s in order]
-                found.update(itertools.product(*places))
+                options = [[source] if s == 0 and rules["cc1"] else stages[s] for s in order]
+                found.update(itertools.product(*options))
     return sorted(found)
 
 
@@ -48,10 +48,10 @@ def route_sets(instance: Json) -> Iterator[list[list[int]]]:
 
 
 def best_order(instance: Json, microbatches: list[Json], at_most: int | None = None) -> int | None:
-    """The shortest iteration of these routes in nanoseconds, None where none is below `at_most`.
+    """The shortest iteration of these routes in nanoseconds, None if none is below `at_most`.
 
     Depth first over schedules in which tasks are appended in the order of their starts, each as
-    early as it can; only branches whose remaining work cannot stay below the best are left out.
+    early as possible; only branches whose remaining work cannot stay below the best are pruned.
     """
     work = Work.of(instance, microbatches)
     durations = work.durations
@@ -89,8 +89,8 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
         if best is not None and busy and max(busy) + durations.after >= best:
             return
         if len(ends) == len(work.node):
-            whole = max(so_far, idle_end) + durations.after
-            best = whole if best is None else min(best, whole)
+            iteration = max(so_far, idle_end) + durations.after
+            best = iteration if best is None else min(best, iteration)
             return
         for start, _, _, key, node in sorted(ready):
             before, length = free[node], work.length(key)
@@ -109,7 +109,7 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
 
 
 def _tail(work: Work, chain: list[tuple[TaskKey, int]], serves: dict[int, int]) -> int:
-    """From a task's start to the end of the iteration (norm and step left out), if nothing waits."""
+    """From a task's start to the end of the iteration (without norm and step), if nothing waits."""
     clock = longest = 0
     previous = chain[0][1]
     for key, node in chain:
@@ -117,8 +117,8 @@ def _tail(work: Work, chain: list[tuple[TaskKey, int]], serves: dict[int, int]) 
         if key[1] == "B":
             longest = max(longest, clock + work.durations.allreduce[serves[node]])
         previous = node
-    home = work.microbatches[chain[0][0][0]]["source"]
-    return max(longest, clock + work.durations.transfer(previous, home))
+    source = work.microbatches[chain[0][0][0]]["source"]
+    return max(longest, clock + work.durations.transfer(previous, source))
 
 
 def optimum(instance: Json) -> tuple[int, list[Json]] | None:

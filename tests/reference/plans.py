@@ -1,4 +1,4 @@
-"""`skippipe.plan/1` objects made from reference results, with figures that agree with their tasks."""
+"""`skippipe.plan/1` objects made from reference results, with predictions that match their tasks."""
 
 import itertools
 from random import Random
@@ -24,7 +24,7 @@ def task_entries(outcome: Outcome) -> list[Json]:
 
 
 def plan_object(instance: Json, microbatches: list[Json], tasks: list[Json], predicted: Json) -> Json:
-    """A whole plan around these tasks."""
+    """A complete plan around these tasks."""
     counts = zip(instance["stages"][0], instance["counts"], strict=True)
     return {
         "format": "skippipe.plan/1",
@@ -60,7 +60,7 @@ def plan_of(instance: Json, outcome: Outcome, bound_share: float = 0.0) -> Json:
 
 
 def plan_of_orders(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Json:
-    """A plan that fixes orders only: its times are the places in the order, its figures zero."""
+    """A plan that fixes orders only: its times are the positions in the order, its predictions zero."""
     tasks = [
         {"node": node, "microbatch": b, "kind": kind, "hop": hop, "start_s": float(i), "end_s": float(i)}
         for node, order in orders.items()

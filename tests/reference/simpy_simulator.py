@@ -26,37 +26,37 @@ def run_simpy(instance: Json, microbatches: list[Json]) -> dict[TaskKey, tuple[i
     durations = Durations(instance["cluster"], instance["stages"])
     env = simpy.Environment()
     nodes = [simpy.PriorityResource(env) for _ in instance["cluster"]["nodes"]]
-    home = {b["id"]: env.event() for b in microbatches}
+    completed = {b["id"]: env.event() for b in microbatches}
     ids = {(b["route"], b["wave"]): b["id"] for b in microbatches}
     times: dict[TaskKey, tuple[int, int]] = {}
 
     def travel(b: Json) -> Generator[Any, Any, None]:
         if b["wave"] > 0:
-            yield home[ids[b["route"], b["wave"] - 1]]
-        place: int = b["source"]
+            yield completed[ids[b["route"], b["wave"] - 1]]
+        at: int = b["source"]
         held: PriorityRequest | None = None
         for key, node in task_chain(b):
-            way = durations.transfer(place, node)
-            if way:
+            transfer = durations.transfer(at, node)
+            if transfer:
                 if held is not None:
-                    nodes[place].release(held)
+                    nodes[at].release(held)
                     held = None
-                yield env.timeout(way)
-            # A task that follows at once on its own node stands in line before that node is given away.
+                yield env.timeout(transfer)
+            # A task that follows immediately on the same node is queued before that node is released.
             turn = nodes[node].request(priority=rank(key, int(env.now)))
             if held is not None:
-                nodes[place].release(held)
+                nodes[at].release(held)
             yield turn
             held, start = turn, int(env.now)
             yield env.timeout(durations.task[key[1]][node])
             times[key] = (start, int(env.now))
-            place = node
+            at = node
         if held is not None:
-            nodes[place].release(held)
-        way = durations.transfer(place, b["source"])
-        if way:
-            yield env.timeout(way)
-        home[b["id"]].succeed()
+            nodes[at].release(held)
+        transfer = durations.transfer(at, b["source"])
+        if transfer:
+            yield env.timeout(transfer)
+        completed[b["id"]].succeed()
 
     for b in sorted(microbatches, key=lambda b: b["id"]):
         env.process(travel(b))

@@ -84,18 +84,18 @@ class Work:
         return work
 
     def length(self, key: TaskKey) -> int:
-        """How long the task runs on its node."""
+        """Duration of the task on its node."""
         return self.durations.task[key[1]][self.node[key]]
 
     def wave_before(self, b: Json) -> Json | None:
-        """The microbatch that must be home before this one starts."""
+        """The microbatch that must complete before this one starts."""
         for other in self.microbatches.values():
             if other["route"] == b["route"] and other["wave"] == b["wave"] - 1:
                 return other
         return None
 
     def arrival(self, key: TaskKey, ends: dict[TaskKey, int]) -> int:
-        """When the task's input is at its node; NEVER while that is not known."""
+        """When the task's input arrives at its node; NEVER while unknown."""
         transfer = self.durations.transfer
         previous = self.before[key]
         if previous is not None:
@@ -155,13 +155,13 @@ class Outcome:
             yield from [k for k in work.node if k[0] in held and k[1] == "B" and work.node[k] == node]
 
     def pipeline(self) -> int:
-        """When the last microbatch is home."""
+        """Completion of the last microbatch."""
         work = self.work
-        home = [0]
+        completions = [0]
         for b in work.microbatches.values():
             back = work.durations.transfer(b["nodes"][0], b["source"])
-            home.append(self.times[(b["id"], "B", 0)][1] + back)
-        return max(home)
+            completions.append(self.times[(b["id"], "B", 0)][1] + back)
+        return max(completions)
 
     def iteration(self, stages: list[list[int]]) -> int:
         """When everything is done: pipeline, all-reduces, then norm and step."""
@@ -173,18 +173,18 @@ class Outcome:
 
 
 def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Outcome:
-    """Earliest times where every node runs its tasks in the given order."""
+    """Earliest times if every node runs its tasks in the given order."""
     work = Work.of(instance, microbatches)
     times: dict[TaskKey, tuple[int, int]] = {}
     ends: dict[TaskKey, int] = {}
-    place, free = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
+    position, free = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
     held = dict.fromkeys(orders, 0)
     moved = True
     while moved:
         moved = False
         for node in sorted(orders):
-            while place[node] < len(orders[node]):
-                key = orders[node][place[node]]
+            while position[node] < len(orders[node]):
+                key = orders[node][position[node]]
                 arrival = work.arrival(key, ends)
                 full = work.limited() and held[node] >= work.durations.memory[node]
                 if arrival == NEVER or (key[1] == "F" and full):
@@ -193,13 +193,13 @@ def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[T
                 ends[key] = free[node] = start + work.length(key)
                 times[key] = (start, ends[key])
                 held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
-                place[node] += 1
+                position[node] += 1
                 moved = True
     return Outcome(work, times, orders)
 
 
 def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
-    """The dispatch rule: a free node takes a loss or backward first, else what came first."""
+    """The dispatch rule: an idle node runs a loss or backward first, else the earliest arrival."""
     work = Work.of(instance, microbatches)
     nodes = range(len(instance["cluster"]["nodes"]))
     times: dict[TaskKey, tuple[int, int]] = {}
@@ -210,7 +210,7 @@ def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
     held = dict.fromkeys(nodes, 0)
 
     def happen(now: int) -> bool:
-        """Lets every end and arrival of this moment happen; whether there was one."""
+        """Process all ends and arrivals at this time; whether there were any."""
         ended = [node for node, key in running.items() if times[key][1] == now]
         for node in ended:
             key = running.pop(node)

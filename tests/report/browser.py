@@ -115,7 +115,7 @@ class Browser:
         self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def screenshot(self, *, whole: bool = False) -> bytes:
-        """PNG of the window, or of the whole page."""
+        """PNG of the window, or of the full page."""
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 

@@ -57,18 +57,18 @@ def test_more_skipping_can_take_longer(two: Two) -> None:
     table = comparison(half, less)
     assert table == comparison(less, half)
     assert table.title == "Why skip0.5.json takes longer than skip0.4.json"
-    told = " ".join(table.notes)
+    notes = " ".join(table.notes)
     longer_s = half.plan.predicted.iteration_s - less.plan.predicted.iteration_s
-    assert f"It takes {longer_s:.3f} s longer" in told
-    assert ", despite fewer stage visits: 6 vs. 7." in told
-    assert "Stages per route: 2 vs. 2 or 3." in told
+    assert f"It takes {longer_s:.3f} s longer" in notes
+    assert ", despite fewer stage visits: 6 vs. 7." in notes
+    assert "Stages per route: 2 vs. 2 or 3." in notes
     means = [total / count for count, total in map(messages, two)]
     assert means[0] > means[1]
-    assert f"Mean message time: {means[0]:.3f} s over 12 messages vs. {means[1]:.3f} s over 14: routes that" in told
-    assert "On the critical path: transfer +" in told
+    assert f"Mean message time: {means[0]:.3f} s over 12 messages vs. {means[1]:.3f} s over 14: routes that" in notes
+    assert "On the critical path: transfer +" in notes
     bound = half.plan.predicted.lower_bound_s
-    assert f"The difference is proved: for its allocation and rules, the lower bound {bound:.3f} s exceeds" in told
-    assert "search may be the cause" not in told
+    assert f"The difference is proved: for its allocation and rules, the lower bound {bound:.3f} s exceeds" in notes
+    assert "search may be the cause" not in notes
 
 
 def test_message_times_match_the_cluster(two: Two) -> None:
@@ -76,8 +76,8 @@ def test_message_times_match_the_cluster(two: Two) -> None:
         plan, transfer_s = analysis.plan, analysis.plan.cluster.transfer_matrix()
         total, count = 0.0, 0
         for microbatch in plan.microbatches:
-            way = [*microbatch.nodes, microbatch.source]
-            steps = [(a, b) for a, b in itertools.pairwise(way) if a != b]
+            cycle = [*microbatch.nodes, microbatch.source]
+            steps = [(a, b) for a, b in itertools.pairwise(cycle) if a != b]
             total += sum(transfer_s[a, b] + transfer_s[b, a] for a, b in steps)
             count += 2 * len(steps)
         found, seconds = messages(analysis)
@@ -108,13 +108,13 @@ def test_other_differences(run: Run, tmp_path: Path, two: Two) -> None:
     full = ("schedule.strategy=full", "schedule.skip_ratio=0", "output=full.json")
     result = run("plan", *plain, *arguments, *full)
     assert result.status == 0, result.err
-    told = " ".join(comparison(analyse_plan(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
-    assert "for 5 microbatches vs. 3: " in told
-    assert "Other differences than the skip ratio: rules, strategies." in told
+    notes = " ".join(comparison(analyse_plan(load_plan(str(tmp_path / "full.json")), "full"), less).notes)
+    assert "for 5 microbatches vs. 3: " in notes
+    assert "Other differences than the skip ratio: rules, strategies." in notes
     count = sum(len(set(a) - set(b)) for a, b in zip([[1], [0], [2], [3]], less.plan.stages, strict=True))
     assert count
-    assert f"Different allocation: {count} nodes serve another stage, the same groups in another stage order." in told
-    assert "Visits per stage: 5, 5, 5, 5 vs. 3, " in told
+    assert f"Different allocation: {count} nodes serve another stage, the same groups in another stage order." in notes
+    assert "Visits per stage: 5, 5, 5, 5 vs. 3, " in notes
 
 
 def test_terminal_page_and_document_agree(run: Run, tmp_path: Path, made: Path, two: Two) -> None:

@@ -40,20 +40,20 @@ def delayed(work: Work, orders: dict[int, list[TaskKey]], late: TaskKey, by: int
     """Earliest times in a given order with one task delayed by so many nanoseconds."""
     times: dict[TaskKey, tuple[int, int]] = {}
     ends: dict[TaskKey, int] = {}
-    place = dict.fromkeys(orders, 0)
-    while any(place[node] < len(order) for node, order in orders.items()):
+    position = dict.fromkeys(orders, 0)
+    while any(position[node] < len(order) for node, order in orders.items()):
         moved = False
         for node, order in orders.items():
-            if place[node] == len(order):
+            if position[node] == len(order):
                 continue
-            key = order[place[node]]
+            key = order[position[node]]
             arrival = work.arrival(key, ends)
             if arrival < 0:
                 continue
-            free = ends[order[place[node] - 1]] if place[node] else 0
+            free = ends[order[position[node] - 1]] if position[node] else 0
             start = max(arrival, free) + (by if key == late else 0)
             times[key], ends[key] = (start, start + work.length(key)), start + work.length(key)
-            place[node] += 1
+            position[node] += 1
             moved = True
         assert moved
     return Outcome(work, times)
@@ -113,25 +113,25 @@ def test_times_are_those_of_the_simulator(cases: list[Case]) -> None:
 def test_both_paths_fill_the_iteration(cases: list[Case]) -> None:
     parts = set()
     for case in cases:
-        for way in (case.explanation.critical, case.explanation.last):
-            places = [(round(s.start_s * 1e9), round(s.end_s * 1e9)) for s in way]
-            assert [0, *(end for _, end in places)] == [*(start for start, _ in places), case.iteration]
-            assert sum(end - start for start, end in places) == case.iteration
-            parts |= {s.part for s in way}
+        for path in (case.explanation.critical, case.explanation.last):
+            spans = [(round(s.start_s * 1e9), round(s.end_s * 1e9)) for s in path]
+            assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), case.iteration]
+            assert sum(end - start for start, end in spans) == case.iteration
+            parts |= {s.part for s in path}
     assert parts == {"task", "transfer", "busy", "memory", "order", "wave", "all-reduce", "norm", "step"}
 
 
 def test_the_critical_path_is_a_chain_of_precedences(cases: list[Case]) -> None:
     for case in cases:
-        way, work = case.explanation.critical, case.outcome.work
-        for segment in way:
+        path, work = case.explanation.critical, case.outcome.work
+        for segment in path:
             if segment.link is not None:
                 assert round((segment.end_s - segment.start_s) * 1e9) == work.durations.transfer(*segment.link)
             if segment.stage is not None:
                 length = round((segment.end_s - segment.start_s) * 1e9)
                 assert length == work.durations.allreduce[segment.stage]
-        on_path = [case.keys[s.task] for s in way if s.task is not None]
-        for segment, key in zip([s for s in way if s.task is not None], on_path, strict=True):
+        on_path = [case.keys[s.task] for s in path if s.task is not None]
+        for segment, key in zip([s for s in path if s.task is not None], on_path, strict=True):
             assert (round(segment.start_s * 1e9), round(segment.end_s * 1e9)) == case.outcome.times[key]
         for earlier, later in itertools.pairwise(on_path):
             order = case.orders[case.node(later)]
@@ -143,14 +143,14 @@ def test_the_critical_path_is_a_chain_of_precedences(cases: list[Case]) -> None:
 
 def test_the_last_microbatch_waits_as_its_tasks_do(cases: list[Case]) -> None:
     for case in cases:
-        way, ran = case.explanation.last, [s for s in case.explanation.last if s.part == "task"]
+        path, ran = case.explanation.last, [s for s in case.explanation.last if s.part == "task"]
         assert len({case.keys[s.task][0] for s in ran if s.task is not None}) <= 1
         waits = {
             "busy": case.explanation.busy_s,
             "memory": case.explanation.memory_s,
             "order": case.explanation.order_s,
         }
-        for segment in way:
+        for segment in path:
             if segment.part in waits:
                 assert segment.task is not None
                 assert segment.end_s - segment.start_s == pytest.approx(waits[segment.part][segment.task], abs=1e-9)
@@ -299,6 +299,6 @@ def test_inserted_idle_time_is_removed() -> None:
     for task in late["tasks"]:
         task["start_s"], task["end_s"] = task["start_s"] + 7.0, task["end_s"] + 7.0
     late["predicted"]["iteration_s"] += 7.0
-    told = explain(Plan.from_json(json.dumps(late)))
-    assert told.plan.tasks == simulate(Plan.from_json(json.dumps(plan))).tasks
-    assert told.critical[0].start_s == 0
+    explanation = explain(Plan.from_json(json.dumps(late)))
+    assert explanation.plan.tasks == simulate(Plan.from_json(json.dumps(plan))).tasks
+    assert explanation.critical[0].start_s == 0

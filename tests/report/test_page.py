@@ -27,10 +27,10 @@ def name_of(plan: Plan, task: Any) -> str:
     return f"{task.microbatch}{task.kind}{task.hop}"
 
 
-def place(browser: Browser, name: str, chart: int = 0) -> tuple[float, float]:
+def bar_position(browser: Browser, name: str, chart: int = 0) -> tuple[float, float]:
     """Position of the middle of a task's bar, scrolled into view."""
     browser.run(f"skippipe.charts[{chart}].canvas.scrollIntoView({{block: 'nearest'}})")
-    found = browser.run(f"(c => c.place(c.plan.named.get({json.dumps(name)})))(skippipe.charts[{chart}])")
+    found = browser.run(f"(c => c.barPosition(c.plan.named.get({json.dumps(name)})))(skippipe.charts[{chart}])")
     return found["x"], found["y"]
 
 
@@ -65,16 +65,16 @@ def test_the_page_is_self_contained(browser: Browser, pages: Path) -> None:
 
 
 def test_every_task_is_a_bar_at_its_time(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
+    explained = analysis(pages)
     browser.open(pages / "plan.html")
-    assert browser.run(f"{CHART}.drawn") == len(told.plan.tasks)
+    assert browser.run(f"{CHART}.drawn") == len(explained.plan.tasks)
     width = browser.run(f"{CHART}.width - GUTTER")
-    whole = told.plan.predicted.iteration_s * 1.01
+    whole = explained.plan.predicted.iteration_s * 1.01
     left = browser.run(f"{CHART}.canvas.getBoundingClientRect().left") + 1 + browser.run("GUTTER")
     kinds = {"F": "forward", "L": "loss", "B": "backward"}
     colours, picture = {kind: colour(browser, name) for kind, name in kinds.items()}, pixels(browser)
-    for task in told.plan.tasks[::5]:
-        where = place(browser, name_of(told.plan, task))
+    for task in explained.plan.tasks[::5]:
+        where = bar_position(browser, name_of(explained.plan, task))
         assert where[0] - left == pytest.approx((task.start_s + task.end_s) / 2 / whole * width, abs=0.1)
         assert shows(picture, where, colours[task.kind])
 
@@ -137,48 +137,54 @@ def test_dragging_moves_and_does_not_select(browser: Browser, pages: Path) -> No
 
 
 def test_tooltip_explains_waiting(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
-    tasks = told.plan.tasks
+    explained = analysis(pages)
+    tasks = explained.plan.tasks
     browser.open(pages / "plan.html")
     words = {"busy": "node finished", "memory": "memory was full until", "input": "its input arrived"}
     for reason, phrase in words.items():
-        number = told.reasons.index(reason)
-        task, name = tasks[number], name_of(told.plan, tasks[number])
+        number = explained.reasons.index(reason)
+        task, name = tasks[number], name_of(explained.plan, tasks[number])
         assert browser.run(f"skippipe.find({json.dumps(name)})")
         browser.run("1")
-        browser.mouse("mouseMoved", *place(browser, name))
+        browser.mouse("mouseMoved", *bar_position(browser, name))
         text = browser.run("document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent")
-        stage = next(s for s, nodes in enumerate(told.plan.stages) if task.node in nodes)
+        stage = next(s for s, nodes in enumerate(explained.plan.stages) if task.node in nodes)
         assert text.startswith(f"{name}: ")
         assert f"microbatch {task.microbatch}\n" in text
-        assert f"stage {stage} on {told.plan.cluster.names[task.node]}" in text
+        assert f"stage {stage} on {explained.plan.cluster.names[task.node]}" in text
         assert f"{task.start_s:.3f} s to {task.end_s:.3f} s" in text
         assert phrase in text
-        assert name_of(told.plan, tasks[told.blockers[number]]) in text
-        waited = task.start_s - told.arrival_s[number]
+        assert name_of(explained.plan, tasks[explained.blockers[number]]) in text
+        waited = task.start_s - explained.arrival_s[number]
         assert (f"waited {waited:.3f} s" in text) == (reason != "input")
-        assert (f"slack {told.slack_s[number]:.3f} s" in text) == (told.slack_s[number] > 0)
+        assert (f"slack {explained.slack_s[number]:.3f} s" in text) == (explained.slack_s[number] > 0)
     browser.mouse("mouseMoved", 5, 5)
     assert browser.run("document.getElementById('tip').hidden")
 
 
 def test_a_click_shows_the_route_of_a_microbatch(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
-    batch = told.plan.microbatches[3]
+    explained = analysis(pages)
+    microbatch = explained.plan.microbatches[3]
     browser.open(pages / "plan.html")
-    browser.click(*place(browser, f"{batch.id}F0"))
+    browser.click(*bar_position(browser, f"{microbatch.id}F0"))
     marked = browser.run(f"(c => [...c.plan.named].filter(e => c.marked(e[1])).map(e => e[0]))({CHART})")
-    assert set(marked) == {name_of(told.plan, t) for t in told.plan.tasks if t.microbatch == batch.id}
+    assert set(marked) == {name_of(explained.plan, t) for t in explained.plan.tasks if t.microbatch == microbatch.id}
     hops = browser.run(f"{CHART}.plan.transfers(3)")
-    way = [batch.source, *batch.nodes[1:], batch.source, *reversed(batch.nodes[1:]), batch.source]
-    assert [(hop["from"], hop["to"]) for hop in hops] == list(itertools.pairwise(way))
+    cycle = [
+        microbatch.source,
+        *microbatch.nodes[1:],
+        microbatch.source,
+        *reversed(microbatch.nodes[1:]),
+        microbatch.source,
+    ]
+    assert [(hop["from"], hop["to"]) for hop in hops] == list(itertools.pairwise(cycle))
     # The line between two rows is there, half-way between its ends.
-    first = place(browser, f"{batch.id}F0"), place(browser, f"{batch.id}F1")
+    first = bar_position(browser, f"{microbatch.id}F0"), bar_position(browser, f"{microbatch.id}F1")
     edges = browser.run(f"[{CHART}.x({hops[0]['leave']}), {CHART}.x({hops[0]['arrive']})]")
     left = browser.run(f"{CHART}.canvas.getBoundingClientRect().left") + 1
     middle = (left + sum(edges) / 2, (first[0][1] + first[1][1]) / 2)
     assert shows(pixels(browser), middle, colour(browser, "ink"), reach=2)
-    assert f"microbatch {batch.id}" in browser.run("document.getElementById('selected').textContent")
+    assert f"microbatch {microbatch.id}" in browser.run("document.getElementById('selected').textContent")
     # Beside it: nothing is selected, and the line is gone.
     browser.click(edges[0] + left + 1, browser.run(f"{CHART}.canvas.getBoundingClientRect().top") + 8)
     assert browser.run("skippipe.view.batchId") is None
@@ -186,8 +192,8 @@ def test_a_click_shows_the_route_of_a_microbatch(browser: Browser, pages: Path) 
 
 
 def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
-    on_path = {name_of(told.plan, told.plan.tasks[s.task]) for s in told.critical if s.task is not None}
+    explained = analysis(pages)
+    on_path = {name_of(explained.plan, explained.plan.tasks[s.task]) for s in explained.critical if s.task is not None}
     browser.open(pages / "plan.html")
     assert not (pixels(browser) == np.array(colour(browser, "accent"))).all(axis=2).any()
     browser.run("document.getElementById('critical').click()")
@@ -197,14 +203,14 @@ def test_the_critical_path_is_outlined(browser: Browser, pages: Path) -> None:
     for name in sorted(on_path):
         left = browser.run(f"{CHART}.x({CHART}.plan.start[{CHART}.plan.named.get('{name}')])")
         x = browser.run(f"{CHART}.canvas.getBoundingClientRect().left") + 1 + left
-        assert shows(picture, (x + 1, place(browser, name)[1]), accent)
+        assert shows(picture, (x + 1, bar_position(browser, name)[1]), accent)
 
 
 def test_rows_can_be_filtered(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
-    names, stages = told.plan.cluster.names, told.plan.stages
+    explained = analysis(pages)
+    names, stages = explained.plan.cluster.names, explained.plan.stages
     browser.open(pages / "plan.html")
-    on_path = {told.plan.tasks[s.task].node for s in told.critical if s.task is not None}
+    on_path = {explained.plan.tasks[s.task].node for s in explained.critical if s.task is not None}
     for text, wanted in (
         ("iowa", {n for n, name in enumerate(names) if "Iowa" in name}),
         ("stage 2", set(stages[2])),
@@ -224,12 +230,12 @@ def test_two_plans_share_the_time_axis(browser: Browser, pages: Path) -> None:
     longest = max(load_plan(str(pages / name)).predicted.iteration_s for name in ("plan.json", "full.json"))
     assert browser.run("skippipe.charts.length") == 2
     assert browser.run(VIEW)["to"] == pytest.approx(1.01 * longest)
-    x, y = place(browser, "0F0", chart=1)
+    x, y = bar_position(browser, "0F0", chart=1)
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-400)
     axes = browser.run("skippipe.charts.map(chart => [chart.x(0), chart.x(10), chart.width])")
     assert axes[0] == axes[1]
     assert browser.run("skippipe.view.to - skippipe.view.from") < 0.5 * longest
-    browser.click(*place(browser, "0F0", chart=1))
+    browser.click(*bar_position(browser, "0F0", chart=1))
     for chart in (0, 1):
         count = browser.run(f"(c => c.plan.chains[0].every(task => c.marked(task)))(skippipe.charts[{chart}])")
         assert count is True
@@ -255,7 +261,7 @@ def test_names_are_escaped(browser: Browser, pages: Path) -> None:
     assert browser.run("window.hacked === undefined")
     assert browser.run(f"{CHART}.plan.nodes[3]") == f"3{HOSTILE}"
     assert browser.run("document.querySelectorAll('img').length") == 0
-    browser.mouse("mouseMoved", *place(browser, "0F0"))
+    browser.mouse("mouseMoved", *bar_position(browser, "0F0"))
     assert HOSTILE in browser.run("document.getElementById('tip').textContent")
     assert browser.run("document.querySelectorAll('script').length") == 2
     assert HOSTILE[:20] in browser.run("document.querySelector('section:last-of-type').textContent")
@@ -276,11 +282,11 @@ def test_light_and_dark(browser: Browser, pages: Path) -> None:
 
 
 def test_memory_held_over_time(browser: Browser, pages: Path) -> None:
-    told = analysis(pages)
+    explained = analysis(pages)
     browser.open(pages / "plan.html")
     held = browser.run(f"{CHART}.plan.held")
-    for node, room in enumerate(told.plan.cluster.memory):
-        own = [t for t in told.plan.tasks if t.node == node]
+    for node, room in enumerate(explained.plan.cluster.memory):
+        own = [t for t in explained.plan.tasks if t.node == node]
         assert max((count for _, count in held[node]), default=0) <= room
         for time, count in held[node]:
             started = sum(t.kind == "F" and t.start_s <= time for t in own)
@@ -300,7 +306,7 @@ def test_a_thousand_nodes_draw_only_what_is_in_view(browser: Browser, pages: Pat
     assert set(later).isdisjoint(rows)
     last = browser.run(f"{CHART}.plan.name({CHART}.plan.lanes[{CHART}.rows.at(-1).node].at(-1))")
     assert browser.run(f"skippipe.find({json.dumps(last)})")
-    x, y = place(browser, last)
+    x, y = bar_position(browser, last)
     assert 0 < y < 900
     assert 0 < x < 1300
 

@@ -50,14 +50,14 @@ def test_it_prints_and_writes_a_page(run: Run, plans: Path, tmp_path: Path) -> N
 def test_seconds_of_the_parts_add_up(run: Run, plans: Path, tmp_path: Path) -> None:
     assert run("report", f"plan={plans / 'plan.json'}", "output=null", "json=all.json").status == 0
     assert [path.name for path in tmp_path.iterdir()] == ["all.json"]
-    told = json.loads((tmp_path / "all.json").read_text())
-    (plan,) = told["plans"]
-    assert told["format"] == "skippipe.report/1"
-    for way in ("critical", "last_microbatch"):
-        assert sum(plan[way]["seconds"].values()) == pytest.approx(plan["iteration_s"], abs=1e-9)
-        of_kind = [s for s in plan[way]["segments"] if s["part"] == "transfer"]
+    document = json.loads((tmp_path / "all.json").read_text())
+    (plan,) = document["plans"]
+    assert document["format"] == "skippipe.report/1"
+    for path in ("critical", "last_microbatch"):
+        assert sum(plan[path]["seconds"].values()) == pytest.approx(plan["iteration_s"], abs=1e-9)
+        of_kind = [s for s in plan[path]["segments"] if s["part"] == "transfer"]
         total = sum(s["end_s"] - s["start_s"] for s in of_kind)
-        assert plan[way]["seconds"].get("transfer", 0.0) == pytest.approx(total, abs=1e-9)
+        assert plan[path]["seconds"].get("transfer", 0.0) == pytest.approx(total, abs=1e-9)
     planned = json.loads((plans / "plan.json").read_text())
     keys = ("node", "microbatch", "kind", "hop", "start_s", "end_s")
     assert [[t[key] for key in keys] for t in plan["tasks"]] == [[t[key] for key in keys] for t in planned["tasks"]]

@@ -18,7 +18,7 @@ START = 1000
 
 
 class CountingStage:
-    """Adds one per task; a microbatch's tensor begins at 1000 times its number. Gradients are whole numbers."""
+    """Adds one per task; a microbatch's tensor begins at 1000 times its number. Gradients are integers."""
 
     def __init__(self, stage: int, rank: int) -> None:
         self.stage = stage

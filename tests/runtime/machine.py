@@ -1,7 +1,7 @@
 """A machine that runs programs as the executor does, over a network in which nothing moves until both ends are ready.
 
-Written from the executor's rules, not from the proof: whoever goes on can only help others, so that running whatever
-can run, in any order, ends either with all programs at their end or where they hang.
+Written from the executor's rules, not from the proof: a rank that proceeds can only help others, so running whatever
+can run, in any order, ends with all programs complete or in a deadlock.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ class Rank:
 
     def __init__(self, program: Program, buffers: int) -> None:
         self.program = program
-        self.place = 0
+        self.position = 0
         self.posted = {(sender, task) for sender, tasks in program.incoming.items() for task in tasks[:buffers]}
         self.next = dict.fromkeys(program.incoming, buffers)
         self.origin: dict[int, int] = {}
@@ -25,9 +25,9 @@ class Rank:
 
     @property
     def action(self) -> Action | None:
-        """What the rank is at."""
+        """The rank's current action; None at the end."""
         actions = self.program.actions
-        return actions[self.place] if self.place < len(actions) else None
+        return actions[self.position] if self.position < len(actions) else None
 
 
 def hangs(programs: Sequence[Program], buffers: int, sends_in_flight: int, rng: Random | None = None) -> bool:
@@ -70,11 +70,11 @@ def hangs(programs: Sequence[Program], buffers: int, sends_in_flight: int, rng: 
                 if any(ranks[other].action != collective for other in collective.ranks):
                     return False
                 for other in collective.ranks:
-                    ranks[other].place += 1
+                    ranks[other].position += 1
                 return True
             case _:
                 pass
-        rank.place += 1
+        rank.position += 1
         return True
 
     moving = True

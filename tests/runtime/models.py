@@ -114,10 +114,10 @@ def make_plan(rng: Random, sizes: Sequence[int], skip_ratio: float, count: int, 
 def swaps(plan: str) -> int:
     """Hops of the plan's routes back to an earlier stage."""
     stages = [b["stages"] for b in json.loads(plan)["microbatches"]]
-    return sum(a > b for way in stages for a, b in itertools.pairwise(way))
+    return sum(a > b for route in stages for a, b in itertools.pairwise(route))
 
 
-def batch(seed: int, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
+def token_batch(seed: int, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
     """Tokens and labels of a microbatch; some labels are masked."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + iteration * 1009 + microbatch)
     text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
@@ -128,7 +128,7 @@ def batch(seed: int, iteration: int, microbatch: int) -> tuple[Tensor, Tensor]:
 
 def valid_tokens(training: Training, iteration: int) -> int:
     return sum(
-        int((batch(training.seed, iteration, b["id"])[1] != -100).sum())
+        int((token_batch(training.seed, iteration, b["id"])[1] != -100).sum())
         for b in json.loads(training.plan)["microbatches"]
     )
 
@@ -187,7 +187,7 @@ def train(rank: int, training: Training) -> Trained:
     for iteration in range(training.iterations):
         for stage in stages.values():
             stage.begin(valid_tokens(training, iteration))
-        executor.run(lambda b, i=iteration: batch(training.seed, i, b), step, 30.0)
+        executor.run(lambda b, i=iteration: token_batch(training.seed, i, b), step, 30.0)
         result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
     result.weights.update(arrays(named))
     return result
@@ -201,13 +201,13 @@ class Plain:
         self.config = config_of(training)
         self.dtype = getattr(torch, training.dtype)
         total = sum(training.layers)
-        whole = build_stage_module(
+        full_model = build_stage_module(
             self.config, stage=0, layers=range(total), first=True, seed=training.seed, dtype=self.dtype
         )
         family = family_of(self.config.model_type)
         model: Any = family.model_class()
         self.model = model(self.config).to(self.dtype)
-        self.model.load_state_dict(whole.state_dict(), strict=False)
+        self.model.load_state_dict(full_model.state_dict(), strict=False)
         self.named = dict(self.model.named_parameters())
         self.body = getattr(self.model, family.body)
         self.embedding = getattr(self.body, family.embedding)
@@ -229,7 +229,7 @@ class Plain:
 
     def loss(self, iteration: int, microbatch: int) -> Tensor:
         """Sum of token losses over the layers of the microbatch's route."""
-        tokens, labels = batch(self.training.seed, iteration, microbatch)
+        tokens, labels = token_batch(self.training.seed, iteration, microbatch)
         order = [self.layers[i] for s in self.routes[microbatch] for i in self.stage_layers[s]]
         self.body.layers = nn.ModuleList(order)
         self.model.config.num_hidden_layers = len(order)
@@ -282,7 +282,7 @@ class Plain:
 
 
 def backward_orders(training: Training) -> dict[str | int, list[tuple[int, str]]]:
-    """Microbatches with the part of the model that they come back through, in order: by stage, and in `ends`."""
+    """Microbatches in the order of their backward passes, with the part of the model: by stage, and in `ends`."""
     tasks = [action for program in training.programs for action in program.actions if isinstance(action, Task)]
     away = {task.microbatch for task in tasks if task.kind == "e"}
     found: dict[str | int, list[tuple[int, str]]] = {"ends": []}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runtime.models import LLAMA, Training, arrays, batch, config_of, make_plan, train_plain, valid_tokens
+from runtime.models import LLAMA, Training, arrays, config_of, make_plan, token_batch, train_plain, valid_tokens
 from runtime.test_exactness import NEOX, QWEN3, TIED
 
 from skippipe._scheduler import Plan
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_plain_loop(
     norms: list[float] = []
     for stage in stages.values():
         stage.begin(valid_tokens(training, 0))
-    GroupedExecutor(routes, stages, most).run(lambda b: batch(training.seed, 0, b), norms.append, 1.0)
+    GroupedExecutor(routes, stages, most).run(lambda b: token_batch(training.seed, 0, b), norms.append, 1.0)
     seen = set()
     for stage in stages.values():
         for name, gradient in arrays(

@@ -204,7 +204,7 @@ def test_plans_of_the_planner_complete(replicas: list[int], strategy: str) -> No
         link.latency_s, link.bandwidth = 1e-3, 1e9
     assert preset_spec(machines).names
     schedule = ScheduleConfig(skip_ratio=0.0 if len(replicas) == 1 else 1 / 3)
-    job = planning.prepare(machines, AllocateConfig(objective="surrogate"), schedule)
+    job = planning.planning_job(machines, AllocateConfig(objective="surrogate"), schedule)
     plan = planning.make_plan(job, strategy, PlannerConfig(work_limit=2000))
     programs = lower(plan, range(sum(replicas)))
     buffers = min_recv_buffers(programs, 2, 2)
@@ -220,10 +220,10 @@ def test_evaluation_takes_every_microbatch_through_the_whole_model(seed: int, mi
     tasks = [a for p in programs for a in p.actions if isinstance(a, Task)]
     present = [s for s, nodes in enumerate(content["stages"]) if nodes]
     for m in range(microbatches):
-        way = sorted((t for t in tasks if t.microbatch == m), key=lambda t: (t.kind, t.hop))
-        assert [(t.kind, t.stage) for t in way] == [("F", s) for s in present] + [("L", 0)]
-        assert way[0].node == way[-1].node
-        assert all(t.node in content["stages"][t.stage] for t in way)
+        chain = sorted((t for t in tasks if t.microbatch == m), key=lambda t: (t.kind, t.hop))
+        assert [(t.kind, t.stage) for t in chain] == [("F", s) for s in present] + [("L", 0)]
+        assert chain[0].node == chain[-1].node
+        assert all(t.node in content["stages"][t.stage] for t in chain)
     assert not any(isinstance(a, Reduce | Norm | Step) for p in programs for a in p.actions)
     buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,11 @@ from skippipe._scheduler import Plan
 from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.overrides import quoted
-from skippipe.planning import PlanningJob, make_plan, prepare
-from skippipe.study.arms import Arm, Step, compose_arms, next_step, plain_settings_sha256, settings_sha256
+from skippipe.planning import PlanningJob, make_plan, planning_job
+from skippipe.study.arms import Arm, StudyStep, compose_arms, next_step, plain_settings_sha256, settings_sha256
+from skippipe.study.collect import read_arm
 from skippipe.study.config import ArmConfig, StudyJob
+from skippipe.study.records import load_records, merged
 from skippipe.train.config import TrainJob
 from skippipe.train.resolve.resolve import plan_phases
 
@@ -32,7 +35,7 @@ def train_job(*overrides: str) -> TrainJob:
 
 def plan_of(job: TrainJob) -> Plan:
     return make_plan(
-        PlanningJob(prepare(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
+        PlanningJob(planning_job(job.cluster, job.allocate, job.schedule).first), job.schedule.strategy, job.planner
     )
 
 
@@ -46,13 +49,13 @@ def visits_of(routes: list[list[int]]) -> list[int]:
 
 def is_swapped_once_at_most(route: list[int]) -> bool:
     """CC2 by its definition: increasing but for one swap of neighbours whose numbers differ by one."""
-    falls = [place for place, (one, other) in enumerate(pairwise(route)) if other < one]
+    falls = [hop for hop, (one, other) in enumerate(pairwise(route)) if other < one]
     if not falls:
         return True
-    (place, *more) = falls
+    (hop, *more) = falls
     route = list(route)
-    route[place : place + 2] = reversed(route[place : place + 2])
-    return not more and route == sorted(route) and route[place + 1] - route[place] == 1
+    route[hop : hop + 2] = reversed(route[hop : hop + 2])
+    return not more and route == sorted(route) and route[hop + 1] - route[hop] == 1
 
 
 def test_bundled_arms() -> None:
@@ -69,6 +72,16 @@ def test_bundled_arms() -> None:
         assert arm.job.runtime.calibrate is False
         assert arm.job.planner.work_limit is not None
         assert arm.job.planner.time_limit_s is None
+
+
+def test_bundled_arms_have_the_settings_of_their_records(tmp_path: Path) -> None:
+    """`skippipe study minutes=0` still reads the records of the repository, and changes nothing in them."""
+    study: StudyJob = compose("study", [])
+    arms = compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
+    records = load_records(ROOT / study.records)
+    assert {arm.key: arm.settings for arm in arms} == {key: entry.settings for key, entry in records.items()}
+    for arm in arms:
+        assert merged(records[arm.key], read_arm(arm, tmp_path, None)) == records[arm.key]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -119,7 +132,8 @@ def test_what_the_hash_covers() -> None:
     assert settings_sha256(same) == settings_sha256(job) == plain_settings_sha256(dataclasses.asdict(job))
     before = dataclasses.asdict(job)
     del before["train"]["epsilon"], before["train"]["skip_changes"], before["schedule"]["max_stage_jump"]
-    assert plain_settings_sha256(before) == settings_sha256(job), "settings that were added with a default since then"
+    del before["cluster"]["workload"]
+    assert plain_settings_sha256(before) == settings_sha256(job), "settings that were added since then"
     for change in ("train.seed=1", "train.iterations=9", "schedule.max_swaps=2", "data.sequence=256",
                    "model.hidden_size=256", "runtime.autocast=null", "train.learning_rate=1e-3"):  # fmt: skip
         assert settings_sha256(train_job("experiment=llama30m_33", change)) != settings_sha256(job), change
@@ -162,18 +176,20 @@ def test_next_step() -> None:
     done = make_entry("one")
     halfway = make_entry("two", tokens_done=150_000_000, finished=False)
     records = {done.key: done, halfway.key: halfway}
-    assert next_step(arms, {}, set()) == Step(one, "train")
-    assert next_step(arms, records, set()) == Step(two, "train")
-    assert next_step(arms, records, {(two.key, "train")}) == Step(three, "train")
+    assert next_step(arms, {}, set()) == StudyStep(one, "train")
+    assert next_step(arms, records, set()) == StudyStep(two, "train")
+    assert next_step(arms, records, {(two.key, "train")}) == StudyStep(three, "train")
     assert next_step(arms, records, {(two.key, "train"), (three.key, "train")}) is None
     omit = ["none", "random:0.25"]
-    assert next_step(arms, records, set(), omit=omit) == Step(two, "train"), "its run is not on this machine"
-    assert next_step(arms, records, set(), omit=omit, finished_here={one.key}) == Step(one, "evaluate")
-    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, finished_here={one.key}) == Step(two, "train")
+    assert next_step(arms, records, set(), omit=omit) == StudyStep(two, "train"), "its run is not on this machine"
+    assert next_step(arms, records, set(), omit=omit, finished_here={one.key}) == StudyStep(one, "evaluate")
+    assert next_step(arms, records, {(one.key, "evaluate")}, omit=omit, finished_here={one.key}) == StudyStep(
+        two, "train"
+    )
     evaluated = make_entry("one", evaluation=[make_row("none"), make_row()])
     known = records | {done.key: evaluated}
-    assert next_step(arms, known, set(), omit=omit, finished_here={one.key}) == Step(two, "train")
-    assert next_step(arms, known, set(), omit=[*omit, "last:2"], finished_here={one.key}) == Step(one, "evaluate")
+    assert next_step(arms, known, set(), omit=omit, finished_here={one.key}) == StudyStep(two, "train")
+    assert next_step(arms, known, set(), omit=[*omit, "last:2"], finished_here={one.key}) == StudyStep(one, "evaluate")
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="$\n\r\x00"), min_size=1))

@@ -39,7 +39,7 @@ def validation(number: int, process: int) -> ValidationDone:
 
 
 def reported(first: int, last: int, process: int) -> list[Event]:
-    """What a process reports that goes on after `first`: its validation, and iterations, one after every third."""
+    """Events of a process that resumes after `first`: its validation, and iterations, one after every third."""
     events: list[Event] = [replace(PLAN, attempt=process), validation(first, process)]
     for number in range(first + 1, last + 1):
         events.append(iteration(number, process))
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished() -> None:
 
 
 def test_an_attempt_makes_void_what_came_later() -> None:
-    """Also before it has told of an iteration of its own."""
+    """Also before it has reported an iteration."""
     first = [AttemptStarted(attempt=1, iteration=0, time=""), *reported(0, 7, 0), SUMMARY]
     history = read_run_history([*first, AttemptStarted(attempt=2, iteration=4, time="")])
     assert history is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skippipe.study.arms import Step
+from skippipe.study.arms import StudyStep
 from skippipe.study.runner import Runner, RunnerCallbacks, StepResult, last_line
 
 LONG = "import time; time.sleep(600)"
@@ -29,16 +29,16 @@ class Bench:
         callbacks = RunnerCallbacks(self.started, self.end, lambda: None)
         Runner(self.devices, self.choose, self.line, self.log, callbacks).run(seconds, grace_s, stop)
 
-    def choose(self) -> Step | None:
+    def choose(self) -> StudyStep | None:
         return self.left.pop(0) if self.left else None
 
-    def line(self, step: Step, device: str) -> list[str]:
+    def line(self, step: StudyStep, device: str) -> list[str]:
         return [sys.executable, "-c", self.scripts[number_of(step)], device]
 
-    def log(self, step: Step) -> Path:
+    def log(self, step: StudyStep) -> Path:
         return self.folder / f"{number_of(step)}" / "log"
 
-    def started(self, step: Step, device: str) -> None:
+    def started(self, step: StudyStep, device: str) -> None:
         self.events.append(("started", number_of(step), device))
 
     def end(self, ended: StepResult) -> None:
@@ -51,12 +51,12 @@ class Bench:
         return log.exists() and text in log.read_text()
 
 
-def step(number: int) -> Step:
+def step(number: int) -> StudyStep:
     arm: Any = SimpleNamespace(number=number)
-    return Step(arm, "train")
+    return StudyStep(arm, "train")
 
 
-def number_of(step: Step) -> int:
+def number_of(step: StudyStep) -> int:
     arm: Any = step.arm
     return int(arm.number)
 

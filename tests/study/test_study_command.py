@@ -125,8 +125,8 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     for experiment in ("whole", "part"):
         entry, validations = study.entry(experiment), study.events(experiment)
         assert (entry["tokens_done"], entry["finished"], entry["note"]) == (TOKENS, True, None)
-        told = {e["iteration"]: round(e["loss"], 5) for e in validations if e["event"] == "validation"}
-        assert [(tokens // (TOKENS // 120), loss) for tokens, loss, _ in entry["curve"]] == sorted(told.items())
+        losses = {e["iteration"]: round(e["loss"], 5) for e in validations if e["event"] == "validation"}
+        assert [(tokens // (TOKENS // 120), loss) for tokens, loss, _ in entry["curve"]] == sorted(losses.items())
     page = (tmp_path / "kept" / "mine.md").read_text()
     assert f"| part | 0 | {TOKENS / 1e6:.3g} |" in page
     assert "## With layers skipped" not in page
@@ -160,8 +160,8 @@ def test_failure_of_an_arm_is_recorded(run: Run, tmp_path: Path, own: Path, prep
     study = Study(run, tmp_path, own, "arms=[{experiment: wrong}]", f"prepared={prepared}", "omit=[]")
     out = study("devices=[cpu]")
     assert "cpu: wrong, seed 0: train failed" in out
-    place = "own settings/experiment/wrong.yaml:7"
-    note = f"train: skippipe train: {place}: runtime.processes: expected at most the number of nodes, 4, got 9"
+    location = "own settings/experiment/wrong.yaml:7"
+    note = f"train: skippipe train: {location}: runtime.processes: expected at most the number of nodes, 4, got 9"
     assert study.entry("wrong")["note"] == note
     assert f"- wrong, seed 0 failed: {note}\n" in (tmp_path / "kept/mine.md").read_text()
 

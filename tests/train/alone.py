@@ -1,4 +1,4 @@
-"""Trains with all ranks in one place: one process that serves every node, or warm workers."""
+"""Trains with all ranks on this machine: one process that serves every node, or warm workers."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def train_alone(job: TrainJob, folder: Path) -> list[EventDict]:
 def rank_in_pool(
     rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int
 ) -> list[EventDict]:
-    """In a warm worker: leave its group, train, and come back to one of the same size."""
+    """In a warm worker: leave its group, train, and return to one of the same size."""
     reported: list[EventDict] = []
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)

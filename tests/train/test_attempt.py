@@ -1,4 +1,4 @@
-"""Ranks that meet in a store, in threads of this process, and everything that may keep them from it."""
+"""The rendezvous of ranks in a store, in threads of this process, and everything that may prevent it."""
 
 import contextlib
 import os
@@ -134,8 +134,8 @@ def test_a_difference_reaches_a_rank_that_is_slow_to_read_it(served: bool, agent
             attempt.client.close()
         return "no difference"
 
-    told = at_once(*(partial(state, rank) for rank in range(3)))
-    assert told == ["InputError: rate: expected 0.1 as on node a (rank 0), got 0.2 on node c (rank 2)"] * 3
+    answers = at_once(*(partial(state, rank) for rank in range(3)))
+    assert answers == ["InputError: rate: expected 0.1 as on node a (rank 0), got 0.2 on node c (rank 2)"] * 3
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes | None]]:
     }
 
 
-def place(path: Path) -> Path:
+def make_way(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path
@@ -93,21 +93,21 @@ def check_refused(foreign: Path, name: str, found: str, run: Run | None) -> None
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_in_place_of_a_file(name: str, exists: bool, foreign: Path, canary: Path, run: Run) -> None:
-    place(foreign / name).symlink_to(canary / ("canary" if exists else "new"))
+    make_way(foreign / name).symlink_to(canary / ("canary" if exists else "new"))
     check_refused(foreign, name, "a symbolic link", run if exists else None)
     assert {path.name: path.read_text() for path in canary.iterdir()} == {"canary": CANARY}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_link_in_place_of_a_folder(name: str, foreign: Path, canary: Path, run: Run) -> None:
-    place(foreign / name).symlink_to(canary)
+    make_way(foreign / name).symlink_to(canary)
     check_refused(foreign, name, "a symbolic link", run)
     assert {path.name: path.read_text() for path in canary.iterdir()} == {"canary": CANARY}
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "log/1.txt", "plan.json", "checkpoints/iteration-000001/state.json"])
 def test_a_named_pipe(name: str, foreign: Path, run: Run) -> None:
-    os.mkfifo(place(foreign / name))
+    os.mkfifo(make_way(foreign / name))
     check_refused(foreign, name, "a named pipe", run)
 
 
@@ -190,7 +190,7 @@ def test_reading_does_not_wait(name: str, make: Callable[[Path], None], trained:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     for path in (copy / CHECKPOINTS).iterdir():
-        make(place(path / name))
+        make(make_way(path / name))
         with pytest.raises(InputError, match=rf"{name}: (cannot be read: no regular file|expected \d+ bytes, got 0)"):
             open_checkpoint(path)
 

@@ -96,7 +96,7 @@ def test_a_profile_says_where_time_goes(folder: Folder, profile: int) -> None:
 
 
 def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> None:
-    """Cut off in either part, it goes on by the plans that it had, to the same weights."""
+    """Interrupted in either phase, it resumes with its plans, to the same weights."""
     changes = [SkipChange(0.4, 0.0), SkipChange(0.8, 0.5)]
     job = make_job(train__iterations=10, train__skip_changes=changes, train__validate_every=None)
     beside = folder("whole")

@@ -1,4 +1,4 @@
-"""What a whole training comes to is what a plain loop over transformers' own model comes to, iteration by iteration.
+"""A complete training gives the results of a plain loop over transformers' own model, iteration by iteration.
 
 The plain loop is one process without stages, links or optimizer of ours: torch's AdamW, and learning rates that stand
 here as numbers. It goes by the routes in the plan that the run leaves.
@@ -122,9 +122,9 @@ class Plain:
         used = [m.stages for m in sorted(self.plan.microbatches, key=lambda m: m.id)]
         total = len(used) * self.size * self.job.data.sequence
         summed = torch.zeros(2, dtype=torch.float64)
-        for place, stages in enumerate(used):
+        for index, stages in enumerate(used):
             at = BlockOrder(len(blocks), self.job.train.seed).at(
-                ((number - 1) * len(used) + place) * self.size, self.size
+                ((number - 1) * len(used) + index) * self.size, self.size
             )
             losses = self.losses(stages, torch.from_numpy(blocks[at].astype("int64")))
             summed += losses.detach()
@@ -144,7 +144,7 @@ class Plain:
         return loss, router_loss, norm
 
     def validate(self) -> float:
-        """Mean loss over the text to validate on, whole model."""
+        """Mean loss of the full model over the validation text."""
         blocks = self.corpus.validation(self.job.data.sequence, self.job.data.validation_blocks).tokens
         tokens = torch.from_numpy(blocks.astype("int64"))
         with torch.no_grad():

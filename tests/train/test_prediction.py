@@ -16,7 +16,7 @@ from skippipe._scheduler import Plan
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan, save_plan
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import make_plan, planning_job
 from skippipe.train.prepare.prediction import Prediction, judge_prediction
 from skippipe.train.prepare.stages import PartitionedModel
 from skippipe.train.resolve.plan_model import PlanModel
@@ -32,7 +32,7 @@ FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 def plain() -> Plan:
     """A plan of the tiny job: nodes 0 and 1 are sources; its cluster says nothing of its times."""
     job = make_job()
-    question = prepare(job.cluster, AllocateConfig(objective="surrogate"), job.schedule)
+    question = planning_job(job.cluster, AllocateConfig(objective="surrogate"), job.schedule)
     plan = make_plan(question, "skippipe", job.planner)
     assert sorted(plan.stages[0]) == [0, 1]
     return plan
@@ -134,7 +134,7 @@ def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None
     others = [node for nodes in made.stages[1:] for node in nodes]
     schedule = ScheduleConfig(microbatches_per_source=3)
     machines = ClusterConfig(file=str(path / "cluster.json"))
-    question = prepare(machines, AllocateConfig(sources=others, objective="surrogate"), schedule)
+    question = planning_job(machines, AllocateConfig(sources=others, objective="surrogate"), schedule)
     plan = make_plan(question, "skippipe", PlannerConfig(work_limit=200))
     losses = [task for task in plan.tasks if task.kind == "L"]
     assert {task.node for task in losses} == set(others)

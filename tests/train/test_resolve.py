@@ -13,7 +13,7 @@ from train.jobs import TINY_MODEL, make_job
 import skippipe
 from skippipe.application import compose
 from skippipe.config import ScheduleConfig
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import make_plan, planning_job
 from skippipe.train.config import SkipChange
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
@@ -64,7 +64,7 @@ def test_workers_get_what_was_resolved(cluster: str, given: bool, tmp_path: Path
     job = compose("train", [f"cluster={cluster}", "planner.work_limit=20"])
     if given:
         path = tmp_path / "plan.json"
-        question = prepare(job.cluster, job.allocate, job.schedule)
+        question = planning_job(job.cluster, job.allocate, job.schedule)
         path.write_text(make_plan(question, "full", job.planner).to_json())
         job.plan = str(path)
     spec = resolve(job)

@@ -51,7 +51,7 @@ def stopping_at(iteration: int, reported: list[EventDict]) -> Report:
 
 
 def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port: int, stop_at: int) -> list[EventDict]:
-    """In a warm worker: leave its group, train, be asked to stop perhaps, and come back to a group of the same size."""
+    """In a warm worker: leave its group, train, be asked to stop perhaps, and return to a group of the same size."""
     reported: list[EventDict] = []
     spec = resolve(job)
     names = assign_nodes(spec.layout.cluster.names, processes)
@@ -68,7 +68,7 @@ Train = Callable[..., list[EventDict]]
 
 @pytest.fixture
 def train(pool: pools.Pool) -> Train:
-    """Train with warm workers in a folder; gives what rank 0 tells."""
+    """Train with warm workers in a folder; returns the events of rank 0."""
 
     def call(job: TrainJob, folder: Path, processes: int | None = None, stop_at: int = NEVER) -> list[EventDict]:
         world = processes or len(resolve_layout(job).cluster.names)
@@ -233,7 +233,7 @@ def finished(pool: pools.Pool, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_onto_others_and_back(other: str, train: Train, finished: tuple[Path, list[EventDict]], tmp_path: Path) -> None:
-    """At the moment of change the model is what it was, and the text goes on where it was."""
+    """A change of plan leaves model and data position unchanged."""
     run, known = tmp_path / "run", validations(finished[1])
     shutil.copytree(finished[0], run)
     job, processes = OTHERS[other]
@@ -278,12 +278,12 @@ def test_every_block_once_in_an_epoch_whatever_changes(folder: Folder, monkeypat
         spec = resolve(dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=1000)))
         train_rank(spec, only_rank(spec), run, stopping_at(open_or_0(run) + 2, reported))
         trained_on = open_checkpoint(run).state.position
-        used += [place for place in read if place < trained_on]  # what was read ahead was not used
+        used += [position for position in read if position < trained_on]  # what was read ahead was not used
         read.clear()
-    places = Counter(used)
-    assert set(places.values()) == {1}
-    assert sorted(places) == list(range(len(places)))
-    assert open_checkpoint(run).state.position == len(places)
+    positions = Counter(used)
+    assert set(positions.values()) == {1}
+    assert sorted(positions) == list(range(len(positions)))
+    assert open_checkpoint(run).state.position == len(positions)
 
 
 def open_or_0(run: Path) -> int:
@@ -346,7 +346,7 @@ def test_of_another_run(changes: dict[str, Any], message: str, folder: Folder) -
 
 
 def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
-    """A damaged checkpoint of a later iteration takes no place of those that a run saves when it goes on."""
+    """A damaged checkpoint of a later iteration does not displace those that a resumed run saves."""
     run = folder("run")
     train_alone(with_every(job_of()), run)
     for path in (run / CHECKPOINTS).iterdir():
@@ -361,7 +361,7 @@ def test_whole_ones_after_a_damaged_one_are_kept(folder: Folder) -> None:
 
 
 def test_before_the_first_iteration_one_stands(folder: Folder) -> None:
-    """A run that is killed at once goes on by the plan that it had, though it would measure and plan anew."""
+    """A run that is killed at once resumes with its plan, although it would measure and plan again."""
     run = folder("run")
     (run / "metrics.jsonl").write_text('{"event": "torn')
     job = job_of(runtime__calibrate=True, checkpoint__every=None, checkpoint__keep=9)

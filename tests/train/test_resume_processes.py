@@ -24,13 +24,13 @@ PATIENCE_S = 60.0
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Loss by iteration, as last told."""
+    """Loss by iteration, as last reported."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {event["iteration"]: event["loss"] for event in events if event["event"] == "iteration"}
 
 
-def whole(run: Path) -> int:
-    """Iteration of the newest whole checkpoint, 0 where there is none."""
+def latest_complete(run: Path) -> int:
+    """Iteration of the latest complete checkpoint, 0 if there is none."""
     return open_checkpoint(run).state.iteration if any((run / CHECKPOINTS).glob("iteration-*")) else 0
 
 
@@ -94,14 +94,14 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
             unfinished += kill_while_saving(broken / "run", chance)
         else:
             kill_while_training(broken / "run", chance)
-        assert whole(broken / "run") >= newest, "nothing that was whole is lost"
-        newest = whole(broken / "run")
+        assert latest_complete(broken / "run") >= newest, "no complete checkpoint is lost"
+        newest = latest_complete(broken / "run")
     assert unfinished, "at least one of them was being saved"
     running = begin(broken)
     assert running.end(120) == (0, "")
     assert any(f"resumed after iteration {newest} from" in line for line in running.lines)
     assert losses(broken / "run") == losses(unbroken / "run")
-    assert whole(broken / "run") == 60
+    assert latest_complete(broken / "run") == 60
     assert not list((broken / "run" / CHECKPOINTS).glob(".*"))
 
 
@@ -119,11 +119,11 @@ def test_asked_to_stop(tmp_path: Path) -> None:
         assert (got, err) == (status, message)
         (line,) = [line for line in running.lines if line.startswith("stopped on request after iteration")]
         assert line.endswith("; the same command resumes from there\n")
-        assert whole(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
-        assert list(losses(tmp_path / "run"))[-1] == whole(tmp_path / "run")
+        assert latest_complete(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
+        assert list(losses(tmp_path / "run"))[-1] == latest_complete(tmp_path / "run")
         end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
         assert end == {
-            "event": "run_ended", "attempt": end["attempt"], "iteration": whole(tmp_path / "run"),
+            "event": "run_ended", "attempt": end["attempt"], "iteration": latest_complete(tmp_path / "run"),
             "outcome": "stopped", "signal": signal.Signals(number).name,
         }  # fmt: skip
 
@@ -174,4 +174,4 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         process.wait()
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [event["event"] for event in events[-2:]] == ["stopped", "run_ended"]
-    assert whole(tmp_path / "run") == events[-1]["iteration"] == list(losses(tmp_path / "run"))[-1]
+    assert latest_complete(tmp_path / "run") == events[-1]["iteration"] == list(losses(tmp_path / "run"))[-1]

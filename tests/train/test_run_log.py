@@ -21,7 +21,7 @@ from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import make_plan, prepare
+from skippipe.planning import make_plan, planning_job
 from skippipe.study.run_history import read_run_history
 from skippipe.train.loop.engine import DivergedError, check_validation
 from skippipe.train.observe.events import (
@@ -89,7 +89,7 @@ def lines_of(run: Path) -> list[EventDict]:
     ],
 )  # fmt: skip
 def test_numbers_that_are_not_finite(event: Event, written: EventDict) -> None:
-    """They are null in the file, and come back as they were."""
+    """They are null in the file, and are restored when it is read."""
     line = to_json(event)
     content = json.loads(line, parse_constant=refuse)
     assert content.items() >= written.items()
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite(event: Event, written: EventDict) -> None:
 
 
 def test_every_event_is_read_as_it_is_written() -> None:
-    """Also where all that may be left out is there, and nothing of it."""
+    """With all optional fields, and without any."""
     for kind, event in EVENTS.items():
         values: dict[str, Any] = {item.name: item.name for item in dataclasses.fields(event)}
         values |= {"files": RunFiles({"0": "plan.json"}, "cluster.json", "config.yaml")} if kind == "plan" else {}
@@ -109,7 +109,7 @@ def test_every_event_is_read_as_it_is_written() -> None:
         assert from_json(to_json(full)) == full
         least = event(**{i.name: values[i.name] for i in dataclasses.fields(event) if i.default is dataclasses.MISSING})
         line = to_json(least)
-        assert "null" not in line, "what is None by default is left out"
+        assert "null" not in line, "fields that are None by default are omitted"
         assert from_json(line.replace("{", '{"later": 1, ', 1)) == least, "unknown fields are ignored"
 
 
@@ -217,7 +217,7 @@ def test_each_phase_keeps_its_plan(folder: Folder) -> None:
 def test_phases_and_attempts_together(tmp_path: Path) -> None:
     """Plans of phases to come keep their names as long as they are the same; those of phases that are over stay."""
     job = make_job()
-    question = dataclasses.replace(prepare(job.cluster, job.allocate, job.schedule), scope=None)
+    question = dataclasses.replace(planning_job(job.cluster, job.allocate, job.schedule), scope=None)
     made = make_plan(question, "full", job.planner)
     a, b, c, d = (
         Plan.from_json(json.dumps(json.loads(made.to_json()) | {"model": {"layers": number}})) for number in range(4)

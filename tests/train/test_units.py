@@ -1,4 +1,4 @@
-"""The parts of training that need no process: rate, clipping, plans and models, places, events, what is shown."""
+"""The parts of training that need no process: rate, clipping, plans and models, rank assignment, events, display."""
 
 import dataclasses
 import json

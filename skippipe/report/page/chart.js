@@ -26,7 +26,7 @@ class Chart {
     const { plan, view } = this, wanted = view.filter.trim().toLowerCase();
     const stageWanted = /^(?:stage|s)\s*(\d+)$/.exec(wanted);
     const onPath = wanted === "path" ? new Set([...plan.critical].map((task) => plan.node(task))) : null;
-    const onRoute = wanted === "route" ? new Set(plan.nodesOf(view.batchId)) : null;
+    const onRoute = wanted === "route" ? new Set(plan.nodesOf(view.microbatchId)) : null;
     const shown = (node, stage) => !wanted || (stageWanted ? Number(stageWanted[1]) === stage
       : (onPath || onRoute) ? (onPath || onRoute).has(node) : plan.nodes[node].toLowerCase().includes(wanted));
     this.rows = [];
@@ -147,11 +147,11 @@ class Chart {
   }
 
   // Whether something is highlighted and the rest dimmed.
-  get quiet() { return this.view.batchId !== null || this.view.critical; }
+  get quiet() { return this.view.microbatchId !== null || this.view.critical; }
 
   marked(task) {
     const { plan, view } = this;
-    return (view.batchId !== null && plan.batches[plan.batch(task)].id === view.batchId)
+    return (view.microbatchId !== null && plan.microbatches[plan.microbatch(task)].id === view.microbatchId)
       || (view.critical && plan.critical.has(task));
   }
 
@@ -207,10 +207,10 @@ class Chart {
   // Messages of the selected microbatch and of the critical path, as lines between rows.
   drawWays() {
     const { plan, view, paint } = this;
-    if (view.batchId !== null) {
-      const batch = plan.batches.findIndex((entry) => entry.id === view.batchId);
-      if (batch >= 0) {
-        for (const hop of plan.transfers(batch)) this.drawHop(hop.from, hop.to, hop.leave, hop.arrive, paint.ink);
+    if (view.microbatchId !== null) {
+      const microbatch = plan.microbatches.findIndex((entry) => entry.id === view.microbatchId);
+      if (microbatch >= 0) {
+        for (const hop of plan.transfers(microbatch)) this.drawHop(hop.from, hop.to, hop.leave, hop.arrive, paint.ink);
       }
     }
     if (!view.critical) return;
@@ -333,7 +333,7 @@ class Chart {
   }
 
   // The middle of a task's bar, in pixels of the window.
-  place(task) {
+  barPosition(task) {
     const row = this.rowOf.get(this.plan.node(task));
     if (!row) return null;
     const { y, height } = this.bar(row), box = this.canvas.getBoundingClientRect();

@@ -13,9 +13,9 @@ DIGITS = 9
 def plan_columns(analysis: PlanAnalysis) -> dict[str, Any]:
     """Plan, explanation and critical path as plain values for JSON; times in seconds."""
     plan, explanation, tasks = analysis.plan, analysis.explanation, analysis.tasks
-    cluster, predicted, batches = plan.cluster, plan.predicted, plan.microbatches
-    number = {batch.id: i for i, batch in enumerate(batches)}
-    detour = any(batch.nodes[0] != batch.source for batch in batches)
+    cluster, predicted, microbatches = plan.cluster, plan.predicted, plan.microbatches
+    number = {microbatch.id: i for i, microbatch in enumerate(microbatches)}
+    detour = any(microbatch.nodes[0] != microbatch.source for microbatch in microbatches)
 
     def travel_s(sender: int, receiver: int) -> float:
         return float(cluster.transfer_times([sender], [receiver])[0, 0]) if detour else 0.0
@@ -29,19 +29,19 @@ def plan_columns(analysis: PlanAnalysis) -> dict[str, Any]:
         "memory": cluster.memory.tolist(),
         "stages": plan.stages,
         "region_of": None if cluster.region_of is None else cluster.region_of.tolist(),
-        "batches": [
+        "microbatches": [
             {
-                "id": batch.id,
-                "source": batch.source,
-                "nodes": batch.nodes,
-                "out_s": travel_s(batch.source, batch.nodes[0]),
-                "return_s": travel_s(batch.nodes[0], batch.source),
+                "id": microbatch.id,
+                "source": microbatch.source,
+                "nodes": microbatch.nodes,
+                "out_s": travel_s(microbatch.source, microbatch.nodes[0]),
+                "return_s": travel_s(microbatch.nodes[0], microbatch.source),
             }
-            for batch in batches
+            for microbatch in microbatches
         ],
         "tasks": {
             "node": [task.node for task in tasks],
-            "batch": [number[task.microbatch] for task in tasks],
+            "microbatch": [number[task.microbatch] for task in tasks],
             "kind": "".join(task.kind for task in tasks),
             "hop": [task.hop for task in tasks],
             "start": [task.start_s for task in tasks],

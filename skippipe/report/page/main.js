@@ -6,9 +6,9 @@ const TALL = 18, LOW = 9;
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const plans = data.plans.map((plan) => new PlanData(plan));
-  const whole = Math.max(...plans.map((plan) => plan.iteration_s), 1e-9) * 1.01;
+  const total = Math.max(...plans.map((plan) => plan.iteration_s), 1e-9) * 1.01;
   const byId = (id) => document.getElementById(id);
-  const view = { from: 0, to: whole, scroll: 0, rowHeight: TALL, filter: "", batchId: null, task: "", critical: false };
+  const view = { from: 0, to: total, scroll: 0, rowHeight: TALL, filter: "", microbatchId: null, task: "", critical: false };
   // All charts at once in the window, as far as it is not too low for that, and all rows of a chart if they fit.
   const above = byId("charts").getBoundingClientRect().top + window.scrollY;
   const room = Math.max((window.innerHeight - above) / plans.length - 36, 260);
@@ -49,13 +49,13 @@ const TALL = 18, LOW = 9;
 
   // ---------------------------------------------------------------- view
   function zoom(factor, at = (view.from + view.to) / 2) {
-    const span = Math.min(Math.max((view.to - view.from) * factor, whole * 1e-6), whole);
+    const span = Math.min(Math.max((view.to - view.from) * factor, total * 1e-6), total);
     const share = (at - view.from) / (view.to - view.from);
     move(at - share * span, span);
   }
 
   function move(from, span) {
-    view.from = Math.min(Math.max(from, 0), whole - span);
+    view.from = Math.min(Math.max(from, 0), total - span);
     view.to = view.from + span;
     redraw();
   }
@@ -77,12 +77,12 @@ const TALL = 18, LOW = 9;
 
   function showAll() {
     view.scroll = 0;
-    move(0, whole);
+    move(0, total);
   }
 
   function select(plan, task) {
     view.task = task === null ? "" : plan.name(task);
-    view.batchId = task === null ? null : plan.batches[plan.batch(task)].id;
+    view.microbatchId = task === null ? null : plan.microbatches[plan.microbatch(task)].id;
     if (view.filter.trim().toLowerCase() === "route") arrange();
     redraw();
   }
@@ -122,22 +122,22 @@ const TALL = 18, LOW = 9;
       const value = Number(parameters.get(key));
       return parameters.has(key) && Number.isFinite(value) ? value : fallback;
     };
-    const from = Math.min(Math.max(number("from", 0), 0), whole), to = Math.min(number("to", whole), whole);
-    [view.from, view.to] = to - from >= whole * 1e-6 ? [from, to] : [0, whole];
+    const from = Math.min(Math.max(number("from", 0), 0), total), to = Math.min(number("to", total), total);
+    [view.from, view.to] = to - from >= total * 1e-6 ? [from, to] : [0, total];
     view.rowHeight = Math.min(Math.max(number("rows", usualHeight), 3), 60);
     view.scroll = Math.max(number("top", 0), 0);
     view.critical = parameters.get("critical") === "1";
     view.filter = parameters.get("filter") || "";
     view.task = parameters.get("task") || "";
     const owner = plans.find((plan) => plan.named.has(view.task));
-    view.batchId = owner ? owner.batches[owner.batch(owner.named.get(view.task))].id : null;
+    view.microbatchId = owner ? owner.microbatches[owner.microbatch(owner.named.get(view.task))].id : null;
     byId("filter").value = view.filter;
   }
 
   let written = location.hash;
   function writeAddress() {
     const parameters = new URLSearchParams();
-    if (view.from > 0 || view.to < whole) {
+    if (view.from > 0 || view.to < total) {
       parameters.set("from", view.from.toFixed(6));
       parameters.set("to", view.to.toFixed(6));
     }

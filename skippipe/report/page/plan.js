@@ -13,11 +13,11 @@ class PlanData {
     this.stageOf = new Int32Array(this.nodes.length).fill(-1);
     this.stages.forEach((nodes, stage) => nodes.forEach((node) => { this.stageOf[node] = stage; }));
     this.lanes = this.nodes.map(() => []);
-    this.chains = this.batches.map(() => []);
+    this.chains = this.microbatches.map(() => []);
     this.named = new Map();
     for (let task = 0; task < this.count; task++) {
       this.lanes[tasks.node[task]].push(task);
-      this.chains[tasks.batch[task]].push(task);
+      this.chains[tasks.microbatch[task]].push(task);
       this.named.set(this.name(task), task);
     }
     this.chains.forEach((chain) => chain.sort((a, b) => this.rank(a) - this.rank(b)));
@@ -28,12 +28,12 @@ class PlanData {
 
   kind(task) { return this.tasks.kind[task]; }
   node(task) { return this.tasks.node[task]; }
-  batch(task) { return this.tasks.batch[task]; }
-  name(task) { return `${this.batches[this.batch(task)].id}${this.kind(task)}${this.tasks.hop[task]}`; }
+  microbatch(task) { return this.tasks.microbatch[task]; }
+  name(task) { return `${this.microbatches[this.microbatch(task)].id}${this.kind(task)}${this.tasks.hop[task]}`; }
 
   // Position of a task in its microbatch's chain F0 .. L .. B0.
   rank(task) {
-    const hops = this.batches[this.batch(task)].nodes.length, hop = this.tasks.hop[task];
+    const hops = this.microbatches[this.microbatch(task)].nodes.length, hop = this.tasks.hop[task];
     return this.kind(task) === "F" ? hop : this.kind(task) === "L" ? hops : 2 * hops - hop;
   }
 
@@ -56,14 +56,14 @@ class PlanData {
   }
 
   // Nodes on a microbatch's route, including its source.
-  nodesOf(batchId) {
-    const batch = this.batches.find((entry) => entry.id === batchId);
-    return batch ? [batch.source, ...batch.nodes] : [];
+  nodesOf(microbatchId) {
+    const microbatch = this.microbatches.find((entry) => entry.id === microbatchId);
+    return microbatch ? [microbatch.source, ...microbatch.nodes] : [];
   }
 
   // Messages of a microbatch: sender, receiver, departure, arrival.
-  transfers(batch) {
-    const { source, out_s: out, return_s: back } = this.batches[batch], chain = this.chains[batch], found = [];
+  transfers(microbatch) {
+    const { source, out_s: out, return_s: back } = this.microbatches[microbatch], chain = this.chains[microbatch], found = [];
     const add = (from, to, leave, arrive) => { if (from !== to) found.push({ from, to, leave, arrive }); };
     let at = source, leave = null;
     for (const task of chain) {
@@ -88,10 +88,10 @@ class PlanData {
 
   // Description of a task, line by line.
   describe(task) {
-    const { tasks } = this, node = this.node(task), batch = this.batches[this.batch(task)];
+    const { tasks } = this, node = this.node(task), microbatch = this.microbatches[this.microbatch(task)];
     const waited = this.start[task] - tasks.arrival[task];
     const lines = [
-      `${this.name(task)}: ${KIND_NAMES[this.kind(task)]} of microbatch ${batch.id}`,
+      `${this.name(task)}: ${KIND_NAMES[this.kind(task)]} of microbatch ${microbatch.id}`,
       `stage ${this.stageOf[node]} on ${this.nodes[node]}${this.regionText(node)}`,
       `${seconds(this.start[task])} to ${seconds(this.end[task])}, ${seconds(this.end[task] - this.start[task])} long`,
       waited > 0 ? `input since ${seconds(tasks.arrival[task])}, waited ${seconds(waited)}: ${this.waits(task)}`

@@ -1,8 +1,8 @@
 """Ranks authenticate each other: each proves that it knows the secret that checkpoints are signed with.
 
-torch neither encrypts nor authenticates a rendezvous: whoever reaches its port can take the place of a rank. Here each
+torch neither encrypts nor authenticates a rendezvous: whoever reaches its port can impersonate a rank. Here each
 rank draws a nonce, and answers with a keyed hash over the nonces of all ranks, which only a holder of the secret can
-compute and which is of no use in any other run. What is sent later is not protected by it.
+compute and which is useless in any other run. What is sent later is not protected.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
     secret, path = load_key(key), key or str(default_path())
     mine = json.dumps({"nonce": secrets.token_hex(32), "path": path})
     stated = rendezvous.all_gather("nonces", mine)
-    if stated[rendezvous.rank] != mine:  # else old answers would do for old numbers
+    if stated[rendezvous.rank] != mine:  # else old proofs would do for old nonces
         raise RendezvousError("the rendezvous returns another text than this rank has published")
     transcript = json.dumps([PURPOSE, rendezvous.names_by_rank, stated])
     proofs = rendezvous.all_gather("proofs", _proof(secret, transcript, rendezvous.rank))
@@ -59,14 +59,14 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
 
 
 def _proof(secret: bytes, transcript: str, rank: int) -> str:
-    """What only a holder of the secret can answer in this run, and only as this rank."""
+    """The answer that only a holder of the secret can give, in this run and as this rank."""
     return hmac.new(
         secret, f"{hashlib.sha256(transcript.encode()).hexdigest()} {rank}".encode(), hashlib.sha256
     ).hexdigest()
 
 
 def _path(stated: str) -> str:
-    """Where a rank says that its secret lies, if that can be shown: anybody may have sent it."""
+    """Path of a rank's secret as it states it, if it is printable: anybody may have sent it."""
     try:
         path = json.loads(stated)["path"]
     except (ValueError, TypeError, KeyError, RecursionError):

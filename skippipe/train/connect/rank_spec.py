@@ -1,4 +1,4 @@
-"""One process of a job: its rank, the nodes that it serves, and where it meets the others."""
+"""One process of a job: its rank, the nodes that it serves, and the address of the rendezvous."""
 
 import os
 import socket

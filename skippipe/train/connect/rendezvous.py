@@ -1,4 +1,4 @@
-"""The rendezvous: all ranks of a job, connected; they exchange text under keys and check that they agree.
+"""The rendezvous: all ranks of a job, connected; they exchange text under keys and compare it.
 
 Text goes through the store (`store.py`), and every wait has a time limit.
 """
@@ -28,8 +28,8 @@ SHOWN_DIFFERENCES = 3
 """Most differences between ranks that one message names."""
 
 
-class Texts(Protocol):
-    """The store, as the ranks of one attempt use it."""
+class TextExchange(Protocol):
+    """The store, as used by the ranks of one attempt."""
 
     def publish(self, key: str, text: str) -> None:
         """Publish a text for all ranks."""
@@ -44,7 +44,7 @@ class Rendezvous:
 
     rank_spec: RankSpec
     names_by_rank: list[tuple[str, ...]]
-    texts: Texts
+    texts: TextExchange
     group: dist.ProcessGroup
     """all ranks, for messages and for what is summed after iterations"""
     timeout_s: float
@@ -127,7 +127,7 @@ class Rendezvous:
     def await_readers(self, key: str) -> None:
         """Wait until all ranks have read what all have published under `key`, and so end for the same reason.
 
-        Else the first to end would tell the others so, or take the store along, while they still read.
+        Otherwise the first one to end would announce its end, or close the store, while others still read.
         """
         with contextlib.suppress(RendezvousError):  # whoever ends from here on has read all of it
             self.all_gather(f"{key} read", "")

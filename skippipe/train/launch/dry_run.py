@@ -97,7 +97,7 @@ def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]
             stage=number,
             layers=layers,
             first=number == 0,
-            batch=spec.data.microbatch_size,
+            microbatch_size=spec.data.microbatch_size,
             sequence=spec.data.sequence,
             dtype=spec.precision.torch_dtype,
             activation_checkpointing=spec.device.activation_checkpointing,

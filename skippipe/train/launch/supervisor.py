@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from skippipe.data.prepare import corpus_folder
 from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerError
@@ -53,7 +53,7 @@ class WorkerError(SchedulerError, RuntimeError):
 
 @dataclass
 class Worker:
-    """What is known of one worker."""
+    """State of one worker."""
 
     rank: int
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Worker:
 
 
 class ForwardedStop(StopRequest):
-    """Forwards a request to stop to rank 0, which tells the other ranks; they end after their iteration.
+    """Forwards a request to stop to rank 0, which passes it on; all ranks end after their iteration.
 
     Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait. A shell that
     closes its terminal sends SIGHUP twice, and SIGUSR1 is Slurm's warning: neither counts as asking twice.
@@ -138,14 +138,13 @@ def train_locally(
     workers = [Worker(rank, names, folder / "log" / f"{rank}.txt") for rank, names in enumerate(names_by_rank)]
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listening(spec.launch.port))
-        pipes = [os.pipe() for _ in workers]
-        for reading, _ in pipes:
-            stack.callback(os.close, reading)
-        parent = stack.enter_context(_parent([listener.fileno(), *(writing for _, writing in pipes)], folder))
-        descriptor, port = listener.fileno(), listener.getsockname()[1]
-        for _, writing in pipes:
-            os.close(writing)
-        listener.close()  # only rank 0 may hold it open
+        pipes = _event_pipes(len(workers), stack)
+        parent = stack.enter_context(_parent([listener.fileno(), *pipes.writing], folder))
+        ranks = _rank_specs(names_by_rank, listener, verified)
+        # From here on only the workers hold these open.
+        for descriptor in pipes.writing:
+            os.close(descriptor)
+        listener.close()
         report(WorkersStarting(processes=len(workers)))
         _send(parent, spec)
         try:
@@ -154,17 +153,39 @@ def train_locally(
         except BaseException:
             parent.kill()  # there are no workers yet
             raise
-        ranks = [
-            RankSpec(
-                worker.rank, len(workers), worker.names, HOST, port,
-                listener=None if worker.rank else descriptor, verified=verified, supervised=True,
-            )
-            for worker in workers
-        ]  # fmt: skip
-        _send(parent, Assignment(folder, text, ranks, [writing for _, writing in pipes]))
+        _send(parent, Assignment(folder, text, ranks, pipes.writing))
         stop = stack.enter_context(ForwardedStop(workers[0]))
-        _watch(parent, workers, [reading for reading, _ in pipes], stop.watching(report))
+        _watch(parent, workers, pipes.reading, stop.watching(report))
         return stop.outcome
+
+
+class EventPipes(NamedTuple):
+    """File descriptors of the pipes for the workers' events, by rank."""
+
+    reading: list[int]
+    writing: list[int]
+
+
+def _event_pipes(count: int, stack: contextlib.ExitStack) -> EventPipes:
+    """Open a pipe for each worker; the reading ends are closed with the stack."""
+    pipes = [os.pipe() for _ in range(count)]
+    for reading, _ in pipes:
+        stack.callback(os.close, reading)
+    return EventPipes([reading for reading, _ in pipes], [writing for _, writing in pipes])
+
+
+def _rank_specs(
+    names_by_rank: Sequence[tuple[str, ...]], listener: socket.socket, verified: str | None
+) -> list[RankSpec]:
+    """Describe every rank; the first one serves the rendezvous on the listening socket, which it inherits."""
+    descriptor, port = listener.fileno(), listener.getsockname()[1]
+    return [
+        RankSpec(
+            rank, len(names_by_rank), names, HOST, port,
+            listener=None if rank else descriptor, verified=verified, supervised=True,
+        )
+        for rank, names in enumerate(names_by_rank)
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager

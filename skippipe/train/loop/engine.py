@@ -33,7 +33,7 @@ class DivergedError(SchedulerError, ArithmeticError):
 
 
 class RankFlags(NamedTuple):
-    """Flags that a rank shares after an iteration, so that all decide alike; combined: whether any rank set it."""
+    """Flags that a rank shares after an iteration, so that all decide alike; combined by `or`."""
 
     stop: bool = False
     """it was asked to stop"""
@@ -115,12 +115,12 @@ class Engine:
             self._training, self._validation = self._grouped(context)
         else:
             self._training, self._validation = self._in_order(context)
-        self._places = {number: place for place, number in enumerate(sorted(m.id for m in plan.microbatches))}
-        self._validation_places = {number: number for number in range(context.validation_microbatches)}
+        self._index_of = {number: index for index, number in enumerate(sorted(m.id for m in plan.microbatches))}
+        self._validation_index_of = {number: number for number in range(context.validation_microbatches)}
         self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
-        self.tokens = len(self._places) * context.microbatch_tokens
+        self.tokens = len(self._index_of) * context.microbatch_tokens
         """of an iteration"""
-        self.sequences = len(self._places) * context.message_spec.microbatch_size
+        self.sequences = len(self._index_of) * context.message_spec.microbatch_size
         """of an iteration"""
         self.validation_tokens = context.validation_microbatches * context.microbatch_tokens
 
@@ -148,11 +148,11 @@ class Engine:
         """Executors of the plan's routes in one process, several microbatches at a time, and of validations."""
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
         present = [stage for stage, nodes in enumerate(self.plan.stages) if nodes]
-        whole = dict.fromkeys(range(context.validation_microbatches), present)
+        full = dict.fromkeys(range(context.validation_microbatches), present)
         most = context.spec.device.group
         return (
             GroupedExecutor(routes, context.stages, most),
-            GroupedExecutor(whole, context.stages, most, train=False),
+            GroupedExecutor(full, context.stages, most, train=False),
         )
 
     def iterate(
@@ -165,7 +165,7 @@ class Engine:
         """Run one iteration.
 
         Args:
-            batches: tokens and labels by a microbatch's place in the iteration, from 0.
+            batches: tokens and labels by a microbatch's index in the iteration, from 0.
             step: the optimizer step, given the norm of the full model's gradient.
             flags: called at the end for the flags of this rank.
             loss_scale: of this iteration, the same on all ranks; None: losses are not scaled.
@@ -176,7 +176,7 @@ class Engine:
         """
         for number, stage in self._stages.items():
             scale = gradient_scale(
-                self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._places)
+                self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._index_of)
             )
             stage.begin(self.tokens, scale=scale, loss_scale=1.0 if loss_scale is None else loss_scale.factor)
         norm = math.nan
@@ -187,8 +187,8 @@ class Engine:
             step(global_norm)
 
         timeout_s = self._message_timeout_s()
-        timings = self._training.run(self._on_device(lambda m: batches(self._places[m])), finish, timeout_s)
-        loss, router_loss, seconds, combined = self._gather(self._places, timeout_s, timings.ends[-1], flags())
+        timings = self._training.run(self._on_device(lambda m: batches(self._index_of[m])), finish, timeout_s)
+        loss, router_loss, seconds, combined = self._gather(self._index_of, timeout_s, timings.ends[-1], flags())
         self._measured_s = seconds
         if router_loss is not None:
             router_loss /= self.tokens
@@ -197,12 +197,12 @@ class Engine:
     def validate(self, batches: Batches) -> float:
         """Mean loss of the full model over the validation's tokens, in nats; raises as `iterate` does."""
         # A microbatch of a validation only goes forward, but through all stages.
-        timeout_s = self._message_timeout_s(max(1.0, len(self._validation_places) / len(self._places)))
+        timeout_s = self._message_timeout_s(max(1.0, len(self._validation_index_of) / len(self._index_of)))
         with ExitStack() as stack:
             for stage in self._stages.values():
                 stack.enter_context(stage.evaluating())
             self._validation.run(self._on_device(batches), lambda _: None, timeout_s)
-            gathered = self._gather(self._validation_places, timeout_s, 0.0, RankFlags())
+            gathered = self._gather(self._validation_index_of, timeout_s, 0.0, RankFlags())
             return gathered.loss / self.validation_tokens
 
     def _on_device(self, batches: Batches) -> Batches:
@@ -216,15 +216,15 @@ class Engine:
         timeout_s, predicted_s = self._spec.communication.timeout_s, self.plan.predicted.iteration_s
         return message_timeout_s(timeout_s, predicted_s, self._measured_s, iterations)
 
-    def _gather(self, places: Mapping[int, int], timeout_s: float, seconds: float, flags: RankFlags) -> Gathered:
-        """Combine losses, times and flags of all ranks; `places` are those of the microbatches."""
+    def _gather(self, index_of: Mapping[int, int], timeout_s: float, seconds: float, flags: RankFlags) -> Gathered:
+        """Combine losses, times and flags of all ranks; `index_of` has the index of each microbatch's loss."""
         world, rank = self._rendezvous.world, self._rendezvous.rank
-        losses = torch.zeros(len(places), dtype=torch.float64)
+        losses = torch.zeros(len(index_of), dtype=torch.float64)
         routed: list[float] = []
         for stage in self._stages.values():
             routed += stage.take_local_losses().values()
             for microbatch, loss in stage.take_losses().items():
-                losses[places[microbatch]] = loss
+                losses[index_of[microbatch]] = loss
         by_rank = torch.zeros(2, world, dtype=torch.float64)
         by_rank[:, rank] = torch.tensor([seconds, sum(routed)], dtype=torch.float64)
         set_here = torch.tensor([bool(routed), *flags], dtype=torch.float64)
@@ -232,7 +232,7 @@ class Engine:
         with self._rendezvous.transferring("the sum of the losses", range(world)):
             tree_sum(self._link, values, rank, range(world), timeout_s)
         summed = iter(values.tolist())
-        losses_, times, routers = (list(islice(summed, count)) for count in (len(places), world, world))
+        losses_, times, routers = (list(islice(summed, count)) for count in (len(index_of), world, world))
         any_routed, *combined = map(bool, summed)
         return Gathered(sum(losses_), sum(routers) if any_routed else None, max(times), RankFlags(*combined))
 

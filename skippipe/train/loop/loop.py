@@ -40,7 +40,7 @@ OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is when the loop starts."""
 
     iteration: int = 0
@@ -79,7 +79,7 @@ class TrainingLoop:
         engines: Sequence[Engine],
         *,
         optimizer: StageOptimizer,
-        start: Progress,
+        start: RunProgress,
         batches: TokenBatches | None,
         metadata: RunMetadata,
         saver: CheckpointSaver | None,
@@ -298,7 +298,7 @@ class TrainingLoop:
             tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(number).items()}
         state = TrainingState(
             iteration=iteration,
-            tokens=self._optimizer.seen,
+            tokens=self._optimizer.tokens_done,
             position=self._position(iteration),
             seed=self._spec.seed,
             text=self._metadata.text_sha256,

@@ -18,7 +18,7 @@ class StageOptimizer:
     """The optimizer of one rank's stages; a step depends on the gradient's norm and on the tokens so far."""
 
     def __init__(
-        self, stages: Mapping[int, Stage], spec: OptimizerSpec, *, tokens: int, iterations: int, seen: int = 0
+        self, stages: Mapping[int, Stage], spec: OptimizerSpec, *, tokens: int, iterations: int, tokens_done: int = 0
     ) -> None:
         """Make the optimizer.
 
@@ -27,21 +27,21 @@ class StageOptimizer:
             spec: AdamW and its learning rate.
             tokens: per iteration.
             iterations: still to be done.
-            seen: tokens trained on before.
+            tokens_done: trained on before.
 
         """
         self._stages, self._spec, self._tokens = stages, spec, tokens
         self._optimizer = make_optimizer(spec, [stage.module for stage in stages.values()])
-        self._total = seen + iterations * tokens
-        self.seen = seen
+        self._total = tokens_done + iterations * tokens
+        self.tokens_done = tokens_done
         """tokens trained on so far"""
         self.rate = 0.0
         """learning rate of the latest step"""
 
     def step(self, norm: float) -> None:
         """Clip by the norm of the full model's gradient, and step; if the norm is not finite, weights stay."""
-        self.seen += self._tokens
-        self.rate = learning_rate(self._spec, self.seen, self._total)
+        self.tokens_done += self._tokens
+        self.rate = learning_rate(self._spec, self.tokens_done, self._total)
         if not math.isfinite(norm):
             return
         clip((g for stage in self._stages.values() for g in stage.gradients()), norm, self._spec.clip_norm)

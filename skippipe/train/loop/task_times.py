@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from skippipe._scheduler import Plan, simulate
 from skippipe.errors import DeadlockError
-from skippipe.ranks import NOBODY
+from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import Task
 from skippipe.runtime.executor import Timings
 
@@ -78,7 +78,7 @@ def explain_difference(
         f"with the measured task times the plan takes {explained_s:.3f} s, {explained_s - predicted_s:+.3f} s",
         f"the other {measured_s - explained_s:+.3f} s are messages, jitter, and work between tasks",
     ]
-    serving = [rank for rank in rank_of if rank != NOBODY]
+    serving = [rank for rank in rank_of if rank != NO_RANK]
     processes = len(set(serving))
     if processes < len(serving):
         lines.append(f"{processes} processes serve {len(serving)} nodes, which the plan assumes to work in parallel")

@@ -75,12 +75,12 @@ def break_down(kernel_s: dict[str, float], iterations: int, seconds: float) -> T
         seconds: wall time of one.
 
     """
-    whole = iterations * seconds
+    total_s = iterations * seconds
     shares: dict[str, float] = defaultdict(float)
     for name, spent in kernel_s.items():
-        shares[kind_of(name)] += spent / whole
+        shares[kind_of(name)] += spent / total_s
     shares[IDLE] = max(0.0, 1.0 - sum(shares.values()))
-    slowest = sorted(((name[:80], spent / whole) for name, spent in kernel_s.items()), key=lambda pair: -pair[1])
+    slowest = sorted(((name[:80], spent / total_s) for name, spent in kernel_s.items()), key=lambda pair: -pair[1])
     return TimeBreakdown(iterations, seconds, dict(sorted(shares.items(), key=lambda pair: -pair[1])), slowest[:12])
 
 

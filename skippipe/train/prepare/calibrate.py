@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
-from skippipe.ranks import NOBODY
+from skippipe.ranks import NO_RANK
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.message import MessageSpec
@@ -161,13 +161,13 @@ def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec) ->
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
     """All pairs `(a, b)`, a < b, of ranks in as few rounds of disjoint pairs as possible."""
-    # Round robin by the circle method: one seat is fixed, the others rotate; with an odd number one seat is empty.
-    seats = list(range(world + world % 2))
+    # Round robin by the circle method: one position is fixed, the others rotate; an odd number is padded.
+    circle = list(range(world + world % 2))
     found = []
-    for _ in range(len(seats) - 1):
-        pairs = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
         found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found
 
 
@@ -208,7 +208,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
     ]
     stage_of = layout.stage_of
     nodes = [
-        _stated(layout.cluster, node) if rank == NOBODY else StageTimes(**by_rank[rank][str(stage_of[node])])
+        _stated(layout.cluster, node) if rank == NO_RANK else StageTimes(**by_rank[rank][str(stage_of[node])])
         for node, rank in enumerate(rank_of)
     ]
     head = context.stages.get(0) or build_head()
@@ -222,7 +222,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
         layout.cluster.names,
         [node.forward_s for node in nodes],
         [node.backward_s for node in nodes],
-        [losses[rank] if rank != NOBODY else float(layout.cluster.loss_s[n]) for n, rank in enumerate(rank_of)],
+        [losses[rank] if rank != NO_RANK else float(layout.cluster.loss_s[n]) for n, rank in enumerate(rank_of)],
         [int(memory) for memory in layout.cluster.memory],
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ SAVING_TIMEOUT_S = 3600.0
 """Time limit for the ranks to write a checkpoint together."""
 
 
-def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
+def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     spec: RunSpec,
     config: Any,
     device: torch.device,
@@ -71,31 +72,10 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
     rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
     model = partition_model(spec, config)
     _check_layout(spec, model, rendezvous)
-    batches = None
-    if is_source(spec, rendezvous):
-        assert text is not None, "a source has a text"
-        batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, text)
+    batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256)
-    served = sorted({spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank})
-    message_spec = MessageSpec(
-        spec.data.microbatch_size,
-        spec.data.sequence,
-        config.hidden_size,
-        dtype=spec.precision.torch_hidden_dtype,
-        device=device,
-        wire_dtype=spec.precision.torch_wire_dtype,
-    )
-    context = RankContext(
-        spec=spec,
-        rendezvous=rendezvous,
-        rank_of=rank_of,
-        stages=build_stages(spec, model, served, device, fresh=resume.checkpoint is None),
-        link=GlooLink(rendezvous.group),
-        message_spec=message_spec,
-        validation_microbatches=metadata.validation_microbatches,
-        vocabulary=config.vocab_size,
-    )
+    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, fresh=resume.checkpoint is None)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
@@ -109,6 +89,43 @@ def prepare(  # noqa: PLR0913, PLR0917 - what a rank knows
         saver=saver,
         trace=None if log is None else log.file(TRACE),
         report=log or _ignore,
+    )
+
+
+def _open_batches(spec: RunSpec, config: Any, text: Path | None) -> TokenBatches:
+    assert text is not None, "a source has a text"
+    return open_batches(spec, config.vocab_size, config.max_position_embeddings, text)
+
+
+def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
+    spec: RunSpec,
+    model: PartitionedModel,
+    device: torch.device,
+    rendezvous: Rendezvous,
+    rank_of: Sequence[int],
+    metadata: RunMetadata,
+    *,
+    fresh: bool,
+) -> RankContext:
+    """Build the stages of this rank, and the link to the other ranks."""
+    served = {spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank}
+    message_spec = MessageSpec(
+        spec.data.microbatch_size,
+        spec.data.sequence,
+        model.config.hidden_size,
+        dtype=spec.precision.torch_hidden_dtype,
+        device=device,
+        wire_dtype=spec.precision.torch_wire_dtype,
+    )
+    return RankContext(
+        spec=spec,
+        rendezvous=rendezvous,
+        rank_of=rank_of,
+        stages=build_stages(spec, model, sorted(served), device, fresh=fresh),
+        link=GlooLink(rendezvous.group),
+        message_spec=message_spec,
+        validation_microbatches=metadata.validation_microbatches,
+        vocabulary=model.config.vocab_size,
     )
 
 
@@ -150,7 +167,7 @@ def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> S
         context.spec.optimizer,
         tokens=tokens,
         iterations=context.spec.iterations - progress.iteration,
-        seen=progress.tokens,
+        tokens_done=progress.tokens,
     )
     resume.load(context.stages, optimizer)
     context.rendezvous.all_gather("loaded", "", READING_S)  # a rank that is silent from here on has failed

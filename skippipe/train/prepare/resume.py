@@ -12,7 +12,7 @@ from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, op
 from skippipe.errors import InputError
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.loop.loop import OPTIMIZER, Progress
+from skippipe.train.loop.loop import OPTIMIZER, RunProgress
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.observe.events import RunResumed
@@ -34,14 +34,14 @@ class ResumePoint:
     """why newer checkpoints were skipped"""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """How far the run is."""
         if self.checkpoint is None:
-            return Progress()
+            return RunProgress()
         state = self.checkpoint.state
         own = self.checkpoint.path.parent == self.directory.folder
         scale = None if state.loss_scale is None else LossScale(state.loss_scale, state.loss_scale_iterations)
-        return Progress(state.iteration, state.tokens, state.position, state.iteration if own else -1, scale)
+        return RunProgress(state.iteration, state.tokens, state.position, state.iteration if own else -1, scale)
 
     def event(self, *, plan_kept: bool) -> RunResumed:
         """Report where the run resumes."""

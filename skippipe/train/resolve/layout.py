@@ -9,7 +9,7 @@ from skippipe.allocation import Allocation, allocation_of
 from skippipe.config import AllocateConfig
 from skippipe.errors import InputError
 from skippipe.plan import load_plan
-from skippipe.planning import ALLOCATING_WORK, allocated, prepare
+from skippipe.planning import ALLOCATING_WORK, allocated, planning_job
 from skippipe.train.config import TrainJob
 
 
@@ -58,7 +58,7 @@ def resolve_layout(job: TrainJob) -> Layout:
         return Layout(plan.cluster, allocation_of(plan), plan, job.plan)
     _check_allocate(job.allocate)
     planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
-    problem = allocated(prepare(job.cluster, job.allocate, job.schedule), planner)
+    problem = allocated(planning_job(job.cluster, job.allocate, job.schedule), planner)
     return Layout(problem.cluster, allocation_of(problem), None, job.allocate.stages or "the plan")
 
 

@@ -1,4 +1,4 @@
-"""The description of a run. Everything after `resolve` takes it and looks at no settings again."""
+"""The description of a run. Everything after `resolve` takes it and reads no settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
