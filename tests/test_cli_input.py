@@ -69,10 +69,10 @@ COMMAND_LINES = [
     (["planner.method=astar"], ["planner.method: expected one of auto, cbs, got astar"]),
     (["planner.suboptimality=0.9"], ["planner.suboptimality: expected a finite number of at least 1, got 0.9"]),
     (["cluster=geo20", "cluster.sites=2"], ["cluster.sites", "no choice made here has it"]),
-    (["cluster=mars"], ["unknown cluster 'mars'", "geo20", "synthetic"]),
-    (["schedule=mars"], ["unknown schedule 'mars'", "reference, skippipe"]),
-    (["a=["], ["'a=['", "expected key=value"]),
-    (["word"], ["'word'", "expected key=value"]),
+    (["cluster=mars"], ["cluster: expected one of ", "geo20", "synthetic", "got mars"]),
+    (["schedule=mars"], ["schedule: expected one of ", "reference, skippipe", "got mars"]),
+    (["a=["], ["expected key=value", "got a=["]),
+    (["word"], ["expected key=value", "got word"]),
     (["planner.time_limit_s=soon"], ["planner.time_limit_s: expected a number, got soon"]),
     (["planner.time_limit_s=-1"], ["planner.time_limit_s: expected a finite number of at least 0, got -1"]),
     (["planner.work_limit=0"], ["planner.work_limit: expected an integer of at least 1, got 0"]),
@@ -130,7 +130,7 @@ COMMAND_LINES = [
     (["cluster.node.memory=0"], ["cluster.node.memory: expected an integer of at least 1, got 0"]),
     (["cluster.node.forward_s=-1"], ["cluster.node.forward_s: expected a finite number of at least 0, got -1"]),
     (["cluster.overhead_s=nan"], ["cluster.overhead_s: expected a finite number of at least 0, got nan"]),
-    (["cluster.regions=[Atlantis]"], ["cluster.regions[0]: expected one of ", "Singapore", "got 'Atlantis'"]),
+    (["cluster.regions=[Atlantis]"], ["cluster.regions[0]: expected one of ", "Singapore", "got Atlantis"]),
     (["cluster.regions=[]"], ["cluster.regions: expected one region per node, got []"]),
     (["cluster=synthetic", "cluster.nodes=0"], ["cluster.nodes: expected an integer of at least 1", ", got 0"]),
     (["cluster=synthetic", "cluster.nodes=100000000"], ["cluster.nodes: expected", "at most 100000, got 100000000"]),
@@ -143,10 +143,10 @@ COMMAND_LINES = [
         ["cluster=synthetic", "cluster.inside.bandwidth=0"],
         ["cluster.inside.bandwidth: expected a finite number of more than 0, got 0.0"],
     ),
-    (["output=missing/plan.json"], ["output=", "missing does not exist"]),
+    (["output=missing/plan.json"], ["output: ", "missing does not exist"]),
     (["output=."], ["is a folder"]),
     (["output=/dev/null"], ["no regular file"]),
-    (["output=/proc/plan.json"], ["output=/proc/plan.json cannot be written"]),
+    (["output=/proc/plan.json"], ["output: /proc/plan.json cannot be written"]),
     (["output=${nothing}"], ["nothing"]),
     (["--run", "-m"], ["Only one of"]),
     (["--config-dir=missing"], ["missing"]),
@@ -246,7 +246,7 @@ def test_cluster_file(
     file = write("mine.json", broken(small_cluster, *path, value=value))
     with pytest.raises(InputError) as caught:
         load_cluster(str(file))
-    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).startswith(f"{file}:")
     for part in said:
         assert part in str(caught.value)
 
@@ -320,7 +320,7 @@ ALLOCATION_FAULTS: list[tuple[Any, list[str]]] = [
     ({"stages": [[0, 1], [2], [3]], "absent_stages": [2]}, []),
     ({"stages": [[0, 1], [2, 3], []], "absent_stages": [7]}, ["7"]),
     ({"stages": [[0, 1], "x"]}, ["stages[1]"]),
-    ({}, ["stages: missing"]),
+    ({}, ["stages: expected a list of lists of node numbers, got nothing"]),
     ({"stages": [[0, 1], [2], [3]], "layers": [2, 2]}, ["layers"]),
 ]
 
@@ -379,7 +379,7 @@ def test_plans_that_cannot_be_used(plan_file: dict[str, Any], refused: Refused, 
     for content, said in faults:
         write("bad.json", content)
         message = refused("simulate", "plan=bad.json", "output=out.json")
-        assert message.startswith("skippipe simulate: bad.json: ")
+        assert message.startswith("skippipe simulate: bad.json:")
         for part in said:
             assert part in message
 
@@ -462,11 +462,11 @@ def test_orders_that_cannot_be_executed(plan_file: dict[str, Any], run: Run, ref
 @pytest.mark.parametrize(
     ("place", "key", "said"),
     [
-        ([], "colour", "bad.json: colour: unknown key"),
-        (["cluster"], "bandwith", "bad.json: cluster.bandwith: unknown key"),
+        ([], "colour", ": colour: unknown key"),
+        (["cluster"], "bandwith", ": cluster.bandwith: unknown key"),
         (["cluster", "nodes", 1], "forwards_s", "nodes[1].forwards_s: unknown key"),
         (["constraints"], "max_swap", "did you mean max_swaps?"),
-        (["tasks", 3], "begin_s", "bad.json: tasks[3].begin_s: unknown key"),
+        (["tasks", 3], "begin_s", ": tasks[3].begin_s: unknown key"),
         (["microbatches", 0], "waves", "did you mean wave?"),
         (["predicted"], "iteration", "did you mean iteration_s?"),
     ],
@@ -612,11 +612,11 @@ def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--bogus"], "unknown flag --bogus"),
-        (["cluster=local4", "-x", "planner.seed=1"], "unknown flag -x"),
+        (["--bogus"], "--bogus: unknown flag"),
+        (["cluster=local4", "-x", "planner.seed=1"], "-x: unknown flag"),
         (["cluster=local4", "--cfg", "nonsense"], "invalid choice: 'nonsense'"),
         (["cluster=local4", "--config-dir"], "--config-dir/-cd: expected one argument"),
-        (["--", "-m"], "'-m': expected key=value"),
+        (["--", "-m"], "expected key=value, got -m"),
     ],
 )
 def test_wrong_flags(arguments: list[str], said: str, refused: Refused) -> None:

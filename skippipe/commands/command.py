@@ -63,4 +63,4 @@ def check_installed(what: str, packages: Sequence[str]) -> None:
     """Raise `InputError` if packages that `what` needs are missing."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise InputError(f"{what} requires {', '.join(missing)} (not installed): pip install 'skippipe[train]'")
+        raise InputError(f"{what} requires {', '.join(missing)} (not installed)", hint="pip install 'skippipe[train]'")

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skippipe.errors import ActionError
+from skippipe.errors import ActionError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 from skippipe.runtime.links import Link, Work
@@ -258,7 +258,7 @@ class Executor:
     def _send(self, action: Send, tag: int) -> None:
         tensor = self._waiting.pop(action.task.microbatch).detach().to(self._message_spec.dtype).contiguous()
         if tensor.shape != self._message_spec.shape:
-            raise ValueError(f"result: expected shape {self._message_spec.shape}, got {tuple(tensor.shape)}")
+            raise unexpected("result", tuple(tensor.shape), f"shape {self._message_spec.shape}")
         while len(self._in_flight) >= self._sends_in_flight:
             self._await_oldest_send()
         self._in_flight.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))
