@@ -21,7 +21,7 @@ from skippipe.data.cleaning import Deduplication
 from skippipe.data.corpora import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
 from skippipe.data.inputs import falls_to_validation
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import InputError, SchedulerError, unwritable
 
 DEBIAN_SOURCES = """\
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main non-free
@@ -59,7 +59,7 @@ def fetch(name: str, folder: Path, report: Callable[[str], None]) -> Fetched | N
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise unwritable(folder, error) from None
     with temporary:
         packages, made = Path(temporary.name) / "packages", Path(temporary.name) / "made"
         packages.mkdir()
