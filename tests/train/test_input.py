@@ -36,7 +36,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["train.stage_gradient=mean"], "train.stage_gradient: expected one of exact, per_visit, got mean"),
         (["runtime.backend=mpi"], "runtime.backend: expected one of gloo, got mpi"),
         (["runtime.timeout=3"], "runtime.timeout: unknown key; did you mean runtime.timeout_s?"),
-        (["model=gpt9"], "unknown model 'gpt9'; choose one of gpt_neox_tiny, llama_30m, llama_tiny"),
+        (["model=gpt9"], "model: expected one of gpt_neox_tiny, llama_30m, llama_tiny"),
         (["data.training=[missing.txt]"], "data.training[0]=missing.txt: no such file"),
         (["data.validation=[a/*.txt]"], "data.validation[0]=a/*.txt: no such file"),
         (["data.tokenizer=missing.json"], "data.tokenizer=missing.json: no such file"),
