@@ -161,13 +161,14 @@ def first_line(error: BaseException) -> str:
     error = error.__cause__ or error
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
 
 
 def shown(value: object) -> str:
-    """Write a value for a message: text and paths without quotes, cut to `MOST_SHOWN` characters."""
+    """Write a value for a message: text and paths without quotes, of long ones both ends (`MOST_SHOWN` characters)."""
     text = "null" if value is None else str(value) if isinstance(value, str | PurePath) else repr(value)
-    return (text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}...") or "''"
+    end = MOST_SHOWN // 2
+    return (text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - end - 3]}...{text[-end:]}") or "''"
 
 
 def in_file(error: InputError, path: str | PurePath, *position: int) -> InputError:

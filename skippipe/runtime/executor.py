@@ -258,7 +258,7 @@ class Executor:
     def _send(self, action: Send, tag: int) -> None:
         tensor = self._waiting.pop(action.task.microbatch).detach().to(self._message_spec.dtype).contiguous()
         if tensor.shape != self._message_spec.shape:
-            raise unexpected("result", tuple(tensor.shape), f"shape {self._message_spec.shape}")
+            raise ValueError(str(unexpected("result", tuple(tensor.shape), f"shape {self._message_spec.shape}")))
         while len(self._in_flight) >= self._sends_in_flight:
             self._await_oldest_send()
         self._in_flight.append((action, tensor, self._link.isend(tensor, action.to_rank, tag)))

@@ -179,7 +179,7 @@ def test_refusals(given: list[str], refused: Callable[..., str], run: Run, tmp_p
     assert "device: expected auto, cpu, cuda or cuda:NUMBER, got tpu" in refused(
         "evaluate", checkpoint, text, "device=tpu", "output=out"
     )
-    assert "layers per stage: expected positive numbers" in refused("evaluate", *given, "layers=[1,1]", "output=out")
+    assert "layers: expected positive numbers" in refused("evaluate", *given, "layers=[1,1]", "output=out")
     assert "data.sequence: expected at most 64, the positions" in refused(
         "evaluate", *given, "data.sequence=65", "output=out"
     )

@@ -215,7 +215,7 @@ def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run
     shutil.copytree(folder, copy)
     assert "copy with files in it" in refused("export", f"checkpoint={folder}", "output=copy")
     assert "checkpoint: expected checkpoint=..., got nothing" in refused("export", "output=new")
-    assert "nowhere: no such folder" in refused("export", "checkpoint=nowhere", "output=new")
+    assert "no such folder: nowhere" in refused("export", "checkpoint=nowhere", "output=new")
     assert "dtype" in refused("export", f"checkpoint={folder}", "output=new", "dtype=int8")
     other = tmp_path / "other.key"
     other.write_text("0" * 64)
