@@ -79,12 +79,9 @@ class InputError(SchedulerError, ValueError):
         place = [] if self.file is None else [printable(self.file)]
         if self.position is not None:
             place = [*(place or ["line"]), *map(str, self.position)]
-        return ":".join(place), printable(self.key or ""), self.what()
-
-    def what(self) -> str:
-        """What is wrong, and the hint: the text without origin, file and key."""
         values = self.expected and f"expected {self.expected}, got {printable(self.found or '')}"
-        return "; ".join(part for part in (self.reason, values, self.hint) if part)
+        what = "; ".join(part for part in (self.reason, values, self.hint) if part)
+        return ":".join(place), printable(self.key or ""), what
 
     def fields(self) -> dict[str, Any]:
         """What is known of it, for JSON: `InputError(**error.fields())` has the same text."""

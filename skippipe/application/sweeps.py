@@ -63,11 +63,11 @@ def check_apart(
             for key, path in _written(job, writes):
                 other = taken.setdefault(path, number)
                 if other != number:
-                    expected, hint = (
-                        "a path of its own for each job of the sweep",
+                    found, hint = (
+                        f"{path} for jobs {other} and {number}",
                         "a relative path lies in the job's own folder",
                     )
-                    raise unexpected(key, f"{path} for jobs {other} and {number}", expected, hint=hint)
+                    raise unexpected(key, found, "a path of its own for each job of the sweep", hint=hint)
     finally:
         HydraConfig.instance().cfg = before
 
