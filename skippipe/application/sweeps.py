@@ -63,10 +63,8 @@ def check_apart(
             for key, path in _written(job, writes):
                 other = taken.setdefault(path, number)
                 if other != number:
-                    found, hint = (
-                        f"{path} for jobs {other} and {number}",
-                        "a relative path lies in the job's own folder",
-                    )
+                    found = f"{path} for jobs {other} and {number}"
+                    hint = "a relative path lies in the job's own folder"
                     raise unexpected(key, found, "a path of its own for each job of the sweep", hint=hint)
     finally:
         HydraConfig.instance().cfg = before

