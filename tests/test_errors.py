@@ -81,22 +81,20 @@ def test_fields_survive_json(fields: dict[str, object]) -> None:
     assert str(again) == str(error)
 
 
-def templates(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+def templates(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """All f-strings, with braces in place of values, and the strings that are arguments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield node, "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Call):
-            yield from ((text, text.value) for text in node.args if is_text(text))
-
-
-def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+            for text in node.args:
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    yield text, text.value
 
 
 def test_no_other_module_forms_the_text() -> None:
     formed = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}"  # type: ignore[attr-defined]
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if path != PACKAGE / "errors.py"
         for node, text in templates(ast.parse(path.read_text()))
