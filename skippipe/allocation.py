@@ -5,7 +5,7 @@ from typing import Any
 
 from skippipe._scheduler import Cluster, Plan, Problem
 from skippipe.config import AllocateConfig
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import unexpected
 from skippipe.files import read_json_object
 
 DEFAULT_STAGES = 6
@@ -88,7 +88,7 @@ def read_allocation(path: str) -> Allocation:
     """Read a JSON file with the key "stages", and optionally "absent_stages", "absent_nodes" and "layers"."""
     content = read_json_object(path)
     if "stages" not in content:
-        raise InputError("missing: expected a list of lists of node numbers", key="stages", file=path)
+        raise unexpected("stages", "nothing", "a list of lists of node numbers", path)
     stages = _list(path, "stages", content["stages"])
     return Allocation(
         stages=[_integers(path, f"stages[{i}]", stage) for i, stage in enumerate(stages)],
@@ -172,7 +172,7 @@ def _check_count(key: str, found: int, wanted: int | None, path: str | None = No
 
 def _list(path: str, key: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise unexpected(key, repr(value), "a list", path)
+        raise unexpected(key, value if value is None else repr(value), "a list", path)
     return value
 
 

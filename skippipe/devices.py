@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 
 if TYPE_CHECKING:
     import torch
@@ -112,9 +112,9 @@ def find_device(name: str, key: str) -> "torch.device":
     except RuntimeError:
         device = None
     if device is None or device.type not in {"cpu", "cuda"}:
-        raise InputError(f"expected auto, cpu, cuda or cuda:NUMBER, got {name!r}", key=key)
+        raise unexpected(key, name, "auto, cpu, cuda or cuda:NUMBER")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"expected one of the {torch.cuda.device_count()} GPUs of this machine, got {name!r}", key=key)
+        raise unexpected(key, name, f"one of the {torch.cuda.device_count()} GPUs of this machine")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
@@ -130,7 +130,7 @@ def find_devices(names: Sequence[str] | None) -> list[str]:
     if names is None:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
     if not names:
-        raise InputError("expected at least one device, got []", key="devices")
+        raise unexpected("devices", [], "at least one device")
     for number, name in enumerate(names):
         find_device(name, f"devices[{number}]")
     return list(names)

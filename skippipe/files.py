@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from skippipe.errors import InputError, printable, unexpected
+from skippipe.errors import InputError, in_file, printable, unexpected, unreadable, unwritable
 
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Limit for clusters and plans: 1,900 nodes with a full matrix or 20,000 microbatches through 20 stages stay below it;
@@ -36,38 +36,40 @@ def read_text(path: str, most: int = MAX_TEXT_BYTES) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         first = error.start + len(content) - len(text)
-        raise InputError(f"{printable(path)}: expected UTF-8 text, got byte {content[first]:#04x} at {first}") from None
+        raise InputError(expected="UTF-8 text", found=f"byte {content[first]:#04x} at {first}", file=path) from None
 
 
 def _read_bytes(path: str, most: int) -> bytearray:
     """Read in chunks: a file may be endless, and `most` bytes may exceed the memory."""
     if not path:
-        raise InputError("expected the name of a JSON file, got ''")
+        raise InputError(expected="the name of a JSON file", found="")
     content = bytearray()
     try:
         with Path(path).open("rb") as file:
             while len(content) <= most and (piece := file.read(CHUNK_BYTES)):
                 content += piece
     except (OSError, ValueError) as error:
-        raise InputError(f"{printable(path)}: cannot be read: {_reason(error)}") from None
+        raise unreadable(path, error) from None
     if len(content) > most:
-        raise InputError(f"{printable(path)}: expected at most {most} bytes, got more")
+        raise InputError(expected=f"at most {most} bytes", found="more", file=path)
     return content
 
 
 def read_json_object(path: str) -> dict[str, Any]:
     """Read a JSON file with one object; raises `InputError` naming the file."""
-    text, name = read_text(path, MAX_OBJECT_BYTES), printable(path)
+    text = read_text(path, MAX_OBJECT_BYTES)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise InputError(f"{name}: nested too deeply") from None
+        raise InputError("nested too deeply", file=path) from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{name}: invalid JSON: {error}") from None
+        raise InputError(f"invalid JSON: {error.msg}", file=path, position=(error.lineno, error.colno)) from None
+    except InputError as error:
+        raise in_file(error, path) from None
     except ValueError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(f"invalid JSON: {error}", file=path) from None
     if not isinstance(value, dict):
-        raise InputError(f"{name}: expected a JSON object, got a JSON {_json_type(value)}")
+        raise InputError(expected="a JSON object", found=f"a JSON {_json_type(value)}", file=path)
     return value
 
 
@@ -81,17 +83,15 @@ def check_writable(path: Path, key: str = "output") -> None:
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise InputError(f"expected a file name, got {printable(str(path))}, which is {kind}", key=key)
+            raise unexpected(key, f"{path}, which is {kind}", "a file name")
         if mode is not None and not os.access(target, os.W_OK):
-            raise InputError(f"{key}={printable(str(path))} cannot be written: no permission")
+            raise unwritable(path, "no permission", key)
         if not target.parent.is_dir():
-            raise InputError(
-                f"{key}={printable(str(path))} cannot be written: the folder {target.parent} does not exist"
-            )
+            raise unwritable(path, f"the folder {printable(str(target.parent))} does not exist", key)
         with _temporary_beside(target):
             pass
     except OSError as error:
-        raise InputError(f"{key}={printable(str(path))} cannot be written: {_reason(error)}") from None
+        raise unwritable(path, error, key) from None
 
 
 def write_text(path: Path, text: str, *, follow: bool = True) -> None:
@@ -131,7 +131,7 @@ def _resolved(path: Path, key: str = "output") -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{key}={printable(str(path))} cannot be written: {_reason(error)}") from None
+        raise unwritable(path, error, key) from None
 
 
 @contextlib.contextmanager
@@ -154,14 +154,14 @@ def remove_leftovers(folder: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, busy: str) -> Iterator[None]:
-    """Keep other processes from working in a folder; where one does, raise `InputError` that says `busy`."""
+def locked(folder: Path, busy: InputError) -> Iterator[None]:
+    """Keep other processes from working in a folder; where one does, raise `busy`."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(busy) from None
+            raise busy from None
         except OSError:  # a file system without locks: no exclusion
             pass
         yield
@@ -187,12 +187,8 @@ def check_utf8(path: Path, key: str) -> None:
         raise unexpected(key, path, "a folder whose name is UTF-8") from None
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"expected finite numbers, got {name}")
+    raise InputError(expected="finite numbers", found=name)
 
 
 def _json_type(value: object) -> str:
@@ -263,8 +259,7 @@ def _check_entry(entry: os.DirEntry[str], expected: str) -> None:
     mode = entry.stat(follow_symlinks=False).st_mode
     found = next((kind for test, kind in _KINDS if test(mode)), "something else")
     if found not in expected:
-        shown = entry.path if entry.path.isprintable() else repr(entry.path)
-        raise InputError(f"{shown}: expected {expected}, got {found}; nothing is written through it")
+        raise InputError(file=entry.path, expected=expected, found=found, hint="nothing is written through it")
     if found == "a folder":
         with os.scandir(entry.path) as entries:
             for inner in sorted(entries, key=lambda inner: inner.name):

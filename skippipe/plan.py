@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from skippipe._scheduler import Plan
-from skippipe.errors import InputError, SchedulerError, in_file
+from skippipe.errors import InputError, SchedulerError, in_file, unexpected
 from skippipe.files import read_text, write_text
 
 __all__ = ["Plan", "load_plan", "save_plan"]
@@ -29,7 +29,7 @@ def load_plan(path: str) -> Plan:
         raise InputError(f"the plan breaks its own rules: {_listed(broken)}", file=path)
     cycle = plan.find_deadlock()
     if cycle is not None:
-        raise InputError(f"expected an order that can be executed, got {cycle}", key="tasks", file=path)
+        raise unexpected("tasks", cycle, "an order that can be executed", path)
     return plan
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 NO_RANK = -1
 """In place of a rank: no rank serves a node, because the node serves no stage."""
@@ -31,7 +31,7 @@ def assign_ranks(
     rank_of: dict[str, int] = {}
     for rank, names in enumerate(names_by_rank):
         if not names:
-            raise InputError(f"rank {rank}: expected at least one node name, got none")
+            raise unexpected(f"rank {rank}", "none", "at least one node name")
         rank_of.update(dict.fromkeys(names, rank))
     claimed = [name for names in names_by_rank for name in names]
     _refuse("named more than once", [f"{name} ({_claimants(name, names_by_rank)})" for name in _repeated(claimed)])
@@ -58,7 +58,7 @@ def shown_names(names: Sequence[str]) -> str:
 
 def _refuse(what: str, names: Sequence[str]) -> None:
     if names:
-        raise InputError(f"nodes and ranks do not match: {what}: {', '.join(names)}")
+        raise InputError(f"nodes and ranks do not match: {what}: {', '.join(names)}", key="runtime.node")
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

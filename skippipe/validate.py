@@ -14,7 +14,7 @@ def validate(config: Any, prefix: str = "") -> None:
     """Raise `InputError` naming key, value and what was expected for the first setting that is out of range."""
     unknown = sorted(vars(config).keys() - {item.name for item in dataclasses.fields(config)})
     if unknown:  # only `+key=value` gets so far
-        raise InputError("unknown key; --help lists the keys", key=f"{prefix}{unknown[0]}")
+        raise InputError("unknown key", key=f"{prefix}{unknown[0]}", hint="--help lists the keys")
     for item in dataclasses.fields(config):
         key, value = prefix + item.name, getattr(config, item.name)
         for name, entry in _entries(key, value):

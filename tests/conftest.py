@@ -11,6 +11,8 @@ import pytest
 from reference.independent import load_checker
 
 from skippipe.cli import main
+from skippipe.console import streams
+from skippipe.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -26,6 +28,8 @@ class Result:
 
 
 Run = Callable[..., Result]
+OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
+"""Beginnings of errors of Hydra's, which names no key."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,12 +54,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 @pytest.fixture
-def refused(run: Run, tmp_path: Path) -> Callable[..., str]:
-    """Run a command line that has to be refused: status 2, one message, no file left; return the message."""
+def refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run a command line that has to be refused: status 2, one message, no file left; return the message.
+
+    The error says in fields what it is about.
+    """
+    errors: list[Exception] = []
+
+    def report_error(command: str, error: Exception, label: str | None = None) -> None:
+        errors.append(error)
+        streams.report_error(command, error, label)
 
     def call(*arguments: object) -> str:
         before = sorted(tmp_path.iterdir())
-        result = run(*arguments)
+        errors.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("skippipe.application.run.report_error", report_error)
+            result = run(*arguments)
+        for error in errors:
+            assert isinstance(error, InputError)
+            known = error.key or error.file or error.expected or getattr(error, "rule", None)
+            assert known or str(error).startswith(OF_HYDRA), repr(error)
+            assert str(InputError(**json.loads(json.dumps(error.fields())))) == str(error)
         assert result.status == 2, result
         assert result.out == ""
         assert "Traceback" not in result.err

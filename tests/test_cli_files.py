@@ -58,7 +58,7 @@ def test_cluster_file(
     file = write("mine.json", broken(small_cluster, *path, value=value))
     with pytest.raises(InputError) as caught:
         load_cluster(str(file))
-    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).startswith(f"{file}:")
     for part in said:
         assert part in str(caught.value)
 
@@ -132,7 +132,7 @@ ALLOCATION_FAULTS: list[tuple[Any, list[str]]] = [
     ({"stages": [[0, 1], [2], [3]], "absent_stages": [2]}, []),
     ({"stages": [[0, 1], [2, 3], []], "absent_stages": [7]}, ["7"]),
     ({"stages": [[0, 1], "x"]}, ["stages[1]"]),
-    ({}, ["stages: missing"]),
+    ({}, ["stages: expected a list of lists of node numbers, got nothing"]),
     ({"stages": [[0, 1], [2], [3]], "layers": [2, 2]}, ["layers"]),
 ]
 
@@ -191,7 +191,7 @@ def test_plans_that_cannot_be_used(plan_file: dict[str, Any], refused: Refused, 
     for content, said in faults:
         write("bad.json", content)
         message = refused("simulate", "plan=bad.json", "output=out.json")
-        assert message.startswith("skippipe simulate: bad.json: ")
+        assert message.startswith("skippipe simulate: bad.json:")
         for part in said:
             assert part in message
 
@@ -274,11 +274,11 @@ def test_orders_that_cannot_be_executed(plan_file: dict[str, Any], run: Run, ref
 @pytest.mark.parametrize(
     ("path", "key", "said"),
     [
-        ([], "colour", "bad.json: colour: unknown key"),
-        (["cluster"], "bandwith", "bad.json: cluster.bandwith: unknown key"),
+        ([], "colour", ": colour: unknown key"),
+        (["cluster"], "bandwith", ": cluster.bandwith: unknown key"),
         (["cluster", "nodes", 1], "forwards_s", "nodes[1].forwards_s: unknown key"),
         (["constraints"], "max_swap", "did you mean max_swaps?"),
-        (["tasks", 3], "begin_s", "bad.json: tasks[3].begin_s: unknown key"),
+        (["tasks", 3], "begin_s", ": tasks[3].begin_s: unknown key"),
         (["microbatches", 0], "waves", "did you mean wave?"),
         (["predicted"], "iteration", "did you mean iteration_s?"),
     ],

@@ -41,7 +41,7 @@ def test_python_m_and_the_command_are_one(tmp_path: Path) -> None:
         assert "local-3" in done.stdout
         refused = subprocess.run([*command, "plan", "cluster=mars"], cwd=tmp_path, capture_output=True, text=True)
         assert refused.returncode == 2
-        assert refused.stderr.startswith("skippipe plan: unknown cluster 'mars'")
+        assert refused.stderr.startswith("skippipe plan: cluster: expected one of ")
 
 
 def test_interrupt(tmp_path: Path) -> None:

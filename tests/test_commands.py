@@ -95,8 +95,8 @@ def test_packages_that_are_missing_are_named(
     command = BY_NAME[name]
     monkeypatch.setattr("skippipe.commands.command.find_spec", lambda _: None)
     message = refused(*name.split(), *(["output=out"] if "output" in command.writes else []))
-    needed = f"skippipe {name}: skippipe {name} requires {', '.join(command.packages)} (not installed)"
-    assert message == f"{needed}: pip install 'skippipe[train]'\n"
+    needed = f"skippipe {name}: skippipe {name}: requires {', '.join(command.packages)} (not installed)"
+    assert message == f"{needed}; pip install 'skippipe[train]'\n"
 
 
 @pytest.mark.parametrize(

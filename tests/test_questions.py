@@ -151,7 +151,7 @@ def test_errors_of_files_have_a_place(write: Callable[[str, Any], Path], small_c
         load_cluster(str(path))
     error = caught.value
     assert (error.file, error.key, error.position) == (str(path), "nodes[0].memori", (2, 9))
-    assert str(error) == (f"{path}: nodes[0].memori: unknown key at line 2 column 9; did you mean memory?")
+    assert str(error) == f"{path}:2:9: nodes[0].memori: unknown key; did you mean memory?"
 
 
 def test_errors_of_the_search_have_fields(cluster: Cluster, made: Plan) -> None:

@@ -57,7 +57,7 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
     settings = [*(found.pop("overrides") or []), *arguments[end + 1 :]]
     for setting in settings:
         if setting.startswith("-"):
-            raise InputError(f"{printable(setting)!r}: expected key=value")
+            raise InputError(expected="key=value", found=setting)
     return [*settings, *(flag for name, value in found.items() for flag in _flag(name, value))]
 
 
@@ -83,6 +83,7 @@ def _flag(name: str, value: object) -> list[str]:
 
 
 def _refuse(message: str) -> NoReturn:
-    unknown = message.removeprefix("unrecognized arguments: ")
-    text = message if unknown == message else f"unknown flag {unknown.partition(' ')[0]}"
-    raise InputError(f"{printable(text)}; --help lists keys and flags")
+    flag, _, reason = message.removeprefix("argument ").partition(": ")
+    if flag == "unrecognized arguments":
+        flag, reason = reason.partition(" ")[0], "unknown flag"
+    raise InputError(printable(reason), key=flag, hint="--help lists keys and flags")

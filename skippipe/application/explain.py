@@ -30,11 +30,11 @@ def explain(error: Exception, job: type[Any] | None) -> InputError:
     """Make an error with key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
     if str(error).startswith("Could not delete"):
-        return InputError("expected a value, it cannot be deleted", key=_asked_key(error))
+        return InputError("cannot be deleted", key=_asked_key(error))
     match cause:
         case OverrideParseException():
-            expected = "expected key=value, with special characters in quotes: 'key=\"a b\"'"
-            return InputError(f"{cause.override!r}: {expected} ({_first_line(cause)})")
+            expected = "key=value, with special characters in quotes: 'key=\"a b\"'"
+            return InputError(expected=expected, found=cause.override, hint=_first_line(cause))
         case MissingConfigException():
             return _missing_config(cause)
         case MissingMandatoryValue():
@@ -82,7 +82,7 @@ def _unknown_key(key: str, job: type[Any] | None) -> InputError:
         hint = "no choice made here has it, --cfg job shows the keys"
     else:
         hint = f"did you mean {close[0]}?" if close else "--help lists the keys"
-    return InputError(f"unknown key; {hint}", key=key)
+    return InputError("unknown key", key=key, hint=hint)
 
 
 def _missing_config(error: MissingConfigException) -> InputError:
@@ -90,7 +90,7 @@ def _missing_config(error: MissingConfigException) -> InputError:
     known = [name for name in error.options or () if not name.endswith("_schema")]
     if not group or not known:
         return InputError(_first_line(error))
-    return InputError(f"unknown {group} {option!r}; choose one of {', '.join(known)}")
+    return unexpected(group, option, f"one of {', '.join(known)}")
 
 
 def _wrong_value(error: Exception, cause: ValidationError) -> InputError:

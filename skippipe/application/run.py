@@ -19,7 +19,7 @@ from skippipe.application.cluster_file import check_file_alone
 from skippipe.application.configuration import FOLDER, checked_settings, compose, preset, register
 from skippipe.application.explain import explain, key_of
 from skippipe.application.sweeps import jobs_apart
-from skippipe.application.user_files import UserFiles, checked_files
+from skippipe.application.user_files import Location, UserFiles, checked_files
 from skippipe.commands.command import Command
 from skippipe.console.streams import STANDARD_OUTPUT, report_error
 from skippipe.context import Context
@@ -86,23 +86,23 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     return SUCCESS
 
 
-def _located(error: Exception, location: str | None) -> Exception:
-    """The same error with its location, unless it has one."""
+def _located(error: Exception, location: Location | None) -> Exception:
+    """The same error with its location, unless it has a file."""
     if isinstance(error, InputError) and error.file is None and location is not None:
-        return in_file(error, location)
+        return in_file(error, *location)
     return error
 
 
-def _location(error: Exception, files: UserFiles, arguments: Sequence[str]) -> str | None:
-    """`FILE:LINE` in a file of the user that sets the key of an error, unless the command line sets it."""
+def _location(error: Exception, files: UserFiles, arguments: Sequence[str]) -> Location | None:
+    """File and line in a file of the user that sets the key of an error, unless the command line sets it."""
     key = key_of(error)
     if key is None or any(argument.lstrip("+~").startswith(f"{key}=") for argument in arguments):
         return None
     return files.location_of(key)
 
 
-def _composed_location(error: Exception, files: UserFiles) -> str | None:
-    """`FILE:LINE` in a file of the user that requests a missing file, or cannot be composed."""
+def _composed_location(error: Exception, files: UserFiles) -> Location | None:
+    """File and line in a file of the user that requests a missing file, or cannot be composed."""
     match error:
         case MissingConfigException():
             return files.location_of_default(error.missing_cfg_file or "")

@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from skippipe.errors import InputError, printable
+from skippipe.errors import unexpected
 
 Overrides = Sequence[str]
 
@@ -63,11 +63,9 @@ def check_apart(
             for key, path in _written(job, writes):
                 other = taken.setdefault(path, number)
                 if other != number:
-                    raise InputError(
-                        f"expected a path of its own for each job of the sweep, got {printable(str(path))} for "
-                        f"jobs {other} and {number}; a relative path lies in the job's own folder",
-                        key=key,
-                    )
+                    found = f"{path} for jobs {other} and {number}"
+                    hint = "a relative path lies in the job's own folder"
+                    raise unexpected(key, found, "a path of its own for each job of the sweep", hint=hint)
     finally:
         HydraConfig.instance().cfg = before
 

@@ -13,13 +13,16 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf._utils import get_yaml_loader
 
-from skippipe.errors import InputError, printable
+from skippipe.errors import InputError, printable, unreadable
 
 BYTE_ORDER_MARK = "\ufeff"
 MOST_VALUES = 100_000
 """Maximum number of values of a file, aliases expanded, since Hydra copies them."""
 OF_HYDRA = ("hydra._internal.core_plugins.", "hydra.experimental.callbacks.", "hydra_plugins.")
 """What a file may have Hydra call: launchers, sweepers and callbacks."""
+
+Location = tuple[str, int]
+"""File and line."""
 
 
 @dataclass
@@ -29,30 +32,30 @@ class UserFiles:
     roots: dict[Path, tuple[str, yaml.MappingNode]] = field(default_factory=dict)
     """by path: the group that the file belongs to, with dots, and its content"""
 
-    def location_of(self, key: str) -> str | None:
-        """`FILE:LINE` where a key, such as `cluster.node.memory`, has its value; None where no file has it."""
+    def location_of(self, key: str) -> Location | None:
+        """File and line where a key, such as `cluster.node.memory`, has its value; None where no file has it."""
         for path, (group, root) in self.roots.items():
             inside = key.removeprefix(f"{group}.") if group else key
             # A file may declare that its keys are absolute (`# @package _global_`).
             for parts in (inside.split("."), key.split(".")):
                 if (line := _line_of(root, parts)) is not None:
-                    return f"{path}:{line}"
+                    return str(path), line
         return None
 
-    def location_of_last(self) -> str | None:
-        """`FILE:LINE` of the file read last: where composing ended if the reason is unknown."""
+    def location_of_last(self) -> Location | None:
+        """File and line of the file read last: where composing ended if the reason is unknown."""
         for path, (_, root) in reversed(self.roots.items()):
             first = next(iter(_values(root, "defaults")), root)
-            return f"{path}:{first.start_mark.line + 1}"
+            return str(path), first.start_mark.line + 1
         return None
 
-    def location_of_default(self, name: str) -> str | None:
-        """`FILE:LINE` of an entry of a defaults list that requests the file `name`, such as `cluster/mars`."""
+    def location_of_default(self, name: str) -> Location | None:
+        """File and line of an entry of a defaults list that requests the file `name`, such as `cluster/mars`."""
         for path, (_, root) in self.roots.items():
             for node in _values(root, "defaults"):
                 for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
                     if name.rpartition("/")[2] in _words(entry):
-                        return f"{path}:{entry.start_mark.line + 1}"
+                        return str(path), entry.start_mark.line + 1
         return None
 
 
@@ -89,12 +92,13 @@ def read_yaml(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", file=str(_named(path))) from None
+        raise unreadable(_named(path), error) from None
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _fault(_named(path), line, f"expected UTF-8 text, got byte {content[error.start]:#04x}") from None
+        found = f"byte {content[error.start]:#04x}"
+        raise InputError(expected="UTF-8 text", found=found, file=_named(path), position=[line]) from None
 
 
 def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
@@ -108,30 +112,34 @@ def parse_mapping(path: Path, text: str) -> yaml.MappingNode:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(part) for part in (error.problem, error.context and f"({error.context})") if part)
         line = 1 if mark is None else mark.line + 1
-        raise _fault(path, line, f"invalid YAML: {printable(problem)}") from None
+        raise InputError(f"invalid YAML: {printable(problem)}", file=path, position=[line]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _fault(path, line, f"invalid YAML: character {error.character:#06x} is not allowed") from None
+        reason = f"invalid YAML: character {error.character:#06x} is not allowed"
+        raise InputError(reason, file=path, position=[line]) from None
     except RecursionError:
-        raise _fault(path, 1, "nested too deeply") from None
+        raise InputError("nested too deeply", file=path, position=[1]) from None
     except (ValueError, TypeError) as error:  # such as a date of month 13, or a list for a key
-        raise _fault(path, 1, f"invalid YAML: {printable(str(error))}") from None
+        raise InputError(f"invalid YAML: {printable(str(error))}", file=path, position=[1]) from None
     finally:
         if loader is not None:
             loader.dispose()
     if not isinstance(root, yaml.MappingNode):
-        raise _fault(path, root.start_mark.line + 1, f"expected key: value, got {_kind(root)}")
+        raise _unexpected(path, root, "key: value")
     for node in _values(root, "defaults"):
         if not isinstance(node, yaml.SequenceNode):
-            raise _fault(path, node.start_mark.line + 1, f"expected a list, got {_kind(node)}", "defaults")
+            raise _unexpected(path, node, "a list", "defaults")
     if _size(root, {}) > MOST_VALUES:
-        raise _fault(path, 1, f"expected at most {MOST_VALUES} values, got more")
+        raise InputError(expected=f"at most {MOST_VALUES} values", found="more", file=path, position=[1])
     _check_targets(path, root)
     return root
 
 
-def _fault(path: Path, line: int, reason: str, key: str | None = None) -> InputError:
-    return InputError(reason, key=key, file=f"{path}:{line}")
+def _unexpected(
+    path: Path, node: yaml.Node, expected: str, key: str | None = None, hint: str | None = None
+) -> InputError:
+    place = [node.start_mark.line + 1]
+    return InputError(key=key, found=_kind(node), expected=expected, hint=hint, file=path, position=place)
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
@@ -157,11 +165,10 @@ def _check_targets(path: Path, root: yaml.Node) -> None:
         elif isinstance(node, yaml.MappingNode):
             for value in _values(node, "_target_"):
                 if not (isinstance(value, yaml.ScalarNode) and value.value.startswith(OF_HYDRA)):
-                    reason = (
-                        f"expected a launcher, sweeper or callback of Hydra, got {_kind(value)}; what runs code of "
-                        f"your own belongs on the command line"
+                    expected = "a launcher, sweeper or callback of Hydra"
+                    raise _unexpected(
+                        path, value, expected, "_target_", "what runs code of your own belongs on the command line"
                     )
-                    raise _fault(path, value.start_mark.line + 1, reason, "_target_")
             waiting += [value for _, value in node.value]
 
 

@@ -10,7 +10,7 @@ from skippipe._scheduler import AllocationScope, Problem
 from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import InputError, in_file, unexpected
 from skippipe.files import read_json_object
 from skippipe.planning import PlanningJob, allocated, planning_job, state_problem
 
@@ -76,7 +76,7 @@ def small_folder() -> Path:
     """
     folder = Path(skippipe.__file__).parent.parent / "benchmarks" / "small"
     if not folder.is_dir():
-        raise InputError(f"set=small needs a checkout of the repository: no folder {folder}")
+        raise InputError(f"small needs a checkout of the repository: no folder {folder}", key="set")
     return folder
 
 
@@ -91,7 +91,7 @@ def load_cases(key: str, folder: Path) -> Cases:
         raise unexpected(key, folder, "a folder with NAME.cluster.json and NAME.json")
     paths = sorted(folder.glob(f"*{_CLUSTER}"))
     if not paths:
-        raise InputError(f"expected NAME.cluster.json and NAME.json, got {folder} without instances", key=key)
+        raise unexpected(key, f"{folder} without instances", "NAME.cluster.json and NAME.json")
     cases = [load_case(path) for path in paths]
     return {case.name: case for case in cases}
 
@@ -116,8 +116,10 @@ def load_case(path: Path) -> Case:
         )
         problem = state_problem(cluster, allocation, schedule)
         return Case(name, problem, schedule, _known(content), (path, problem_file))
+    except InputError as error:
+        raise in_file(error, problem_file) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{problem_file}: {error}") from None
+        raise InputError(str(error), file=problem_file) from None
 
 
 def _known(content: Mapping[str, Any]) -> BestKnown | None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from skippipe.errors import unexpected
+
 LIMIT_BYTES = 2**20
 """largest message of one rank"""
 
@@ -35,7 +37,7 @@ def gather_json(value: object, group: dist.ProcessGroup) -> list[Any]:
     lengths = [int(size) for size in sizes]
     for rank, length in enumerate(lengths):
         if not 0 <= length <= LIMIT_BYTES:
-            raise ExchangeError(f"rank {rank}: expected at most {LIMIT_BYTES} bytes, got {length}")
+            raise ExchangeError(unexpected(f"rank {rank}", length, f"at most {LIMIT_BYTES} bytes"))
     longest = max(lengths)
     texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
     padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
@@ -50,4 +52,4 @@ def _parsed(text: bytes, rank: int) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise ExchangeError(f"rank {rank}: expected JSON, got {text[:40]!r}") from None
+        raise ExchangeError(unexpected(f"rank {rank}", text[:40], "JSON")) from None

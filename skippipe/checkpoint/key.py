@@ -8,9 +8,11 @@ import stat
 import tempfile
 from pathlib import Path
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected, unreadable, unwritable
 from skippipe.files import open_regular
 
+KEY = "checkpoint.key"
+"""The setting that names the file."""
 MIN_BYTES, MAX_BYTES = 16, 4096
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits that must be clear, as for ssh keys."""
@@ -25,7 +27,7 @@ def load_key(path: str | None) -> bytes:
     """
     if path is None:
         return _own_key(default_path())
-    return _read(Path(path), f"checkpoint.key={path}")
+    return _read(Path(path))
 
 
 def default_path() -> Path:
@@ -33,21 +35,18 @@ def default_path() -> Path:
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     except RuntimeError:
-        raise InputError(
-            "expected a file, got null, and no home folder for a default key", key="checkpoint.key"
-        ) from None
+        raise unexpected(KEY, "null, and no home folder for a default key", "a file") from None
     return Path(base) / "skippipe" / "checkpoint.key"
 
 
 def _own_key(path: Path) -> bytes:
-    what = f"{path} (default checkpoint.key)"
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make(path)
         except OSError as error:
-            raise InputError(f"{what}: cannot be created: {error.strerror}") from None
-    return _read(path, what)
+            raise unwritable(path, error, KEY) from None
+    return _read(path)
 
 
 def _make(path: Path) -> None:
@@ -65,23 +64,21 @@ def _make(path: Path) -> None:
         temporary.unlink()
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path) -> bytes:
     """Read a key from a regular file (symbolic links are followed) that only its owner may read."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
             secret = file.read(MAX_BYTES + 1).strip()
     except OSError as error:
-        raise InputError(f"{what}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error, KEY) from None
     if found.st_uid not in (os.geteuid(), 0) and os.geteuid():  # root, as in a container, may use anybody's
-        raise InputError(f"{what}: expected a file of your own, got one of user {found.st_uid}")
+        raise unexpected(KEY, f"one of user {found.st_uid}", "a file of your own", path)
     if found.st_mode & OTHERS:
-        mode = stat.S_IMODE(found.st_mode)
-        raise InputError(
-            f"{what}: expected a file private to its owner (mode 600), got mode {mode:o}; "
-            f"chmod 600 {shlex.quote(str(path))}, and generate a new key if someone else may have read it"
-        )
+        mode, hint = stat.S_IMODE(found.st_mode), "generate a new key if someone else may have read it"
+        hint = f"chmod 600 {shlex.quote(str(path))}, and {hint}"
+        raise unexpected(KEY, f"mode {mode:o}", "a file private to its owner (mode 600)", path, hint)
     if not MIN_BYTES <= len(secret) <= MAX_BYTES:
         size = f"more than {MAX_BYTES}" if len(secret) > MAX_BYTES else str(len(secret))
-        raise InputError(f"{what}: expected {MIN_BYTES} to {MAX_BYTES} bytes, got {size}")
+        raise unexpected(KEY, size, f"{MIN_BYTES} to {MAX_BYTES} bytes", path)
     return secret

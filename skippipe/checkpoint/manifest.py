@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected, unreadable
 from skippipe.files import open_regular
 
 FORMAT = "skippipe.checkpoint/2"
@@ -33,12 +33,12 @@ class FileRecord:
 
 
 def parse_file_record(value: object) -> FileRecord:
-    """Validate a record from another process; raises `ValueError`."""
+    """Validate a record from another process; raises `InputError`."""
     if isinstance(value, dict) and value.keys() == {"bytes", "sha256"}:
         size, digest = value["bytes"], value["sha256"]
         if isinstance(size, int) and size >= 0 and isinstance(digest, str) and _SHA256.fullmatch(digest):
             return FileRecord(size, digest)
-    raise ValueError(f"expected bytes and sha256 of a file, got {str(value)[:80]}")
+    raise InputError(expected="bytes and sha256 of a file", found=value)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_manifest(folder: Path, key: bytes) -> Manifest:
     signature = content.pop("hmac", None)
     expected = _signature(content, key)
     if not isinstance(signature, str) or not signature.isascii() or not hmac.compare_digest(signature, expected):
-        raise InputError(f"{path}: signature mismatch: edited, or signed with another checkpoint.key")
+        raise InputError("signature mismatch: edited, or signed with another checkpoint.key", file=path)
     return _manifest(content, text)
 
 
@@ -87,10 +87,10 @@ def _content(text: bytes, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: invalid JSON: truncated or edited") from None
+        raise InputError("invalid JSON: truncated or edited", file=path) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
-        raise InputError(f"{path}: format: expected {FORMAT!r}, got {found!r}")
+        raise unexpected("format", found, FORMAT, path)
     return content
 
 
@@ -105,7 +105,7 @@ def read_checked(folder: Path, name: str, manifest: Manifest) -> bytes:
     path = folder / name
     record = manifest.files.get(name)
     if record is None or hashlib.sha256(content := _read(path, record.bytes)).hexdigest() != record.sha256:
-        raise InputError(f"{path}: sha256 mismatch: damaged or edited")
+        raise InputError("sha256 mismatch: damaged or edited", file=path)
     return content
 
 
@@ -115,7 +115,7 @@ def _read(path: Path, most: int) -> bytes:
         with open_regular(path) as file:
             return file.read(most + 1)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -130,11 +130,11 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         try:
             size = path.stat().st_size
             if size != record.bytes:
-                raise InputError(f"{path}: expected {record.bytes} bytes, got {size}: truncated or edited")
+                raise InputError(file=path, expected=f"{record.bytes} bytes", found=size, hint="truncated or edited")
             if hash_file(path) != record:
-                raise InputError(f"{path}: sha256 mismatch: damaged or edited")
+                raise InputError("sha256 mismatch: damaged or edited", file=path)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+            raise unreadable(path, error) from None
 
 
 def _signature(content: Mapping[str, Any], key: bytes) -> str:

@@ -10,13 +10,14 @@ from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory, iter
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import MANIFEST, Manifest, check_files, read_checked, read_manifest
 from skippipe.checkpoint.state import STATE, TrainingState, parse_state
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PLAN, TOKENIZER = "plan.json", "tokenizer.json"
 """Files of a checkpoint other than manifest, state and tensors."""
+SHARED = "all nodes must share one folder"
 WEIGHTS = "weights"
 """Prefix of weight names in tensor files; the rest is the name in transformers' state dict."""
 
@@ -68,11 +69,9 @@ class Checkpoint:
                     continue
                 loaded.add(tensor.data_ptr())
                 if key not in saved:
-                    raise InputError(f"{self.path}: no tensor {key}: checkpoint of another model")
+                    raise InputError("no such tensor: checkpoint of another model", key=key, file=self.path)
                 if saved.shape(key) != tuple(tensor.shape):
-                    raise InputError(
-                        f"{self.path}: {key}: expected shape {tuple(tensor.shape)}, got {saved.shape(key)}"
-                    )
+                    raise unexpected(key, saved.shape(key), f"shape {tuple(tensor.shape)}", self.path)
                 tensor.copy_(saved.read(key))
 
 
@@ -91,13 +90,13 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     if (path / MANIFEST).exists():
         return _open(path, secret)
     if not path.is_dir():
-        raise InputError(f"checkpoint={path}: no such folder")
+        raise InputError(f"no such folder: {path}", key="checkpoint")
     newest, damaged = latest_complete(CheckpointDirectory(path / CHECKPOINTS), secret)
     if newest is not None:
         return replace(newest, skipped=tuple(damaged))
     if damaged:
-        raise InputError(f"checkpoint={path}: no complete checkpoint: {'; '.join(damaged)}")
-    raise InputError(f"checkpoint={path}: expected {MANIFEST} or {CHECKPOINTS}/, found neither")
+        raise InputError(f"no complete checkpoint in {path}: {'; '.join(damaged)}", key="checkpoint")
+    raise unexpected("checkpoint", f"{path} with neither", f"a folder with {MANIFEST} or {CHECKPOINTS}/")
 
 
 def latest_complete(
@@ -128,10 +127,10 @@ def open_shared(path: Path, manifest_sha256: str, secret: bytes) -> Checkpoint:
 
     """
     if not path.is_dir():
-        raise InputError(f"{path}: not visible on this node; all nodes must share one folder")
+        raise InputError("not visible on this node", file=path, hint=SHARED)
     manifest = read_manifest(path, secret)
     if manifest.sha256 != manifest_sha256:
-        raise InputError(f"{path}: differs from the checkpoint on rank 0; all nodes must share one folder")
+        raise InputError("differs from the checkpoint on rank 0", file=path, hint=SHARED)
     return _checkpoint(path, manifest)
 
 
@@ -147,7 +146,7 @@ def read_named_manifest(path: Path, secret: bytes) -> Manifest:
     """Read a manifest as `read_manifest` does; raises also if the folder's name is that of another iteration."""
     manifest = read_manifest(path, secret)
     if iteration_of(path) not in (-1, manifest.iteration):
-        raise InputError(f"{path}: checkpoint of iteration {manifest.iteration} under another name")
+        raise InputError(f"checkpoint of iteration {manifest.iteration} under another name", file=path)
     return manifest
 
 

@@ -25,7 +25,7 @@ from skippipe.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_fi
 from skippipe.checkpoint.reading import PLAN, TOKENIZER
 from skippipe.checkpoint.state import STATE, TrainingState
 from skippipe.checkpoint.tensors import TENSORS, tensor_file, write_tensors
-from skippipe.errors import SchedulerError
+from skippipe.errors import SchedulerError, unexpected
 from skippipe.files import write_synced
 from skippipe.model.finite import is_finite, odd_number
 
@@ -168,7 +168,7 @@ class CheckpointSaver:
             self._copied.set()
         for name, tensor in copied.items():
             if not is_finite(tensor):
-                raise ValueError(f"{name}: expected finite numbers, got {odd_number(tensor)}")
+                raise unexpected(name, odd_number(tensor), "finite numbers")
 
     def _begin(self, contents: CheckpointContents) -> None:
         staging = self._directory.create_staging(contents.state.iteration)
@@ -206,7 +206,7 @@ class CheckpointSaver:
         values, failures = [], {}
         for rank, result in enumerate(gather_json(mine, self._group)):
             if not isinstance(result, dict) or result.keys() != mine.keys():
-                raise SavingError(f"rank {rank}: expected a result, got {str(result)[:40]}")
+                raise SavingError(unexpected(f"rank {rank}", result, "a result"))
             values.append(result["value"])
             if result["error"] is not None:
                 failures[rank] = str(result["error"])
@@ -229,7 +229,7 @@ def _parse_file_records(value: object, rank: int) -> dict[str, FileRecord]:
     """Validate a rank's file records before they are signed."""
     records = value if isinstance(value, dict) else {}
     if not records.keys() <= set(_own_files(rank)):
-        raise SavingError(f"rank {rank}: expected files of its own, got {', '.join(map(str, records))[:200]}")
+        raise SavingError(unexpected(f"rank {rank}", ", ".join(map(str, records)), "files of its own"))
     try:
         return {name: parse_file_record(record) for name, record in records.items()}
     except ValueError as error:

@@ -47,5 +47,5 @@ def parse_state(text: bytes, path: Path) -> TrainingState:
     content = json.loads(text)
     missing = [item.name for item in fields(TrainingState) if item.name not in content]
     if missing:
-        raise InputError(f"{path}: no key {missing[0]}: written by another version of skippipe")
+        raise InputError("no such key: written by another version of skippipe", key=missing[0], file=path)
     return TrainingState(**{item.name: content[item.name] for item in fields(TrainingState)})

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from skippipe.checkpoint.manifest import Manifest
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected, unreadable
 from skippipe.model.finite import is_finite, odd_number
 
 TENSORS = "tensors"
@@ -70,7 +70,7 @@ class TensorFiles:
         """Raise `InputError` naming file and tensor if any value is NaN or infinite."""
         for name, path in self._paths.items():
             if not is_finite(self.read(name)):
-                raise InputError(f"{path}: {name}: expected finite numbers, got {odd_number(self.read(name))}")
+                raise unexpected(name, odd_number(self.read(name)), "finite numbers", path)
 
 
 @contextlib.contextmanager
@@ -89,9 +89,9 @@ def open_tensors(folder: Path, manifest: Manifest) -> Iterator[TensorFiles]:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 names = list(file.keys())
             except (SafetensorError, OSError) as error:
-                raise InputError(f"{path}: cannot be read: {error}") from None
+                raise unreadable(path, error) from None
             for name in names:
                 if name in files:
-                    raise InputError(f"{path}: tensor {name} is also in {paths[name].name}")
+                    raise InputError(f"is also in {paths[name].name}", key=name, file=path)
                 files[name], paths[name] = file, path
         yield TensorFiles(files, paths)

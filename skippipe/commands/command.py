@@ -63,4 +63,5 @@ def check_installed(what: str, packages: Sequence[str]) -> None:
     """Raise `InputError` if packages that `what` needs are missing."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise InputError(f"{what} requires {', '.join(missing)} (not installed): pip install 'skippipe[train]'")
+        reason, hint = f"requires {', '.join(missing)} (not installed)", "pip install 'skippipe[train]'"
+        raise InputError(reason, key=what, hint=hint)

@@ -8,7 +8,7 @@ from skippipe.commands.command import check_installed
 from skippipe.config import ReportJob
 from skippipe.console.output import Console
 from skippipe.context import Context
-from skippipe.errors import DeadlockError, unexpected
+from skippipe.errors import DeadlockError, from_origin, unexpected
 from skippipe.files import check_writable, write_bytes
 from skippipe.plan import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
@@ -57,7 +57,7 @@ def _analysis(path: str, job: ReportJob) -> PlanAnalysis:
     try:
         analysis = analyse_plan(load_plan(path), path)
     except DeadlockError as error:
-        raise DeadlockError(f"{path}: {error}") from None
+        raise from_origin(error, path) from None
     return dataclasses.replace(analysis, replanned=replan(analysis)) if job.replan else analysis
 
 

@@ -4,7 +4,7 @@ from skippipe import _scheduler
 from skippipe.config import SimulateJob
 from skippipe.console.output import Console
 from skippipe.context import Context
-from skippipe.errors import DeadlockError
+from skippipe.errors import DeadlockError, from_origin
 from skippipe.files import check_writable
 from skippipe.plan import load_plan, save_plan
 from skippipe.planning import outcome
@@ -22,7 +22,7 @@ def simulate(job: SimulateJob, context: Context) -> float:
     try:
         simulated = _scheduler.simulate(planned, order=job.order)
     except DeadlockError as error:
-        raise DeadlockError(f"{job.plan}: {error}") from None
+        raise from_origin(error, job.plan) from None
     if output is not None:
         save_plan(simulated, output)
     console = Console()

@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from skippipe.data.blocks import Blocks, Tokens, pack
-from skippipe.errors import InputError
+from skippipe.errors import InputError, in_file, unexpected, unreadable
 from skippipe.files import read_json_object, read_text
 
 FORMAT = "skippipe.data/2"
+PREPARE_AGAIN = "prepare it again"
 Split = Literal["training", "validation"]
 SPLITS: tuple[Split, ...] = ("training", "validation")
 CHUNK_BYTES = 16 * 2**20
@@ -103,9 +104,7 @@ class Corpus:
         stream, step = self.stream(split), CHUNK_BYTES // DTYPES[self.dtype].itemsize
         count = -(-len(stream) // step)
         if len(part.chunks) != count:
-            raise InputError(
-                f"{self.folder / 'corpus.json'}: {split}.chunks: expected {count} hashes, got {len(part.chunks)}"
-            )
+            raise unexpected(f"{split}.chunks", len(part.chunks), f"{count} hashes", self.folder / "corpus.json")
         numbers = list(range(count)) if whole else _sample(count)
         complete = hashlib.sha256()
         for number in numbers:
@@ -123,15 +122,13 @@ class Corpus:
         """Raise `InputError` that names `origin` if a token is outside the vocabulary."""
         largest = int(tokens.max(initial=0))
         if largest >= self.vocabulary:
-            raise InputError(f"{origin}: expected tokens below {self.vocabulary}, got {largest}; prepare it again")
+            raise InputError(file=origin, expected=f"tokens below {self.vocabulary}", found=largest, hint=PREPARE_AGAIN)
 
     def _blocks(self, split: Split, sequence: int) -> Blocks:
         blocks = pack(self.stream(split), sequence)
         if not len(blocks):
-            raise InputError(
-                f"expected at least {sequence + 1} tokens (data.sequence + 1), got {self.splits[split].tokens}",
-                key=f"data.{split}",
-            )
+            expected = f"at least {sequence + 1} tokens (data.sequence + 1)"
+            raise unexpected(f"data.{split}", self.splits[split].tokens, expected)
         return blocks
 
 
@@ -145,29 +142,30 @@ def open_corpus(folder: Path) -> Corpus:
     """
     path = folder / "corpus.json"
     if not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder written by `skippipe data prepare`, got no such folder")
+        raise InputError(file=folder, expected="a folder written by `skippipe data prepare`", found="no such folder")
     if not path.is_file():
-        raise InputError(
-            f"{folder}: expected a folder completed by `skippipe data prepare`, got one without corpus.json"
-        )
+        expected = "a folder completed by `skippipe data prepare`"
+        raise InputError(file=folder, expected=expected, found="one without corpus.json")
     content = read_json_object(str(path))
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: format: expected {FORMAT}, got {content.get('format')!r}")
+        raise unexpected("format", content.get("format"), FORMAT, path)
     try:
         corpus = _corpus(folder, content)
+    except InputError as error:
+        raise in_file(error, path) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not written by `skippipe data prepare`: {_reason(error)}") from None
+        raise InputError(f"not written by `skippipe data prepare`: {_reason(error)}", file=path) from None
     for part in corpus.splits.values():
         _check_size(folder / f"{part.split}.tokens", part.tokens * DTYPES[corpus.dtype].itemsize)
     if not (folder / "tokenizer.json").is_file():
-        raise InputError(f"{folder}: tokenizer.json is missing")
+        raise InputError("tokenizer.json is missing", file=folder)
     if hashlib.sha256(corpus.tokenizer_json.encode()).hexdigest() != corpus.tokenizer_sha256:
         raise _changed(folder / "tokenizer.json", "sha256 mismatch")
     return corpus
 
 
 def _changed(path: Path, what: str) -> InputError:
-    return InputError(f"{path}: changed since it was prepared ({what}); prepare it again")
+    return InputError(f"changed since it was prepared ({what})", file=path, hint=PREPARE_AGAIN)
 
 
 def _sample(chunks: int) -> list[int]:
@@ -191,7 +189,7 @@ def _corpus(folder: Path, content: dict[str, Any]) -> Corpus:
     tokenizer = content["tokenizer"]
     dtype = str(content["dtype"])
     if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise unexpected("dtype", dtype, f"one of {', '.join(DTYPES)}")
     return Corpus(
         folder=folder,
         vocabulary=_count(tokenizer, "vocabulary"),
@@ -211,7 +209,7 @@ def _token_file(split: Split, content: dict[str, Any]) -> TokenFile:
 def _count(content: dict[str, Any], name: str) -> int:
     value = content[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
+        raise unexpected(name, repr(value), "an integer of at least 0")
     return value
 
 
@@ -219,9 +217,9 @@ def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     if size != expected:
-        raise InputError(f"{path}: expected {expected} bytes (corpus.json), got {size}; prepare it again")
+        raise InputError(file=path, expected=f"{expected} bytes (corpus.json)", found=size, hint=PREPARE_AGAIN)
 
 
 def _reason(error: Exception) -> str:

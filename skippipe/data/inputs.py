@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected, unreadable
 
 SUFFIXES = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 COMPRESSED = (".gz", ".bz2", ".xz")
@@ -58,7 +58,7 @@ def find_files(config: DataConfig) -> Inputs:
         held_out = {os.path.realpath(file.name) for file in validation}
         training = [file for file in training if os.path.realpath(file.name) not in held_out]
     if not training:
-        raise InputError("expected at least one file that is not in data.validation, got none", key="data.training")
+        raise unexpected("data.training", "none", "at least one file that is not in data.validation")
     return {"training": training, "validation": validation}
 
 
@@ -72,12 +72,9 @@ def split_by_name(inputs: Sequence[InputFile]) -> tuple[list[InputFile], list[In
     for file in inputs:
         (validation if falls_to_validation(Path(file.name).name) else training).append(file)
     if not validation or not training:
-        part = "none" if not validation else "all"
-        raise InputError(
-            f"expected [FILE,...], got null: a hash of its name assigns one file in {ONE_IN} of "
-            f"data.training to validation, here {part} of {len(inputs)}",
-            key="data.validation",
-        )
+        part = f"{'none' if not validation else 'all'} of {len(inputs)}"
+        hint = f"a hash of its name assigns one file in {ONE_IN} of data.training to validation, here {part}"
+        raise unexpected("data.validation", None, "[FILE,...]", hint=hint)
     return training, validation
 
 
@@ -92,21 +89,21 @@ def _inputs(split: Split, patterns: Sequence[str] | None, config: DataConfig) ->
     key = f"data.{split}"
     found: dict[str, InputFile] = {}
     for i, pattern in enumerate(patterns):
-        title = f"{key}[{i}]={pattern}"
+        entry = f"{key}[{i}]"
         try:
             matches = matching(pattern)
         except OSError as error:
-            raise InputError(f"{title}: {error.filename}: cannot be read: {error.strerror}") from None
+            raise unreadable(error.filename, error, entry) from None
         if not matches:
-            hint = f"; fetch it with `{config.fetch}`" if config.fetch is not None else ""
-            raise InputError(f"{title}: no such file{hint}")
+            hint = f"fetch it with `{config.fetch}`" if config.fetch is not None else None
+            raise InputError(f"no such file: {pattern}", key=entry, hint=hint)
         for name in matches:
             path = Path(name)
             if not os.path.isfile(path):  # noqa: PTH113 - handles names that are too long
-                raise InputError(f"{title}: {path} is not a file")
-            found.setdefault(os.path.realpath(path), _file(path, config.format or _format(title, path)))
+                raise unexpected(entry, path, "a file")
+            found.setdefault(os.path.realpath(path), _file(path, config.format or _format(entry, path)))
     if not found:
-        raise InputError("expected at least one file, got []", key=key)
+        raise unexpected(key, [], "at least one file")
     return list(found.values())
 
 
@@ -160,19 +157,17 @@ def _file(path: Path, kind: str) -> InputFile:
     try:
         stat = path.stat()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     return InputFile(str(path), kind, stat.st_size, stat.st_mtime_ns)
 
 
-def _format(title: str, path: Path) -> str:
+def _format(key: str, path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = len(suffixes) > 1 and suffixes[-1] in COMPRESSED
     kind = SUFFIXES.get(suffixes[-2] if packed else suffixes[-1]) if suffixes else None
     if kind is None or (packed and kind == "parquet"):
-        raise InputError(
-            f"{title}: {path}: expected a suffix of {', '.join(SUFFIXES)}, optionally with {', '.join(COMPRESSED)}, or "
-            f"data.format"
-        )
+        expected = f"a suffix of {', '.join(SUFFIXES)}, optionally with {', '.join(COMPRESSED)}, or data.format"
+        raise unexpected(key, path, expected)
     return kind
 
 

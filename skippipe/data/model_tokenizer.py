@@ -31,23 +31,21 @@ def with_tokenizer_of(config: DataConfig, own: str | None, model: str) -> DataCo
         return config
     if own is None:
         if config.tokenizer is None and config.vocabulary is None:
-            raise InputError(
-                f"expected the tokenizer of {model}, which comes without one, got null", key="data.tokenizer"
-            )
+            raise unexpected("data.tokenizer", None, f"the tokenizer of {model}, which comes without one")
         return config
     if config.vocabulary is not None:
         raise unexpected("data.vocabulary", config.vocabulary, f"null, since {model} has its own tokenizer")
     if config.tokenizer is None:
         return dataclasses.replace(config, tokenizer=own)
     named, found = load_encoder(config), own_encoder(own)
-    _check(named.json, found.json, f"data.tokenizer={config.tokenizer}", model)
+    _check(named.json, found.json, model, key="data.tokenizer")
     return config
 
 
 def check_tokenizer(corpus: Corpus, tokenizer_json: str | None, model: str) -> None:
     """Raise `InputError` unless a corpus was tokenised with a tokenizer equivalent to the model's; None: unknown."""
     if tokenizer_json is not None:
-        _check(corpus.tokenizer_json, tokenizer_json, f"{corpus.folder}: its tokenizer", model)
+        _check(corpus.tokenizer_json, tokenizer_json, model, file=str(corpus.folder))
 
 
 def own_encoder(own: str) -> Encoder:
@@ -55,10 +53,10 @@ def own_encoder(own: str) -> Encoder:
     return load_encoder(DataConfig(tokenizer=own))
 
 
-def _check(theirs: str, ours: str, what: str, model: str) -> None:
+def _check(theirs: str, ours: str, model: str, *, key: str | None = None, file: str | None = None) -> None:
     found = difference(theirs, ours)
     if found is not None:
-        raise InputError(f"{what} is not that of {model}: {found}; {EXPECTED}")
+        raise InputError(f"not the tokenizer of {model}: {found}", key=key, file=file, hint=EXPECTED)
 
 
 def difference(theirs: str, ours: str) -> str | None:

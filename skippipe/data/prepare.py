@@ -28,7 +28,7 @@ from skippipe.data.inputs import ONE_IN, Inputs, find_files
 from skippipe.data.progress import FORMAT, PreparationState, SplitProgress, check_same, claimed, opened_at, storing
 from skippipe.data.reading import Reader
 from skippipe.data.tokenizer import Encoder, check_tokenizer, load_encoder, read_encoder, train_encoder
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.files import read_json_object, write_text
 
 BATCH_CHARACTERS = 1 << 20
@@ -71,14 +71,12 @@ def check_input(config: DataConfig) -> None:
         plain = DataConfig()
         given = [name for name in FROM_PREPARED if getattr(config, name) != getattr(plain, name)]
         if given:
-            raise InputError(
-                f"expected data.{given[0]} or data.prepared, got both: data.prepared={config.prepared} comes with its "
-                f"own corpus and tokenizer"
-            )
+            hint = f"{config.prepared} comes with its own corpus and tokenizer"
+            raise unexpected("data.prepared", "both", f"data.{given[0]} or data.prepared", hint=hint)
         open_corpus(Path(config.prepared))
         return
     if config.tokenizer is not None and config.vocabulary is not None:
-        raise InputError("expected data.tokenizer or data.vocabulary, got both")
+        raise unexpected("data.tokenizer", "both", "data.tokenizer or data.vocabulary")
     check_tokenizer(config)
     if config.hub is None:
         find_files(config)
@@ -143,7 +141,7 @@ def prepare(config: DataConfig, folder: Path, report: Report | None = None) -> C
 
     """
     if config.prepared is not None:
-        raise InputError(f"expected null, got {config.prepared}, which is already prepared", key="data.prepared")
+        raise unexpected("data.prepared", f"{config.prepared}, which is already prepared", "null")
     check_input(config)
     with claimed(folder), Reader(config) as reader:
         inputs = reader.inputs()
@@ -185,7 +183,7 @@ class _Preparation:
         path = self._folder / "tokenizer.json"
         if self._state.tokenizer is not None:
             if _sha256(path) != self._state.tokenizer:
-                raise InputError(f"{path} has changed; remove {self._folder} to start over")
+                raise InputError("has changed", file=path, hint=f"remove {self._folder} to start over")
             return encoder or read_encoder(path)
         if encoder is None:
             assert entries is not None

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from skippipe.data.chunks import Chunk
 from skippipe.data.corpus import SPLITS, Split
 from skippipe.data.corpus_spec import CorpusSpec
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import InputError, SchedulerError, unwritable
 from skippipe.files import locked, read_json_object, remove_leftovers
 
 FORMAT = "skippipe.data-progress/2"
@@ -80,9 +80,9 @@ class PreparationState:
                     {s: SplitProgress(**content["written"][s]) for s in SPLITS}, content["tokenizer"]
                 )
             except (KeyError, TypeError):
-                raise InputError(f"{path}: cannot be read; remove {folder} to start over") from None
+                raise InputError("cannot be read", file=path, hint=f"remove {folder} to start over") from None
         if any(folder.iterdir()):
-            raise InputError(f"{folder}: expected a new folder or a prepared corpus, got other files")
+            raise InputError(file=folder, expected="a new folder or a prepared corpus", found="other files")
         return PreparationState({split: SplitProgress() for split in SPLITS})
 
     def to_json(self) -> dict[str, Any]:
@@ -98,9 +98,8 @@ def check_same(folder: Path, content: dict[str, Any], spec: CorpusSpec) -> None:
     except (KeyError, TypeError, AttributeError):
         difference = "its specification cannot be read"
     if difference is not None:
-        raise InputError(
-            f"{folder} was prepared from other input: {difference}; choose another folder, or remove it to start over"
-        )
+        hint = "choose another folder, or remove it to start over"
+        raise InputError(f"prepared from other input: {difference}", file=folder, hint=hint)
 
 
 @contextlib.contextmanager
@@ -113,9 +112,9 @@ def claimed(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder, f"{folder}: another process is preparing a corpus there"))
+            stack.enter_context(locked(folder, unwritable(folder, "another process is preparing a corpus there")))
         except OSError as error:
-            raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+            raise unwritable(folder, error) from None
         try:
             yield
         except InputError:
@@ -132,10 +131,10 @@ def storing(folder: Path) -> Iterator[None]:
     except BrokenPipeError:  # the reader of our output is gone
         raise
     except OSError as error:
-        message = f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        failure = unwritable(error.filename or folder, error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(message) from None
-        raise StorageError(f"{message}; progress is kept, the same command resumes") from None
+            raise failure from None
+        raise StorageError(f"{failure}; progress is kept, the same command resumes") from None
 
 
 @contextlib.contextmanager
@@ -144,9 +143,8 @@ def opened_at(path: Path, size: int) -> Iterator[BinaryIO]:
     with path.open("r+b" if path.exists() else "w+b") as file:
         there = file.seek(0, os.SEEK_END)
         if there < size:
-            raise InputError(
-                f"{path}: expected {size} bytes (progress.json), got {there}; remove {path.parent} to start over"
-            )
+            hint = f"remove {path.parent} to start over"
+            raise InputError(file=path, expected=f"{size} bytes (progress.json)", found=there, hint=hint)
         file.truncate(size)
         file.seek(size)
         yield file

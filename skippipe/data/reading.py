@@ -11,8 +11,8 @@ from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
 from skippipe.data.corpus import Split
 from skippipe.data.inputs import InputFile, Inputs, find_files
-from skippipe.data.text_files import ARROW_TEXT, json_texts, parquet_texts, plain_text
-from skippipe.errors import InputError, unexpected
+from skippipe.data.text_files import ARROW_TEXT, FIELD, json_texts, parquet_texts, plain_text
+from skippipe.errors import InputError, first_line, from_origin, in_file, unexpected, unreadable
 
 HUB_ROWS = 100
 """Records of the hub read at a time."""
@@ -55,9 +55,9 @@ class Reader:
         stream = None if self._config.hub is None else self._hub_stream(split)
         for number in range(first, len(inputs)):
             shard = None if stream is None else stream.shard(len(inputs), number)
-            yield number, self._documents(f"data.{split}: {inputs[number].name}", inputs[number], shard)
+            yield number, self._documents(split, inputs[number], shard)
 
-    def _documents(self, title: str, file: InputFile, shard: Any) -> Iterator[Chunk]:
+    def _documents(self, split: Split, file: InputFile, shard: Any) -> Iterator[Chunk]:
         """Documents of one input, in chunks; empty records are dropped."""
         try:
             if file.kind == "text":
@@ -65,9 +65,9 @@ class Reader:
             else:
                 yield from (chunk for chunk in self._records(file, shard) if chunk.text)
         except InputError as error:
-            raise InputError(f"{title}: {error}") from None
+            raise from_origin(in_file(error, file.name), f"data.{split}") from None
         except Exception as error:  # noqa: BLE001 - errors of broken files depend on format and version
-            raise InputError(f"{title}: cannot be read: {first_line(error)}") from None
+            raise from_origin(unreadable(file.name, first_line(error)), f"data.{split}") from None
 
     def _records(self, file: InputFile, shard: Any) -> Iterator[Chunk]:
         if file.kind == "json":
@@ -83,7 +83,7 @@ class Reader:
         try:
             return _datasets().load_dataset_builder(config.hub, config.hub_configuration, cache_dir=self._folder)
         except Exception as error:  # noqa: BLE001 - no network, no such name, no permission: of many kinds
-            raise InputError(f"data.hub={config.hub}: cannot be read: {first_line(error)}") from None
+            raise unreadable(str(config.hub), first_line(error), "data.hub") from None
 
     def _hub_stream(self, split: Split) -> Any:
         names = getattr(self._config, split)
@@ -94,27 +94,19 @@ class Reader:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - see above
-            raise InputError(f"data.{split}={names} of {self._config.hub}: {first_line(error)}") from None
+            raise unreadable(f"{names[0]} of {self._config.hub}", first_line(error), f"data.{split}") from None
 
     def _hub_inputs(self, split: Split) -> list[InputFile]:
         name = f"{self._config.hub}:{(getattr(self._config, split) or ['?'])[0]}"
         return [InputFile(f"{name}[{i}]", "hub") for i in range(self._hub_stream(split).num_shards)]
 
 
-def first_line(error: BaseException) -> str:
-    """First line of an error's message, or of its cause's."""
-    cause = error.__cause__ or error
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(cause).strip().partition("\n")[0] or type(cause).__name__
-
-
 def _texts(table: Any, column: str) -> list[str]:
     if column not in table.column_names:
-        raise InputError(f"no field {column!r} (data.field); fields: {table.column_names}")
+        raise unexpected("data.field", column, f"one of {table.column_names}")
     kind = str(table.schema.field(column).type)
     if kind not in (*ARROW_TEXT, "null"):
-        raise InputError(f"field {column!r} (data.field): expected strings, got {kind}")
+        raise unexpected(column, kind, "strings", hint=FIELD)
     return [text for text in table.column(column).to_pylist() if text is not None]
 
 

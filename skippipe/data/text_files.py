@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from skippipe.data.chunks import Chunk
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 
 READ_SIZE = 1 << 20
 """Characters of a text file, or bytes of JSON other than JSON Lines, read at a time."""
@@ -31,6 +31,7 @@ PACKED: tuple[tuple[str, re.Pattern[bytes], Any], ...] = (
     (".xz", re.compile(rb"\xfd7zXZ\0"), lzma.LZMAFile),
 )
 """Suffix, magic number and opener of compressed files."""
+FIELD = "data.field names the field to read"
 ARROW_TEXT = ("string", "large_string", "string_view")
 
 
@@ -65,7 +66,7 @@ def _decoded(file: io.TextIOWrapper) -> str:
     except UnicodeDecodeError as error:
         # The error's offset is relative to the part being decoded.
         byte = cast("io.BufferedIOBase", file.buffer).tell() - len(error.object) + error.start
-        raise InputError(f"cannot be read: byte {byte}: not utf-8 text ({error.reason})") from None
+        raise InputError(expected="UTF-8 text", found=f"byte {error.object[error.start]:#04x} at {byte}") from None
 
 
 def json_texts(path: str, field: str) -> Iterator[Chunk]:
@@ -80,20 +81,20 @@ def json_texts(path: str, field: str) -> Iterator[Chunk]:
     records, found = 0, False
     fields: list[str] = []
     with contextlib.closing(_values(path)) as values:
-        for position, record in values:
+        for line, record in values:
             if record is None:
                 continue
             if not isinstance(record, dict):
-                raise InputError(f"{position}: expected a record (an object), got {_kind(record)}")
+                raise InputError(expected="a record (an object)", found=_kind(record), position=[line])
             if not records:
                 fields = list(record)
             records += 1
             found |= field in record
             text = record.get(field)
             if text is not None:
-                yield Chunk(_checked(text, f"{position}: field {field!r} (data.field)"), last=True)
+                yield Chunk(_checked(text, field, line), last=True)
     if records and not found:
-        raise InputError(_no_field(field, fields))
+        raise _no_field(field, fields)
 
 
 def parquet_texts(path: str, field: str) -> Iterator[Chunk]:
@@ -111,19 +112,19 @@ def parquet_texts(path: str, field: str) -> Iterator[Chunk]:
             return
         schema = file.schema_arrow
         if schema.names.count(field) != 1:
-            raise InputError(_no_field(field, schema.names))
+            raise _no_field(field, schema.names)
         kind = schema.field(field).type
         is_dictionary = str(kind).startswith("dictionary<")
         if str(kind.value_type if is_dictionary else kind) not in (*ARROW_TEXT, "null"):
-            raise InputError(f"field {field!r} (data.field): expected strings, got {kind}")
+            raise unexpected(field, str(kind), "strings", hint=FIELD)
         for batch in file.iter_batches(ROWS, columns=[field], use_threads=False):
             for text in batch.column(0).to_pylist():
                 if text is not None:
                     yield Chunk(text, last=True)
 
 
-def _no_field(field: str, fields: list[str]) -> str:
-    return f"no field {field!r} (data.field); fields: {fields}"
+def _no_field(field: str, fields: list[str]) -> InputError:
+    return unexpected("data.field", field, f"one of {fields}")
 
 
 def _kind(value: object) -> str:
@@ -138,13 +139,13 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
-def _checked(text: object, title: str) -> str:
+def _checked(text: object, field: str, line: int) -> str:
     if not isinstance(text, str):
-        raise InputError(f"{title}: expected a string, got {_kind(text)}")
+        raise InputError(key=field, expected="a string", found=_kind(text), hint=FIELD, position=[line])
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{title}: expected text, got half of a surrogate pair") from None
+        raise InputError(key=field, expected="text", found="half of a surrogate pair", position=[line]) from None
     return text
 
 
@@ -152,7 +153,7 @@ _DECODER = json.JSONDecoder(parse_int=len, parse_float=len)
 """Numbers are not text: they are not converted, however long."""
 
 
-def _values(path: str) -> Generator[tuple[str, Any], None, None]:
+def _values(path: str) -> Generator[tuple[int, Any], None, None]:
     """Values of a JSON file, each with its first line."""
     with opened(path) as file:
         start = file.tell()
@@ -173,22 +174,21 @@ def _begins_only(line: bytes) -> bool:
     return False
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+def _lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(file, 1):
         if line.isspace():
             continue
-        position = f"line {number}"
         try:
-            yield position, _DECODER.decode(line.decode())
+            yield number, _DECODER.decode(line.decode())
         except json.JSONDecodeError as error:
-            raise InputError(f"cannot be read: {position}: {error.msg} (column {error.colno})") from None
+            raise InputError(f"invalid JSON: {error.msg}", position=[number, error.colno]) from None
         except UnicodeDecodeError as error:
-            raise InputError(f"cannot be read: {position}: not utf-8 text (byte {error.start} of the line)") from None
+            raise InputError(expected="UTF-8 text", found=f"byte {line[error.start]:#04x}", position=[number]) from None
         except RecursionError:
-            raise InputError(f"cannot be read: {position}: nested too deeply") from None
+            raise InputError("nested too deeply", position=[number]) from None
 
 
-def _streamed(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+def _streamed(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     """Concatenated, possibly multi-line values, or those of one array."""
     held = _JsonBuffer(file)
     in_array = held.next() == "["
@@ -201,8 +201,8 @@ def _streamed(file: BinaryIO) -> Iterator[tuple[str, Any]]:
             held.at += 1
             held.next()
         first = False
-        position = held.position()  # before `take` advances
-        yield position, held.take()
+        line = held.line()  # before `take` advances
+        yield line, held.take()
     held.at += in_array
     if held.next():
         raise held.error("expected the end of the file")
@@ -216,14 +216,14 @@ class _JsonBuffer:
         self._text, self._line, self._counted = "", 1, 0
         self.at = 0
 
-    def position(self) -> str:
+    def line(self) -> int:
         """Line of the next character; lines are counted once."""
         self._line += self._text.count("\n", self._counted, self.at)
         self._counted = self.at
-        return f"line {self._line}"
+        return self._line
 
     def error(self, reason: str) -> InputError:
-        return InputError(f"cannot be read: {self.position()}: {reason}")
+        return InputError(f"invalid JSON: {reason}", position=[self.line()])
 
     def next(self) -> str:
         """Advance to the next non-blank character and return it; empty at the end."""
@@ -248,7 +248,7 @@ class _JsonBuffer:
                 self.at = error.pos
                 raise self.error(error.msg) from None
             except RecursionError:
-                raise self.error("nested too deeply") from None
+                raise InputError("nested too deeply", position=[self.line()]) from None
             return value
 
     def _more(self) -> bool:
@@ -258,7 +258,8 @@ class _JsonBuffer:
             chunk = self._decoder.decode(read, final=not read)
         except UnicodeDecodeError as error:
             line = self._line + self._text.count("\n", self._counted) + error.object.count(b"\n", 0, error.start)
-            raise InputError(f"cannot be read: line {line}: not utf-8 text ({error.reason})") from None
+            found = f"byte {error.object[error.start]:#04x}"
+            raise InputError(expected="UTF-8 text", found=found, position=[line]) from None
         self._line += self._text.count("\n", self._counted, self.at)
         self._text, self._counted, self.at = self._text[self.at :] + chunk, 0, 0
         return bool(read)

@@ -18,8 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from skippipe.data.blocks import Tokens
 from skippipe.data.chunks import Chunk
 from skippipe.data.config import DataConfig
-from skippipe.data.reading import first_line
-from skippipe.errors import InputError
+from skippipe.errors import InputError, first_line, unexpected
 
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Common end-of-text tokens, for tokenizers that do not declare one; the first known one is used."""
@@ -136,7 +135,7 @@ def check_tokenizer(config: DataConfig) -> None:
     """Raise `InputError` if `data.tokenizer` names a missing file."""
     name = config.tokenizer
     if name is not None and not Path(name).exists() and (name.endswith(".json") or name.startswith((".", "/", "~"))):
-        raise InputError(f"data.tokenizer={name}: no such file")
+        raise InputError(f"no such file: {name}", key="data.tokenizer")
 
 
 def _checked(tokenizer: Tokenizer, end_of_text: str | None, name: str) -> Encoder:
@@ -149,13 +148,13 @@ def _checked(tokenizer: Tokenizer, end_of_text: str | None, name: str) -> Encode
     try:
         tokens = tokenizer.encode("a text", add_special_tokens=False).ids
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-        raise InputError(f"data.tokenizer={name}: cannot tokenise text: {first_line(error)}") from None
+        raise InputError(f"{name} cannot tokenise text: {first_line(error)}", key="data.tokenizer") from None
     if not tokens:
-        raise InputError(f"data.tokenizer={name}: gives no tokens")
+        raise InputError(f"{name} gives no tokens", key="data.tokenizer")
     candidates = END_OF_TEXT if end_of_text is None else (end_of_text,)
     number = next((x for x in map(tokenizer.token_to_id, candidates) if x is not None), None)
     if number is None:
-        raise InputError(f"data.tokenizer={name}: no end-of-text token ({', '.join(candidates)})")
+        raise InputError(f"{name} has no end-of-text token ({', '.join(candidates)})", key="data.tokenizer")
     added = tokenizer.get_added_tokens_decoder().get(number)
     if added is not None and not added.special:
         tokenizer.add_special_tokens([AddedToken(added.content, normalized=False)])
@@ -182,7 +181,7 @@ def _from_file(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))  # some editors add a byte order mark
     except Exception as error:  # noqa: BLE001 - tokenizers raises no other kind
-        raise InputError(f"expected a tokenizer.json, got {path}: {first_line(error)}", key="data.tokenizer") from None
+        raise unexpected("data.tokenizer", path, "a tokenizer.json", hint=first_line(error)) from None
 
 
 def _stated_end(folder: Path) -> str | None:
@@ -202,8 +201,6 @@ def _from_transformers(name: str) -> Encoder:
         loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         backend = loaded.backend_tokenizer
     except Exception as error:  # noqa: BLE001 - no file, no network, no such name, no fast tokenizer: of many kinds
-        raise InputError(
-            f"expected a tokenizer.json, a transformers folder or a hub name, got {name}: {first_line(error)}",
-            key="data.tokenizer",
-        ) from None
+        expected = "a tokenizer.json, a transformers folder or a hub name"
+        raise unexpected("data.tokenizer", name, expected, hint=first_line(error)) from None
     return _checked(backend, loaded.eos_token, name)

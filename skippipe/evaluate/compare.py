@@ -27,10 +27,8 @@ def read_tables(folders: Sequence[str]) -> dict[str, list[Row]]:
     for folder, (settings, _) in zip(folders, contents, strict=True):
         for key in TEXT:
             if settings[key] != contents[0][0][key]:
-                raise InputError(
-                    f"{folder}: {key}: expected {contents[0][0][key]} as in {folders[0]}, got {settings[key]}: "
-                    "perplexities of one corpus only are comparable"
-                )
+                expected, hint = f"{contents[0][0][key]} as in {folders[0]}", "only perplexities of one corpus compare"
+                raise unexpected(key, settings[key], expected, folder, hint)
     return {name: rows for name, (_, rows) in zip(short_names(folders), contents, strict=True)}
 
 
@@ -38,16 +36,16 @@ def read_table(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     """Read settings and rows of a finished evaluation; raises `InputError`."""
     path = folder / TABLE
     if not path.is_file():
-        raise InputError(f"{folder}: expected the output of a finished `skippipe evaluate`, got no {TABLE}")
+        raise InputError(file=folder, expected="the output of a finished `skippipe evaluate`", found=f"no {TABLE}")
     content = read_json_object(str(path))
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: format: expected {FORMAT}, got {content.get('format')!r}")
+        raise unexpected("format", content.get("format"), FORMAT, path)
     try:
         rows = [row_from_json(row) for row in content["rows"]]
         _check_words([row.omission for row in rows])
         settings = {key: content["settings"][key] for key in TEXT}
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not written by `skippipe evaluate`: {error!r}") from None
+        raise InputError(f"not written by `skippipe evaluate`: {error!r}", file=path) from None
     return settings, rows
 
 

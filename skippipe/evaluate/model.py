@@ -57,7 +57,7 @@ def open_model(job: EvaluateJob) -> EvaluatedModel:
 
     """
     if (job.checkpoint is None) == (job.model_folder is None):
-        raise InputError(f"expected checkpoint or model, got {'both' if job.checkpoint else 'neither'}")
+        raise unexpected("checkpoint", "both" if job.checkpoint else "neither", "checkpoint or model")
     if job.checkpoint is not None:
         return _of_checkpoint(open_checkpoint(Path(job.checkpoint), job.key), job)
     assert job.model_folder is not None
@@ -70,15 +70,11 @@ def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
     if model.tokenizer is not None:
         check_tokenizer(corpus, own_encoder(model.tokenizer).json, model.title)
     if sequence > config.max_position_embeddings:
-        raise InputError(
-            f"expected at most {config.max_position_embeddings}, the positions of {model.title}, got {sequence}",
-            key="data.sequence",
-        )
+        expected = f"at most {config.max_position_embeddings}, the positions of {model.title}"
+        raise unexpected("data.sequence", sequence, expected)
     if corpus.vocabulary > config.vocab_size:
-        raise InputError(
-            f"{corpus.folder}: expected a corpus prepared with the model's tokenizer: {model.title} has a vocabulary "
-            f"of {config.vocab_size}, the corpus of {corpus.vocabulary}"
-        )
+        expected = f"a corpus prepared with the tokenizer of {model.title}, whose vocabulary is {config.vocab_size}"
+        raise InputError(file=corpus.folder, expected=expected, found=f"a vocabulary of {corpus.vocabulary}")
 
 
 def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:

@@ -8,7 +8,7 @@ from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 
 LayerPath = tuple[int, ...]
 """numbers of the layers that run, in order"""
@@ -32,6 +32,10 @@ class Partition:
     def layers(self) -> int:
         """Layers of the model."""
         return sum(self.sizes)
+
+    def described(self) -> str:
+        """Number and kind of the units, for messages."""
+        return f"{len(self.units)} {self.unit}"
 
     @property
     def stages(self) -> list[range]:
@@ -90,14 +94,10 @@ class Random:
         """Draw sets of units."""
         count, omittable = math.floor(self.share * len(partition.units) + 0.5), partition.omittable
         if count > len(omittable) or count == len(partition.units):
-            raise InputError(
-                f"expected at most {min(len(omittable), len(partition.units) - 1)} of {len(partition.units)} "
-                f"{partition.unit} to skip, got {count}{_first_kept(partition)}"
-            )
+            most = min(len(omittable), len(partition.units) - 1)
+            raise _UnsuitableError(f"at most {most} of {partition.described()} to skip{_first_kept(partition)}")
         if count == 0:
-            raise InputError(
-                f"expected at least half of one of {len(partition.units)} {partition.unit}, which rounds to none"
-            )
+            raise _UnsuitableError(f"at least half of one of {partition.described()}")
 
         def draw_one() -> tuple[int, ...]:
             return tuple(sorted(random.choice(len(omittable), count, replace=False).tolist()))
@@ -118,7 +118,7 @@ class Every:
         """Return the only path."""
         chosen = [unit for unit in partition.units[self.step - 1 :: self.step] if unit in partition.omittable]
         if not chosen:
-            raise InputError(f"no unit to skip among {len(partition.units)} {partition.unit}{_first_kept(partition)}")
+            raise _UnsuitableError(f"one of {partition.described()} to skip{_first_kept(partition)}")
         return _single(partition.without(chosen))
 
 
@@ -131,9 +131,7 @@ class Last:
     def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Return the only path."""
         if self.count >= len(partition.units):
-            raise InputError(
-                f"expected at most {len(partition.units) - 1} of {len(partition.units)} {partition.unit} to skip"
-            )
+            raise _UnsuitableError(f"at most {len(partition.units) - 1} of {partition.described()} to skip")
         return _single(partition.without(partition.units[-self.count :]))
 
 
@@ -149,7 +147,7 @@ class Named:
         units = Partition(partition.sizes, self.unit).units
         _check_numbers(self.numbers, self.unit, len(units) - 1)
         if len(set(self.numbers)) == len(units):
-            raise InputError("at least one layer must run")
+            raise _UnsuitableError("at least one layer to run")
         return _single(partition.without([units[number] for number in self.numbers]))
 
 
@@ -167,10 +165,10 @@ class Lost:
             stage = int(self.node)
         if stage is None:
             known = ", ".join(partition.stage_of_node) or "no node names known"
-            raise InputError(f"expected a stage number or a node name ({known})")
+            raise _UnsuitableError(f"a stage number or a node name ({known})")
         _check_numbers([stage], "stages", len(partition.sizes) - 1)
         if stage == 0:
-            raise InputError("stage 0 holds embedding and head and cannot be lost")
+            raise _UnsuitableError("another stage than 0, which holds embedding and head")
         return _single(partition.without([partition.stages[stage]]))
 
 
@@ -183,7 +181,7 @@ class Swap:
     def draw(self, partition: Partition, _draws: int, _random: np.random.Generator) -> Draws:
         """Return the only path."""
         if len(partition.sizes) < 2:
-            raise InputError("expected at least two stages, got one")
+            raise _UnsuitableError("a model of at least two stages")
         _check_numbers([self.stage], "stages", len(partition.sizes) - 2)
         return _single(partition.swapped([self.stage]))
 
@@ -200,9 +198,8 @@ class Swaps:
         slots = stages - first - self.count
         """positions of swaps and unswapped stages: a swap occupies one slot for its two stages"""
         if self.count > slots:
-            raise InputError(
-                f"expected at most {max(stages - first, 0) // 2} swaps of {stages} stages{_first_kept(partition)}"
-            )
+            most = max(stages - first, 0) // 2
+            raise _UnsuitableError(f"at most {most} swaps of {stages} stages{_first_kept(partition)}")
 
         def draw_one() -> tuple[int, ...]:
             return tuple(sorted(random.choice(slots, self.count, replace=False).tolist()))
@@ -215,6 +212,10 @@ class Swaps:
             tuple(partition.swapped([first + slot + before for before, slot in enumerate(chosen)]) for chosen in sets),
             complete,
         )
+
+
+class _UnsuitableError(Exception):
+    """An entry of `omit` is malformed, or does not apply to the model; the text is what was expected."""
 
 
 Omission = FullModel | Random | Every | Last | Named | Lost | Swap | Swaps
@@ -230,10 +231,10 @@ def parse_omission(text: str) -> Omission:
     kind, sign, rest = text.partition(":")
     try:
         omission = _parsed(kind, rest) if sign or kind == "none" else None
-    except InputError as error:
-        raise InputError(f"{text!r}: {error}", key="omit") from None
+    except _UnsuitableError as error:
+        raise unexpected("omit", text, str(error)) from None
     if omission is None:
-        raise InputError(f"{text!r}: expected {GRAMMAR}", key="omit")
+        raise unexpected("omit", text, GRAMMAR)
     return omission
 
 
@@ -276,8 +277,8 @@ def draw(text: str, partition: Partition, draws: int, seed: int) -> Draws:
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     try:
         return omission.draw(partition, draws, np.random.Generator(np.random.PCG64([seed, number])))
-    except InputError as error:
-        raise InputError(f"{text!r}: {error}", key="omit") from None
+    except _UnsuitableError as error:
+        raise unexpected("omit", text, str(error)) from None
 
 
 def _single(path: LayerPath) -> Draws:
@@ -302,13 +303,13 @@ def _share(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share < 1:
-        raise InputError("expected a share between 0 and 1, exclusive")
+        raise _UnsuitableError("a share between 0 and 1, exclusive")
     return share
 
 
 def _count(text: str, least: int) -> int:
     if not _is_number(text) or int(text) < least:
-        raise InputError(f"expected an integer of at least {least}, got {text!r}")
+        raise _UnsuitableError(f"an integer of at least {least}")
     return int(text)
 
 
@@ -319,7 +320,7 @@ def _is_number(text: str) -> bool:
 def _check_numbers(numbers: Sequence[int], unit: str, highest: int) -> None:
     for number in numbers:
         if number > highest:
-            raise InputError(f"expected {unit} from 0 to {highest}, got {number}")
+            raise _UnsuitableError(f"{unit} from 0 to {highest}")
 
 
 def _first_kept(partition: Partition) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, shown, unexpected, unwritable
 from skippipe.evaluate.intervals import Losses
 from skippipe.evaluate.omission import LayerPath
 from skippipe.files import check_plain, cut_to_lines, open_own, read_json_object, remove_leftovers, write_text
@@ -63,9 +63,9 @@ def parse_line(line: str, sequences: int) -> Result:
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
     if list(path) != content["layers"]:
-        raise ValueError(f"layers: expected integers, got {content['layers']!r}")
+        raise unexpected("layers", content["layers"], "integers")
     if len(losses) != sequences:
-        raise ValueError(f"expected {sequences} sequences, got {len(losses)}")
+        raise unexpected("losses", len(losses), f"those of {sequences} sequences")
     return result
 
 
@@ -92,7 +92,7 @@ class Results:
             cut_to_lines(self._file.fileno())
             self._file.seek(0)
             for number, line in enumerate(self._file.read().splitlines(), 1):
-                result = _parsed(line, sequences, f"{path}: line {number}")
+                result = _parsed(line, sequences, path, number)
                 self.known[result.path] = result
         except BaseException:
             self._file.close()
@@ -112,35 +112,32 @@ class Results:
         self.known[result.path] = result
 
 
-def _parsed(line: bytes, sequences: int, position: str) -> Result:
+def _parsed(line: bytes, sequences: int, path: Path, number: int) -> Result:
     try:
         return parse_line(line.decode(), sequences)
     except ValueError as error:
-        raise InputError(f"{position}: invalid result: {error}; choose another output") from None
+        reason = f"invalid result: {error}"
+        raise InputError(reason, file=path, position=[number], hint="choose another output") from None
 
 
 def check_folder(folder: Path) -> None:
     """Raise `InputError` if a folder holds files, but not those of an evaluation."""
     names = _names(folder)
     if names and SETTINGS not in names:
-        raise InputError(
-            f"expected a new or empty folder, got {folder} with {names[0]} and no {SETTINGS}", key="output"
-        )
+        raise unexpected("output", f"{folder} with {names[0]} and no {SETTINGS}", "a new or empty folder")
 
 
 def check_comparison_folder(folder: Path) -> None:
     """Raise `InputError` if a folder holds more than a comparison does, such as an evaluation."""
     foreign = [name for name in _names(folder) if name not in {MARKDOWN, PLOT}]
     if foreign:
-        raise InputError(
-            f"expected a new or empty folder, or that of a comparison, got {folder} with {foreign[0]}", key="output"
-        )
+        raise unexpected("output", f"{folder} with {foreign[0]}", "a new or empty folder, or that of a comparison")
 
 
 def _names(folder: Path) -> list[str]:
     """Files in a folder, if it exists, without temporary files of a killed process."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"expected a folder, got the file {folder}", key="output")
+        raise unexpected("output", f"the file {folder}", "a folder")
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     return [name for name in found if not (name.startswith(".") and name.endswith(".tmp"))]
 
@@ -151,7 +148,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         check_plain(folder, [RESULTS, SETTINGS, MARKDOWN, PLOT, TABLE], [])
     except OSError as error:
-        raise InputError(f"output={folder} cannot be written: {error.strerror or error}") from None
+        raise unwritable(folder, error, "output") from None
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -166,7 +163,5 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> None:
     found = read_json_object(str(path))
     for key in stated | found:
         if found.get(key) != stated.get(key):
-            raise InputError(
-                f"{path}: {key}: expected {stated.get(key)!r}, got {found.get(key)!r}: results of other settings; "
-                "choose another output"
-            )
+            hint = "results of other settings; choose another output"
+            raise unexpected(key, found.get(key), shown(stated.get(key)), path, hint)

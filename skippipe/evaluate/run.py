@@ -18,7 +18,7 @@ from skippipe.data.corpus import Corpus, open_corpus
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.data.prepare import corpus_folder
 from skippipe.devices import Precision, device_name, find_device
-from skippipe.errors import InputError, SchedulerError
+from skippipe.errors import SchedulerError, unexpected, unwritable
 from skippipe.evaluate.compare import read_tables
 from skippipe.evaluate.config import EvaluateJob
 from skippipe.evaluate.evaluator import Evaluator
@@ -80,7 +80,7 @@ def evaluate(job: EvaluateJob, output: Path, display: ProgressDisplay) -> list[R
         text = _open_text(job, model, folder)
         settings = _settings(job, model, text, device)
         make_folder(output)
-        with locked(output, f"output={output}: another process writes to it"):
+        with locked(output, unwritable(output, "another process writes to it", "output")):
             with Results(output, settings, len(text.blocks)) as results:
                 _measure_all(job, model, text, omissions, results, device, display)
                 flops = [layer_flops(model.config, layer, text.blocks.sequence) for layer in range(partition.layers)]
@@ -101,7 +101,7 @@ def compare(job: EvaluateJob, output: Path) -> dict[str, list[Row]]:
 
     """
     if job.checkpoint is not None or job.model_folder is not None:
-        raise InputError("expected compare or a model (checkpoint, model), got both")
+        raise unexpected("compare", "both", "compare or a model (checkpoint, model)")
     tables = read_tables(job.compare)
     check_comparison_folder(output)
     make_folder(output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.model.stage_module import StageModule, empty_stage_module
 from skippipe.model.weights import stage_weights
 
@@ -36,9 +36,7 @@ def stage_layers(sizes: Sequence[int], config: "PretrainedConfig") -> list[range
     """
     total = int(config.num_hidden_layers)
     if min(sizes, default=0) < 1 or sum(sizes) != total:
-        raise InputError(
-            f"layers per stage: expected positive numbers that add up to the model's {total}, got {list(sizes)}"
-        )
+        raise unexpected("layers", list(sizes), f"positive numbers that add up to the model's {total}")
     return [range(begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 

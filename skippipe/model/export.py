@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from skippipe.data.tokenizer import END_OF_TEXT
-from skippipe.errors import InputError
+from skippipe.errors import unexpected, unwritable
 from skippipe.files import check_utf8, sync_folder
 from skippipe.model.families import family_of
+from skippipe.model.finite import odd_number
 from skippipe.model.settings import model_config
 from skippipe.model.weights import quiet
 
@@ -95,9 +96,9 @@ def _filled(
     load(state)
     for name, tensor in state.items():
         if not tensor.isfinite().all():
-            raise InputError(
-                f"{name} holds infinities or no numbers as {str(dtype).removeprefix('torch.')}, finite weights are "
-                "expected (dtype=float32 has the widest range)"
+            hint = "dtype=float32 has the widest range"
+            raise unexpected(
+                name, odd_number(tensor), f"finite numbers in {str(dtype).removeprefix('torch.')}", hint=hint
             )
     filled: PreTrainedModel = model
     return filled
@@ -107,10 +108,8 @@ def _check_words(tokenizer: Any, config: Any) -> None:
     words: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     word = max(words, key=words.__getitem__)
     if words[word] >= config.vocab_size:
-        raise InputError(
-            f"tokenizer: expected tokens below model.vocab_size ({config.vocab_size}), got {words[word]} for {word!r}: "
-            "it is not the model's tokenizer"
-        )
+        expected, hint = f"tokens below model.vocab_size ({config.vocab_size})", "it is not the model's tokenizer"
+        raise unexpected("tokenizer", f"{words[word]} for {word!r}", expected, hint=hint)
 
 
 def _with_end(stated: Any, end: int) -> Any:
@@ -175,25 +174,25 @@ def new_folder(output: Path) -> Iterator[Path]:
             staging.rename(output)  # over an empty folder, if there is one; never over one with files in it
         sync_folder(output.parent)
     except OSError as error:
-        raise _unwritable(output, error.strerror or error) from None
+        raise unwritable(output, error, "output") from None
     except SafetensorError as error:  # what safetensors makes of an OSError
-        raise _unwritable(output, error) from None
+        raise unwritable(output, error, "output") from None
 
 
 def check_new_folder(output: Path) -> None:
     """Raise `InputError` unless `output` can become a new folder: called before the work whose result goes there."""
     check_utf8(output, "output")
     if output.is_dir() and any(output.iterdir()):
-        raise InputError(f"output={output}: expected a new or empty folder, got one with files in it")
+        raise unexpected("output", f"{output} with files in it", "a new or empty folder")
     if output.exists() and not output.is_dir():
-        raise InputError(f"output={output}: expected a new or empty folder, got a file")
+        raise unexpected("output", f"the file {output}", "a new or empty folder")
     if not output.parent.is_dir():
-        raise _unwritable(output, f"the folder {output.parent} does not exist")
+        raise unwritable(output, f"the folder {output.parent} does not exist", "output")
     try:
         with _staging_beside(output):
             pass
     except OSError as error:
-        raise _unwritable(output, error.strerror or error) from None
+        raise unwritable(output, error, "output") from None
 
 
 @contextlib.contextmanager
@@ -206,10 +205,6 @@ def _staging_beside(output: Path) -> Iterator[Path]:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _unwritable(output: Path, reason: object) -> InputError:
-    return InputError(f"output={output} cannot be written: {reason}")
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -68,5 +68,5 @@ def family_of(model_type: object) -> Family:
     """
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise InputError(f"expected one of {', '.join(FAMILIES)}, got {model_type!r}", key="model.model_type")
+        raise unexpected("model.model_type", model_type, f"one of {', '.join(FAMILIES)}")
     return family

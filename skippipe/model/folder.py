@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import InputError, unexpected, unreadable
 from skippipe.files import check_utf8, read_json_object
 from skippipe.model.families import family_of
 
@@ -35,14 +35,11 @@ class WeightFiles:
 def find_folder(name: object) -> Path:
     """Check that `model.folder` is a folder with a configuration; raises `InputError` if it is not."""
     if not isinstance(name, str) or not name:
-        raise InputError(f"expected a folder with {CONFIG} and safetensors files, got {name!r}", key="model.folder")
+        raise unexpected("model.folder", name, f"a folder with {CONFIG} and safetensors files")
     folder = Path(name)
     if not folder.is_dir():
-        raise InputError(
-            f"no such folder: {name}; nothing is downloaded here, a model of the hub is fetched by: hf "
-            "download NAME --local-dir FOLDER",
-            key="model.folder",
-        )
+        hint = "nothing is downloaded here, a model of the hub is fetched by: hf download NAME --local-dir FOLDER"
+        raise InputError(f"no such folder: {name}", key="model.folder", hint=hint)
     if not (folder / CONFIG).is_file():
         raise unexpected("model.folder", name, f"a folder with {CONFIG}")
     check_utf8(folder, "model.folder")
@@ -61,9 +58,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         family_of(content.get("model_type"))
     except InputError as error:
-        raise InputError(error.reason, key="model_type", file=str(path)) from None
+        raise unexpected("model_type", error.found, str(error.expected), path) from None
     if content.get("quantization_config") is not None:
-        raise InputError(f"{path}: quantization_config: expected plain floating-point weights, got quantized ones")
+        raise unexpected("quantization_config", "quantized ones", "plain floating-point weights", path)
     return content
 
 
@@ -80,26 +77,27 @@ def weight_files(folder: Path) -> WeightFiles:
         return _indexed(folder / INDEX)
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        raise InputError(
-            f"{folder}: expected {WEIGHTS}, got weights in pickle only ({', '.join(pickles[:3])}), which can run any "
-            "code and is never opened here"
+        found, hint = (
+            f"weights in pickle only ({', '.join(pickles[:3])})",
+            "pickle can run any code and is never opened here",
         )
-    raise InputError(f"{folder}: expected {WEIGHTS} or {INDEX}, got no weights")
+        raise InputError(file=folder, expected=WEIGHTS, found=found, hint=hint)
+    raise InputError(file=folder, expected=f"{WEIGHTS} or {INDEX}", found="no weights")
 
 
 def _indexed(path: Path) -> WeightFiles:
     weight_map = read_json_object(str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path}: weight_map: expected the file of each tensor, got {weight_map!r}")
+        raise unexpected("weight_map", weight_map, "the file of each tensor", path)
     index: dict[str, Path] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise InputError(f"{path}: weight_map.{tensor}: expected a safetensors file beside it, got {file!r}")
+            raise unexpected(f"weight_map.{tensor}", file, "a safetensors file beside it", path)
         index[tensor] = path.with_name(file)
     paths = tuple(sorted(set(index.values())))
     for file in paths:
         if not file.is_file():
-            raise InputError(f"{path}: no such file: {file.name}")
+            raise InputError(f"no such file: {file.name}", file=path)
     return WeightFiles(path, paths, index)
 
 
@@ -122,5 +120,5 @@ def weights_sha256(folder: Path) -> str:
                     file.seek(start)
                     digest.update(file.read(PART))
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise unreadable(path, error) from None
     return digest.hexdigest()

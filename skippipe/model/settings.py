@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skippipe.errors import InputError, in_file
+from skippipe.errors import InputError, in_file, unexpected
 from skippipe.model.families import Family, family_of
 from skippipe.model.folder import CONFIG, find_folder, read_config
 
@@ -80,9 +80,7 @@ def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
         return config
     kind = own.setdefault("model_type", config.model_type)
     if kind != config.model_type:
-        raise InputError(
-            f"expected {config.model_type!r} as in {folder / CONFIG}, got {kind!r}", key="model.model_type"
-        )
+        raise unexpected("model.model_type", kind, f"{config.model_type} as in {folder / CONFIG}")
     return _config(plain_settings(config) | own)
 
 
@@ -98,7 +96,7 @@ def _config_in(folder: Path) -> "PretrainedConfig":
     try:
         config: PretrainedConfig = make.from_dict(content)
     except Exception as error:  # whatever transformers raises, it is about this file
-        raise InputError(f"{path}: {one_line(error)}") from error
+        raise InputError(one_line(error), file=path) from error
     try:
         return _config(plain_settings(config))
     except InputError as error:
@@ -144,9 +142,8 @@ def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
     known = _setting_names(family)
     for key in given:
         if key not in known:
-            raise InputError(
-                f"unknown setting of {family.model_type}; choose from {', '.join(known)}", key=f"model.{key}"
-            )
+            hint = f"choose from {', '.join(known)}"
+            raise InputError(f"unknown setting of {family.model_type}", key=f"model.{key}", hint=hint)
 
 
 def _check(key: str, value: Any) -> None:
@@ -202,11 +199,8 @@ def _check_heads(config: Any) -> None:
         width = config.hidden_size // heads
     turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2:
-        raise InputError(
-            "expected rotary embeddings over an even number of at least 2 dimensions of a head, got "
-            f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)",
-            key="model",
-        )
+        found = f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
+        raise unexpected("model", found, "rotary embeddings over an even number of at least 2 dimensions of a head")
 
 
 def _check_parts(config: Any) -> None:
@@ -231,13 +225,12 @@ def _check_buildable(config: "PretrainedConfig", family: Family) -> None:
     try:
         empty_stage_module(config, stage=0, layers=range(1), first=True)
     except Exception as error:
-        raise InputError(
-            f"transformers cannot build a {family.model_type} of these settings: {one_line(error)}", key="model"
-        ) from error
+        reason = f"transformers cannot build a {family.model_type} of these settings: {one_line(error)}"
+        raise InputError(reason, key="model") from error
 
 
 def _refusal(key: str, value: Any, expected: str) -> InputError:
-    return InputError(f"expected {expected}, got {value!r}", key=f"model.{key}")
+    return unexpected(f"model.{key}", repr(value), expected)
 
 
 def _is_int(value: Any) -> bool:

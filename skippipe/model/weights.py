@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected
 from skippipe.model.families import family_of
 from skippipe.model.finite import is_finite, odd_number
 from skippipe.model.folder import weight_files
@@ -95,13 +95,13 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> _Source:
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: expected a complete safetensors file, got {one_line(error)}") from None
+            raise InputError(file=path, expected="a complete safetensors file", found=one_line(error)) from None
         names = list(file.keys())
         files |= dict.fromkeys(names, file)
         paths |= dict.fromkeys(names, path)
     for name, path in (found.index or {}).items():
         if paths.get(name) != path:
-            raise InputError(f"{found.stated_by}: expected {name} in {path.name}, which does not hold it")
+            raise InputError(f"{path.name} does not hold it", key=name, file=found.stated_by)
     return _Source(found.stated_by, files, paths)
 
 
@@ -109,10 +109,8 @@ def _check_layers(source: _Source, layers: int) -> None:
     for name in source.files:
         number = _LAYER.fullmatch(name)
         if number is not None and int(number[2]) >= layers:
-            raise InputError(
-                f"{source.file_of(name)}: holds {name}, the settings are of a model of {layers} layers "
-                f"(num_hidden_layers)"
-            )
+            reason = f"surplus, by the settings there are {layers} layers (num_hidden_layers)"
+            raise InputError(reason, key=name, file=source.file_of(name))
 
 
 def _check_experts(source: _Source, config: Any) -> None:
@@ -129,17 +127,14 @@ def _check_experts(source: _Source, config: Any) -> None:
         _check_float(source, name)
         shape = list(file.get_slice(name).get_shape())
         if sorted(shape) != sides:
-            raise InputError(
-                f"{source.file_of(name)}: {name}: expected a {sides[0]} x {sides[1]} matrix by the settings, got shape "
-                f"{shape}"
-            )
+            expected = f"a {sides[0]} x {sides[1]} matrix by the settings"
+            raise unexpected(name, f"shape {shape}", expected, source.file_of(name))
     for (before, after), found in numbers.items():
         for number in sorted(set(range(config.num_local_experts)) ^ found)[:1]:
             name = f"{before}{number}{after}"
-            there = "is surplus" if number in found else "is missing"
-            raise InputError(
-                f"{source.file_of(name)}: {name} {there}, by the settings there are {config.num_local_experts} experts"
-            )
+            there = "surplus" if number in found else "missing"
+            reason = f"{there}, by the settings there are {config.num_local_experts} experts"
+            raise InputError(reason, key=name, file=source.file_of(name))
 
 
 def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
@@ -172,7 +167,7 @@ def check_weights(folder: Path) -> None:
 
 def _check_finite(tensor: Tensor, path: Path, name: str, dtype: str = "") -> None:
     if not is_finite(tensor):
-        raise InputError(f"{path}: {name}: expected finite numbers{dtype}, got {odd_number(tensor)}")
+        raise unexpected(name, odd_number(tensor), f"finite numbers{dtype}", path)
 
 
 def _load(  # noqa: PLR0913 - what a stage is
@@ -200,7 +195,7 @@ def _load(  # noqa: PLR0913 - what a stage is
                 output_loading_info=True,
             )
     except Exception as error:
-        raise InputError(f"{source.stated_by}: the weights do not fit the settings: {one_line(error)}") from error
+        raise InputError(f"the weights do not fit the settings: {one_line(error)}", file=source.stated_by) from error
     _check(source, report, layers, first=first)
     loaded = {_full_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
     if first and config.tie_word_embeddings:
@@ -221,34 +216,29 @@ def _check(source: _Source, report: Mapping[str, Any], layers: range, *, first: 
     missing, surplus = named(report["missing_keys"]), named(report["unexpected_keys"])
     for name, found, expected in sorted(report["mismatched_keys"]):
         whole = _full_name(name, layers)
-        raise InputError(
-            f"{source.file_of(whole)}: {whole}: expected shape {list(expected)} by the settings, got {list(found)}"
-        )
+        raise unexpected(whole, list(found), f"shape {list(expected)} by the settings", source.file_of(whole))
     for name in missing[:1]:
         _check_float(source, name)
-        raise InputError(f"{source.stated_by}: {name} is missing{_and_more(missing)}")
+        raise InputError(f"missing{_and_more(missing)}", key=name, file=source.stated_by)
     for name in surplus[:1]:
-        raise InputError(
-            f"{source.file_of(name)}: holds {name}{_and_more(surplus)}, which the model does not have by its settings"
-        )
+        reason = f"surplus{_and_more(surplus)}: the model does not have it by its settings"
+        raise InputError(reason, key=name, file=source.file_of(name))
     if report["error_msgs"]:
-        raise InputError(f"{source.stated_by}: {'; '.join(map(str, report['error_msgs']))}")
+        raise InputError("; ".join(map(str, report["error_msgs"])), file=source.stated_by)
 
 
 def _check_float(source: _Source, name: str) -> None:
     """Refuse a tensor that is not floating point."""
     kind = source.files[name].get_slice(name).get_dtype() if name in source.files else None
     if kind is not None and kind not in FLOATS:
-        raise InputError(f"{source.file_of(name)}: {name}: expected one of {', '.join(FLOATS)}, got {kind}")
+        raise unexpected(name, kind, f"one of {', '.join(FLOATS)}", source.file_of(name))
 
 
 def _check_tied(source: _Source, embedding: Tensor, head: Tensor | None) -> None:
     """Refuse a head that differs from the embedding: transformers would not tie them."""
     if head is not None and not torch.equal(head, embedding):
-        raise InputError(
-            f"{source.stated_by}: head and embedding differ, and tie_word_embeddings is true; "
-            f"+model.tie_word_embeddings=false keeps them apart"
-        )
+        hint = "+model.tie_word_embeddings=false keeps them apart"
+        raise InputError("head and embedding differ", key="tie_word_embeddings", file=source.stated_by, hint=hint)
 
 
 def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:

@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 
 from skippipe.config import RegionsConfig
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
@@ -44,10 +44,10 @@ def regions_cluster(config: RegionsConfig) -> ClusterSpec:
     """One node per entry of `regions`, named after its region and numbered within it."""
     table = region_table()
     if not config.regions:
-        raise InputError("expected one region per node, got []", key="cluster.regions")
+        raise unexpected("cluster.regions", [], "one region per node")
     for i, region in enumerate(config.regions):
         if region not in table.names:
-            raise InputError(f"expected one of {', '.join(table.names)}, got {region!r}", key=f"cluster.regions[{i}]")
+            raise unexpected(f"cluster.regions[{i}]", region, f"one of {', '.join(table.names)}")
     used = list(dict.fromkeys(config.regions))
     rows = np.ix_([table.names.index(x) for x in used], [table.names.index(x) for x in used])
     region_of = [used.index(region) for region in config.regions]

@@ -3,17 +3,15 @@
 import numpy as np
 
 from skippipe.config import MOST_NODES, SitesConfig
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.presets.spec import ClusterSpec, Floats, equal_nodes
 
 
 def sites_cluster(config: SitesConfig) -> ClusterSpec:
     """`sites` times `nodes_per_site` nodes, numbered site by site."""
     if config.sites * config.nodes_per_site > MOST_NODES:
-        raise InputError(
-            f"cluster.sites times cluster.nodes_per_site: expected at most {MOST_NODES}, "
-            f"got {config.sites * config.nodes_per_site}"
-        )
+        nodes = config.sites * config.nodes_per_site
+        raise unexpected("cluster.sites times cluster.nodes_per_site", nodes, f"at most {MOST_NODES}")
     region_of = [site for site in range(config.sites) for _ in range(config.nodes_per_site)]
     return equal_nodes(
         config.node,

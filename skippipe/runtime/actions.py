@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 
 Kind = Literal["E", "F", "L", "B", "e"]
 
@@ -114,8 +114,8 @@ def message_tag(task: Task) -> int:
 
     """
     if not 0 <= task.microbatch <= MAX_MICROBATCH:
-        raise InputError(f"microbatch {task.microbatch}: expected a number from 0 to {MAX_MICROBATCH}")
+        raise unexpected("microbatch", task.microbatch, f"a number from 0 to {MAX_MICROBATCH}")
     if not 0 <= task.hop <= MAX_HOP:
-        raise InputError(f"microbatch {task.microbatch}: expected a route of at most {MAX_HOP + 1} stages")
+        raise unexpected(f"microbatch {task.microbatch}", f"hop {task.hop}", f"a route of at most {MAX_HOP + 1} stages")
     leg = {"E": 0, "L": 1, "F": 2 + 2 * task.hop, "B": 3 + 2 * task.hop}[task.kind]
     return TAGS_PER_MICROBATCH * (task.microbatch + 1) + leg

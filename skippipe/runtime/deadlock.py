@@ -217,7 +217,7 @@ def _check_inputs(program: Program) -> None:
             case Task():
                 given = held.pop(action.microbatch, None)
                 if not _follows(given, action):
-                    _fail(f"{action} on rank {program.rank}: expected its input, got {given or 'nothing'}")
+                    _fail(str(unexpected(f"{action} on rank {program.rank}", str(given or "nothing"), "its input")))
                 held[action.microbatch] = action
                 arrived.discard(action.microbatch)
             case _:

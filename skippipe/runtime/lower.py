@@ -116,11 +116,8 @@ def _queues(plan: Plan, chains: Iterable[Chain]) -> list[list[tuple[Moment, Task
     for index, entry in enumerate(planned):
         task = known.pop((entry.microbatch, entry.kind, entry.hop), None)
         if task is None or task.node != entry.node:
-            raise InputError(
-                f"{entry.microbatch}{entry.kind}{entry.hop} on node {entry.node} is not on the "
-                "microbatch's route, or listed twice",
-                key=f"tasks[{index}]",
-            )
+            found = f"{entry.microbatch}{entry.kind}{entry.hop} on node {entry.node}"
+            raise unexpected(f"tasks[{index}]", found, "each task on the microbatch's route once")
         by_node[task.node].append(((entry.start_s, 1, index), task))
     missing = sorted(str(task) for task in known.values() if task.kind not in "Ee")
     if missing:

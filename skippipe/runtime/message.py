@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skippipe.devices import SCALE_BYTES, wire_bytes
+from skippipe.errors import unexpected
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Largest magnitude of the scaled types."""
@@ -55,7 +56,7 @@ class MessageSpec:
     def encode(self, hidden: Tensor) -> Tensor:
         """Encode a hidden state, (b, s, hidden), as a contiguous payload."""
         if hidden.shape != self.shape:
-            raise ValueError(f"result: expected shape {self.shape}, got {tuple(hidden.shape)}")
+            raise ValueError(str(unexpected("result", tuple(hidden.shape), f"shape {self.shape}")))
         wire = self.wire_dtype or self.dtype
         if wire not in LARGEST:
             return hidden.detach().to(wire).contiguous()

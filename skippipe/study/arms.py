@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
-from skippipe.errors import InputError
+from skippipe.errors import InputError, from_origin, unexpected
 from skippipe.overrides import quoted
 from skippipe.planning import microbatches
 from skippipe.study.config import ArmConfig
@@ -84,12 +84,12 @@ def compose_arms(
     text = f"data.prepared={quoted(prepared)}"
     for number, config in enumerate(asked):
         if config in asked[:number]:
-            raise InputError(f"{config.experiment}, seed {config.seed} is listed twice", key=f"arms[{number}]")
+            raise unexpected(f"arms[{number}]", f"{config.experiment}, seed {config.seed} again", "different arms")
         try:
             job = compose([f"experiment={config.experiment}", f"train.seed={config.seed}", text, *overrides])
             arms.append(Arm(config.experiment, config.seed, job, tokens_of(job), settings_sha256(job)))
         except InputError as error:
-            raise InputError(f"arms[{number}], {config.experiment}: {error}") from None
+            raise from_origin(error, f"arms[{number}], {config.experiment}") from None
     return arms
 
 

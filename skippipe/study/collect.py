@@ -46,7 +46,7 @@ def read_arm(arm: Arm, runs: Path, text: str | None, note: str | None = None) ->
         try:
             history = read_run_history(read_events(lines))
         except InputError as error:
-            raise in_file(error, str(folder / METRICS)) from None
+            raise in_file(error, folder / METRICS) from None
     if history is None:
         return dataclasses.replace(planned_record(arm), note=note)
     day = dt.datetime.fromtimestamp((folder / METRICS).stat().st_mtime, dt.UTC).date().isoformat()
@@ -61,11 +61,10 @@ def check_settings(arm: Arm, folder: Path) -> None:
         kept: Any = OmegaConf.to_container(OmegaConf.load(path))
         found = plain_settings_sha256(kept)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: expected the settings of a run: {error!r}") from None
+        raise InputError(file=path, expected="the settings of a run", found=error) from None
     if found != arm.settings:
-        raise InputError(
-            f"{folder} holds a run with other settings than {arm.key.title}; choose another folder=, or remove it"
-        )
+        hint = "choose another folder=, or remove it"
+        raise InputError(f"holds a run with other settings than {arm.key.title}", file=folder, hint=hint)
 
 
 def planned_record(arm: Arm) -> ArmRecord:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.evaluate.omission import parse_omission
 from skippipe.overrides import quoted
 from skippipe.study.arms import Arm, StudyStep
@@ -41,10 +41,7 @@ class CommandLines:
         ):
             for number, setting in enumerate(settings):
                 if setting.partition("=")[0].lstrip("+~") in own:
-                    raise InputError(
-                        f"expected a setting that the study does not make itself, got {setting!r}",
-                        key=f"{name}[{number}]",
-                    )
+                    raise unexpected(f"{name}[{number}]", setting, "a setting that the study does not make itself")
         for omission in self.omit:
             parse_omission(omission)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import InputError, unexpected, unwritable
 from skippipe.evaluate.summary import Row, row_from_json, row_json
 from skippipe.files import read_json_object, write_text
 from skippipe.study.run_history import Point
@@ -110,10 +110,8 @@ def merged(old: ArmRecord | None, new: ArmRecord) -> ArmRecord:
         return new
     for what, theirs, ours in (("other settings", old.settings, new.settings), ("another corpus", old.text, new.text)):
         if theirs is not None and ours is not None and theirs != ours:
-            raise InputError(
-                f"{new.key.title} is recorded with {what} (hash {theirs[:8]}, here {ours[:8]}): choose another file, "
-                "or remove the record"
-            )
+            reason = f"{new.key.title} is recorded with {what} (hash {theirs[:8]}, here {ours[:8]})"
+            raise InputError(reason, key="records", hint="choose another file, or remove the record")
     if (old.tokens_done, old.finished) > (new.tokens_done, new.finished):
         return dataclasses.replace(old, note=new.note or old.note)
     if (old.tokens_done, old.finished) < (new.tokens_done, new.finished):
@@ -142,11 +140,11 @@ def load_records(path: Path) -> Records:
         return {}
     content = read_json_object(str(path))
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: format: expected {FORMAT}, got {content.get('format')!r}")
+        raise unexpected("format", content.get("format"), FORMAT, path)
     try:
         entries = [_entry(entry) for entry in content["entries"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not written by `skippipe study`: {error!r}") from None
+        raise InputError(f"not written by `skippipe study`: {error!r}", file=path) from None
     return {entry.key: entry for entry in entries}
 
 
@@ -161,7 +159,7 @@ def save_records(path: Path, entries: Iterable[ArmRecord]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"records={path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error, "records") from None
     write_text(path, records_json(entries))
 
 

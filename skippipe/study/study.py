@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from skippipe.data.corpus import open_corpus
-from skippipe.errors import InputError
+from skippipe.errors import unwritable
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.study.arms import Arm, StepKind, StudyStep, next_step
 from skippipe.study.collect import read_arm
@@ -80,8 +80,8 @@ class Study:
         try:
             self._runs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"folder={self._job.folder} cannot be written: {error.strerror or error}") from None
-        with locked(self._runs, f"folder={self._job.folder} is in use by another study"):
+            raise unwritable(self._job.folder, error, "folder") from None
+        with locked(self._runs, unwritable(self._job.folder, "another study runs there", "folder")):
             runner.run(seconds, self._job.grace_s, stop)
 
     def write(self) -> list[Path]:

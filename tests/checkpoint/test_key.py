@@ -41,7 +41,7 @@ def test_key_file_given(tmp_path: Path) -> None:
     path.chmod(0o600)
     assert load_key(str(path)) == b"sixteen bytes at least"
     path.write_text("short")
-    with pytest.raises(InputError, match=f"checkpoint.key={path}: expected 16 to 4096 bytes, got 5"):
+    with pytest.raises(InputError, match=f"{path}: checkpoint.key: expected 16 to 4096 bytes, got 5"):
         load_key(str(path))
     with pytest.raises(InputError, match="cannot be read: No such file or directory"):
         load_key(str(tmp_path / "nothing"))
@@ -49,7 +49,7 @@ def test_key_file_given(tmp_path: Path) -> None:
 
 def test_default_key_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("no folder")
-    with pytest.raises(InputError, match=r"\(default checkpoint\.key\): cannot be created: Not a directory"):
+    with pytest.raises(InputError, match=r"checkpoint\.key: .*/checkpoint\.key cannot be written: Not a directory"):
         load_key(None)
 
 
@@ -58,14 +58,14 @@ def test_key_accessible_to_others_is_refused(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "a secret"
     path.write_text("sixteen bytes at least\n")
     path.chmod(mode)
-    message = rf"checkpoint\.key={path}: expected .* \(mode 600\), got mode {mode:o}; chmod 600 '{path}'"
+    message = rf"{path}: checkpoint\.key: expected .* \(mode 600\), got mode {mode:o}; chmod 600 '{path}'"
     with pytest.raises(InputError, match=message):
         load_key(str(path))
     path.chmod(0o400)
     assert load_key(str(path)) == b"sixteen bytes at least"
     load_key(None)
     default_path().chmod(mode)
-    with pytest.raises(InputError, match=rf"\(default checkpoint\.key\): .* got mode {mode:o}"):
+    with pytest.raises(InputError, match=rf"/checkpoint\.key: checkpoint\.key: .* got mode {mode:o}"):
         load_key(None)
 
 
@@ -110,7 +110,7 @@ def test_invalid_keys(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
     for odd in (path, tmp_path, Path("/dev/zero")):
-        with pytest.raises(InputError, match=rf"{odd}: cannot be read: no regular file"):
+        with pytest.raises(InputError, match=rf"{odd} cannot be read: no regular file"):
             load_key(str(odd))
 
 

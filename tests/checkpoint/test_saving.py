@@ -290,14 +290,14 @@ def test_any_damage_is_detected(damage: Callable[[Path], None], save: Save, tmp_
 def test_no_complete_checkpoint(save: Save, tmp_path: Path) -> None:
     save([1])
     edit(tmp_path / CHECKPOINTS / "iteration-000001" / "state.json")
-    with pytest.raises(InputError, match=r"no complete checkpoint: .*state\.json: sha256 mismatch"):
+    with pytest.raises(InputError, match=r"no complete checkpoint in .*state\.json: sha256 mismatch"):
         open_checkpoint(tmp_path)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         open_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"expected manifest\.json or checkpoints/, found neither"):
+    with pytest.raises(InputError, match=r"expected a folder with manifest\.json or checkpoints/, got .* with neither"):
         open_checkpoint(tmp_path)
 
 
@@ -333,7 +333,7 @@ def test_a_checkpoint_contains_no_pickle(save: Save, tmp_path: Path) -> None:
 def test_missing_or_misshaped_tensor(save: Save, tmp_path: Path) -> None:
     save([1])
     checkpoint = open_checkpoint(tmp_path)
-    with pytest.raises(InputError, match=r"no tensor weights/layer\.9: checkpoint of another model"):
+    with pytest.raises(InputError, match=r"weights/layer\.9: no such tensor: checkpoint of another model"):
         checkpoint.load({"layer.9": torch.zeros(SIZE)})
     with pytest.raises(InputError, match=r"weights/layer\.0: expected shape \(3, 4\), got \(20000,\)"):
         checkpoint.load({"layer.0": torch.zeros(3, 4)})

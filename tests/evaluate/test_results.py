@@ -60,10 +60,10 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(
         InputError,
-        match=r"settings.json: sequence: expected 8, got 4: results of other settings; choose another output",
+        match=r"settings.json: sequence: expected 8, got 4; results of other settings; choose another output",
     ):
         Results(folder, ABOUT | {"sequence": 8}, SEQUENCES)
-    with pytest.raises(InputError, match=r"settings\.json: extra: expected 1, got None"):
+    with pytest.raises(InputError, match=r"settings\.json: extra: expected 1, got null"):
         Results(folder, ABOUT | {"extra": 1}, SEQUENCES)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -92,7 +92,7 @@ def test_damaged_lines_are_named(spoil: Callable[[dict[str, object]], str], tmp_
     lines = (folder / RESULTS).read_text().splitlines()
     lines[1] = spoil(json.loads(lines[1]))
     (folder / RESULTS).write_text("\n".join(lines) + "\n")
-    with pytest.raises(InputError, match=r"results\.jsonl: line 2: invalid result"):
+    with pytest.raises(InputError, match=r"results\.jsonl:2: invalid result"):
         Results(folder, ABOUT, SEQUENCES)
 
 
@@ -103,7 +103,7 @@ def test_invalid_utf8_is_a_damaged_line(tmp_path: Path) -> None:
     for offset in (0, 20, len(lines[1]) // 2):
         spoiled = lines[1][:offset] + b"\xff" + lines[1][offset + 1 :]
         (folder / RESULTS).write_bytes(lines[0] + spoiled + lines[2])
-        with pytest.raises(InputError, match=r"results\.jsonl: line 2: invalid result"):
+        with pytest.raises(InputError, match=r"results\.jsonl:2: invalid result"):
             Results(folder, ABOUT, SEQUENCES)
 
 

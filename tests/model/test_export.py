@@ -141,7 +141,7 @@ def exporting(output: Path, dtype: torch.dtype = torch.float32, **changes: Tenso
 
 def test_weights_that_a_type_cannot_hold(tmp_path: Path) -> None:
     large = torch.full((32,), 7e4)
-    with pytest.raises(InputError, match=r"^model\.norm\.weight holds infinities or no numbers as float16"):
+    with pytest.raises(InputError, match=r"^model\.norm\.weight: expected finite numbers in float16, got inf"):
         exporting(tmp_path / "out", torch.float16, model_norm_weight=large)
     assert not list(tmp_path.iterdir())
     exporting(tmp_path / "out", torch.bfloat16, model_norm_weight=large)
@@ -153,7 +153,7 @@ def test_a_tensor_that_is_never_filled(tmp_path: Path) -> None:
             if name != "model.layers.1.input_layernorm.weight":
                 tensor.zero_()
 
-    with pytest.raises(InputError, match=r"^model\.layers\.1\.input_layernorm\.weight holds"):
+    with pytest.raises(InputError, match=r"^model\.layers\.1\.input_layernorm\.weight: expected finite numbers"):
         export_model(plain_settings(config_of("llama")), forgets, None, tmp_path / "out", torch.float32)
     assert not list(tmp_path.iterdir())
 
@@ -162,11 +162,11 @@ def test_outputs_that_cannot_be_used(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").write_text("precious")
-    with pytest.raises(InputError, match=r"^output=.*full: expected a new or empty folder, got one with files in it"):
+    with pytest.raises(InputError, match=r"^output: expected a new or empty folder, got .*full with files in it"):
         exporting(full)
-    with pytest.raises(InputError, match=r"^output=.*mine: expected a new or empty folder, got a file"):
+    with pytest.raises(InputError, match=r"^output: expected a new or empty folder, got the file .*mine"):
         exporting(full / "mine")
-    with pytest.raises(InputError, match=r"^output=.* cannot be written: the folder .*nowhere does not exist"):
+    with pytest.raises(InputError, match=r"^output: .* cannot be written: the folder .*nowhere does not exist"):
         exporting(tmp_path / "nowhere" / "out")
     with pytest.raises(InputError, match=r"^output: expected a folder whose name is UTF-8, got .*new\udcff"):
         exporting(tmp_path / "new\udcff")
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(module, "_sync", full)
     else:
         monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(InputError, match=r"^output=.*out cannot be written: No space left on device$"):
+    with pytest.raises(InputError, match=r"^output: .*out cannot be written: No space left on device$"):
         exporting(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -203,6 +203,6 @@ def test_a_folder_that_somebody_fills_meanwhile(tmp_path: Path) -> None:
         output.mkdir()
         (output / "theirs").write_text("x")
 
-    with pytest.raises(InputError, match=r"^output=.*out cannot be written: Directory not empty"):
+    with pytest.raises(InputError, match=r"^output: .*out cannot be written: Directory not empty"):
         export_model(plain_settings(config_of("llama")), load, None, output, torch.float32)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]

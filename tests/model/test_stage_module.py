@@ -220,5 +220,5 @@ def test_losses_are_float32_at_least() -> None:
 
 @pytest.mark.parametrize("sizes", [[], [4, 0], [1, 2], [2, 3], [5, -1]], ids=str)
 def test_sizes_that_are_no_cut_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(InputError, match=r"layers per stage: expected .*the model's 4, got \["):
+    with pytest.raises(InputError, match=r"layers: expected .*the model's 4, got \["):
         stage_layers(sizes, config_of("llama"))

@@ -142,7 +142,7 @@ def test_refusals(refused: Refused, plans: Path) -> None:
     assert "plan: expected plan=..., got nothing" in refused("report")
     assert "absent.json: cannot be read" in refused("report", plan, "compare=absent.json")
     message = refused("report", plan, "picture=no/such.png")
-    assert re.search(r": picture=\S*no/such.png cannot be written: the folder \S*/no does not exist", message)
+    assert re.search(r": picture: \S*no/such.png cannot be written: the folder \S*/no does not exist", message)
     assert "json: expected a file of its own, got " in refused("report", plan, "output=one.html", "json=one.html")
     assert "top: expected an integer of at least 1, got 0" in refused("report", plan, "top=0")
     assert "sweep: unknown key" in refused("report", plan, "sweep=folder")

@@ -142,11 +142,11 @@ def test_what_the_hash_covers() -> None:
 @pytest.mark.parametrize(
     ("arms", "overrides", "message"),
     [
-        ([ArmConfig("mars")], [], r"arms\[0\], mars: unknown experiment 'mars'; choose one of llama30m, llama30m_0, "),
+        ([ArmConfig("mars")], [], r"arms\[0\], mars: experiment: expected one of llama30m, llama30m_0, "),
         (
             [ArmConfig("llama30m_0"), ArmConfig("llama30m_0", 0)],
             [],
-            r"arms\[1\]: llama30m_0, seed 0 is listed twice",
+            r"arms\[1\]: expected different arms, got llama30m_0, seed 0 again",
         ),
         ([ArmConfig("llama30m_0")], ["train.iteration=3"], r"train.iteration: unknown key; did you mean"),
         (

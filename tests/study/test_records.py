@@ -53,7 +53,7 @@ def test_malformed_files(tmp_path: Path) -> None:
             load_records(tmp_path / name)
     path = tmp_path / "records.json"
     path.write_text('{"format": "skippipe.plan/1"}')
-    with pytest.raises(InputError, match=r"records.json: format: expected skippipe.study/1, got 'skippipe.plan/1'"):
+    with pytest.raises(InputError, match=r"records.json: format: expected skippipe.study/1, got skippipe.plan/1"):
         load_records(path)
     content = json.loads(records_json([make_entry()]))
     del content["entries"][0]["tokens"]

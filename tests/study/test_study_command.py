@@ -147,7 +147,7 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     study("minutes=0", "folder=elsewhere")
     assert (tmp_path / "kept" / "mine.json").read_text() == before, "a machine without the runs keeps the records"
     for folder, message in (
-        ("studies", "studies/whole/seed0 holds a run with other settings than whole, seed 0"),
+        ("studies", "studies/whole/seed0: holds a run with other settings than whole, seed 0"),
         ("elsewhere", "whole, seed 0 is recorded with other settings"),
     ):
         result = run(*study.arguments, "minutes=0", f"folder={folder}", 'overrides=["train.iterations=121"]')
@@ -168,11 +168,11 @@ def test_failure_of_an_arm_is_recorded(run: Run, tmp_path: Path, own: Path, prep
 
 def test_refusals(refused: Callable[..., str], tmp_path: Path) -> None:
     few = "arms=[{experiment: llama30m_0}]"
-    assert "arms[0], mars: unknown experiment 'mars'" in refused("study", "arms=[{experiment: mars}]")
+    assert "arms[0], mars: experiment: expected one of " in refused("study", "arms=[{experiment: mars}]")
     assert "study-text: expected a folder written by `skippipe data prepare`" in refused(
         "study", few, "devices=[cpu]", "records=a.json"
     )
-    assert "devices[0]: expected auto, cpu, cuda or cuda:NUMBER, got 'tpu'" in refused(
+    assert "devices[0]: expected auto, cpu, cuda or cuda:NUMBER, got tpu" in refused(
         "study", few, "devices=[tpu]", "records=a.json"
     )
     assert "devices: expected at least one device, got []" in refused("study", few, "devices=[]", "records=a.json")

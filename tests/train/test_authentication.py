@@ -102,9 +102,9 @@ def test_one_has_another(wrong: int, key: Callable[[str], str]) -> None:
         assert message is not None
         other = rank if wrong == 0 and rank else named
         assert message == (
-            f"{title[other]}: expected the checkpoint.key of node a (rank 0), got another secret; copy {keys[0]} of "
-            f"rank 0 to {keys[other]} of rank {other} (readable by its owner alone: chmod 600), or give all nodes the "
-            "same file by checkpoint.key=FILE"
+            f"checkpoint.key: expected that of node a (rank 0), got another secret on {title[other]}; copy {keys[0]} "
+            f"of rank 0 to {keys[other]} of rank {other} (readable by its owner alone: chmod 600), or give all nodes "
+            "the same file by checkpoint.key=FILE"
         )
 
 
@@ -124,7 +124,7 @@ def test_somebody_without_it(nonce: str, key: Callable[[str], str]) -> None:
     for message in got[:2]:
         assert message is not None
         assert message.startswith(
-            "node d (rank 2): expected the checkpoint.key of node a (rank 0), got another secret;"
+            "checkpoint.key: expected that of node a (rank 0), got another secret on node d (rank 2);"
         )
         assert message.isprintable()
 
@@ -169,9 +169,8 @@ def test_real_ranks(key: Callable[[str], str], pool: pools.Pool, tmp_path: Path)
         for result in got:
             assert isinstance(result, pools.Failure)
             assert result.kind == "InputError"
-            assert result.message.startswith(
-                "node local-1, local-3 (rank 1): expected the checkpoint.key of node local-0"
-            )
+            assert result.message.startswith("checkpoint.key: expected that of node local-0")
+            assert ", got another secret on node local-1, local-3 (rank 1); " in result.message
         assert not list(folder.iterdir()), "before anything is written"
 
 

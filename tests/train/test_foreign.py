@@ -146,7 +146,7 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     before = snapshot(foreign)
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is complete: ")
+    assert result.err.startswith("skippipe train: folder: none of the checkpoints in run is complete: ")
     assert result.err.count("signature mismatch") == len(checkpoints) == 2
     assert snapshot(foreign) == before
     shutil.copytree(trained / CHECKPOINTS, foreign / CHECKPOINTS, dirs_exist_ok=True)
@@ -158,7 +158,7 @@ def test_nothing_is_opened_before_checkpoints_are_checked(trained: Path, foreign
     before = snapshot(foreign)
     result = run("train", *TINY, "folder=run")
     assert (result.status, result.out) == (2, "")
-    assert result.err.startswith("skippipe train: folder=run: none of its checkpoints is complete: ")
+    assert result.err.startswith("skippipe train: folder: none of the checkpoints in run is complete: ")
     assert result.err.count("sha256 mismatch") == 2
     assert snapshot(foreign) == before
 

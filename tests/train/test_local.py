@@ -149,7 +149,7 @@ def test_what_one_process_alone_can_do(setting: dict[str, Any]) -> None:
     ("device", "message"), [("gpu", "auto, cpu, cuda"), ("meta", "auto, cpu, cuda"), ("cuda:99", "one of the . GPUs")]
 )
 def test_devices_that_are_not_there(device: str, message: str, folder: Folder) -> None:
-    with pytest.raises(InputError, match=f"runtime.device: expected {message}.*, got '{device}'"):
+    with pytest.raises(InputError, match=f"runtime.device: expected {message}.*, got {device}"):
         train_alone(make_job(runtime__device=device), folder("run"))
 
 

@@ -142,7 +142,7 @@ def test_measured_times_say_what_they_are_of(folder: Folder, pool: Pool) -> None
     assert plan.model is not None
     assert STATED.items() <= json.loads(plan.model).items()
     save_plan(plan, path / "other.json")
-    with pytest.raises(InputError, match=r"the plan is for another model: train.microbatch_size: expected 2, got 4"):
+    with pytest.raises(InputError, match=r"train.microbatch_size: expected 2, got 4; the plan is for another model"):
         train_alone(make_job(plan=str(path / "other.json"), train__microbatch_size=4), folder("refused"))
 
 

@@ -322,7 +322,7 @@ def test_no_complete_checkpoint_is_no_fresh_start(folder: Folder) -> None:
     for path in (run / CHECKPOINTS).iterdir():
         (path / "state.json").write_text("{}")
     with pytest.raises(
-        InputError, match=r"none of its checkpoints is complete: .*state\.json: expected \d+ bytes, got 2"
+        InputError, match=r"none of the checkpoints in .* is complete: .*state\.json: expected \d+ bytes, got 2"
     ):
         train_alone(job_of(), run)
     assert all((path / "manifest.json").exists() for path in (run / CHECKPOINTS).iterdir()), "what was there is there"
@@ -331,7 +331,7 @@ def test_no_complete_checkpoint_is_no_fresh_start(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train__seed": 5}, "train.seed: expected 0, got 5: the order of the text depends on it"),
+        ({"train__seed": 5}, "train.seed: expected 0, got 5; the order of the text depends on it"),
         ({"data__sequence": 16}, r"checkpoint of another text \(data\.\*\)"),
         ({"model": {**make_job().model, **DROPOUT, "hidden_size": 64}}, "model.hidden_size: expected 32, got 64"),
         ({"model": make_job().model}, "model.attention_dropout: expected 0.2, got 0.0"),

@@ -133,7 +133,7 @@ def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: 
     try:
         running.until(lambda line: line.startswith("iteration    1"))
         status, err = Running(tmp_path, *JOB).end(60)
-        assert (status, err) == (2, "skippipe train: folder=run is in use: another process trains there\n")
+        assert (status, err) == (2, "skippipe train: folder: run cannot be written: another process trains there\n")
         signal_to(running.workers[2], signal.SIGTERM)
         assert running.end(30) == (0, "")
     finally:

@@ -117,7 +117,7 @@ def test_lines_that_are_no_events() -> None:
     line = to_json(validation(1.0))
     for torn in (line[:-5], "", "[1]", '"event"', "[" * 100_000, '{"event": "other"}', '{"event": []}', "{}"):
         assert from_json(torn) is None, torn
-    with pytest.raises(InputError, match="event 'validation': expected a field 'tokens', got none"):
+    with pytest.raises(InputError, match="event validation: expected a field 'tokens', got none"):
         read_events([line, line.replace("tokens", "words")])
 
 

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (the extra `train`)")
 
 from skippipe.devices import find_device, peak_flops  # noqa: E402 - after torch is known to be there
-from skippipe.errors import InputError  # noqa: E402
+from skippipe.errors import InputError, shown  # noqa: E402
 from skippipe.train.observe.utilization import IDLE, break_down, kind_of  # noqa: E402
 
 
@@ -51,5 +51,5 @@ def test_kinds_of_kernels(kernel: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "gpu", "meta", "cuda:x", "cuda:-1", "cuda:99"])
 def test_errors_name_the_setting(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^devices\[1\]: expected .*, got '{name}'$"):
+    with pytest.raises(InputError, match=rf"^devices\[1\]: expected .*, got {shown(name)}$"):
         find_device(name, "devices[1]")

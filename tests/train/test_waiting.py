@@ -1,6 +1,7 @@
 """How long ranks wait for each other outside and inside of iterations, and what they say of one that does not come."""
 
 import itertools
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from train.alone import EventDict, free_port, of_kind, rank_in_pool, train_alone
 from train.conftest import Folder
 from train.jobs import make_job
 
-from skippipe.errors import ActionError
+from skippipe.errors import ActionError, InputError, from_origin, unexpected
 from skippipe.runtime.executor import Executor, Timings
 from skippipe.runtime.links import Work
 from skippipe.runtime.message import MessageSpec
@@ -22,8 +23,9 @@ from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.launch.supervisor import Worker, _error
+from skippipe.train.launch.workers import report_failure
 from skippipe.train.loop.engine import SLOWEST_HEALTHY, message_timeout_s
-from skippipe.train.observe.events import WorkerFailed
+from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
 from skippipe.train.prepare.calibrate import _time_norm, rounds, time_links
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -187,3 +189,22 @@ def test_a_failure_of_a_worker_names_its_node_once(message: str, status: int) ->
         worker = Worker(0, (name,), Path(), status=status, failed_at=1.0)
         worker.failure = WorkerFailed(message=message, status=status, cause="ConnectionError")
         assert str(_error([worker])) == f"node {name} (rank 0): {message}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        unexpected("data.sequence", 64, "at most 32", "c.yaml", "as the model says"),
+        InputError("invalid JSON", file="x.json", position=(2, 7), origin="data.training"),
+    ],
+)
+def test_unusable_input_of_a_worker_keeps_its_fields(error: InputError) -> None:
+    reading, writing = os.pipe()
+    report_failure(error, EventWriter(writing))
+    worker = Worker(0, ("a",), Path(), status=2, failed_at=1.0)
+    (worker.failure,) = EventReader().feed(os.read(reading, 65536))  # type: ignore[assignment]
+    os.close(reading)
+    os.close(writing)
+    found = _error([worker])
+    assert vars(found) == vars(from_origin(error, "node a (rank 0)"))
+    assert str(found) == f"node a (rank 0): {error}"

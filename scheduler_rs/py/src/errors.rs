@@ -13,30 +13,31 @@ pub fn raise(error: &Error) -> PyErr {
 
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
-    let name = match error {
-        Error::Invalid { key, found, expected } => {
-            fields.set_item("key", key)?;
+    let (name, reason) = match error {
+        Error::Invalid { found, expected, .. } => {
+            fields.set_item("key", error.key())?;
             fields.set_item("found", found)?;
             fields.set_item("expected", expected)?;
-            "InputError"
+            ("InputError", String::new())
         }
-        Error::Format { position, .. } => {
+        Error::Format { reason, position, hint, .. } => {
             fields.set_item("key", error.key())?;
             fields.set_item("position", position)?;
-            "InputError"
+            fields.set_item("hint", hint)?;
+            ("InputError", reason.clone())
         }
         Error::Impossible { rule, .. } => {
             fields.set_item("rule", rule)?;
-            "ImpossibleError"
+            ("ImpossibleError", error.reason())
         }
-        Error::NotFound(_) => "NoPlanError",
+        Error::NotFound(_) => ("NoPlanError", error.reason()),
         Error::Deadlock(cycle) => {
             fields.set_item("cycle", cycle.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-            "DeadlockError"
+            ("DeadlockError", error.reason())
         }
         Error::Cancelled => return Ok(PyKeyboardInterrupt::new_err("cancelled")),
     };
-    Ok(PyErr::from_value(class(py, name)?.call((error.reason(),), Some(&fields))?))
+    Ok(PyErr::from_value(class(py, name)?.call((reason,), Some(&fields))?))
 }
 
 fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {

@@ -11,7 +11,7 @@ import json
 import secrets
 
 from skippipe.checkpoint.key import default_path, load_key
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.connect.store import RendezvousError
 
@@ -51,11 +51,12 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
     if wrong:
         rendezvous.await_readers("proofs")
         other = rendezvous.rank if wrong[0] == 0 else wrong[0]  # rank 0 is the one to compare with
-        raise InputError(
-            f"{rendezvous.title(other)}: expected the checkpoint.key of {rendezvous.title(0)}, got another secret; "
+        expected, found = f"that of {rendezvous.title(0)}", f"another secret on {rendezvous.title(other)}"
+        hint = (
             f"copy {_path(stated[0])} of rank 0 to {_path(stated[other])} of rank {other} (readable by its owner "
             "alone: chmod 600), or give all nodes the same file by checkpoint.key=FILE"
         )
+        raise unexpected("checkpoint.key", found, expected, hint=hint)
 
 
 def _proof(secret: bytes, transcript: str, rank: int) -> str:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import unexpected
 from skippipe.ranks import shown_names
 from skippipe.train.resolve.spec import DeviceSpec, RunSpec
 
@@ -43,16 +43,15 @@ def torchrun_rank(node: str | None, environment: Mapping[str, str] = os.environ)
     """Read the rank from the variables of torchrun; `node` is `runtime.node`."""
     missing = [name for name in TORCHRUN if name not in environment]
     if missing:
-        raise InputError(
-            f"environment: expected {', '.join(TORCHRUN)} as torchrun sets them, got no {', '.join(missing)}; {_HINT}"
-        )
+        expected = f"{', '.join(TORCHRUN)} as torchrun sets them"
+        raise unexpected("environment", f"no {', '.join(missing)}", expected, hint=_HINT)
     numbers = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     for name, value in numbers.items():
         if not value.isdecimal():
-            raise InputError(f"environment variable {name}: expected a number, got {value!r}")
+            raise unexpected(f"environment variable {name}", value, "a number")
     rank, world = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
     if rank >= world:
-        raise InputError(f"environment variable RANK: expected a number below WORLD_SIZE ({world}), got {rank}")
+        raise unexpected("environment variable RANK", rank, f"a number below WORLD_SIZE ({world})")
     return RankSpec(
         rank=rank,
         world=world,
@@ -67,7 +66,7 @@ def node_names(node: str | None) -> tuple[str, ...]:
     """Names that `runtime.node` lists; the host name if it is not set."""
     names = tuple(name.strip() for name in (socket.gethostname() if node is None else node).split(","))
     if not all(names):
-        raise InputError(f"expected NAME or NAME,NAME, got {node!r}", key="runtime.node")
+        raise unexpected("runtime.node", node, "NAME or NAME,NAME")
     return names
 
 
@@ -82,7 +81,7 @@ def check_node(node: str | None, nodes: Sequence[str]) -> None:
     unknown = [name for name in node_names(node) if name not in nodes]
     if unknown:
         got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
-        raise InputError(f"expected nodes of the plan ({shown_names(nodes)}), got {got}; {_HINT}", key="runtime.node")
+        raise unexpected("runtime.node", got, f"nodes of the plan ({shown_names(nodes)})", hint=_HINT)
 
 
 def assign_nodes(names: Sequence[str], processes: int | None) -> list[tuple[str, ...]]:
@@ -99,10 +98,7 @@ def check_single_process(spec: RunSpec, processes: int) -> None:
         return
     usual = DeviceSpec()
     for name in ("device", "group"):
-        expected, got = getattr(usual, name), getattr(spec.device, name)
-        if got != expected:
-            raise InputError(
-                f"expected {expected} with {processes} processes, got {got}; runtime=local has one "
-                "process serve all nodes",
-                key=f"runtime.{name}",
-            )
+        expected, found = getattr(usual, name), getattr(spec.device, name)
+        if found != expected:
+            hint = "runtime=local has one serve all nodes"
+            raise unexpected(f"runtime.{name}", found, f"{expected} with {processes} processes", hint=hint)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from skippipe.errors import ActionError, InputError
+from skippipe.errors import ActionError, InputError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line
@@ -114,14 +114,14 @@ class Rendezvous:
                 if stated[first.setdefault(what, rank)][what] != value:
                     differing.setdefault(what, rank)
         if differing:
-            shown: list[str] = []
+            errors: list[InputError] = []
             for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
                 expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
-                shown.append(
-                    f"{what}: expected {expected} as on {self.title(first[what])}, got {got} on {self.title(rank)}"
-                )
+                expected, got = f"{expected} as on {self.title(first[what])}", f"{got} on {self.title(rank)}"
+                errors.append(unexpected(what, got, expected))
             self.await_readers(key)
-            raise InputError("; ".join(shown))
+            errors[0].hint = "; ".join(map(str, errors[1:])) or None
+            raise errors[0]
         return {what: stated[rank][what] for what, rank in first.items()}
 
     def await_readers(self, key: str) -> None:

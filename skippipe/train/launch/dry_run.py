@@ -8,7 +8,7 @@ from typing import Any
 from skippipe._scheduler import Plan
 from skippipe.console.output import Console, plain_table
 from skippipe.data.prepare import corpus_folder
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.settings import model_config
 from skippipe.model.weights import check_weights
@@ -157,10 +157,9 @@ def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
     """Raise `InputError` naming the node if a rank takes more than `limit` bytes."""
     for number, rank in enumerate(ranks):
         if limit is not None and rank.total > limit:
-            raise InputError(
-                f"{node_title(rank.names, number)} needs {rank.total:,} bytes, runtime.memory_bytes is {limit:,.0f}; "
-                "fewer layers, smaller microbatches or less cluster memory would need less"
-            )
+            needed = f"at least the {rank.total:,} bytes that {node_title(rank.names, number)} needs"
+            hint = "fewer layers, smaller microbatches or less cluster memory would need less"
+            raise unexpected("runtime.memory_bytes", f"{limit:,.0f}", needed, hint=hint)
 
 
 def _show(console: Console, ranks: Sequence[RankMemory]) -> None:

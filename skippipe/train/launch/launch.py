@@ -18,7 +18,7 @@ from skippipe.console.output import Console
 from skippipe.console.streams import report_error
 from skippipe.context import Context
 from skippipe.data.prepare import check_input
-from skippipe.errors import SIGNALLED, SUCCESS, SchedulerError, unexpected
+from skippipe.errors import SIGNALLED, SUCCESS, SchedulerError, from_origin, unexpected
 from skippipe.ranks import node_title
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import (
@@ -126,7 +126,7 @@ def _one_rank(spec: RunSpec, context: Context) -> float:
         end_torchrun()
         raise SystemExit(SIGNALLED + signal.SIGTERM) from None
     except SchedulerError as error:
-        raise type(error)(f"{title}: {error}") from error
+        raise from_origin(error, title) from error
     if stopped_by is not None:
         end_torchrun()
         raise _stopped(stopped_by)

@@ -12,7 +12,7 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import Manifest, check_files
 from skippipe.checkpoint.reading import read_named_manifest
 from skippipe.context import Context
-from skippipe.errors import InputError
+from skippipe.errors import InputError, unexpected, unwritable
 from skippipe.files import check_plain, check_utf8, locked, remove_leftovers, write_text
 from skippipe.train.observe.run_log import BOARD, METRICS, SETTINGS, TRACE
 from skippipe.train.resolve.spec import RunSpec
@@ -41,8 +41,8 @@ def run_folder(spec: RunSpec, context: Context) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
-    with locked(folder, f"folder={name} is in use: another process trains there"):
+        raise unwritable(name, error, "folder") from None
+    with locked(folder, unwritable(name, "another process trains there", "folder")):
         taken_over = _take_over(folder, name, spec)
         try:
             yield folder
@@ -62,11 +62,11 @@ def _take_over(folder: Path, name: str, spec: RunSpec) -> bool:
         if not taken_over:
             remove_leftovers(folder, SETTINGS)
         if not taken_over and any(folder.iterdir()):
-            raise InputError(f"folder={name}: expected a new folder or that of a run, got one with other files in it")
+            raise unexpected("folder", f"{name} with other files in it", "a new folder or that of a run")
         if not taken_over or not os.access(folder, os.W_OK):
             write_text(settings, spec.settings_yaml, follow=False)
     except OSError as error:
-        raise InputError(f"folder={name} cannot be written: {error.strerror or error}") from None
+        raise unwritable(name, error, "folder") from None
     return taken_over
 
 
@@ -130,5 +130,5 @@ def _newest_that(check: Callable[[Path, bytes], Manifest], folder: Path, name: s
         except InputError as error:
             reasons.append(str(error))
     if reasons:
-        raise InputError(f"folder={name}: none of its checkpoints is complete: {'; '.join(reasons)}")
+        raise InputError(f"none of the checkpoints in {name} is complete: {'; '.join(reasons)}", key="folder")
     return None

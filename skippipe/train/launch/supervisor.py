@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from skippipe.data.prepare import corpus_folder
-from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerError
+from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerError, from_origin, unexpected
 from skippipe.files import open_new
 from skippipe.ranks import node_title
 from skippipe.train.connect.rank_spec import RankSpec
@@ -196,7 +196,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((HOST, port))
         except OSError as error:
-            raise InputError(f"expected a free port, got {port}: {error.strerror}", key="runtime.port") from None
+            raise unexpected("runtime.port", f"{port}: {error.strerror}", "a free port") from None
         listener.listen()
         yield listener
 
@@ -276,7 +276,7 @@ def _take_from_parent(events: Sequence[Event], workers: Sequence[Worker], report
     for event in events:
         match event:
             case WorkerFailed():  # before there were any workers
-                raise InputError(event.message) if event.status == UNUSABLE_INPUT else WorkerError(event.message)
+                raise _failure(event)
             case WorkerStarted():
                 worker = workers[event.rank]
                 worker.process = event.process
@@ -308,13 +308,16 @@ def _error(workers: Sequence[Worker]) -> SchedulerError:
     if first.failure is None:
         process = f"process {first.process} " if first.process else ""
         return WorkerError(f"{first.title}: {process}{_end(first.status)}; the others were ended{_log_tail(first.log)}")
-    message = f"{first.title}: {first.failure.message}"
-    if first.failure.status == UNUSABLE_INPUT:
-        return InputError(message)
+    error = from_origin(_failure(first.failure), first.title)
     silent = [worker.title for worker in workers if worker.failed_at is None and worker.status is None]
-    if silent and first.failure.cause in _LOST:
-        message = f"{', '.join(silent)} reported nothing while others failed; {message}"
-    return WorkerError(message)
+    if silent and first.failure.input is None and first.failure.cause in _LOST:
+        return WorkerError(f"{', '.join(silent)} reported nothing while others failed; {error}")
+    return error
+
+
+def _failure(reported: WorkerFailed) -> InputError | WorkerError:
+    """The error that a worker has reported."""
+    return WorkerError(reported.message) if reported.input is None else InputError(**reported.input)
 
 
 _LOST = ("TimeoutError", "ConnectionError")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from skippipe.errors import SchedulerError, exit_status
+from skippipe.errors import InputError, SchedulerError, exit_status
 from skippipe.files import open_new
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.observe.events import EventWriter, WorkerEnded, WorkerFailed, WorkerStarted
@@ -154,7 +154,8 @@ def report_failure(error: Exception, report: EventWriter) -> None:
     message = str(error) or type(error).__name__
     if not isinstance(error, SchedulerError | OSError):
         message = "".join(traceback.format_exception(error)).strip()
-    report(WorkerFailed(status=exit_status(error), message=message, cause=type(cause).__name__))
+    fields = error.fields() if isinstance(error, InputError) else None
+    report(WorkerFailed(status=exit_status(error), message=message, cause=type(cause).__name__, input=fields))
 
 
 if __name__ == "__main__":

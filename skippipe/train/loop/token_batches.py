@@ -14,7 +14,7 @@ from torch import Tensor
 from skippipe.data.blocks import BlockOrder, Blocks, Tokens
 from skippipe.data.corpus import Corpus, Split, open_corpus
 from skippipe.data.model_tokenizer import check_tokenizer, own_encoder
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.train.resolve.spec import RunSpec
 
@@ -127,9 +127,6 @@ def open_batches(spec: RunSpec, vocabulary: int, positions: int, folder: Path) -
     validation = corpus.validation(data.sequence, data.text.validation_blocks)
     complete = len(validation) // size * size
     if not complete:
-        raise InputError(
-            f"expected at least one microbatch of {size} sequences (train.microbatch_size), got "
-            f"{len(validation)} of {data.sequence} tokens",
-            key="data.validation",
-        )
+        expected = f"at least one microbatch of {size} sequences (train.microbatch_size)"
+        raise unexpected("data.validation", f"{len(validation)} of {data.sequence} tokens", expected)
     return TokenBatches(corpus, training, validation.subsample(complete), size, spec.seed)

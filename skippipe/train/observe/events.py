@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 
 NON_FINITE = "not_finite"
 """Key of an event for its non-finite numbers, by their dotted keys."""
@@ -279,6 +279,8 @@ class WorkerFailed(Event):
     message: str
     cause: str
     """class of the error behind it"""
+    input: dict[str, Any] | None = None
+    """fields of an `InputError`"""
 
 
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
@@ -332,7 +334,7 @@ def from_json(line: str | bytes) -> Event | None:
     values = {name: _nested(name, value) for name, value in _known(event, content).items()}
     for item in fields(event):
         if item.default is MISSING and item.name not in values:
-            raise InputError(f"event {kind!r}: expected a field {item.name!r}, got none")
+            raise unexpected(f"event {kind}", "none", f"a field {item.name!r}")
     return event(**values)
 
 

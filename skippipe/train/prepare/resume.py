@@ -9,7 +9,7 @@ from typing import Any
 from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, open_checkpoint, open_shared
-from skippipe.errors import InputError
+from skippipe.errors import InputError, shown, unexpected
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.loop import OPTIMIZER, RunProgress
@@ -61,16 +61,12 @@ class ResumePoint:
         for key, ours in json.loads(json.dumps(dict(model))).items():
             theirs = state.model.get(key)
             if theirs != ours:
-                raise InputError(f"{path}: checkpoint of another model: model.{key}: expected {theirs}, got {ours}")
+                raise unexpected(f"model.{key}", ours, shown(theirs), path, "checkpoint of another model")
         if state.seed != seed:
-            raise InputError(
-                f"{path}: train.seed: expected {state.seed}, got {seed}: the order of the text depends on it"
-            )
+            raise unexpected("train.seed", seed, str(state.seed), path, "the order of the text depends on it")
         if state.text != text:
-            raise InputError(
-                f"{path}: checkpoint of another text (data.*); to use only its weights: skippipe export, then "
-                "model=pretrained"
-            )
+            hint = "to use only its weights: skippipe export, then model=pretrained"
+            raise InputError("checkpoint of another text (data.*)", file=path, hint=hint)
 
     def load(self, stages: Mapping[int, Stage], optimizer: StageOptimizer) -> None:
         """Load weights and optimizer state of the stages that this rank serves."""
@@ -98,10 +94,11 @@ def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous
     found = json.loads(text)
     run = Path(found["directory"]).parent
     if spec.enabled and not run.is_dir():
-        raise InputError(
-            f"{run}: expected the run's folder on rank 0 to be visible to all nodes, on a shared file system, or "
-            "checkpoint.enabled=false; got no such folder here"
+        expected = (
+            "the run's folder on rank 0 to be visible to all nodes, on a shared file system, or "
+            "checkpoint.enabled=false"
         )
+        raise InputError(file=run, expected=expected, found="no such folder here")
     checkpoint = None
     if found["path"] is not None:
         checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(spec.key))
@@ -117,7 +114,7 @@ def _look(spec: CheckpointSpec, folder: Path, verified: str | None) -> dict[str,
     if directory.all():
         newest, damaged = latest_complete(directory, load_key(spec.key), verified)
         if newest is None:
-            raise InputError(f"folder={folder}: none of its checkpoints is complete: {'; '.join(damaged)}")
+            raise InputError(f"none of the checkpoints in {folder} is complete: {'; '.join(damaged)}", key="folder")
     elif spec.resume is not None:
         newest = open_checkpoint(Path(spec.resume).resolve(), spec.key)
     return {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from skippipe._scheduler import Plan
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
@@ -58,11 +58,8 @@ def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
 def check_groups(spec: RunSpec, config: Any) -> None:
     """Raise `InputError` where several microbatches in one pass would give other losses than one by one."""
     if spec.device.group > 1 and getattr(config, "output_router_logits", False):
-        raise InputError(
-            f"expected 1 with model.output_router_logits, got {spec.device.group}: router losses are "
-            "taken over a microbatch",
-            key="runtime.group",
-        )
+        expected, hint = "1 with model.output_router_logits", "router losses are taken over a microbatch"
+        raise unexpected("runtime.group", spec.device.group, expected, hint=hint)
 
 
 def build_stages(

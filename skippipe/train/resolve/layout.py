@@ -7,7 +7,7 @@ from typing import Any
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, allocation_of
 from skippipe.config import AllocateConfig
-from skippipe.errors import InputError
+from skippipe.errors import unexpected
 from skippipe.plan import load_plan
 from skippipe.planning import ALLOCATING_WORK, allocated, planning_job
 from skippipe.train.config import TrainJob
@@ -65,17 +65,14 @@ def resolve_layout(job: TrainJob) -> Layout:
 def _check_allocate(config: AllocateConfig) -> None:
     """Raise `InputError` for settings that training can only honour once stages are measured or the model is known."""
     if config.layers == "auto":
-        raise InputError(
-            "expected equal in training, got auto: stages are built before their times are measured; "
-            "skippipe plan allocate.layers=auto output=plan.json makes a plan to train with (plan=plan.json)",
-            key="allocate.layers",
+        hint = (
+            "stages are built before their times are measured; skippipe plan allocate.layers=auto output=plan.json "
+            "makes a plan to train with (plan=plan.json)"
         )
+        raise unexpected("allocate.layers", "auto", "equal in training", hint=hint)
     if config.decoder_layers is not None:
-        raise InputError(
-            f"expected null in training, got {config.decoder_layers}: the model has its own "
-            "number (model.num_hidden_layers)",
-            key="allocate.decoder_layers",
-        )
+        hint = "the model has its own number (model.num_hidden_layers)"
+        raise unexpected("allocate.decoder_layers", config.decoder_layers, "null in training", hint=hint)
 
 
 def _pickled(value: Any) -> tuple[Any, tuple[str]]:

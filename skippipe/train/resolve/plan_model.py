@@ -8,7 +8,7 @@ from typing import Any
 from skippipe._scheduler import Plan
 from skippipe.allocation import even_shares
 from skippipe.devices import wire_bytes
-from skippipe.errors import InputError, unexpected
+from skippipe.errors import shown, unexpected
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def check_model(plan: Plan, model: Mapping[str, Any], origin: str) -> None:
     for name, key in SETTING_OF.items():
         ours = model.get(name)
         if name in stated and ours is not None and stated[name] != ours:
-            raise InputError(f"{origin}: the plan is for another model: {key}: expected {stated[name]}, got {ours}")
+            raise unexpected(key, ours, shown(stated[name]), origin, "the plan is for another model")
 
 
 def partition(stated: Sequence[int], asked: Sequence[int] | None, stages: int, layers: int, origin: str) -> list[int]:
@@ -80,17 +80,13 @@ def partition(stated: Sequence[int], asked: Sequence[int] | None, stages: int, l
         if stated and list(asked) != list(stated):
             raise unexpected("train.layers", list(asked), f"{list(stated)} as in {origin}")
         if len(asked) != stages or sum(asked) != layers or min(asked) < 1:
-            raise InputError(
-                f"expected {stages} positive numbers that add up to the model's {layers} layers, got {list(asked)}",
-                key="train.layers",
-            )
+            expected = f"{stages} positive numbers that add up to the model's {layers} layers"
+            raise unexpected("train.layers", list(asked), expected)
         return list(asked)
     if stated:
         if sum(stated) != layers:
-            raise InputError(
-                f"{origin}: the plan is for another model: its stages have {sum(stated)} layers, "
-                f"the model has {layers} (model.num_hidden_layers)"
-            )
+            expected, hint = f"the {sum(stated)} layers of the plan's stages", "the plan is for another model"
+            raise unexpected("model.num_hidden_layers", layers, expected, origin, hint)
         return list(stated)
     if stages > layers:
         raise unexpected("model.num_hidden_layers", layers, f"at least the number of stages, {stages}")

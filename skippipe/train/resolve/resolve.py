@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.devices import Precision
-from skippipe.errors import InputError
+from skippipe.errors import InputError, in_group, unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import resolved_settings, weights_folder
 from skippipe.planning import state_problem
@@ -78,10 +78,11 @@ def resolve(job: TrainJob) -> RunSpec:
 
 def _precision(job: TrainJob) -> Precision:
     if job.runtime.wire_dtype == "float16" and job.runtime.autocast != "float16":
-        raise InputError(
-            f"expected another dtype with runtime.autocast={job.runtime.autocast}, got float16: most gradients are "
-            "below its range unless the loss is scaled, as with runtime.autocast=float16",
-            key="runtime.wire_dtype",
+        raise unexpected(
+            "runtime.wire_dtype",
+            "float16",
+            f"another dtype with runtime.autocast={job.runtime.autocast}",
+            hint="gradients of a loss that is not scaled are mostly below its range",
         )
     return Precision(job.train.dtype, job.runtime.autocast, job.runtime.wire_dtype)
 
@@ -101,18 +102,14 @@ def plan_phases(job: TrainJob) -> tuple[PlanPhase, ...]:
     """
     changes, iterations = job.train.skip_changes, job.train.iterations
     if changes and job.plan is not None:
-        raise InputError(
-            f"expected none with plan={job.plan}: each phase of the run needs its own plan", key="train.skip_changes"
-        )
+        hint = "each phase of the run needs its own plan"
+        raise unexpected("train.skip_changes", f"{len(changes)}", f"none with plan={job.plan}", hint=hint)
     phases = [PlanPhase(0, job.schedule)]
     for number, change in enumerate(changes):
         after = round(change.after * iterations)
         if not phases[-1].after < after < iterations:
-            raise InputError(
-                f"expected a change after more than {phases[-1].after} and fewer "
-                f"than {iterations} iterations, got {change.after}, which is after {after}",
-                key=f"train.skip_changes[{number}].after",
-            )
+            expected = f"a change after more than {phases[-1].after} and fewer than {iterations} iterations"
+            raise unexpected(f"train.skip_changes[{number}].after", f"{change.after}, which is after {after}", expected)
         phases.append(PlanPhase(after, dataclasses.replace(job.schedule, skip_ratio=change.skip_ratio)))
     return tuple(phases)
 
@@ -123,7 +120,7 @@ def _check_phases(phases: Sequence[PlanPhase], layout: Layout) -> None:
         try:
             state_problem(layout.cluster, layout.allocation, phase.schedule)
         except InputError as error:
-            raise type(error)(f"train.skip_changes[{number}]: {error}") from error
+            raise in_group(error, f"train.skip_changes[{number}]") from error
 
 
 def _stated_model(job: TrainJob) -> dict[str, Any]:
