@@ -192,7 +192,7 @@ def test_refusals(given: list[str], refused: Callable[..., str], run: Run, tmp_p
     assert "expected compare or a model (checkpoint, model), got both" in refused(
         "evaluate", *given, "compare=[x,y]", "output=out"
     )
-    assert "'swap:0': expected at least two stages" in refused(
+    assert "expected a model of at least two stages, got swap:0" in refused(
         "evaluate", *given, "layers=[4]", "omit=[swap:0]", "output=out"
     )
     (tmp_path / "mine").mkdir()
