@@ -130,7 +130,8 @@ mod tests {
     fn problem(rng: &mut Pcg64) -> Problem {
         let mut between = |n: usize| (0..n).map(|_| rng.random_range(0.1..1.0)).collect::<Vec<f64>>();
         let (forward, backward) = (between(NODES), between(NODES));
-        let links = (0..NODES).map(|_| between(NODES)).collect();
+        let mut square = || (0..NODES).map(|_| between(NODES)).collect();
+        let (latency_s, bandwidth) = (square(), square());
         let node = |i: usize| Node {
             name: format!("n{i}"),
             forward_s: forward[i],
@@ -140,9 +141,9 @@ mod tests {
         };
         let parts = ClusterParts {
             nodes: (0..NODES).map(node).collect(),
-            links: Links::Transfer(links),
+            links: Links::Rated { latency_s, bandwidth, overhead_s: 0.0 },
             region_of: None,
-            activation_bytes: 0.0,
+            activation_bytes: 0.1,
             gradient_bytes: vec![1.0; 3],
             step_s: vec![],
             norm_s: 0.0,
