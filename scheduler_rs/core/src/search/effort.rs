@@ -28,7 +28,7 @@ pub const JOINT_AFTER_STRAIGHT: f64 = 0.4;
 /// The other strategies: the local search over allocations; the rest goes into plans for what it found.
 pub const LOCAL: f64 = 0.7;
 
-/// With no more tasks than these an allocation has its proof before a race would begin.
+/// With no more tasks than these an allocation has its proof before chains would anneal its schedules.
 pub const FEW_TASKS: usize = 48;
 
 /// Work of one search in a round, and rounds that a limit of work is good for, at least.

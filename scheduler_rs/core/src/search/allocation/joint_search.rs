@@ -61,7 +61,8 @@ impl<'a> JointSearch<'a> {
         };
         let most = |share: f64, spent: u64| effort::most_work(budget, share).saturating_sub(spent);
         if let Some(joint) = joint.as_mut().filter(|_| is_few) {
-            self.anneal_schedules(joint, most(effort::CHAINS_OF_SMALL, joint.work))?;
+            let bound = bound_of_all(Some(joint), exhaustive.as_ref(), NEVER);
+            self.anneal_schedules(joint, bound, most(effort::CHAINS_OF_SMALL, joint.work))?;
         }
         let known = joint.as_ref().map_or(NEVER, |joint| joint.known.key().0);
         if let Some(exhaustive) = exhaustive.as_mut().filter(|_| !is_few || joint.is_none()) {
@@ -101,16 +102,17 @@ impl<'a> JointSearch<'a> {
         Ok(plan)
     }
 
-    /// Has chains anneal allocation and schedule; what they find is the best one then, if it is better.
-    fn anneal_schedules(self, joint: &mut Joint<'a>, most: u64) -> Result<()> {
+    /// Has chains anneal allocation and schedule; what they find is the best one then, if it is better. No allocation takes
+    /// less than `bound`.
+    fn anneal_schedules(self, joint: &mut Joint<'a>, bound: Time, most: u64) -> Result<()> {
         let Self { asked, scope, options, budget, .. } = self;
         let known = joint.known.key();
-        if is_tight(known.0, joint.bound) {
+        if is_tight(known.0, bound) {
             return Ok(());
         }
         let first = AllocationState::of(asked, scope)?;
         let share = effort::CHAINS_OF_SMALL;
-        let Some(found) = schedule_chains::search(&first, options, joint.bound, budget, share, most) else {
+        let Some(found) = schedule_chains::search(&first, options, bound, budget, share, most) else {
             return Ok(());
         };
         joint.work += found.work;

@@ -6,6 +6,7 @@
 
 use rayon::prelude::*;
 
+use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::Problem;
@@ -56,7 +57,7 @@ pub fn search(
             rounds as f64 / MOST_ROUNDS as f64,
         ];
         let gone = gone.into_iter().fold(0.0, f64::max);
-        if gone >= 1.0 || budget.is_over() || best.as_ref().is_some_and(|best| best.key.0 <= bound) {
+        if gone >= 1.0 || budget.is_over() || best.as_ref().is_some_and(|best| is_tight(best.key.0, bound)) {
             break;
         }
         let part = (gone * PARTS as f64) as u32;
