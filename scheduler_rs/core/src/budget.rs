@@ -118,9 +118,18 @@ impl Budget {
     /// Whether more than this share of the time is gone that this part of the search began with.
     #[must_use]
     pub fn is_past(&self, share: f64) -> bool {
+        self.gone() > share
+    }
+
+    /// Share of the time that is gone of what this part of the search began with; 0 where there is no limit.
+    #[must_use]
+    pub fn gone(&self) -> f64 {
         let part = Duration::from_nanos(self.part.load(Ordering::Relaxed));
-        let past = |limit: Duration| self.started.elapsed() > part + limit.saturating_sub(part).mul_f64(share);
-        self.time_limit.is_some_and(past)
+        let of = |limit: Duration| {
+            let gone = self.started.elapsed().saturating_sub(part);
+            gone.as_secs_f64() / limit.saturating_sub(part).as_secs_f64().max(f64::MIN_POSITIVE)
+        };
+        self.time_limit.map_or(0.0, of)
     }
 
     /// Whether somebody has cancelled.

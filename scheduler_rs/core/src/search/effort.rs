@@ -16,13 +16,10 @@ pub const JOINT: f64 = 0.6;
 pub const JOINT_LATE: f64 = 0.95;
 /// Of it the first allocation alone.
 pub const JOINT_START: f64 = 0.05;
-/// The same before all allocations of a small cluster are looked at one by one; where they race, when the first runs end,
-/// and the race.
+/// The same on small clusters, before their allocations are looked at one by one or chains anneal schedules.
 pub const JOINT_OF_SMALL: f64 = 0.1;
-pub const RACE_OF_SMALL: (f64, f64) = (0.4, 0.7);
-/// The same where no more than the allocations that were seen race.
-pub const JOINT_OF_FEW: f64 = 0.3;
-pub const RACE_OF_FEW: (f64, f64) = (0.5, 0.8);
+/// When these chains end.
+pub const CHAINS_OF_SMALL: f64 = 0.8;
 
 /// `full-routed`: straight pipelines, and of what is left the joint search.
 pub const STRAIGHT: f64 = 0.25;
@@ -31,7 +28,7 @@ pub const JOINT_AFTER_STRAIGHT: f64 = 0.4;
 /// The other strategies: the local search over allocations; the rest goes into plans for what it found.
 pub const LOCAL: f64 = 0.7;
 
-/// With no more tasks than these an allocation has its proof before a race would begin.
+/// With no more tasks than these an allocation has its proof before chains would anneal its schedules.
 pub const FEW_TASKS: usize = 48;
 
 /// Work of one search in a round, and rounds that a limit of work is good for, at least.

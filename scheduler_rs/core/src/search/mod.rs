@@ -1,8 +1,8 @@
 //! From a question to a plan, for all strategies. What is tried when:
 //!
 //! 1. [`first_allocation`]: the allocation that was given, or the surrogate's ([`crate::allocate`]).
-//! 2. With a scope, `allocation/`: `joint_search` (annealing of allocation, routes and order, a `race`, `exhaustive`
-//!    search of small clusters), `full_routed`, or `local_search` for strategies that plan by construction;
+//! 2. With a scope, `allocation/`: `joint_search` (annealing of allocation, routes and order, `schedule_chains` and
+//!    `exhaustive` search of small clusters), `full_routed`, or `local_search` for strategies that plan by construction;
 //!    `unused_nodes` leaves out what only costs. `effort` shares time and work among all of them.
 //! 3. `fixed_allocation`: one strategy on one allocation. `feasibility` refuses what cannot have a plan; `full` and
 //!    `random-skip` follow from `methods/constructed`, the other strategies from the `portfolio`.

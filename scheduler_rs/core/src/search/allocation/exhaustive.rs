@@ -120,11 +120,6 @@ impl ExhaustiveSearch {
         self.impossible.as_ref().filter(|_| is_over)
     }
 
-    /// Allocations that may still be better than the best, and their bounds, in the order of the bounds.
-    pub fn entries(&self) -> impl Iterator<Item = (Problem, Time)> {
-        self.open.iter().map(|open| (open.problem.clone(), open.bound))
-    }
-
     /// Plans one allocation after the other, as long as it could be better than what takes `known`, until `share` of
     /// the time is used up or `most` steps are done.
     pub fn advance(&mut self, known: Time, options: Options, budget: &Budget, share: f64, most: u64) {

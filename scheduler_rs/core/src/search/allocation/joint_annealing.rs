@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
+use crate::allocate::joint::{AllocationScope, lower_bound};
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
@@ -53,8 +53,6 @@ pub struct Joint<'a> {
     pub rounds: u64,
     /// No allocation takes less.
     pub bound: Time,
-    /// Other allocations that were seen, the best ones first, each with the nodes of its stages.
-    pub seen: Vec<Vec<Vec<usize>>>,
     /// Iteration on the first allocation, in seconds.
     pub start_s: Option<f64>,
     /// The best other allocation that was seen.
@@ -76,7 +74,7 @@ impl Joint<'_> {
 }
 
 /// Whether two allocations have the same nodes in each stage.
-pub fn is_same(one: &[Vec<usize>], other: &[Vec<usize>]) -> bool {
+fn is_same(one: &[Vec<usize>], other: &[Vec<usize>]) -> bool {
     in_order(one.to_vec()) == in_order(other.to_vec())
 }
 
@@ -101,10 +99,7 @@ pub fn search<'a>(
     budget: &'a Budget,
     (share, late_share): (f64, f64),
 ) -> Result<Option<Joint<'a>>> {
-    let placement = Placement::new(problem, scope)?;
-    let instance = placement.instance();
-    let tasks = route_tasks(&instance);
-    let first = AllocationState::new(placement, instance, tasks);
+    let first = AllocationState::of(problem, scope)?;
     let Some((first, fallback, is_first)) = with_routes(first, options.seed, budget) else { return Ok(None) };
     Annealing { problem, scope, first, fallback, options, budget, share, late_share }.run(is_first)
 }
@@ -198,9 +193,8 @@ impl<'a> Annealing<'a> {
         };
         let (problem, found) = translated(&allocation, &best)?;
         let runner_up = runner_up(&seen, &stages_of(&allocation));
-        let seen = seen.into_iter().map(|seen| seen.stages).collect();
         let known = Known::Prioritised(found);
-        Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, seen, start_s, runner_up, trace }))
+        Ok(Some(Joint { problem, known, work, joint_work: work, rounds, bound, start_s, runner_up, trace }))
     }
 
     /// Whether routes and order are soon proved to be the best for their allocation.

@@ -1,7 +1,7 @@
 //! The joint search of allocation, routes and order: what it does one after the other.
 
 use crate::allocate::joint::AllocationScope;
-use crate::bound::{is_tight, lower_bound_of};
+use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -11,14 +11,15 @@ use crate::request::Options;
 use crate::route::{Lengths, route_tasks};
 use crate::search::allocation::exhaustive::{ExhaustiveSearch, iteration_of};
 use crate::search::allocation::joint_annealing::Joint;
-use crate::search::allocation::{exhaustive, joint_annealing, race, unused_nodes};
+use crate::search::allocation::{exhaustive, joint_annealing, schedule_chains, unused_nodes};
 use crate::search::candidate::{Known, Start};
 use crate::search::effort;
 use crate::search::effort::FEW_TASKS;
 use crate::search::fixed_allocation::{plan_from, plan_of_first};
+use crate::search::methods::annealing::AllocationState;
 use crate::time::{NEVER, Rounding, Time, seconds};
 
-/// Up to so many nodes, the allocations that were seen race where there are too many to look at all of them.
+/// Up to so many nodes, chains anneal allocation and complete schedules.
 const FEW_NODES: usize = 12;
 
 /// Tasks of an iteration, about.
@@ -28,7 +29,8 @@ fn task_count(problem: &Problem) -> usize {
     problem.microbatch_count() * (2 * lengths.short() + 1)
 }
 
-/// Allocation, routes and order together: by annealing, on small clusters by a race and by planning every allocation.
+/// Allocation, routes and order together: by annealing, on small clusters of complete schedules or by planning every
+/// allocation.
 #[derive(Clone, Copy)]
 pub struct JointSearch<'a> {
     pub problem: &'a Problem,
@@ -43,12 +45,14 @@ impl<'a> JointSearch<'a> {
     pub fn plan(self) -> Result<Plan> {
         let Self { asked, scope, options, budget, .. } = self;
         let is_small = exhaustive::is_small(asked, scope);
-        let is_few = asked.cluster().nodes().len() <= FEW_NODES && exhaustive::has_equal_sources(asked, scope);
-        let is_race = (is_small || is_few) && task_count(asked) > FEW_TASKS;
-        let shares = match (is_small, is_race) {
-            (true, _) => (effort::JOINT_OF_SMALL, effort::JOINT_OF_SMALL),
-            (false, true) => (effort::JOINT_OF_FEW, effort::JOINT_OF_FEW),
-            (false, false) => (effort::JOINT, effort::JOINT_LATE),
+        // Where all allocations are soon looked at one by one, nothing else is to do.
+        let is_few = asked.cluster().nodes().len() <= FEW_NODES
+            && exhaustive::has_equal_sources(asked, scope)
+            && task_count(asked) > FEW_TASKS;
+        let shares = if is_small || is_few {
+            (effort::JOINT_OF_SMALL, effort::JOINT_OF_SMALL)
+        } else {
+            (effort::JOINT, effort::JOINT_LATE)
         };
         let mut joint = joint_annealing::search(asked, scope, options, budget, shares)?;
         let mut exhaustive = match is_small.then(|| ExhaustiveSearch::new(asked, scope, budget)).transpose() {
@@ -56,12 +60,12 @@ impl<'a> JointSearch<'a> {
             exhaustive => exhaustive?,
         };
         let most = |share: f64, spent: u64| effort::most_work(budget, share).saturating_sub(spent);
-        if let Some(joint) = joint.as_mut().filter(|_| is_race) {
-            let ends = if is_small { effort::RACE_OF_SMALL } else { effort::RACE_OF_FEW };
-            self.race(joint, exhaustive.as_ref(), ends, most(ends.1, joint.work));
+        if let Some(joint) = joint.as_mut().filter(|_| is_few) {
+            let bound = bound_of_all(Some(joint), exhaustive.as_ref(), NEVER);
+            self.anneal_schedules(joint, bound, most(effort::CHAINS_OF_SMALL, joint.work))?;
         }
         let known = joint.as_ref().map_or(NEVER, |joint| joint.known.key().0);
-        if let Some(exhaustive) = exhaustive.as_mut().filter(|_| !is_race || joint.is_none()) {
+        if let Some(exhaustive) = exhaustive.as_mut().filter(|_| !is_few || joint.is_none()) {
             exhaustive.advance(
                 known,
                 options,
@@ -98,35 +102,27 @@ impl<'a> JointSearch<'a> {
         Ok(plan)
     }
 
-    /// Has the allocations that were seen race, with all others where these are few; the winner is the best one then.
-    fn race(self, joint: &mut Joint<'a>, exhaustive: Option<&ExhaustiveSearch>, ends: (f64, f64), most: u64) {
-        let Self { asked, options, budget, .. } = self;
-        let known = joint.known.key().0;
-        if is_tight(known, joint.bound) {
-            return;
+    /// Has chains anneal allocation and schedule; what they find is the best one then, if it is better. No allocation takes
+    /// less than `bound`.
+    fn anneal_schedules(self, joint: &mut Joint<'a>, bound: Time, most: u64) -> Result<()> {
+        let Self { asked, scope, options, budget, .. } = self;
+        let known = joint.known.key();
+        if is_tight(known.0, bound) {
+            return Ok(());
         }
-        let bound_of = |problem: &Problem| lower_bound_of(problem, &budget.within(u64::MAX)).unwrap_or(0);
-        let seen = joint.seen.iter().filter_map(|stages| asked.reallocated(stages.clone()).ok());
-        let mut entered: Vec<(Problem, Time)> = seen
-            .map(|problem| {
-                let bound = bound_of(&problem);
-                (problem, bound)
-            })
-            .collect();
-        let seen =
-            |problem: &Problem| joint.seen.iter().any(|stages| joint_annealing::is_same(stages, problem.stages()));
-        entered
-            .extend(exhaustive.into_iter().flat_map(ExhaustiveSearch::entries).filter(|(problem, _)| !seen(problem)));
-        let Some(raced) = race::race(entered, known, options, budget, ends, most) else {
-            return;
+        let first = AllocationState::of(asked, scope)?;
+        let share = effort::CHAINS_OF_SMALL;
+        let Some(found) = schedule_chains::search(&first, options, bound, budget, share, most) else {
+            return Ok(());
         };
-        joint.work += raced.work;
-        if raced.schedule.key < joint.known.key() {
-            if raced.schedule.key.0 < known {
-                joint.trace.record(joint.work, Some(raced.schedule.key.0), joint.bound);
+        joint.work += found.work;
+        if found.schedule.key < known {
+            if found.schedule.key.0 < known.0 {
+                joint.trace.record(joint.work, Some(found.schedule.key.0), joint.bound);
             }
-            (joint.problem, joint.known) = (raced.problem, Known::Scheduled(raced.schedule));
+            (joint.problem, joint.known) = (found.problem, Known::Scheduled(found.schedule));
         }
+        Ok(())
     }
 
     /// Goes on with the best allocation as it stands.

@@ -1,7 +1,7 @@
 //! The search over allocations: which one there is for which strategy.
 //!
 //! `skippipe` and `full-routed` under TC2 change allocation, routes and order together (`joint_search`: `joint_annealing`,
-//! then a `race` and the `exhaustive` search of small clusters); `full_routed` begins with the allocation of straight
+//! then `schedule_chains` or the `exhaustive` search of small clusters); `full_routed` begins with the allocation of straight
 //! pipelines; `local_search` is for strategies whose plan follows from an allocation; `unused_nodes` leaves nodes out.
 
 mod exhaustive;
@@ -9,7 +9,7 @@ mod full_routed;
 mod joint_annealing;
 mod joint_search;
 mod local_search;
-mod race;
+mod schedule_chains;
 mod unused_nodes;
 
 use self::joint_search::JointSearch;

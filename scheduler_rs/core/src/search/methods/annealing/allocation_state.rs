@@ -3,9 +3,10 @@
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use crate::allocate::joint::Placement;
-use crate::problem::{Instance, NO_STAGE};
-use crate::route::RouteTask;
+use crate::allocate::joint::{AllocationScope, Placement};
+use crate::error::Result;
+use crate::problem::{Instance, NO_STAGE, Problem};
+use crate::route::{RouteTask, route_tasks};
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::Path;
 use crate::time::Time;
@@ -38,6 +39,17 @@ impl AllocationState {
     #[must_use]
     pub fn new(placement: Placement, instance: Instance, tasks: Vec<RouteTask>) -> Self {
         Self { owned: OwnedInstance { instance, tasks }, placement }
+    }
+
+    /// The allocation of `problem`, of which the search may change what `scope` says.
+    ///
+    /// # Errors
+    /// As [`Placement::new`].
+    pub fn of(problem: &Problem, scope: AllocationScope) -> Result<Self> {
+        let placement = Placement::new(problem, scope)?;
+        let instance = placement.instance();
+        let tasks = route_tasks(&instance);
+        Ok(Self::new(placement, instance, tasks))
     }
 
     /// What routes are made for.
@@ -73,13 +85,13 @@ impl AllocationState {
 
 /// What [`InstanceView`] borrows: a chain has its own, since it may change the allocation.
 #[derive(Clone, Debug)]
-pub(super) struct OwnedInstance {
-    pub(super) instance: Instance,
-    pub(super) tasks: Vec<RouteTask>,
+pub(in crate::search::methods) struct OwnedInstance {
+    pub instance: Instance,
+    pub tasks: Vec<RouteTask>,
 }
 
 impl OwnedInstance {
-    pub(super) fn view(&self) -> InstanceView<'_> {
+    pub fn view(&self) -> InstanceView<'_> {
         InstanceView { instance: &self.instance, tasks: &self.tasks }
     }
 }

@@ -28,7 +28,7 @@ use crate::search::methods::routes::{Change, Path, Routes, first_microbatches, m
 use crate::simulate::{Outcome, Workspace};
 use crate::time::Time;
 
-use self::allocation_state::OwnedInstance;
+pub(super) use self::allocation_state::OwnedInstance;
 pub use self::allocation_state::{AllocationState, PrioritisedRoutes};
 pub use self::chain::AnnealingChain;
 pub(super) use self::chain::energy;

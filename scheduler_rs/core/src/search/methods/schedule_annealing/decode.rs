@@ -72,16 +72,15 @@ impl Decoder {
     pub fn new(instance: &Instance, tasks: &[RouteTask], longest: usize) -> Self {
         let follows: Vec<bool> = tasks.iter().flat_map(|task| (0..task.waves).map(|wave| wave > 0)).collect();
         let (count, nodes, width) = (follows.len(), instance.node_count(), 2 * longest + 1);
-        let reduce = |node: usize| instance.allreduce.get(instance.stage_of[node]).copied().unwrap_or(0);
-        Self {
+        let mut decoder = Self {
             operations: vec![Operation::default(); count * width],
             width,
             hops: vec![0; count],
             return_transfer: vec![0; count],
             follows,
-            allreduce: (0..nodes).map(reduce).collect(),
-            memory: instance.memory.iter().map(|m| if instance.memory_is_held() { *m } else { u32::MAX }).collect(),
-            floor: instance.allreduce.iter().copied().max().unwrap_or(0),
+            allreduce: vec![0; nodes],
+            memory: vec![u32::MAX; nodes],
+            floor: 0,
             epilogue: instance.epilogue,
             free: vec![0; nodes],
             last: vec![NONE; nodes],
@@ -91,7 +90,20 @@ impl Decoder {
             due: vec![0; count],
             waiting: Vec::new(),
             resumed: Vec::new(),
+        };
+        decoder.set_allocation(instance);
+        decoder
+    }
+
+    /// Takes over what the allocation says of nodes; [`Decoder::set_path`] is to follow for every microbatch.
+    pub fn set_allocation(&mut self, instance: &Instance) {
+        for (node, stage) in instance.stage_of.iter().enumerate() {
+            self.allreduce[node] = instance.allreduce.get(*stage).copied().unwrap_or(0);
+            if instance.memory_is_held() {
+                self.memory[node] = instance.memory[node];
+            }
         }
+        self.floor = instance.allreduce.iter().copied().max().unwrap_or(0);
     }
 
     /// Times for [`Decoder::decode`] to write to.

@@ -6,16 +6,17 @@
 //! few of them. Changes (see [`moves`]): a task goes before or behind another one of its node, most of them on a critical
 //! path (van Laarhoven, Aarts and Lenstra 1992); a microbatch takes another route; two microbatches exchange positions.
 
+mod allocation;
 mod decode;
 mod moves;
 
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
+use crate::allocate::joint::Placement;
 use crate::budget::Budget;
-use crate::problem::Instance;
-use crate::route::RouteTask;
 use crate::search::instance_view::InstanceView;
+use crate::search::methods::annealing::{AllocationState, OwnedInstance};
 use crate::search::methods::routes::{Path, Routes, first_microbatches};
 use crate::simulate::TaskId;
 use crate::time::{NEVER, Time};
@@ -34,6 +35,8 @@ pub struct Schedule {
     pub order: Vec<Vec<TaskId>>,
     /// Iteration and sum of completion times.
     pub key: Key,
+    /// The allocation, where that was searched too.
+    pub allocation: Option<Box<AllocationState>>,
 }
 
 /// How hot a run begins and ends, as shares of the iteration; and a run that goes on from the best schedule.
@@ -50,8 +53,11 @@ const STEPS_PER_POLL: u64 = 64;
 /// See the [module](self).
 #[derive(Debug)]
 pub struct ScheduleAnnealing {
-    instance: Instance,
-    tasks: Vec<RouteTask>,
+    owned: OwnedInstance,
+    /// Where the allocation may change.
+    placement: Option<Placement>,
+    /// Whether nodes may join and leave stages, where the allocation may change.
+    joins: bool,
     routes: Routes,
     /// First microbatch of each route, and the route of each microbatch.
     first: Vec<usize>,
@@ -67,6 +73,8 @@ pub struct ScheduleAnnealing {
     trial: Times,
     rng: Pcg64,
     best: Option<Schedule>,
+    /// Of the run.
+    share: f64,
     step: u64,
     steps: u64,
     first_steps: u64,
@@ -89,8 +97,9 @@ impl ScheduleAnnealing {
         let decoder = Decoder::new(view.instance, view.tasks, longest);
         let route_of = (0..).zip(view.tasks).flat_map(|(route, task)| std::iter::repeat_n(route, task.waves));
         let mut annealing = Self {
-            instance: view.instance.clone(),
-            tasks: view.tasks.to_vec(),
+            owned: OwnedInstance { instance: view.instance.clone(), tasks: view.tasks.to_vec() },
+            placement: None,
+            joins: false,
             routes: Routes::new(view, paths),
             first: first_microbatches(view.tasks),
             route_of: route_of.collect(),
@@ -103,6 +112,7 @@ impl ScheduleAnnealing {
             changed: Vec::new(),
             rng,
             best: None,
+            share: 0.0,
             step: 0,
             steps: 0,
             first_steps,
@@ -114,12 +124,26 @@ impl ScheduleAnnealing {
         annealing
     }
 
+    /// A search for the allocation too, from this one on; nodes are exchanged, and with `joins` they join and leave
+    /// stages where that is allowed. It has one run, which [`ScheduleAnnealing::cool`] takes from hot to cold.
+    pub fn free(allocation: &AllocationState, paths: Vec<Path>, joins: bool, rng: Pcg64) -> Self {
+        let placement = Some(allocation.placement().clone());
+        let new = Self::new(allocation.view(), paths, None, u64::MAX, rng);
+        Self { placement, joins, ..new }
+    }
+
+    /// Goes on for about `work` search steps, as hot as a run is of which this share has gone.
+    pub fn cool(&mut self, share: f64, work: u64, budget: &Budget) {
+        self.share = share;
+        self.run(work, budget);
+    }
+
     /// Begins the next run, twice as long as the one before: with other routes, or, where there is an order, cooler
     /// and with a schedule as it stands.
     pub fn restart(&mut self, paths: &[Path], order: Option<&[Vec<TaskId>]>) {
         self.restarts += 1;
         self.is_warm = order.is_some();
-        self.routes.replace(InstanceView { instance: &self.instance, tasks: &self.tasks }, paths);
+        self.routes.replace(self.owned.view(), paths);
         self.begin(order);
     }
 
@@ -151,13 +175,16 @@ impl ScheduleAnnealing {
                 break;
             }
             self.step += 1;
+            if self.placement.is_none() {
+                self.share = self.step as f64 / self.steps as f64;
+            }
             self.placed += 2;
             self.change();
         }
     }
 
     fn begin(&mut self, order: Option<&[Vec<TaskId>]>) {
-        for route in 0..self.tasks.len() {
+        for route in 0..self.owned.tasks.len() {
             self.write(route);
         }
         let is_timed = order.is_some_and(|order| self.decodes(&self.merged(order), f64::INFINITY))
@@ -218,9 +245,9 @@ impl ScheduleAnnealing {
 
     /// Hands a route's path to the decoder.
     fn write(&mut self, route: usize) {
-        for wave in 0..self.tasks[route].waves {
+        for wave in 0..self.owned.tasks[route].waves {
             let microbatch = self.first[route] + wave;
-            self.decoder.set_path(&self.instance, &self.tasks[route], microbatch, self.routes.path(route));
+            self.decoder.set_path(&self.owned.instance, &self.owned.tasks[route], microbatch, self.routes.path(route));
         }
     }
 
@@ -231,8 +258,7 @@ impl ScheduleAnnealing {
 
     /// Times of the changed sequence; whether it stays.
     fn judge(&mut self) -> bool {
-        let share = self.step as f64 / self.steps as f64;
-        let temperature = HOT * (COLD / HOT).powf(share) * if self.is_warm { WARM } else { 1.0 };
+        let temperature = HOT * (COLD / HOT).powf(self.share) * if self.is_warm { WARM } else { 1.0 };
         // The energy may rise by so much (Metropolis), which tells in most cases before all is placed.
         let rise = -temperature * self.current.iteration as f64 * self.rng.random::<f64>().ln();
         let changed = std::mem::take(&mut self.changed);
@@ -263,12 +289,16 @@ impl ScheduleAnnealing {
     fn schedule(&self, key: Key) -> Schedule {
         let lengths = self.decoder.hops.iter().map(|hops| 2 * hops + 1);
         let firsts: Vec<TaskId> = lengths.scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
-        let mut order = vec![Vec::new(); self.instance.node_count()];
+        let mut order = vec![Vec::new(); self.owned.instance.node_count()];
         for id in &self.sequence {
             let operation = &self.decoder.operations[*id as usize];
             order[operation.node as usize].push(firsts[operation.microbatch as usize] + operation.index);
         }
-        let paths = (0..self.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
-        Schedule { paths, order, key }
+        let paths = (0..self.owned.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
+        let allocation = self.placement.as_ref().map(|placement| {
+            let OwnedInstance { instance, tasks } = self.owned.clone();
+            Box::new(AllocationState::new(placement.clone(), instance, tasks))
+        });
+        Schedule { paths, order, key, allocation }
     }
 }

@@ -3,12 +3,13 @@
 use rand::RngExt;
 use smallvec::SmallVec;
 
-use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::{Change, Path};
 use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 use crate::search::methods::schedule_annealing::decode::NONE;
 use crate::time::Time;
 
+/// How often the allocation is changed rather than the schedule, where it may be.
+const ALLOCATIONS: f64 = 0.1;
 /// How often a route is changed, and how often two microbatches exchange positions; else a task moves.
 const ROUTES: f64 = 0.4;
 const EXCHANGES: f64 = 0.1;
@@ -25,6 +26,10 @@ type Few<T> = SmallVec<[T; 64]>;
 impl ScheduleAnnealing {
     /// Tries one change.
     pub(super) fn change(&mut self) {
+        if self.placement.is_some() && self.rng.random_bool(ALLOCATIONS) {
+            self.try_allocation();
+            return;
+        }
         let draw = self.rng.random::<f64>();
         if draw < ROUTES {
             self.try_route();
@@ -150,15 +155,15 @@ impl ScheduleAnnealing {
         let critical = if self.rng.random_bool(CRITICAL_ROUTE) { self.critical_task() } else { None };
         let route = match critical {
             Some(task) => self.route_of[self.decoder.operations[task as usize].microbatch as usize] as usize,
-            None => self.rng.random_range(0..self.tasks.len()),
+            None => self.rng.random_range(0..self.owned.tasks.len()),
         };
-        let view = InstanceView { instance: &self.instance, tasks: &self.tasks };
+        let view = self.owned.view();
         let Some(change) = self.routes.propose(view, route, &mut self.rng) else { return };
         let Some(back) = self.routes.apply(view, change) else { return };
         self.reroute(&back);
         if !self.judge() {
             let routes: SmallVec<[usize; 2]> = back.iter().map(|(route, _)| *route as usize).collect();
-            self.routes.undo(InstanceView { instance: &self.instance, tasks: &self.tasks }, back);
+            self.routes.undo(self.owned.view(), back);
             for route in routes {
                 self.write(route);
             }
@@ -167,11 +172,11 @@ impl ScheduleAnnealing {
 
     /// The sequence with the tasks of changed routes where they are likely to run: on a node that stays, when they ran
     /// there; on another one, some time between their neighbours. `back` has the paths that the routes had.
-    fn reroute(&mut self, back: &Change) {
+    pub(super) fn reroute(&mut self, back: &Change) {
         let mut keyed: Few<(Time, u32)> = SmallVec::new();
         for (route, old) in back {
             let route = *route as usize;
-            for wave in 0..self.tasks[route].waves {
+            for wave in 0..self.owned.tasks[route].waves {
                 self.key_tasks(self.first[route] + wave, route, old, &mut keyed);
             }
         }
