@@ -37,7 +37,7 @@ impl ScoreTerms {
     }
 }
 
-/// See the [module](self).
+/// A partition with its score, changed by one exchange at a time.
 #[derive(Clone, Debug)]
 pub struct Partition<'a> {
     costs: &'a Costs,

@@ -54,7 +54,7 @@ pub enum Replaced {
     Overfull,
 }
 
-/// See the [module](self).
+/// The disjunctive graph of an order, with heads and tails.
 #[derive(Clone, Debug)]
 pub struct OrderGraph {
     vertices: Vec<Vertex>,

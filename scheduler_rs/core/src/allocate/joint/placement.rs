@@ -33,7 +33,7 @@ impl Default for AllocationScope {
     }
 }
 
-/// See the [module](self).
+/// An allocation as an instance has it: which node stands at each position.
 #[derive(Clone, Debug)]
 pub struct Placement {
     problem: Arc<Problem>,
