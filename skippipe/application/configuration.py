@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from skippipe.application.cluster_file import check_file_alone
-from skippipe.application.explain import explain
+from skippipe.application.hydra_errors import to_input_error
 from skippipe.commands import BY_NAME
 from skippipe.commands.command import Command
 from skippipe.commands.groups import options, schemas
@@ -64,7 +64,7 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
         try:
             composed = hydra.compose(config_name=primary, overrides=list(overrides))
         except (HydraException, OmegaConfBaseException) as error:
-            raise explain(error, BY_NAME[name].settings_type) from None
+            raise to_input_error(error, BY_NAME[name].settings_type) from None
     settings = checked_settings(composed)
     check_file_alone(settings, overrides, None)
     return settings
@@ -83,6 +83,6 @@ def checked_settings(composed: DictConfig) -> Any:
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise explain(error, OmegaConf.get_type(composed)) from None
+        raise to_input_error(error, OmegaConf.get_type(composed)) from None
     validate(settings)
     return settings

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from skippipe.application.arguments import hydra_arguments
 from skippipe.application.cluster_file import check_file_alone
 from skippipe.application.configuration import FOLDER, checked_settings, compose, preset, register
-from skippipe.application.explain import explain, key_of
+from skippipe.application.hydra_errors import key_of, to_input_error
 from skippipe.application.sweeps import jobs_apart
 from skippipe.application.user_files import Location, UserFiles, checked_files
 from skippipe.commands.command import Command
@@ -78,7 +78,7 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:  # what --help prints, for example
             raise
         location = _location(error, files, arguments) or _composed_location(error, files)
-        report_error(command.name, _located(explain(error, command.settings_type), location))
+        report_error(command.name, _located(to_input_error(error, command.settings_type), location))
         return UNUSABLE_INPUT
     if task.error is not None:
         report_error(command.name, _located(task.error, _location(task.error, files, arguments)))

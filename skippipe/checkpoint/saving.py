@@ -27,7 +27,7 @@ from skippipe.checkpoint.state import STATE, TrainingState
 from skippipe.checkpoint.tensors import TENSORS, tensor_file, write_tensors
 from skippipe.errors import SchedulerError, unexpected
 from skippipe.files import write_synced
-from skippipe.model.finite import is_finite, odd_number
+from skippipe.model.finite import describe_non_finite, is_finite
 
 
 class SavingError(SchedulerError, RuntimeError):
@@ -168,7 +168,7 @@ class CheckpointSaver:
             self._copied.set()
         for name, tensor in copied.items():
             if not is_finite(tensor):
-                raise unexpected(name, odd_number(tensor), "finite numbers")
+                raise unexpected(name, describe_non_finite(tensor), "finite numbers")
 
     def _begin(self, contents: CheckpointContents) -> None:
         staging = self._directory.create_staging(contents.state.iteration)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skippipe.checkpoint.manifest import Manifest
 from skippipe.errors import InputError, unexpected, unreadable
-from skippipe.model.finite import is_finite, odd_number
+from skippipe.model.finite import describe_non_finite, is_finite
 
 TENSORS = "tensors"
 """folder name within a checkpoint's folder"""
@@ -70,7 +70,7 @@ class TensorFiles:
         """Raise `InputError` naming file and tensor if any value is NaN or infinite."""
         for name, path in self._paths.items():
             if not is_finite(self.read(name)):
-                raise unexpected(name, odd_number(self.read(name)), "finite numbers", path)
+                raise unexpected(name, describe_non_finite(self.read(name)), "finite numbers", path)
 
 
 @contextlib.contextmanager

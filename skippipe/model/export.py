@@ -18,7 +18,7 @@ from skippipe.data.tokenizer import END_OF_TEXT
 from skippipe.errors import unexpected, unwritable
 from skippipe.files import check_utf8, sync_folder
 from skippipe.model.families import family_of
-from skippipe.model.finite import odd_number
+from skippipe.model.finite import describe_non_finite
 from skippipe.model.settings import model_config
 from skippipe.model.weights import quiet
 
@@ -98,7 +98,7 @@ def _filled(
         if not tensor.isfinite().all():
             hint = "dtype=float32 has the widest range"
             raise unexpected(
-                name, odd_number(tensor), f"finite numbers in {str(dtype).removeprefix('torch.')}", hint=hint
+                name, describe_non_finite(tensor), f"finite numbers in {str(dtype).removeprefix('torch.')}", hint=hint
             )
     filled: PreTrainedModel = model
     return filled

@@ -15,8 +15,8 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(least.isfinite() and greatest.isfinite())
 
 
-def odd_number(tensor: Tensor) -> str:
+def describe_non_finite(tensor: Tensor) -> str:
     """What a tensor holds that is not finite, and where it first does, for messages."""
-    odd = tensor.detach().reshape(-1).isfinite().logical_not()
-    first = int(odd.int().argmax())
-    return f"{tensor.detach().reshape(-1)[first].item()} at {first} ({int(odd.sum())} of {tensor.numel()} values)"
+    bad = tensor.detach().reshape(-1).isfinite().logical_not()
+    first = int(bad.int().argmax())
+    return f"{tensor.detach().reshape(-1)[first].item()} at {first} ({int(bad.sum())} of {tensor.numel()} values)"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skippipe.errors import InputError, unexpected
 from skippipe.model.families import family_of
-from skippipe.model.finite import is_finite, odd_number
+from skippipe.model.finite import describe_non_finite, is_finite
 from skippipe.model.folder import weight_files
 from skippipe.model.settings import one_line
 from skippipe.model.stage_module import stage_config
@@ -167,7 +167,7 @@ def check_weights(folder: Path) -> None:
 
 def _check_finite(tensor: Tensor, path: Path, name: str, dtype: str = "") -> None:
     if not is_finite(tensor):
-        raise unexpected(name, odd_number(tensor), f"finite numbers{dtype}", path)
+        raise unexpected(name, describe_non_finite(tensor), f"finite numbers{dtype}", path)
 
 
 def _load(  # noqa: PLR0913 - what a stage is

@@ -1,4 +1,4 @@
-"""Explain errors of Hydra and OmegaConf in one line. Some of them give key and value only in their text."""
+"""Errors of Hydra and OmegaConf as one line of ours. Some of them give key and value only in their text."""
 
 import dataclasses
 import difflib
@@ -26,7 +26,7 @@ _EXPECTED = (
 )
 
 
-def explain(error: Exception, job: type[Any] | None) -> InputError:
+def to_input_error(error: Exception, job: type[Any] | None) -> InputError:
     """Make an error with key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
     if str(error).startswith("Could not delete"):
