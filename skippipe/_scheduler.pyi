@@ -461,6 +461,12 @@ class Plan:
         Reads `skippipe.plan/1`: types, ranges and shapes; whether it keeps the rules is `check`'s to say. Raises
         InputError naming the key that does not fit.
         """
+    def iteration_s_on(self, /, processor_of: SupportsGetItem[int, SupportsIndex]) -> float:
+        """
+        Seconds of an iteration where nodes share processors, such as those that one process serves: each processor runs
+        the tasks of its nodes one at a time, in the order of their planned starts; nodes of one processor exchange
+        nothing. `processor_of` has the processor of each node.
+        """
     @property
     def layers(self, /) -> list[int]:
         """

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from skippipe._scheduler import Plan
 from skippipe.errors import InputError, unexpected
 
 NO_RANK = -1
@@ -40,6 +41,17 @@ def assign_ranks(
     _refuse("the plan leaves these nodes out, so that no rank may be started for them", idle)
     _refuse("no rank serves", [name for name in node_names if name not in rank_of and name not in unused])
     return [NO_RANK if name in unused else rank_of[name] for name in node_names]
+
+
+def iteration_s_on(plan: Plan, rank_of: Sequence[int]) -> float:
+    """Predicted iteration time of a plan on these ranks, in seconds; `rank_of` as from `assign_ranks`.
+
+    A rank that serves several nodes runs their tasks one at a time, which the plan itself does not account for.
+    """
+    serving = [rank for rank in rank_of if rank != NO_RANK]
+    if len(set(serving)) == len(serving):
+        return plan.predicted.iteration_s
+    return plan.iteration_s_on([max(serving) + 1 if rank == NO_RANK else rank for rank in rank_of])
 
 
 SHOWN = 6

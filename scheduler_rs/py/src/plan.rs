@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
 use skippipe_core::report::SearchReport as CoreReport;
+use skippipe_core::simulate::iteration_on_processors;
 use skippipe_core::workload::Workload;
 
 use crate::cluster::Cluster;
@@ -134,6 +135,14 @@ impl Plan {
     /// keeps its rules.
     fn find_deadlock(&self) -> Option<String> {
         skippipe_core::check::deadlock(&self.0)
+    }
+
+    /// Seconds of an iteration where nodes share processors, such as those that one process serves: each processor runs
+    /// the tasks of its nodes one at a time, in the order of their planned starts; nodes of one processor exchange
+    /// nothing. `processor_of` has the processor of each node.
+    fn iteration_s_on(&self, py: Python<'_>, processor_of: Vec<usize>) -> PyResult<f64> {
+        let plan = &self.0;
+        py.detach(move || iteration_on_processors(plan, &processor_of)).or_raise()
     }
 
     /// The question that the plan answers.

@@ -78,7 +78,8 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     ]
     prediction = _predict(spec, model, plan)
     event = plan_ready(
-        spec, model, plan, prediction, full_pipelines(plan, spec.planner) if prediction.holds else {},
+        spec, model, plan, prediction, full_pipelines(plan, spec.planner, rank_of) if prediction.holds else {},
+        rank_of=rank_of,
         parameters=sum(estimate.parameters for estimate in estimates), processes=len(names_by_rank),
         training_tokens=batches.training.tokens.size, recv_buffers=recv_buffers, device=spec.device.device,
     )  # fmt: skip

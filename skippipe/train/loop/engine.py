@@ -16,6 +16,7 @@ from torch import Tensor
 
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
+from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.executor import Batches, Executor, Timings
@@ -101,7 +102,8 @@ class Engine:
 
         """
         self.phase, self.plan, self.request_sha256, self.flops = phase, plan, request_sha256, flops
-        self.predicted_s = plan.predicted.iteration_s if predicts else None
+        self._planned_s = iteration_s_on(plan, context.rank_of)
+        self.predicted_s = self._planned_s if predicts else None
         """iteration time of the plan, if it is a prediction for this run"""
         self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
@@ -213,7 +215,7 @@ class Engine:
         return moved
 
     def _message_timeout_s(self, iterations: float = 1.0) -> float:
-        timeout_s, predicted_s = self._spec.communication.timeout_s, self.plan.predicted.iteration_s
+        timeout_s, predicted_s = self._spec.communication.timeout_s, self._planned_s
         return message_timeout_s(timeout_s, predicted_s, self._measured_s, iterations)
 
     def _gather(self, index_of: Mapping[int, int], timeout_s: float, seconds: float, flags: RankFlags) -> Gathered:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from skippipe._scheduler import Plan, simulate
 from skippipe.errors import DeadlockError
-from skippipe.ranks import NO_RANK
+from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Task
 from skippipe.runtime.executor import Timings
 
@@ -69,19 +69,15 @@ def explain_difference(
         threads: that all processes of this machine want to run at once.
 
     """
-    predicted_s = plan.predicted.iteration_s
+    predicted_s = iteration_s_on(plan, rank_of)
     try:
-        explained_s = simulate(with_times(plan, measured)).predicted.iteration_s
+        explained_s = iteration_s_on(simulate(with_times(plan, measured)), rank_of)
     except DeadlockError:
         return []
     lines = [
         f"with the measured task times the plan takes {explained_s:.3f} s, {explained_s - predicted_s:+.3f} s",
         f"the other {measured_s - explained_s:+.3f} s are messages, jitter, and work between tasks",
     ]
-    serving = [rank for rank in rank_of if rank != NO_RANK]
-    processes = len(set(serving))
-    if processes < len(serving):
-        lines.append(f"{processes} processes serve {len(serving)} nodes, which the plan assumes to work in parallel")
     cores = len(os.sched_getaffinity(0))
     if threads > cores:
         lines.append(f"{threads} threads share the {cores} cores of this machine; the plan assumes one core for each")

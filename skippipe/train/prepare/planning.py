@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.config import PlannerConfig
-from skippipe.planning import PlanningJob, evaluate_strategy, make_plan, state_problem, time_limit
+from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
+from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
+from skippipe.ranks import iteration_s_on
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -96,10 +98,17 @@ def planning_s(planner: PlannerConfig) -> float:
     return UNLIMITED_S if limit is None else limit
 
 
-def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
-    """Predicted iteration time of full pipelines on the same allocation, straight and routed, in seconds."""
+def full_pipelines(plan: Plan, planner: PlannerConfig, rank_of: Sequence[int]) -> dict[str, float | None]:
+    """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
     job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
-    return {name: evaluate_strategy(job, name, planner).iteration_s for name in ("full", "full-routed")}
+
+    def iteration_s(strategy: str) -> float | None:
+        try:
+            return iteration_s_on(make_plan(job, strategy, planner), rank_of)
+        except (NoPlanError, DeadlockError, ImpossibleError):
+            return None
+
+    return {strategy: iteration_s(strategy) for strategy in ("full", "full-routed")}
 
 
 def plan_ready(  # noqa: PLR0913 - by keyword
@@ -109,6 +118,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
     prediction: Prediction,
     full: Mapping[str, float | None],
     *,
+    rank_of: Sequence[int],
     parameters: int,
     processes: int,
     training_tokens: int,
@@ -116,7 +126,6 @@ def plan_ready(  # noqa: PLR0913 - by keyword
     device: str,
 ) -> PlanReady:
     """Report what is about to be trained, and the predicted times as far as they hold."""
-    predicted = plan.predicted
     return PlanReady(
         strategy=plan.strategy,
         skip_ratio=plan.skip_ratio,
@@ -125,8 +134,8 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         microbatches=len(plan.microbatches),
         microbatch_size=spec.data.microbatch_size,
         sequence=spec.data.sequence,
-        predicted_s=predicted.iteration_s if prediction.holds else None,
-        lower_bound_s=predicted.lower_bound_s if prediction.holds else None,
+        predicted_s=iteration_s_on(plan, rank_of) if prediction.holds else None,
+        lower_bound_s=plan.predicted.lower_bound_s if prediction.holds else None,
         prediction_note=prediction.note,
         full=dict(full) if prediction.holds else {},
         model=model.config.model_type,

@@ -205,8 +205,9 @@ def _prepare_engines(
     full = _full_pipelines(context, plans[0]) if predictions[0].holds else {}
     if log is not None:
         event = plan_ready(
-            spec, model, plans[0], predictions[0], full, parameters=parameters, processes=rendezvous.world,
-            training_tokens=metadata.training_tokens, recv_buffers=engines[0].recv_buffers, device=device,
+            spec, model, plans[0], predictions[0], full, rank_of=context.rank_of, parameters=parameters,
+            processes=rendezvous.world, training_tokens=metadata.training_tokens,
+            recv_buffers=engines[0].recv_buffers, device=device,
         )  # fmt: skip
         files = log.keep_files(spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
         log(dataclasses.replace(event, files=files))
@@ -225,7 +226,7 @@ def _full_pipelines(context: RankContext, plan: Plan) -> dict[str, float | None]
     """What full pipelines would take, computed by rank 0."""
     planner = context.spec.planner
     text = context.rendezvous.broadcast(
-        "full", lambda: json.dumps(full_pipelines(plan, planner)), 2 * planning_s(planner)
+        "full", lambda: json.dumps(full_pipelines(plan, planner, context.rank_of)), 2 * planning_s(planner)
     )
     found: dict[str, float | None] = json.loads(text)
     return found

@@ -9,10 +9,12 @@ mod dispatch;
 mod graph;
 mod order;
 mod replay;
+mod shared;
 
 pub use graph::{OrderGraph, Replaced};
 pub(crate) use replay::Replay;
 pub use replay::{Dispatch, count_evaluations, resimulate};
+pub use shared::iteration_on_processors;
 
 use crate::error::{Error, TaskName};
 use crate::plan::{Kind, Task};

@@ -16,6 +16,14 @@ impl Simulator<'_> {
         if self.instance.memory_is_held() {
             self.check_memory(order)?;
         }
+        self.run_sequences(order)
+    }
+
+    /// The same for sequences in which tasks of several nodes may stand, without regard to memory.
+    ///
+    /// # Errors
+    /// [`Deadlock`] where tasks wait for each other.
+    pub(super) fn run_sequences(&mut self, order: &[Vec<TaskId>]) -> Result<Outcome, Deadlock> {
         let count = self.node.len();
         let scratch = &mut self.scratch;
         scratch.waiting.clear();

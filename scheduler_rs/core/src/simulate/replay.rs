@@ -69,7 +69,9 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 /// here the waves of a route stand next to each other.
 pub(crate) struct Replay {
     microbatches: Vec<MicrobatchRoute>,
-    order: Vec<Vec<TaskId>>,
+    pub(super) order: Vec<Vec<TaskId>>,
+    /// All tasks as the plan lists them.
+    pub(super) listed: Vec<TaskId>,
 }
 
 impl Replay {
@@ -103,20 +105,24 @@ impl Replay {
                 }
             })
             .collect();
-        let mut replay = Self { microbatches, order: Vec::new() };
+        let mut replay = Self { microbatches, order: Vec::new(), listed: Vec::new() };
         let mut simulator = Simulator::new(instance);
         simulator.load(&replay.microbatches);
-        replay.order = replay.order_of(plan, &simulator, instance)?;
+        replay.listed = replay.listed_tasks(plan, &simulator)?;
+        replay.order = vec![Vec::new(); instance.node_count()];
+        for id in &replay.listed {
+            replay.order[simulator.node_of(*id)].push(*id);
+        }
         Ok(replay)
     }
 
-    fn order_of(&self, plan: &Plan, simulator: &Simulator<'_>, instance: &Instance) -> Result<Vec<Vec<TaskId>>> {
+    fn listed_tasks(&self, plan: &Plan, simulator: &Simulator<'_>) -> Result<Vec<TaskId>> {
         let index_of: FxHashMap<usize, usize> =
             self.microbatches.iter().enumerate().map(|(index, microbatch)| (microbatch.id, index)).collect();
         if index_of.len() != self.microbatches.len() {
             return invalid("microbatches", "an id that repeats", "a unique id for each");
         }
-        let mut order = vec![Vec::new(); instance.node_count()];
+        let mut listed = Vec::with_capacity(plan.tasks.len());
         let mut seen = vec![false; simulator.task_count()];
         for (i, task) in plan.tasks.iter().enumerate() {
             let microbatch = index_of.get(&task.microbatch).copied().unwrap_or(usize::MAX);
@@ -128,7 +134,7 @@ impl Replay {
                 let name = format!("{}{}{} on node {}", task.microbatch, task.kind.letter(), task.hop, task.node);
                 return invalid(format!("tasks[{i}]"), name, "each task of the routes once, on its node");
             }
-            order[task.node].push(id);
+            listed.push(id);
         }
         if let Some(missing) = seen.iter().position(|s| !s) {
             return invalid(
@@ -137,7 +143,7 @@ impl Replay {
                 "each task of the routes once",
             );
         }
-        Ok(order)
+        Ok(listed)
     }
 
     pub(crate) fn run(
