@@ -81,7 +81,7 @@ def test_a_port_in_use(refused: Refused) -> None:
         ("model.num_hidden_layers=6", "model.num_hidden_layers: expected 4, got 6"),
         ("train.microbatch_size=4", "train.microbatch_size: expected 2, got 4"),
         ("data.sequence=16", "data.sequence: expected 32, got 16"),
-        ("train.dtype=float64", "train.dtype: expected float32, got float64"),
+        ("train.dtype=float64", "runtime.wire_dtype: expected float32, got float64"),
     ],
 )
 def test_a_plan_for_another_model(change: str, message: str, plan_file: Path, refused: Refused) -> None:

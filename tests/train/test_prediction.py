@@ -67,7 +67,7 @@ def test_what_fits_is_a_prediction(plain: Plan) -> None:
         ({"layers": 400}, "hold for layers 400, here it is 4 (model.num_hidden_layers)"),
         ({"microbatch_size": 8}, "hold for microbatch_size 8, here it is 2 (train.microbatch_size)"),
         ({"sequence": 128}, "hold for sequence 128, here it is 32 (data.sequence)"),
-        ({"wire_dtype": "bfloat16"}, "hold for wire_dtype bfloat16, here it is float32 (train.dtype)"),
+        ({"wire_dtype": "bfloat16"}, "hold for wire_dtype bfloat16, here it is float32 (runtime.wire_dtype)"),
         ({"config_sha256": "cd"}, "hold for config_sha256 cd, here it is ab (model)"),
         ({"message_bytes": 524288}, "hold for messages of 524,288 bytes (activation_bytes), here they have 8,192"),
         ({"device": "NVIDIA H100"}, "hold for NVIDIA H100, here it is cpu (runtime.device)"),

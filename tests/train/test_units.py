@@ -14,6 +14,7 @@ from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.model.settings import model_config
 from skippipe.plan import Plan
+from skippipe.ranks import iteration_s_on
 from skippipe.train.connect.rank_spec import assign_nodes, node_names, torchrun_rank
 from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held
 from skippipe.train.loop.optimizer import clip, learning_rate, make_optimizer, parameter_groups, take_step
@@ -185,10 +186,12 @@ def test_message_bytes() -> None:
 
 def test_the_full_pipeline_beside_a_plan() -> None:
     plan = plan_of()
-    full = full_pipelines(plan, make_job().planner)
-    assert full["full"] is not None
-    assert full["full-routed"] is not None
-    assert full["full"] >= full["full-routed"] > plan.predicted.iteration_s
+    apart, together = (full_pipelines(plan, make_job().planner, rank_of) for rank_of in ([0, 1, 2, 3], [0, 0, 1, 1]))
+    for full, planned_s in ((apart, plan.predicted.iteration_s), (together, iteration_s_on(plan, [0, 0, 1, 1]))):
+        assert full["full"] is not None
+        assert full["full-routed"] is not None
+        assert min(full["full"], full["full-routed"]) > planned_s
+    assert together["full"] > apart["full"] >= apart["full-routed"]  # type: ignore[operator]
 
 
 def test_slower_tasks_explain_a_slower_iteration() -> None:
