@@ -70,6 +70,7 @@ fn problem(rng: &mut Pcg64) -> Option<Problem> {
         max_swaps: rng.random_range(0..3),
         waves: rng.random_range(1..4),
         max_stage_jump: rng.random_bool(0.25).then(|| rng.random_range(1..4)),
+        ..Constraints::default()
     };
     let mut counts: Vec<usize> = stages[0].iter().map(|_| rng.random_range(0..3)).collect();
     if counts.iter().sum::<usize>() == 0 || counts.iter().sum::<usize>() > 4 {

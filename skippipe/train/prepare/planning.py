@@ -98,7 +98,7 @@ def planning_s(planner: PlannerConfig) -> float:
 
 def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation, straight and routed, in seconds."""
-    job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
+    job = PlanningJob(plan.problem())
     return {name: evaluate_strategy(job, name, planner).iteration_s for name in ("full", "full-routed")}
 
 

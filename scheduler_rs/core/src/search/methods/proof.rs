@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
+use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask};
 use crate::search::methods::cbs;
 use crate::search::methods::cbs::{Subproblem, Termination, VisitDemand};
@@ -228,6 +229,10 @@ fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
 /// that cannot be said (CC3 without CC1: how many visits the inner stages share is open then).
 #[must_use]
 pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<VisitDemand> {
+    let rules = &instance.rules;
+    if rules.classes.is_some() || (rules.profile.is_some() && !rules.cc1) {
+        return None;
+    }
     let lengths = Lengths::of(instance, all);
     let others = all - count;
     let mut demand = VisitDemand {
@@ -239,15 +244,14 @@ pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<VisitD
         long_routes: (others == 0 && lengths.long_routes() > 0)
             .then_some((lengths.long_routes(), lengths.long_routes())),
     };
-    if instance.rules.cc3 {
-        if !instance.rules.cc1 {
+    if rules.cc3 {
+        if !rules.cc1 {
             return (others == 0).then_some(demand);
         }
-        let inner = (instance.present.len() - 1).max(1);
-        let visits = lengths.total - lengths.routes;
-        for stage in instance.present.iter().filter(|s| **s != 0) {
-            demand.least[*stage] = (visits / inner).saturating_sub(others);
-            demand.most[*stage] = visits.div_ceil(inner).min(count);
+        let quotas = Quotas::least_of(instance, &lengths);
+        for stage in inner_stages(instance) {
+            demand.least[stage] = quotas.least[stage].saturating_sub(others);
+            demand.most[stage] = quotas.most[stage].min(count);
         }
     }
     Some(demand)
