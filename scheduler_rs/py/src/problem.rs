@@ -34,11 +34,11 @@ impl Constraints {
         profile: Option<Vec<f64>>,
         classes: Option<Vec<(Vec<i64>, i64)>>,
     ) -> PyResult<Self> {
-        let class = |(i, (stages, routes)): (usize, &(Vec<i64>, i64))| {
+        let class = |(i, (stages, routes)): (usize, (Vec<i64>, i64))| {
             let key = format!("constraints.classes[{i}]");
             Ok(RouteClass {
-                stages: numbers(&format!("{key}.stages"), stages)?,
-                routes: index(&format!("{key}.routes"), *routes)?,
+                stages: numbers(&format!("{key}.stages"), &stages)?,
+                routes: index(&format!("{key}.routes"), routes)?,
             })
         };
         let build = || {
@@ -53,8 +53,7 @@ impl Constraints {
                 max_stage_jump: max_stage_jump.map(|jump| count("max_stage_jump", jump, 1)).transpose()?,
                 profile,
                 classes: classes
-                    .as_ref()
-                    .map(|classes| classes.iter().enumerate().map(class).collect::<Result<_>>())
+                    .map(|classes| classes.into_iter().enumerate().map(class).collect::<Result<_>>())
                     .transpose()?,
             })
         };
