@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, invalid};
 use crate::format::{check_number, optional_objects};
-use crate::problem::check_index;
+use crate::problem::{MOST_MICROBATCHES, check_index};
 use crate::route::{StageSet, stage_bit};
 
 /// How node memory limits a plan (TC1).
@@ -160,8 +160,9 @@ impl Constraints {
         }
         for (i, class) in classes.iter().enumerate() {
             let key = format!("constraints.classes[{i}].stages");
-            if class.routes == 0 {
-                return invalid(format!("constraints.classes[{i}].routes"), 0, "an integer of at least 1");
+            if !(1..=MOST_MICROBATCHES).contains(&class.routes) {
+                let expected = format!("an integer of at least 1 and at most {MOST_MICROBATCHES}");
+                return invalid(format!("constraints.classes[{i}].routes"), class.routes, expected);
             }
             for (j, stage) in class.stages.iter().enumerate() {
                 check_index(|| format!("{key}[{j}]"), *stage, stages)?;

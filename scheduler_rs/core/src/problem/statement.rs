@@ -35,8 +35,9 @@ impl Problem {
         check_stages(&cluster, &stages, &absent_stages)?;
         constraints.check(stages.len(), &absent_stages)?;
         check_members(&cluster, &stages, &absent_stages)?;
-        check_skip_ratio(skip_ratio, stages.len())?;
         let present = stages.len() - absent_stages.len();
+        let skip_ratio = ratio_of_classes(&constraints, &microbatches, present, skip_ratio)?;
+        check_skip_ratio(skip_ratio, stages.len())?;
         if skip_ratio > (present as f64 - 1.0) / present as f64 + 1e-9 {
             return invalid(
                 "skip_ratio",
@@ -59,7 +60,6 @@ impl Problem {
                 format!("1 to {MOST_MICROBATCHES} microbatches in all"),
             );
         }
-        let skip_ratio = ratio_of_classes(&constraints, &microbatches, present, skip_ratio)?;
         let problem =
             Self { cluster, stages, absent_stages, microbatches, skip_ratio, constraints, layers: Vec::new() };
         problem.check_horizon(total)?;
@@ -198,8 +198,9 @@ impl Problem {
 /// Classes have to be of as many routes as there are.
 fn ratio_of_classes(rules: &Constraints, microbatches: &[usize], present: usize, stated: f64) -> Result<f64> {
     let Some(classes) = &rules.classes else { return Ok(stated) };
-    let routes: usize = microbatches.iter().map(|count| count.div_ceil(rules.waves as usize)).sum();
-    let found = classes.iter().map(|class| class.routes).fold(0, usize::saturating_add);
+    let lots = microbatches.iter().map(|count| count.div_ceil(rules.waves as usize));
+    let routes = lots.fold(0, usize::saturating_add);
+    let found: usize = classes.iter().map(|class| class.routes).sum();
     if found != routes {
         return invalid(
             "constraints.classes",
