@@ -238,7 +238,7 @@ class ScheduleConfig:
     max_stage_jump: int | None = setting(None, within=AT_LEAST_1)
     """largest forward jump beyond the furthest visited stage; null: unlimited"""
     profile: list[float] | None = setting(None, within=AT_LEAST_0)
-    """a weight for each of the stages 1, 2, ..., e.g. [3,2,1]: they share the visits in proportion; null: evenly (CC3)"""
+    """a weight for each of the stages 1, 2, ..., e.g. [3,2,1]: they share visits in proportion; null: evenly (CC3)"""
     classes: list[RouteClass] | None = None
     """which stages the routes visit, e.g. [{stages: [0,1,2], share: 0.67}, {stages: [0,1,2,3], share: 0.33}] (or routes
     for share), in place of CC3 and skip_ratio, which follows; null: the planner chooses"""

@@ -98,7 +98,10 @@ def test_impossible_is_said_only_where_no_routes_exist() -> None:
 def test_equal_weights_make_the_plans_of_cc3() -> None:
     for seed in range(40):
         instance = random_instance(Random(seed))
-        equal = {**instance, "constraints": {**instance["constraints"], "profile": [0.7] * (len(instance["stages"]) - 1)}}
+        equal = {
+            **instance,
+            "constraints": {**instance["constraints"], "profile": [0.7] * (len(instance["stages"]) - 1)},
+        }
         if not instance["constraints"]["cc1"]:
             continue  # conflict-based search, which takes no profile there, finds other plans and bounds
         texts = []
@@ -136,13 +139,18 @@ def test_conflict_based_search_proves_classes_and_refuses_what_it_cannot_take() 
     assert proved > 5
 
 
-def test_the_allocation_is_searched_with_a_profile_or_classes(run: Run, independent: ModuleType, tmp_path: Path) -> None:
+def test_the_allocation_is_searched_with_a_profile_or_classes(
+    run: Run, independent: ModuleType, tmp_path: Path
+) -> None:
     deep = "schedule.profile=[4,2,1]"
     two = "schedule.classes=[{stages: [0,1,2,3], share: 0.33}, {stages: [0,1], share: 0.67}]"
     for extension, strategy in ((deep, "skippipe"), (two, "skippipe"), (two, "random-skip"), (two, "full")):
         file = tmp_path / "plan.json"
         settings = ["cluster=synthetic", "cluster.nodes=12", "cluster.regions=3", "schedule.stages=4", extension]
-        assert run("plan", *settings, f"schedule.strategy={strategy}", "planner.work_limit=40000", f"output={file}").status == 0
+        assert (
+            run("plan", *settings, f"schedule.strategy={strategy}", "planner.work_limit=40000", f"output={file}").status
+            == 0
+        )
         assert verdict(independent, file.read_text()) == []
         plan = json.loads(file.read_text())
         visits = Counter(stage for one in plan["microbatches"] for stage in one["stages"])
@@ -184,9 +192,18 @@ REFUSED = [
         "schedule.classes: expected routes for every class, or shares",
     ),
     ("schedule.classes=[{stages: [1,2], routes: 30}]", "schedule.classes[0].stages: expected stage 0 among them"),
-    ("schedule.classes=[{stages: [0,6], routes: 30}]", "schedule.classes[0].stages[1]: expected a number in 0..5, got 6"),
-    ("schedule.classes=[{stages: [0,2,2], routes: 30}]", "schedule.classes[0].stages[2]: expected a stage that is named"),
-    (f"schedule.skip_ratio=0.5 {TWO_CLASSES}", "schedule.skip_ratio: expected 0.722222, what schedule.classes leave out"),
+    (
+        "schedule.classes=[{stages: [0,6], routes: 30}]",
+        "schedule.classes[0].stages[1]: expected a number in 0..5, got 6",
+    ),
+    (
+        "schedule.classes=[{stages: [0,2,2], routes: 30}]",
+        "schedule.classes[0].stages[2]: expected a stage that is named",
+    ),
+    (
+        f"schedule.skip_ratio=0.5 {TWO_CLASSES}",
+        "schedule.skip_ratio: expected 0.722222, what schedule.classes leave out",
+    ),
 ]
 
 
