@@ -142,6 +142,9 @@ def answer(name: str) -> str:
 def hashed(plan: dict[str, Any]) -> str:
     """Hash of what a plan decides, and of its lower bound."""
     decided = {key: plan[key] for key in DECIDED}
+    # Recorded before there were these two.
+    unused = {"profile": None, "classes": None}.items()
+    decided["constraints"] = {rule: value for rule, value in plan["constraints"].items() if (rule, value) not in unused}
     decided["microbatches_per_source"] = sorted(plan["microbatches_per_source"].items())
     decided["microbatches"] = [
         [microbatch[key] for key in ("id", "source", "nodes", "stages", "route", "wave")]

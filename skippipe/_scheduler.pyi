@@ -235,11 +235,12 @@ class Cluster:
 @final
 class Constraints:
     """
-    The rules that a plan keeps; each can be switched off by name.
+    The rules that a plan keeps; each can be switched off by name. `profile` has one weight for each stage but stage 0;
+    `classes` are pairs of stages and the number of routes that visit exactly these.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, *, cc1: bool = True, cc2: bool = True, cc3: bool = True, tc1: str = "held", tc2: bool = True, max_swaps: SupportsIndex = 1, waves: SupportsIndex = 1, max_stage_jump: SupportsIndex | None = None) -> Constraints: ...
+    def __new__(cls, /, *, cc1: bool = True, cc2: bool = True, cc3: bool = True, tc1: str = "held", tc2: bool = True, max_swaps: SupportsIndex = 1, waves: SupportsIndex = 1, max_stage_jump: SupportsIndex | None = None, profile: SupportsGetItem[int, SupportsFloat | SupportsIndex] | None = None, classes: SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]] | None = None) -> Constraints: ...
     def __repr__(self, /) -> str: ...
     @property
     def cc1(self, /) -> bool:
@@ -257,6 +258,11 @@ class Constraints:
         Stages 1.. lie on equally many routes.
         """
     @property
+    def classes(self, /) -> list[tuple[list[int], int]] | None:
+        """
+        Stages and number of routes of each class of routes; None: no classes.
+        """
+    @property
     def max_stage_jump(self, /) -> int | None:
         """
         The most by which a step may pass the furthest stage so far; None: any.
@@ -265,6 +271,11 @@ class Constraints:
     def max_swaps(self, /) -> int:
         """
         For CC2.
+        """
+    @property
+    def profile(self, /) -> list[float] | None:
+        """
+        Weights of the stages but stage 0, by which the visits are shared out; None: evenly.
         """
     @staticmethod
     def reference() -> Constraints:

@@ -197,6 +197,18 @@ class AllocateConfig:
 
 
 @dataclass
+class RouteClass:
+    """Routes that visit exactly the same stages."""
+
+    stages: list[int] = setting([], within=AT_LEAST_0)
+    """the stages that they visit"""
+    routes: int | None = setting(None, within=AT_LEAST_1)
+    """number of routes; null: by share"""
+    share: float | None = setting(None, within=Range(0, 1, open_low=True))
+    """fraction of all routes; null: by routes"""
+
+
+@dataclass
 class ScheduleConfig:
     """Strategy, skip ratio, microbatches and constraints."""
 
@@ -205,7 +217,8 @@ class ScheduleConfig:
     stages: int | None = setting(None, within=AT_LEAST_1)
     """number of stages; null: as in the allocation or the cluster file, else min(6, nodes // 2 + 1)"""
     skip_ratio: float = setting(1 / 3, within=Range(0, 1))
-    """fraction of (microbatch, stage) visits skipped, stage 0 counted in the total: 0 to (stages - 1) / stages"""
+    """fraction of (microbatch, stage) visits skipped, stage 0 counted in the total: 0 to (stages - 1) / stages; with
+    classes the default is ignored: they say it"""
     microbatches_per_source: Any = 6
     """microbatches injected per stage-0 node: one number, or a list with one for each"""
     cc1: bool = True
@@ -224,6 +237,11 @@ class ScheduleConfig:
     """microbatches sharing one route; each starts after the previous one's backward pass"""
     max_stage_jump: int | None = setting(None, within=AT_LEAST_1)
     """largest forward jump beyond the furthest visited stage; null: unlimited"""
+    profile: list[float] | None = setting(None, within=AT_LEAST_0)
+    """a weight for each of the stages 1, 2, ..., e.g. [3,2,1]: they share visits in proportion; null: evenly (CC3)"""
+    classes: list[RouteClass] | None = None
+    """which stages the routes visit, e.g. [{stages: [0,1,2], share: 0.67}, {stages: [0,1,2,3], share: 0.33}] (or routes
+    for share), in place of CC3 and skip_ratio, which follows; null: the planner chooses"""
 
 
 @dataclass

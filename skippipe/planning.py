@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from skippipe import _scheduler
 from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem, UnallocatedProblem
 from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
 from skippipe.cluster import load_cluster, preset_spec
-from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, RouteClass, ScheduleConfig
 from skippipe.errors import (
     DeadlockError,
     ImpossibleError,
@@ -34,6 +34,11 @@ ALLOCATING_WORK = 500_000
 """Work limit of a planner whose allocation, a share of it, must be the same on every machine."""
 SMALL_GAP = 0.02
 """Gap to the bound over all allocations up to which a longer search is not suggested."""
+RATIO_TOLERANCE = 1e-3
+"""By how much a stated skip ratio may differ from that of the classes: 0.333 is a third."""
+SHARE_TOLERANCE = 0.02
+"""By how much the sum of the shares of the classes may differ from 1: 0.33 is a third."""
+ROUNDING = 1e-9
 RANDOM_SEEDS = 20
 JOINT = ("full-routed", "skippipe")
 """Strategies that search routes and order as well as the allocation, so more time may always help."""
@@ -86,12 +91,14 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
         if allocation is not None:
             return PlanningJob(state_problem(cluster, allocation, schedule))
         layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
+        counts = microbatches(schedule.microbatches_per_source, sizes[0])
+        rules, skip_ratio = rules_of(schedule, counts, len(sizes))
         first = UnallocatedProblem(
             cluster,
             sizes,
-            microbatches(schedule.microbatches_per_source, sizes[0]),
-            skip_ratio=schedule.skip_ratio,
-            constraints=constraints(schedule),
+            counts,
+            skip_ratio=skip_ratio,
+            constraints=rules,
             sources=allocating.sources,
             max_replica_transfer_s=allocating.max_replica_transfer_s,
             layers=layers,
@@ -136,18 +143,24 @@ def with_origin(error: InputError, cluster_file: str | None, stages_file: str | 
         return in_file(error, stages_file)
     if cluster_file is not None and root == "cluster":
         return in_file(error, cluster_file)
+    if root == "constraints":  # each of them is a setting of its own
+        located = in_group(error, "schedule")
+        located.key = f"schedule.{str(error.key).removeprefix('constraints.')}"
+        return located
     group = {"skip_ratio": "schedule", "sizes": "allocate", "sources": "allocate", "max_replica_transfer_s": "allocate"}
     return in_group(error, group[root]) if root in group else error
 
 
 def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleConfig) -> Problem:
     """State the problem for a given allocation."""
+    counts = microbatches(schedule.microbatches_per_source, len(allocation.stages[0]) if allocation.stages else 0)
+    rules, skip_ratio = rules_of(schedule, counts, len(allocation.stages) - len(allocation.absent_stages))
     return Problem(
         cluster,
         allocation.stages,
-        microbatches(schedule.microbatches_per_source, len(allocation.stages[0]) if allocation.stages else 0),
-        skip_ratio=schedule.skip_ratio,
-        constraints=constraints(schedule),
+        counts,
+        skip_ratio=skip_ratio,
+        constraints=rules,
         absent_stages=allocation.absent_stages,
         layers=allocation.layers,
         absent_nodes=allocation.absent_nodes,
@@ -171,7 +184,52 @@ def microbatches(setting: object, sources: int) -> list[int]:
     return counts
 
 
-def constraints(schedule: ScheduleConfig) -> Constraints:
+def rules_of(schedule: ScheduleConfig, counts: Sequence[int], present: int) -> tuple[Constraints, float]:
+    """Constraints and skip ratio, for the microbatches of each source and the number of stages that are present.
+
+    Raises:
+        InputError: classes that are not of as many routes as the microbatches take, or contradict the skip ratio.
+
+    """
+    if schedule.classes is None:
+        return constraints(schedule), schedule.skip_ratio
+    routes = sum(-(-count // schedule.waves) for count in counts)
+    classes = class_routes(schedule.classes, routes)
+    visits = sum(len(stages) * count for stages, count in classes)
+    skip_ratio = 1 - visits / (routes * present) if routes and present else schedule.skip_ratio
+    if schedule.skip_ratio != ScheduleConfig.skip_ratio and abs(schedule.skip_ratio - skip_ratio) > RATIO_TOLERANCE:
+        expected = f"{skip_ratio:.6g}, what schedule.classes leave out, or no such setting"
+        raise unexpected("schedule.skip_ratio", schedule.skip_ratio, expected)
+    return constraints(schedule, classes), skip_ratio
+
+
+def class_routes(classes: Sequence[RouteClass], routes: int) -> list[tuple[list[int], int]]:
+    """Stages of each class and how many of so many routes it has; shares become counts by largest remainder."""
+    for i, one in enumerate(classes):
+        if (one.routes is None) == (one.share is None):
+            raise unexpected(f"schedule.classes[{i}]", "both or none", "either routes or share")
+    if all(one.routes is not None for one in classes):
+        return [(list(one.stages), one.routes or 0) for one in classes]
+    shares = [one.share or 0.0 for one in classes]
+    if not all(shares):
+        raise unexpected("schedule.classes", "routes and shares", "routes for every class, or shares")
+    if abs(sum(shares) - 1) > SHARE_TOLERANCE:
+        raise unexpected("schedule.classes", f"shares with a sum of {sum(shares):.6g}", "shares with a sum of 1")
+    exact = [share / sum(shares) * routes for share in shares]
+    counts = [int(x + ROUNDING) for x in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: routes - sum(counts)]:
+        counts[i] += 1
+    if not all(counts):
+        raise unexpected(
+            f"schedule.classes[{counts.index(0)}].share",
+            shares[counts.index(0)],
+            f"a share that gives the class at least one of the {routes} routes",
+        )
+    return [(list(one.stages), count) for one, count in zip(classes, counts, strict=True)]
+
+
+def constraints(schedule: ScheduleConfig, classes: list[tuple[list[int], int]] | None = None) -> Constraints:
     """Constraints of the problem, as a class of the extension."""
     return Constraints(
         cc1=schedule.cc1,
@@ -182,6 +240,8 @@ def constraints(schedule: ScheduleConfig) -> Constraints:
         max_swaps=schedule.max_swaps,
         waves=schedule.waves,
         max_stage_jump=schedule.max_stage_jump,
+        profile=None if schedule.profile is None else list(schedule.profile),
+        classes=classes,
     )
 
 
@@ -292,7 +352,9 @@ def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Plannin
 
 def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
     """State the problem of `schedule` with allocation, layers and microbatches per source of a plan."""
-    return plan.problem().with_rules(constraints(schedule), skip_ratio=schedule.skip_ratio)
+    problem = plan.problem()
+    rules, skip_ratio = rules_of(schedule, problem.microbatches, len(problem.stages) - len(problem.absent_stages))
+    return problem.with_rules(rules, skip_ratio=skip_ratio)
 
 
 def describe_comparison(job: PlanningJob, kind: str, strategy: str, planner: PlannerConfig) -> str:

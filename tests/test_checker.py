@@ -104,6 +104,7 @@ def test_sound_plans_survive_writing_and_reading() -> None:
     for seed in range(200):
         plan = random_plan(Random(seed))
         again = json.loads(Plan.from_json(json.dumps(plan)).to_json())
+        plan["constraints"] |= {"profile": None, "classes": None}  # written where they are not used
         for key in plan.keys() - {"cluster", "solver"}:
             assert again[key] == plan[key], key
         for key, value in plan["cluster"].items():

@@ -63,6 +63,9 @@ def _rules(rules: Constraints) -> str:
     parts += [f"waves {rules.waves}"] + (
         [f"jumps of at most {rules.max_stage_jump}"] if rules.max_stage_jump is not None else []
     )
+    if rules.profile is not None:
+        parts.append(f"profile {', '.join(f'{weight:.4g}' for weight in rules.profile)}")
+    parts += [f"{routes} routes over stages {', '.join(map(str, stages))}" for stages, routes in rules.classes or []]
     return ", ".join(parts)
 
 

@@ -128,6 +128,26 @@ def random_instance(rng: Random, size: str = "small", max_count: int = 4) -> Jso
     }
 
 
+def extended(rng: Random, instance: Json) -> Json:
+    """The instance with random weights of the stages or random classes of routes, its skip ratio as these say."""
+    stages = len(instance["stages"])
+    rules = dict(instance["constraints"])
+    if rng.random() < 0.5:
+        rules["profile"] = [rng.choice([0, 1, 1, 2, 0.3, 5]) for _ in range(stages - 1)]
+        return {**instance, "constraints": rules}
+    present = [s for s in range(stages) if s not in instance["absent_stages"]]
+    routes = left = len(route_owners(instance))
+    classes = []
+    while left:
+        count = rng.randint(1, left)
+        chosen = {s for s in present if rng.random() < 0.5} | ({0} if rules["cc1"] else {rng.choice(present)})
+        classes.append({"stages": sorted(chosen), "routes": count})
+        left -= count
+    rules["classes"] = classes
+    visits = sum(len(one["stages"]) * one["routes"] for one in classes)
+    return {**instance, "constraints": rules, "skip_ratio": 1 - visits / (routes * len(present))}
+
+
 def tight_instance(rng: Random) -> Json:
     """A small instance with little memory and routes in any order, on which the dispatch rule often deadlocks."""
     while True:

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 
 from .instances import Json, TaskKey, legal_orders, number_microbatches, route_owners, task_chain, visit_total
 from .simulator import Work
@@ -29,6 +30,8 @@ def route_sets(instance: Json) -> Iterator[list[list[int]]]:
     inner = [s for s in range(1, len(instance["stages"])) if s not in instance["absent_stages"]]
     total = visit_total(instance, len(owners))
     lengths = {total // len(owners), -(-total // len(owners))}
+    if rules.get("classes"):
+        lengths = {len(one["stages"]) for one in rules["classes"]}
     choices = []
     for group, members in itertools.groupby(owners):
         routes = [r for r in routes_from(instance, group[0]) if len(r) in lengths]
@@ -40,11 +43,42 @@ def route_sets(instance: Json) -> Iterator[list[list[int]]]:
             continue
         per_stage = Counter(dict.fromkeys(inner, 0))
         per_stage.update(serves[x] for route in routes for x in route if serves[x] != 0)
-        if rules["cc3"] and inner and max(per_stage.values()) - min(per_stage.values()) > 1:
+        if not keeps_shares([{serves[x] for x in route} for route in routes], per_stage, rules, inner):
             continue
         if rules["tc1"] == "routes" and any(count > nodes[x]["memory"] for x, count in visits.items()):
             continue
         yield [list(route) for route in routes]
+
+
+def keeps_shares(sets: list[set[int]], per_stage: Counter[int], rules: Json, inner: list[int]) -> bool:
+    """CC3 or what stands in its place: a profile, or classes, which also say the lengths."""
+    if rules.get("classes"):
+        asked: Counter[frozenset[int]] = Counter()
+        for one in rules["classes"]:
+            asked[frozenset(one["stages"])] += one["routes"]
+        return asked == Counter(map(frozenset, sets))
+    if not rules["cc3"] or not inner:
+        return True
+    weights = [Fraction((rules.get("profile") or [1] * max(inner))[s - 1]) for s in inner]
+    shares = shared_out(weights, sum(per_stage.values()), len(sets))
+    return all(abs(per_stage[s] - share) < 1 for s, share in zip(inner, shares, strict=True))
+
+
+def shared_out(weights: list[Fraction], visits: int, routes: int) -> list[Fraction]:
+    """Exact shares of the visits, in proportion to the weights and none above `routes`: stages fill up one by one."""
+    shares = [Fraction(0)] * len(weights)
+    open_, left = {i for i, weight in enumerate(weights) if weight}, Fraction(visits)
+    while open_:
+        unit = left / sum(weights[i] for i in open_)
+        greatest = max(open_, key=lambda i: weights[i])
+        if weights[greatest] * unit <= routes:
+            for i in open_:
+                shares[i] = weights[i] * unit
+            break
+        shares[greatest] = Fraction(routes)
+        left -= routes
+        open_.remove(greatest)
+    return shares
 
 
 def best_order(instance: Json, microbatches: list[Json], at_most: int | None = None) -> int | None:

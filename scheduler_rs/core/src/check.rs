@@ -11,6 +11,8 @@ use crate::rules::MemoryRule;
 
 /// Seconds by which times may differ from the exact ones.
 const TOLERANCE: f64 = 1e-6;
+/// By how much shares of the visits may be off.
+const ROUNDING: f64 = 1e-9;
 /// Tasks of a cycle that are named.
 const MOST_NAMED: usize = 12;
 
@@ -225,6 +227,20 @@ impl<'a> Checker<'a> {
         if total != wanted {
             self.fail(format!("skip ratio: {count} routes make {total} stage visits, {wanted} are expected"));
         }
+        if let Some(classes) = &self.plan.constraints.classes {
+            let mut expected: BTreeMap<BTreeSet<usize>, usize> = BTreeMap::new();
+            let mut found: BTreeMap<BTreeSet<usize>, usize> = BTreeMap::new();
+            for class in classes {
+                *expected.entry(class.stages.iter().copied().collect()).or_default() += class.routes;
+            }
+            for microbatch in routes.values() {
+                *found.entry(microbatch.nodes.iter().map(|n| self.stage(*n)).collect()).or_default() += 1;
+            }
+            if found != expected {
+                self.fail(format!("classes: the routes visit {found:?}, {expected:?} are expected"));
+            }
+            return;
+        }
         let (low, high) = (wanted / count, wanted.div_ceil(count));
         for microbatch in routes.values() {
             if !(low..=high).contains(&microbatch.nodes.len()) {
@@ -243,7 +259,13 @@ impl<'a> Checker<'a> {
             .filter(|s| **s != 0)
             .map(|s| routes.values().flat_map(|b| &b.nodes).filter(|n| self.stage(**n) == *s).count())
             .collect();
-        if let (Some(least), Some(most)) = (visits.iter().min(), visits.iter().max())
+        if let Some(weights) = &self.plan.constraints.profile {
+            let weights: Vec<f64> = present.iter().filter(|s| **s != 0).map(|s| weights[*s - 1]).collect();
+            let shares = shares(&weights, visits.iter().sum(), count);
+            if visits.iter().zip(&shares).any(|(visits, share)| (*visits as f64 - share).abs() >= 1.0 - ROUNDING) {
+                self.fail(format!("profile: stages 1.. lie on {visits:?} routes, their shares are {shares:.3?}"));
+            }
+        } else if let (Some(least), Some(most)) = (visits.iter().min(), visits.iter().max())
             && most - least > 1
         {
             self.fail(format!("CC3: stages 1.. lie on {visits:?} routes"));
@@ -477,6 +499,28 @@ fn find_cycle(awaited: &[Vec<usize>]) -> Option<Vec<usize>> {
         walk.extend(awaited[last].iter().find(|other| open[**other] > 0));
     }
     None
+}
+
+/// Shares of `visits` in proportion to weights, none above `routes`: the least factor for the weights that shares out all
+/// visits, found by trying which stages are at the limit, those with the greatest weights first.
+fn shares(weights: &[f64], visits: usize, routes: usize) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+    // Their sum might be too large for a number.
+    let greatest = weights.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let weights: Vec<f64> = weights.iter().map(|weight| weight / greatest).collect();
+    let routes = routes as f64;
+    for full in 0..=order.len() {
+        let (at_limit, below) = order.split_at(full);
+        let sum: f64 = below.iter().map(|i| weights[*i]).sum();
+        let left = visits as f64 - full as f64 * routes;
+        let factor = if sum > 0.0 { left / sum } else { 0.0 };
+        if below.iter().all(|i| weights[*i] * factor <= routes + ROUNDING) {
+            let share = |i: usize| if at_limit.contains(&i) { routes } else { weights[i] * factor };
+            return (0..weights.len()).map(share).collect();
+        }
+    }
+    vec![routes; weights.len()]
 }
 
 /// Number of disjoint swaps of neighbours, each of two stages that differ by one, that sort `order`.

@@ -134,6 +134,13 @@ pub(crate) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     Ok(Option::<Item<T>>::deserialize(reader)?.map(|item| item.0))
 }
 
+/// Reads a list of objects, or null.
+pub(crate) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    reader: D,
+) -> std::result::Result<Option<Vec<T>>, D::Error> {
+    Ok(Option::<Vec<Item<T>>>::deserialize(reader)?.map(|items| items.into_iter().map(|item| item.0).collect()))
+}
+
 /// Reads a list of objects.
 pub(crate) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     reader: D,

@@ -17,6 +17,7 @@ pub mod explain;
 mod format;
 pub mod plan;
 pub mod problem;
+pub mod quotas;
 pub mod report;
 pub mod request;
 pub mod route;

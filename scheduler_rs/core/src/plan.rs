@@ -225,7 +225,6 @@ impl Plan<ClusterFile> {
             predicted: self.predicted,
             solver: self.solver,
         };
-        plan.constraints.check()?;
         plan.check_shapes()?;
         plan.check_microbatches()?;
         plan.check_times()?;
@@ -237,6 +236,7 @@ impl Plan {
     fn check_shapes(&self) -> Result<()> {
         let (n, s_count) = (self.cluster.nodes().len(), self.stages.len());
         check_stages(&self.cluster, &self.stages, &self.absent_stages)?;
+        self.constraints.check(s_count, &self.absent_stages)?;
         check_skip_ratio(self.skip_ratio, s_count)?;
         if !self.layers.is_empty() && self.layers.len() != s_count {
             return invalid(

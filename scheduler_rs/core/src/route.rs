@@ -1,6 +1,7 @@
 //! What a route may look like: how many stages it visits, in which order, how the visits are shared out.
 
 use crate::problem::Instance;
+use crate::quotas::class_sets;
 use crate::rules::Constraints;
 
 /// A set of stages.
@@ -44,13 +45,16 @@ pub fn route_tasks(instance: &Instance) -> Vec<RouteTask> {
     tasks
 }
 
-/// How many stage visits the routes make: `total` in all, each route `total / routes` rounded down or up.
+/// How many stage visits the routes make: `total` in all, each route `total / routes` rounded down or up, or as many as
+/// its class says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// Number of routes.
     pub routes: usize,
     /// Stage visits of all routes, stage 0 counted.
     pub total: usize,
+    short: usize,
+    long: usize,
 }
 
 impl Lengths {
@@ -58,28 +62,34 @@ impl Lengths {
     #[must_use]
     pub fn new(routes: usize, present: usize, skip_ratio: f64) -> Self {
         let exact = (routes * present) as f64 * (1.0 - skip_ratio);
-        Self { routes, total: (exact + 0.5 + 1e-6).floor() as usize }
+        let total = (exact + 0.5 + 1e-6).floor() as usize;
+        Self { routes, total, short: total / routes, long: total.div_ceil(routes) }
     }
 
     /// For `routes` routes of an instance.
     #[must_use]
     pub fn of(instance: &Instance, routes: usize) -> Self {
-        Self::new(routes, instance.present.len(), instance.skip_ratio)
+        let Some(sets) = class_sets(&instance.rules) else {
+            return Self::new(routes, instance.present.len(), instance.skip_ratio);
+        };
+        let lengths = || sets.iter().map(|set| set.count_ones() as usize);
+        let (short, long) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+        Self { routes, total: lengths().sum(), short, long }
     }
 
-    /// Visits of a short route.
+    /// Visits of the shortest routes.
     #[must_use]
     pub fn short(&self) -> usize {
-        self.total / self.routes
+        self.short
     }
 
     /// Visits of the longest routes.
     #[must_use]
     pub fn long(&self) -> usize {
-        self.total.div_ceil(self.routes)
+        self.long
     }
 
-    /// Number of routes with one visit more than [`Lengths::short`].
+    /// Without classes, the number of routes with one visit more than [`Lengths::short`].
     #[must_use]
     pub fn long_routes(&self) -> usize {
         self.total % self.routes

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, invalid};
+use crate::format::{check_number, optional_objects};
+use crate::problem::{MOST_MICROBATCHES, check_index};
+use crate::route::{StageSet, stage_bit};
 
 /// How node memory limits a plan (TC1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +43,26 @@ impl MemoryRule {
     }
 }
 
-/// The rules of a problem; each can be switched off by name.
+/// Routes that all visit the same stages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteClass {
+    /// The stages, each once; the order says nothing.
+    pub stages: Vec<usize>,
+    /// How many routes there are of this class.
+    pub routes: usize,
+}
+
+impl RouteClass {
+    /// Its stages as a set.
+    #[must_use]
+    pub fn stage_set(&self) -> StageSet {
+        self.stages.iter().fold(0, |set, stage| set | stage_bit(*stage))
+    }
+}
+
+/// The rules of a problem; each can be switched off by name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "RulesFile")]
 pub struct Constraints {
     /// Stage 0 is never skipped and comes first.
@@ -60,10 +81,13 @@ pub struct Constraints {
     pub waves: u32,
     /// The most by which a step may pass the furthest stage so far.
     pub max_stage_jump: Option<u32>,
+    /// Weights of stages 1..: CC3 shares the visits out in proportion to them, not evenly.
+    pub profile: Option<Vec<f64>>,
+    /// The stages that the routes visit, in place of CC3, skip ratio and lengths; excludes `profile`.
+    pub classes: Option<Vec<RouteClass>>,
 }
 
-/// [`Constraints`] as they stand in a file. `profile` and `classes` are keys of the format, but no rules of this
-/// version: they may only be null.
+/// [`Constraints`] as they stand in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RulesFile {
@@ -76,16 +100,16 @@ struct RulesFile {
     waves: u32,
     #[serde(deserialize_with = "Option::deserialize")] // null, but not absent
     max_stage_jump: Option<u32>,
-    #[serde(default, rename = "profile")]
-    _profile: (),
-    #[serde(default, rename = "classes")]
-    _classes: (),
+    #[serde(default)]
+    profile: Option<Vec<f64>>,
+    #[serde(default, deserialize_with = "optional_objects")]
+    classes: Option<Vec<RouteClass>>,
 }
 
 impl From<RulesFile> for Constraints {
     fn from(file: RulesFile) -> Self {
-        let RulesFile { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, .. } = file;
-        Self { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump }
+        let RulesFile { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, profile, classes } = file;
+        Self { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, profile, classes }
     }
 }
 
@@ -100,6 +124,8 @@ impl Default for Constraints {
             max_swaps: 1,
             waves: 1,
             max_stage_jump: None,
+            profile: None,
+            classes: None,
         }
     }
 }
@@ -111,15 +137,66 @@ impl Constraints {
         Self { tc1: MemoryRule::Routes, max_swaps: 2, waves: 2, max_stage_jump: Some(4), ..Self::default() }
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses numbers out of range, for so many stages of which some are absent.
+    pub(crate) fn check(&self, stages: usize, absent: &[usize]) -> Result<()> {
         if self.waves == 0 {
             return invalid("constraints.waves", 0, "an integer of at least 1");
         }
         if self.max_stage_jump == Some(0) {
             return invalid("constraints.max_stage_jump", 0, "an integer of at least 1, or null");
         }
+        if self.profile.is_some() && self.classes.is_some() {
+            return invalid("constraints.classes", "a list beside constraints.profile", "one of the two, or none");
+        }
+        if let Some(weights) = &self.profile {
+            check_profile(weights, stages)?;
+        }
+        self.classes.iter().try_for_each(|classes| self.check_classes(classes, stages, absent))
+    }
+
+    fn check_classes(&self, classes: &[RouteClass], stages: usize, absent: &[usize]) -> Result<()> {
+        if classes.is_empty() {
+            return invalid("constraints.classes", "an empty list", "at least one class, or null");
+        }
+        for (i, class) in classes.iter().enumerate() {
+            let key = format!("constraints.classes[{i}].stages");
+            if !(1..=MOST_MICROBATCHES).contains(&class.routes) {
+                let expected = format!("an integer of at least 1 and at most {MOST_MICROBATCHES}");
+                return invalid(format!("constraints.classes[{i}].routes"), class.routes, expected);
+            }
+            for (j, stage) in class.stages.iter().enumerate() {
+                check_index(|| format!("{key}[{j}]"), *stage, stages)?;
+                if absent.contains(stage) {
+                    return invalid(format!("{key}[{j}]"), stage, "a stage that is present");
+                }
+                if class.stages[..j].contains(stage) {
+                    return invalid(format!("{key}[{j}]"), stage, "a stage that is named once");
+                }
+            }
+            if self.cc1 && !class.stages.contains(&0) {
+                return invalid(key, format!("{:?}", class.stages), "stage 0 among them, as CC1 holds");
+            }
+            if class.stages.is_empty() {
+                return invalid(key, "an empty list", "at least one stage");
+            }
+        }
         Ok(())
     }
+}
+
+fn check_profile(weights: &[f64], stages: usize) -> Result<()> {
+    let inner = stages.saturating_sub(1);
+    if weights.len() != inner {
+        return invalid(
+            "constraints.profile",
+            format!("a list of {}", weights.len()),
+            format!("one weight for each of the {inner} stages but stage 0"),
+        );
+    }
+    weights
+        .iter()
+        .enumerate()
+        .try_for_each(|(i, weight)| check_number(|| format!("constraints.profile[{i}]"), *weight, 0.0))
 }
 
 /// What a plan is made by; same sources, microbatches and memory for all.

@@ -5,13 +5,14 @@ use skippipe_core::bound::lower_bound_of;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::problem::{Problem as Core, check_absent_nodes};
-use skippipe_core::rules::{Constraints as CoreConstraints, MemoryRule};
+use skippipe_core::rules::{Constraints as CoreConstraints, MemoryRule, RouteClass};
 use skippipe_core::time::seconds;
 
 use crate::cluster::{Cluster, index};
 use crate::errors::OrRaise;
 
-/// The rules that a plan keeps; each can be switched off by name.
+/// The rules that a plan keeps; each can be switched off by name. `profile` has one weight for each stage but stage 0;
+/// `classes` are pairs of stages and the number of routes that visit exactly these.
 #[pyclass(frozen, module = "skippipe._scheduler", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Constraints(pub CoreConstraints);
@@ -19,7 +20,7 @@ pub struct Constraints(pub CoreConstraints);
 #[pymethods]
 impl Constraints {
     #[new]
-    #[pyo3(signature = (*, cc1=true, cc2=true, cc3=true, tc1="held", tc2=true, max_swaps=1, waves=1, max_stage_jump=None))]
+    #[pyo3(signature = (*, cc1=true, cc2=true, cc3=true, tc1="held", tc2=true, max_swaps=1, waves=1, max_stage_jump=None, profile=None, classes=None))]
     #[expect(clippy::too_many_arguments, reason = "one rule each")]
     fn new(
         cc1: bool,
@@ -30,7 +31,16 @@ impl Constraints {
         max_swaps: i64,
         waves: i64,
         max_stage_jump: Option<i64>,
+        profile: Option<Vec<f64>>,
+        classes: Option<Vec<(Vec<i64>, i64)>>,
     ) -> PyResult<Self> {
+        let class = |(i, (stages, routes)): (usize, (Vec<i64>, i64))| {
+            let key = format!("constraints.classes[{i}]");
+            Ok(RouteClass {
+                stages: numbers(&format!("{key}.stages"), &stages)?,
+                routes: index(&format!("{key}.routes"), routes)?,
+            })
+        };
         let build = || {
             Ok(CoreConstraints {
                 cc1,
@@ -41,6 +51,10 @@ impl Constraints {
                 max_swaps: count("max_swaps", max_swaps, 0)?,
                 waves: count("waves", waves, 1)?,
                 max_stage_jump: max_stage_jump.map(|jump| count("max_stage_jump", jump, 1)).transpose()?,
+                profile,
+                classes: classes
+                    .map(|classes| classes.into_iter().enumerate().map(class).collect::<Result<_>>())
+                    .transpose()?,
             })
         };
         build().or_raise().map(Self)
@@ -100,11 +114,25 @@ impl Constraints {
         self.0.max_stage_jump
     }
 
+    /// Weights of the stages but stage 0, by which the visits are shared out; None: evenly.
+    #[getter]
+    fn profile(&self) -> Option<Vec<f64>> {
+        self.0.profile.clone()
+    }
+
+    /// Stages and number of routes of each class of routes; None: no classes.
+    #[getter]
+    fn classes(&self) -> Option<Vec<(Vec<usize>, usize)>> {
+        let pair = |class: &RouteClass| (class.stages.clone(), class.routes);
+        self.0.classes.as_ref().map(|classes| classes.iter().map(pair).collect())
+    }
+
     fn __repr__(&self) -> String {
         let rules = &self.0;
         let flag = |on: bool| if on { "True" } else { "False" };
         format!(
-            "Constraints(cc1={}, cc2={}, cc3={}, tc1='{}', tc2={}, max_swaps={}, waves={}, max_stage_jump={})",
+            "Constraints(cc1={}, cc2={}, cc3={}, tc1='{}', tc2={}, max_swaps={}, waves={}, max_stage_jump={}, \
+             profile={}, classes={})",
             flag(rules.cc1),
             flag(rules.cc2),
             flag(rules.cc3),
@@ -113,6 +141,8 @@ impl Constraints {
             rules.max_swaps,
             rules.waves,
             rules.max_stage_jump.map_or("None".to_owned(), |jump| jump.to_string()),
+            rules.profile.as_ref().map_or("None".to_owned(), |weights| format!("{weights:?}")),
+            self.classes().map_or("None".to_owned(), |classes| format!("{classes:?}")),
         )
     }
 }

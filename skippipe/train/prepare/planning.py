@@ -100,7 +100,7 @@ def planning_s(planner: PlannerConfig) -> float:
 
 def full_pipelines(plan: Plan, planner: PlannerConfig, rank_of: Sequence[int]) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
-    job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
+    job = PlanningJob(plan.problem())
 
     def iteration_s(strategy: str) -> float | None:
         try:

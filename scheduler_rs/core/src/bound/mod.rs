@@ -10,6 +10,7 @@ use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
+use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::simulate::MicrobatchRoute;
 use crate::time::{NEVER, Rounding, Time};
@@ -31,10 +32,11 @@ pub fn is_tight(iteration: Time, bound: Time) -> bool {
 pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahead, budget: &Budget) -> Result<Time> {
     budget.check_cancelled()?;
     let lengths = Lengths::of(instance, tasks.len());
-    let short = lengths.short();
-    let long = short + usize::from(lengths.long_routes() > 0);
     let trip = |source: usize| {
-        let least = (short..=long).map(|length| lookahead.round_trip(instance, source, length)).min().unwrap_or(0);
+        let least = (lengths.short()..=lengths.long())
+            .map(|length| lookahead.round_trip(instance, source, length))
+            .min()
+            .unwrap_or(0);
         if least >= NEVER { 0 } else { least }
     };
     let mut bound = instance.allreduce.iter().copied().max().unwrap_or(0);
@@ -48,10 +50,10 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahe
             trip(source.node),
         ));
     }
-    if instance.rules.cc3 && instance.rules.cc1 {
-        for stage in instance.present.iter().filter(|s| **s != 0) {
-            let quota = (lengths.total - lengths.routes) / (instance.present.len() - 1);
-            bound = bound.max(stage_bound(instance, tasks, *stage, quota));
+    if instance.rules.cc1 {
+        let least = Quotas::least_of(instance, &lengths).least;
+        for stage in inner_stages(instance) {
+            bound = bound.max(stage_bound(instance, tasks, stage, least[stage]));
         }
     }
     bound = bound.max(visits::visits_bound(instance, tasks, lookahead, budget, SHARE_OF_TIME)?);

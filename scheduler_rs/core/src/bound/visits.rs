@@ -9,6 +9,7 @@ use crate::bound::lookahead::{Lookahead, Position, successors};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::problem::{Instance, NO_STAGE};
+use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Time};
@@ -52,16 +53,15 @@ pub fn visits_bound(
     budget: &Budget,
     share: f64,
 ) -> Result<Time> {
-    let inner = instance.present.iter().filter(|s| **s != 0).count();
-    if !instance.rules.cc1 || inner == 0 {
+    if !instance.rules.cc1 || inner_stages(instance).next().is_none() {
         return Ok(0);
     }
-    let lengths = Lengths::new(tasks.len(), instance.present.len(), instance.skip_ratio);
+    let lengths = Lengths::of(instance, tasks.len());
     let Some(groups) = groups(instance, tasks, lookahead, &lengths, budget, share)? else { return Ok(0) };
     let limits = Limits::new(instance, &groups);
     let visits = lengths.total - lengths.routes;
-    let most = if instance.rules.cc3 { visits.div_ceil(inner) } else { lengths.routes };
-    let fits = |time: Time| is_enough(instance, &groups, &limits, &lengths, most, visits, time);
+    let most = Quotas::least_of(instance, &lengths).most;
+    let fits = |time: Time| is_enough(instance, &groups, &limits, &lengths, &most, visits, time);
     let mut low = 0; // nothing takes less
     let mut high = groups.iter().map(|g| lookahead.round_trip(instance, g.source, lengths.short())).max().unwrap_or(0);
     if high >= NEVER {
@@ -128,7 +128,7 @@ fn is_enough(
     groups: &[Group],
     limits: &Limits,
     lengths: &Lengths,
-    most: usize,
+    most: &[usize],
     visits: usize,
     time: Time,
 ) -> bool {
@@ -156,7 +156,7 @@ fn is_enough(
         for node in &instance.members[*stage] {
             network.add_edge(node_at(*node), stage_at(*stage), limits.routes(instance, *node, waves, time));
         }
-        network.add_edge(stage_at(*stage), sink, most as u64);
+        network.add_edge(stage_at(*stage), sink, most[*stage] as u64);
     }
     network.maximum_flow(source, sink) >= visits as u64
 }

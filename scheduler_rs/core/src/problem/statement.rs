@@ -32,11 +32,12 @@ impl Problem {
         skip_ratio: f64,
         constraints: Constraints,
     ) -> Result<Self> {
-        constraints.check()?;
         check_stages(&cluster, &stages, &absent_stages)?;
+        constraints.check(stages.len(), &absent_stages)?;
         check_members(&cluster, &stages, &absent_stages)?;
-        check_skip_ratio(skip_ratio, stages.len())?;
         let present = stages.len() - absent_stages.len();
+        let skip_ratio = ratio_of_classes(&constraints, &microbatches, present, skip_ratio)?;
+        check_skip_ratio(skip_ratio, stages.len())?;
         if skip_ratio > (present as f64 - 1.0) / present as f64 + 1e-9 {
             return invalid(
                 "skip_ratio",
@@ -191,6 +192,28 @@ impl Problem {
             format!("less than {most:e} s"),
         )
     }
+}
+
+/// The share of the visits that classes leave out, which has to be the one that is stated; without classes that one.
+/// Classes have to be of as many routes as there are.
+fn ratio_of_classes(rules: &Constraints, microbatches: &[usize], present: usize, stated: f64) -> Result<f64> {
+    let Some(classes) = &rules.classes else { return Ok(stated) };
+    let lots = microbatches.iter().map(|count| count.div_ceil(rules.waves as usize));
+    let routes = lots.fold(0, usize::saturating_add);
+    let found: usize = classes.iter().map(|class| class.routes).sum();
+    if found != routes {
+        return invalid(
+            "constraints.classes",
+            format!("{found} routes in all"),
+            format!("{routes} routes in all, which the microbatches take"),
+        );
+    }
+    let visits: usize = classes.iter().map(|class| class.routes * class.stages.len()).sum();
+    let left_out = 1.0 - visits as f64 / (routes * present) as f64;
+    if (left_out - stated).abs() > 1e-6 {
+        return invalid("skip_ratio", stated, format!("{left_out:.6}, the share that constraints.classes leave out"));
+    }
+    Ok(left_out)
 }
 
 /// The most microbatches of one iteration; far above what the search can use.

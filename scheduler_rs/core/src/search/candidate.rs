@@ -9,7 +9,7 @@ use crate::search::methods::annealing::PrioritisedRoutes;
 use crate::search::methods::cbs;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;
-use crate::search::methods::routes::{Path, paths_of_microbatches};
+use crate::search::methods::routes::{Path, paths_of_microbatches, stage_set};
 use crate::search::methods::sampling;
 use crate::search::methods::schedule_annealing::Schedule;
 use crate::simulate::{Outcome, Simulator, TaskId};
@@ -39,7 +39,8 @@ pub fn targets_of(context: &Context<'_>, paths: &[Path]) -> Targets {
         visits[instance.stage_of[*node as usize]] += 1;
     }
     let lengths = paths.iter().map(SmallVec::len).collect();
-    Targets { visits: instance.rules.cc3.then_some(visits), lengths, sets: None }
+    let sets = instance.rules.classes.is_some().then(|| paths.iter().map(|path| stage_set(instance, path)).collect());
+    Targets { visits: instance.rules.cc3.then_some(visits), lengths, sets }
 }
 
 /// Random routes alone; none where the drawing ran into a dead end.

@@ -40,9 +40,11 @@ pub fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Op
 /// The problem as the strategy understands it.
 pub fn asked_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
     let rules = problem.constraints().clone();
+    // All stages are visited by all routes, whatever a profile or classes say.
+    let full = Constraints { profile: None, classes: None, ..rules.clone() };
     match strategy {
-        Strategy::Full => problem.with(0.0, Constraints { tc1: MemoryRule::Held, waves: 1, ..rules }),
-        Strategy::FullRouted => problem.with(0.0, rules),
+        Strategy::Full => problem.with(0.0, Constraints { tc1: MemoryRule::Held, waves: 1, ..full }),
+        Strategy::FullRouted => problem.with(0.0, full),
         Strategy::SkippipeNoTc2 => problem.with(problem.skip_ratio(), Constraints { tc2: false, ..rules }),
         Strategy::RandomSkip | Strategy::Skippipe => Ok(problem.clone()),
     }

@@ -103,6 +103,7 @@ impl Shop {
             short: stages,
             long: stages,
             long_routes: None,
+            classes: vec![],
         };
         Encoded { instance, tasks, demand, constant: 2 * longest * UNIT }
     }

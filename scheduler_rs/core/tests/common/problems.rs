@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::Problem;
-use skippipe_core::rules::{Constraints, MemoryRule};
+use skippipe_core::rules::{Constraints, MemoryRule, RouteClass};
 
 /// A cluster of `n` nodes in three regions with unequal speeds, memories and links.
 pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
@@ -31,8 +31,19 @@ pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
     Cluster::new(parts, "").unwrap()
 }
 
+/// Classes of so many routes in all, by random bits.
+fn classes(sets: &[u8], stages: usize, routes: usize, cc1: bool) -> Vec<RouteClass> {
+    let class = |(i, bits): (usize, &u8)| {
+        let bits = if cc1 { bits | 1 } else { *bits };
+        let stages: Vec<usize> = (0..stages).filter(|s| bits >> s & 1 == 1).collect();
+        let stages = if stages.is_empty() { vec![0] } else { stages };
+        RouteClass { stages, routes: routes / sets.len() + usize::from(i < routes % sets.len()) }
+    };
+    sets.iter().enumerate().map(class).filter(|class| class.routes > 0).collect()
+}
+
 prop_compose! {
-    /// Up to five stages of up to three nodes, all rules switched on or off.
+    /// Up to five stages of up to three nodes, all rules switched on or off, some with a profile or classes.
     pub fn problems()(
         sizes in prop::collection::vec(1_usize..4, 2..6),
         numbers in prop::collection::vec(0.0_f64..1.0, 40),
@@ -44,14 +55,24 @@ prop_compose! {
         max_swaps in 0_u32..3,
         waves in 1_u32..3,
         max_stage_jump in prop::option::weighted(0.3, 2_u32..5),
+        extension in 0_usize..4,
+        weights in prop::collection::vec(prop_oneof![1 => Just(0.0), 4 => 0.0_f64..1.0], 4),
+        sets in prop::collection::vec(any::<u8>(), 3),
     ) -> Problem {
         let mut next = 0;
         let stages: Vec<Vec<usize>> = sizes.iter().map(|size| { next += size; (next - size..next).collect() }).collect();
         let mut microbatches: Vec<usize> = (0..sizes[0]).map(|i| counts[i]).collect();
         microbatches[0] += 1;
-        let constraints = Constraints { cc1, cc2, cc3, tc1, tc2: true, max_swaps, waves, max_stage_jump };
+        let profile = (extension == 1).then(|| weights[..sizes.len() - 1].to_vec());
+        let routes = microbatches.iter().map(|count| count.div_ceil(waves as usize)).sum();
+        let classes = (extension == 2).then(|| classes(&sets, sizes.len(), routes, cc1));
         let s = sizes.len() as f64;
+        let visits = |classes: &Vec<RouteClass>| classes.iter().map(|c| c.routes * c.stages.len()).sum::<usize>();
+        let left_out = |classes: &Vec<RouteClass>| 1.0 - visits(classes) as f64 / (s * routes as f64);
+        let skip_ratio = classes.as_ref().map_or(share * (s - 1.0) / s, left_out);
+        let constraints =
+            Constraints { cc1, cc2, cc3, tc1, tc2: true, max_swaps, waves, max_stage_jump, profile, classes };
         let cluster = cluster(next, if gradients { sizes.len() } else { 0 }, &numbers);
-        Problem::new(cluster, stages, vec![], microbatches, share * (s - 1.0) / s, constraints).unwrap()
+        Problem::new(cluster, stages, vec![], microbatches, skip_ratio, constraints).unwrap()
     }
 }

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use super::placement::AllocationScope;
 use crate::bound::source_bound;
 use crate::problem::{Instance, Problem};
+use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Rounding, Time};
@@ -37,7 +38,7 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     if scope.layers > 0 {
         assume_single_layers(&mut instance, scope.layers as f64 / stages as f64);
     }
-    let lengths = Lengths::new(tasks.len(), stages, instance.skip_ratio);
+    let lengths = Lengths::of(&instance, tasks.len());
     let trips = Trips::new(&instance, &lengths);
     let counts_are_known = scope.layers == 0 && !scope.sizes;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
@@ -137,12 +138,13 @@ struct UsedNodes {
 impl UsedNodes {
     fn new(instance: &Instance, tasks: &[RouteTask], lengths: &Lengths, sizes_are_known: bool) -> Self {
         let rules = &instance.rules;
-        let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
+        let inner: Vec<usize> = inner_stages(instance).collect();
         let largest = inner.iter().map(|s| instance.members[*s].len()).max().unwrap_or(0);
         let mut memory: Vec<usize> = instance.memory.iter().map(|m| *m as usize).collect();
         memory.sort_unstable_by(|a, b| b.cmp(a));
         let room: usize = memory.iter().take(largest.saturating_sub(1)).sum();
-        let quota = lengths.total.saturating_sub(lengths.routes).checked_div(inner.len()).unwrap_or(0);
+        let least = Quotas::least_of(instance, lengths).least;
+        let quota = inner.iter().map(|s| least[*s]).min().unwrap_or(0);
         let is_scarce = sizes_are_known
             && rules.cc1
             && rules.cc3

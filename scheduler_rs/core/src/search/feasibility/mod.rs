@@ -5,7 +5,8 @@ mod stage_sets;
 
 use crate::error::Result;
 use crate::problem::{Instance, impossible};
-use crate::route::{Lengths, RouteTask, StageOrder, StageSet};
+use crate::quotas::{Quotas, class_sets, inner_stages, source_visits};
+use crate::route::{Lengths, RouteTask, StageOrder, StageSet, stage_bit};
 use crate::rules::MemoryRule;
 
 /// A search that has looked through everything and found nothing.
@@ -16,11 +17,21 @@ pub fn nothing_exists<T>() -> Result<T> {
     )
 }
 
-/// Refuses what cannot have a plan, with the rule and the figures. Gives stage sets of the routes where
-/// `max_stage_jump` makes it a question whether there are any.
+/// Refuses what cannot have a plan, with the rule and the figures. Gives stage sets of the routes where classes state
+/// them, or where `max_stage_jump` makes it a question whether there are any.
+///
+/// But for that rule and the times, numbers decide. Lengths differ by at most one, so routes exist for any quotas that add
+/// up and are no more than the routes: equal row sums are majorised by all others (Gale and Ryser). So a profile can be
+/// kept if its stages can take all visits, TC1 `routes` if so many visits of each stage find room on its nodes. With
+/// classes each route has its stages, whatever the others have: an order is all that it needs.
 pub fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option<Vec<StageSet>>> {
     let lengths = Lengths::of(instance, tasks.len());
     let rules = &instance.rules;
+    if let Some(sets) = class_sets(rules) {
+        prove_orders(instance, &sets)?;
+        prove_memory(instance, tasks, &lengths)?;
+        return Ok(Some(sets));
+    }
     for length in [lengths.short(), lengths.long()] {
         if !some_order(instance, StageOrder::start(rules), 0, length) {
             return impossible(
@@ -33,6 +44,7 @@ pub fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option
             );
         }
     }
+    prove_profile(instance, &lengths)?;
     prove_memory(instance, tasks, &lengths)?;
     if !rules.cc3 || rules.max_stage_jump.is_none() {
         return Ok(None);
@@ -41,15 +53,48 @@ pub fn prove_possible(instance: &Instance, tasks: &[RouteTask]) -> Result<Option
         StageSets::Found(sets) => Ok(Some(sets)),
         StageSets::Unknown => Ok(None),
         StageSets::Impossible => impossible(
-            "CC3",
+            if rules.profile.is_some() { "profile" } else { "CC3" },
             format!(
-                "no choice of {} routes with {} stage visits in all and jumps of at most {} shares the visits out evenly",
+                "no choice of {} routes with {} stage visits in all and jumps of at most {} shares the visits out {}",
                 lengths.routes,
                 lengths.total,
-                rules.max_stage_jump.unwrap_or_default()
+                rules.max_stage_jump.unwrap_or_default(),
+                if rules.profile.is_some() { "as the weights say" } else { "evenly" }
             ),
         ),
     }
+}
+
+/// Ascending stages jump least, so no other order of a class keeps `max_stage_jump` where they do not.
+fn prove_orders(instance: &Instance, sets: &[StageSet]) -> Result<()> {
+    let keeps_order = |set: &StageSet| {
+        let mut stages = instance.present.iter().filter(|stage| set & stage_bit(**stage) != 0);
+        stages
+            .try_fold(StageOrder::start(&instance.rules), |order, stage| order.step(*stage, &instance.rules))
+            .is_some()
+    };
+    let Some(set) = sets.iter().find(|set| !keeps_order(set)) else { return Ok(()) };
+    let stages: Vec<usize> = instance.present.iter().copied().filter(|stage| set & stage_bit(*stage) != 0).collect();
+    let jump = instance.rules.max_stage_jump.unwrap_or_default();
+    impossible("max_stage_jump", format!("no order of the class {stages:?} keeps max_stage_jump = {jump}"))
+}
+
+/// Whether the stages with a weight above 0 can take the visits.
+fn prove_profile(instance: &Instance, lengths: &Lengths) -> Result<()> {
+    let quotas = Quotas::least_of(instance, lengths);
+    let room: usize = quotas.most.iter().sum();
+    if instance.rules.profile.is_none() || !instance.rules.cc3 || room >= lengths.total {
+        return Ok(());
+    }
+    let visits = lengths.total - quotas.most[0];
+    impossible(
+        "profile",
+        format!(
+            "the {} routes make {visits} visits of stages 1.., those with a weight above 0 can take {}",
+            lengths.routes,
+            room - quotas.most[0]
+        ),
+    )
 }
 
 /// TC1 `routes` is a matter of counting.
@@ -73,28 +118,36 @@ fn prove_memory(instance: &Instance, tasks: &[RouteTask], lengths: &Lengths) -> 
             }
         }
     }
-    let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
-    let visits = lengths.total.saturating_sub(lengths.routes);
-    if rules.cc3 && !inner.is_empty() {
-        let each = visits / inner.len();
-        if let Some(s) = inner.iter().find(|s| instance.route_capacity(**s) < each) {
-            return impossible(
-                "TC1",
-                format!(
-                    "stage {s} has to lie on {each} routes, its nodes have memory for {}",
-                    instance.route_capacity(*s)
-                ),
-            );
-        }
+    let least = Quotas::least_of(instance, lengths).least;
+    if let Some(s) = inner_stages(instance).find(|s| instance.route_capacity(*s) < least[*s]) {
+        return impossible(
+            "TC1",
+            format!(
+                "stage {s} has to lie on {} routes, its nodes have memory for {}",
+                least[s],
+                instance.route_capacity(s)
+            ),
+        );
     }
-    let room: usize = instance.present.iter().map(|s| instance.route_capacity(*s).min(lengths.routes)).sum();
+    // Without CC1 it is open how many routes visit stage 0.
+    let room_with = |visits: usize| {
+        let quotas = Quotas::of(instance, lengths, visits);
+        let has_room = instance.present.iter().all(|s| quotas.least[*s] <= instance.route_capacity(*s));
+        let room: usize = instance.present.iter().map(|s| quotas.most[*s].min(instance.route_capacity(*s))).sum();
+        (room, has_room)
+    };
+    let rooms = || source_visits(instance, lengths).map(room_with);
+    if rooms().any(|(room, has_room)| has_room && room >= lengths.total) {
+        return Ok(());
+    }
+    let room = rooms().map(|(room, _)| room).max().unwrap_or(0);
     if room < lengths.total {
         return impossible(
             "TC1",
             format!("the routes make {} stage visits, the nodes have memory for {room}", lengths.total),
         );
     }
-    Ok(())
+    impossible("TC1", "the nodes have no memory for the visits in any way to share them out".to_owned())
 }
 
 /// Whether some stage order of `length` goes on from `order`. Going to the next present stage above is always

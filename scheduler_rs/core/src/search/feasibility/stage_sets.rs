@@ -1,12 +1,13 @@
 //! How the visits can be shared out where `max_stage_jump` limits what a route may leave out.
 //!
-//! Without that rule any quotas can be met (see [`crate::search::methods::prioritised::partial_schedule::PartialSchedule::visits`]). With it, some cannot: with
+//! Without that rule any quotas can be met (see [`super::prove_possible`]). With it, some cannot: with
 //! jumps of at most 1 and routes of two stages nobody ever reaches stage 2. A route's stage set decides, since
 //! a swap of neighbours never reaches further than the sorted order does.
 
 use rustc_hash::FxHashSet;
 
 use crate::problem::Instance;
+use crate::quotas::{Quotas, source_visits};
 use crate::route::{Lengths, StageSet, stage_bit};
 
 /// Whether stage sets exist that meet lengths, CC3 and `max_stage_jump`.
@@ -29,7 +30,6 @@ const MOST_ROUTES: usize = 300;
 /// Looks for stage sets of all routes.
 #[must_use]
 pub fn find_stage_sets(instance: &Instance, lengths: &Lengths) -> StageSets {
-    let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
     if lengths.routes > MOST_ROUTES {
         return StageSets::Unknown;
     }
@@ -37,28 +37,17 @@ pub fn find_stage_sets(instance: &Instance, lengths: &Lengths) -> StageSets {
     let (Some(short), Some(long)) = (legal_sets(instance, lengths.short()), legal_sets(instance, long_length)) else {
         return StageSets::Unknown;
     };
-    // Stage 0 is on every route, or without CC1 on any number of them.
-    let at_source = if instance.rules.cc1 { lengths.routes..=lengths.routes } else { 0..=lengths.routes };
     let mut steps = MOST_STEPS;
-    for of_source in at_source.filter(|of_source| *of_source <= lengths.total) {
-        let visits = lengths.total - of_source;
-        let mut left = vec![0; instance.stage_count()];
-        left[0] = of_source;
-        let mut spare = 0;
-        if let Some(each) = visits.checked_div(inner.len()) {
-            let more = visits % inner.len();
-            // Every stage may take one more than its share, `spare` of them in the end do not.
-            for stage in &inner {
-                left[*stage] = each + usize::from(more > 0);
-            }
-            spare = if more > 0 { inner.len() - more } else { 0 };
-        } else if visits > 0 {
-            continue;
-        }
+    for of_source in source_visits(instance, lengths) {
+        let quotas = Quotas::of(instance, lengths, of_source);
+        // Every stage may take the most, but so many visits are not made.
+        let Some(spare) = quotas.most.iter().sum::<usize>().checked_sub(lengths.total) else { continue };
+        let slack = quotas.most.iter().zip(&quotas.least).map(|(most, least)| most - least).collect();
         let mut search = StageSetSearch {
             short: &short,
             long: &long,
-            left,
+            left: quotas.most,
+            slack,
             spare,
             seen: FxHashSet::default(),
             steps,
@@ -108,7 +97,9 @@ struct StageSetSearch<'s> {
     long: &'s [StageSet],
     /// Visits that each stage may still get.
     left: Vec<usize>,
-    /// Stages that end with one visit left.
+    /// How many of them it need not get.
+    slack: Vec<usize>,
+    /// How many are left in the end.
     spare: usize,
     /// States that lead nowhere.
     seen: FxHashSet<(usize, usize, Vec<usize>)>,
@@ -120,12 +111,9 @@ impl StageSetSearch<'_> {
     fn assign(&mut self, short: usize, long: usize) -> bool {
         if short + long == 0 {
             return self.left.iter().sum::<usize>() == self.spare
-                && self.left.iter().all(|l| *l <= 1)
-                && self.left[0] == 0;
+                && self.left.iter().zip(&self.slack).all(|(left, slack)| left <= slack);
         }
-        // Inner stages may keep one visit, stage 0 none.
-        let slack = |stage: usize| usize::from(stage != 0 && self.spare > 0);
-        if self.left.iter().enumerate().any(|(s, l)| *l > short + long + slack(s)) || self.steps == 0 {
+        if self.left.iter().zip(&self.slack).any(|(left, slack)| *left > short + long + slack) || self.steps == 0 {
             return false;
         }
         self.steps -= 1;

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
-use crate::route::{Lengths, RouteTask};
+use crate::route::RouteTask;
 use crate::search::methods::cbs;
 use crate::search::methods::cbs::{Subproblem, Termination, VisitDemand};
 use crate::time::{NEVER, Time};
@@ -127,7 +127,7 @@ impl<'a> Prover<'a> {
             };
             self.all.iter().filter(of_part).copied().collect()
         };
-        if let Some(demand) = demand_of(self.below, tasks.len(), self.all.len()) {
+        if let Some(demand) = VisitDemand::of(self.below, tasks.len(), self.all.len()) {
             let part = Part {
                 sources,
                 tasks,
@@ -222,33 +222,4 @@ fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
     all.implied += one.implied;
     all.bypasses += one.bypasses;
     all.duplicates += one.duplicates;
-}
-
-/// What the rules say of `count` of `all` routes together: of all of them, or what they leave to a part. None where
-/// that cannot be said (CC3 without CC1: how many visits the inner stages share is open then).
-#[must_use]
-pub fn demand_of(instance: &Instance, count: usize, all: usize) -> Option<VisitDemand> {
-    let lengths = Lengths::of(instance, all);
-    let others = all - count;
-    let mut demand = VisitDemand {
-        least: vec![0; instance.stage_count()],
-        most: vec![count; instance.stage_count()],
-        total: (others == 0).then_some((lengths.total, lengths.total)),
-        short: lengths.short(),
-        long: lengths.long(),
-        long_routes: (others == 0 && lengths.long_routes() > 0)
-            .then_some((lengths.long_routes(), lengths.long_routes())),
-    };
-    if instance.rules.cc3 {
-        if !instance.rules.cc1 {
-            return (others == 0).then_some(demand);
-        }
-        let inner = (instance.present.len() - 1).max(1);
-        let visits = lengths.total - lengths.routes;
-        for stage in instance.present.iter().filter(|s| **s != 0) {
-            demand.least[*stage] = (visits / inner).saturating_sub(others);
-            demand.most[*stage] = visits.div_ceil(inner).min(count);
-        }
-    }
-    Some(demand)
 }

@@ -5,7 +5,9 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
-use crate::route::{Lengths, RouteTask, StageOrder};
+use crate::problem::Instance;
+use crate::quotas::Quotas;
+use crate::route::{Lengths, RouteTask, StageOrder, StageSet, stage_bit};
 use crate::rules::MemoryRule;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::assignment::least_assignment;
@@ -13,6 +15,11 @@ use crate::simulate::MicrobatchRoute;
 
 /// Nodes of one route in order of the forward pass.
 pub type Path = SmallVec<[u32; 16]>;
+
+/// The stages of a path.
+pub fn stage_set(instance: &Instance, path: &[u32]) -> StageSet {
+    path.iter().fold(0, |set, node| set | stage_bit(instance.stage_of[*node as usize]))
+}
 
 /// New paths of one or two routes.
 pub type Change = SmallVec<[(u32, Path); 2]>;
@@ -52,8 +59,8 @@ pub struct Routes {
     users: Vec<SmallVec<[u32; 6]>>,
     /// Routes over each stage.
     visits: Vec<usize>,
-    /// The fewest and the most routes that a stage other than 0 may lie on.
-    quota: (usize, usize),
+    /// The fewest and the most routes that each stage may lie on.
+    quotas: Quotas,
 }
 
 impl Routes {
@@ -64,12 +71,12 @@ impl Routes {
             paths: vec![Path::new(); view.tasks.len()],
             users: vec![SmallVec::new(); view.instance.node_count()],
             visits: vec![0; view.instance.stage_count()],
-            quota: (0, usize::MAX),
+            quotas: Quotas { least: Vec::new(), most: Vec::new() },
         };
         for (route, path) in paths.into_iter().enumerate() {
             routes.set(view, route, path);
         }
-        routes.take_quota(view);
+        routes.take_quotas(view);
         routes
     }
 
@@ -96,17 +103,13 @@ impl Routes {
         for (route, path) in paths.iter().enumerate() {
             self.set(view, route, path.clone());
         }
-        self.take_quota(view);
+        self.take_quotas(view);
     }
 
-    /// What CC3 makes of the visits; without CC1 it depends on how many of them are of stage 0.
-    fn take_quota(&mut self, view: InstanceView<'_>) {
-        let inner = view.instance.present.iter().filter(|s| **s != 0).count();
-        if view.instance.rules.cc3 && inner > 0 {
-            let lengths = Lengths::of(view.instance, view.tasks.len());
-            let visits = lengths.total - self.visits[0];
-            self.quota = (visits / inner, visits.div_ceil(inner));
-        }
+    /// Without CC1 they depend on how many routes visit stage 0.
+    fn take_quotas(&mut self, view: InstanceView<'_>) {
+        let lengths = Lengths::of(view.instance, view.tasks.len());
+        self.quotas = Quotas::of(view.instance, &lengths, self.visits[0]);
     }
 
     fn set(&mut self, view: InstanceView<'_>, route: usize, path: Path) -> Path {
@@ -131,7 +134,10 @@ impl Routes {
             return None;
         }
         let back = self.exchange(view, change);
-        if back.iter().all(|(route, _)| self.fits(view, *route as usize)) && self.keeps_quota(view, &back) {
+        if back.iter().all(|(route, _)| self.fits(view, *route as usize))
+            && self.keeps_quotas(view, &back)
+            && self.keeps_classes(view, &back)
+        {
             return Some(back);
         }
         self.exchange(view, back);
@@ -157,21 +163,28 @@ impl Routes {
         self.paths[route].iter().all(|node| self.has_room(view, *node as usize))
     }
 
-    /// Whether the stages of the paths before and after a change still lie on as many routes as they must. The number
-    /// of visits of stage 0 stays as it was, so that the quotas do.
-    fn keeps_quota(&self, view: InstanceView<'_>, before: &Change) -> bool {
-        let stage_of = &view.instance.stage_of;
+    /// Whether the stages of the paths before and after a change still lie on as many routes as they must. Under CC3 the
+    /// number of visits of stage 0 stays as it was, so that the quotas do.
+    fn keeps_quotas(&self, view: InstanceView<'_>, before: &Change) -> bool {
         let within = |node: &u32| {
-            let stage = stage_of[*node as usize];
-            stage == 0 || (self.quota.0..=self.quota.1).contains(&self.visits[stage])
+            let stage = view.instance.stage_of[*node as usize];
+            (self.quotas.least[stage]..=self.quotas.most[stage]).contains(&self.visits[stage])
         };
-        let source_visits = |path: &Path| path.iter().filter(|n| stage_of[**n as usize] == 0).count();
-        let visits_before: usize = before.iter().map(|(_, path)| source_visits(path)).sum();
-        let visits_after: usize = before.iter().map(|(route, _)| source_visits(&self.paths[*route as usize])).sum();
-        (!view.instance.rules.cc3 || visits_before == visits_after)
-            && before
-                .iter()
-                .all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
+        before.iter().all(|(route, path)| path.iter().all(within) && self.paths[*route as usize].iter().all(within))
+    }
+
+    /// Whether the changed routes are of the same classes as before, whichever of them has which.
+    fn keeps_classes(&self, view: InstanceView<'_>, before: &Change) -> bool {
+        if view.instance.rules.classes.is_none() {
+            return true;
+        }
+        let sorted = |mut sets: SmallVec<[StageSet; 2]>| {
+            sets.sort_unstable();
+            sets
+        };
+        let had = before.iter().map(|(_, path)| stage_set(view.instance, path)).collect();
+        let has = before.iter().map(|(route, _)| stage_set(view.instance, &self.paths[*route as usize])).collect();
+        sorted(had) == sorted(has)
     }
 
     /// A random change of `route` and perhaps one other; none where the draw led nowhere.
@@ -186,6 +199,7 @@ impl Routes {
             10..12 => self.other_order(view, route, rng),
             12..14 => self.cross(view, route, rng),
             14 => self.exchange_segments(view, route, rng),
+            _ if view.instance.rules.classes.is_some() => self.exchange_ends(view, route, rng),
             _ => self.exchange_length(view, route, rng),
         }
     }
@@ -340,6 +354,29 @@ impl Routes {
             std::mem::swap(&mut left[a + i], &mut right[b + i]);
         }
         Some(SmallVec::from_iter([(route as u32, left), (other as u32, right)]))
+    }
+
+    /// Two routes exchange all that they visit from some stage on, and with it their classes.
+    fn exchange_ends(&self, view: InstanceView<'_>, route: usize, rng: &mut Pcg64) -> Option<Change> {
+        let other = rng.random_range(0..self.paths.len());
+        if other == route || view.is_forced(other) {
+            return None;
+        }
+        let stage = view.instance.present[rng.random_range(0..view.instance.present.len())];
+        let split = |path: &Path| {
+            let from = view.free_from();
+            path[from..]
+                .iter()
+                .position(|n| view.instance.stage_of[*n as usize] >= stage)
+                .map_or(path.len(), |i| from + i)
+        };
+        let (own, its) = (&self.paths[route], &self.paths[other]);
+        let (a, b) = (split(own), split(its));
+        let left: Path = own[..a].iter().chain(&its[b..]).copied().collect();
+        let right: Path = its[..b].iter().chain(&own[a..]).copied().collect();
+        let is_path =
+            |path: &Path| !path.is_empty() && stage_set(view.instance, path).count_ones() as usize == path.len();
+        (is_path(&left) && is_path(&right)).then(|| SmallVec::from_iter([(route as u32, left), (other as u32, right)]))
     }
 
     /// A visit goes from a long route to a short one.

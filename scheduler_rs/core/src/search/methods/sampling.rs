@@ -5,6 +5,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 
 use crate::problem::Instance;
+use crate::quotas::{Quotas, class_sets, inner_stages, source_visits};
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
@@ -35,9 +36,12 @@ pub fn targets_from_sets(instance: &Instance, sets: &[StageSet], rng: &mut Pcg64
     }
 }
 
-/// Random quotas and lengths that add up.
+/// Random quotas and lengths that add up; with classes, these at random.
 #[must_use]
 pub fn targets(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Targets {
+    if let Some(sets) = class_sets(&instance.rules) {
+        return targets_from_sets(instance, &sets, rng);
+    }
     let totals = Lengths::of(instance, tasks.len());
     let mut lengths: Vec<usize> =
         (0..tasks.len()).map(|r| totals.short() + usize::from(r < totals.long_routes())).collect();
@@ -46,35 +50,27 @@ pub fn targets(instance: &Instance, tasks: &[RouteTask], rng: &mut Pcg64) -> Tar
 }
 
 fn quotas(instance: &Instance, totals: &Lengths, rng: &mut Pcg64) -> Vec<usize> {
-    let inner: Vec<usize> = instance.present.iter().copied().filter(|s| *s != 0).collect();
-    let mut visits = vec![0; instance.stage_count()];
-    visits[0] = if inner.is_empty() || instance.rules.cc1 {
-        totals.routes.min(totals.total)
+    let mut order: Vec<usize> = inner_stages(instance).collect();
+    // Without CC1, about its share of the visits is of stage 0, or any number that the others allow.
+    let at_source = source_visits(instance, totals);
+    let of_source = if order.is_empty() || instance.rules.cc1 {
+        *at_source.end()
     } else {
-        source_visits(totals, inner.len(), rng)
+        let share = (totals.total / (order.len() + 1)).clamp(*at_source.start(), *at_source.end());
+        if rng.random_bool(0.5) { share } else { rng.random_range(at_source) }
     };
-    if inner.is_empty() {
-        return visits;
-    }
-    let left = totals.total - visits[0];
-    let (each, mut more) = (left / inner.len(), left % inner.len());
-    let mut order = inner;
+    let Quotas { least: mut visits, most } = Quotas::of(instance, totals, of_source);
+    let mut more = totals.total.saturating_sub(visits.iter().sum());
     order.shuffle(rng);
     // Where memory is counted by routes, one visit more goes to stages that have room for it.
-    order.sort_by_key(|s| std::cmp::Reverse(instance.route_capacity(*s) > each));
+    order.sort_by_key(|s| std::cmp::Reverse(instance.route_capacity(*s) > visits[*s]));
     for stage in order {
-        visits[stage] = each + usize::from(more > 0);
-        more = more.saturating_sub(1);
+        if more > 0 && visits[stage] < most[stage] {
+            visits[stage] += 1;
+            more -= 1;
+        }
     }
     visits
-}
-
-/// Without CC1, how many routes visit stage 0: about its share, or any number that the others allow.
-fn source_visits(totals: &Lengths, inner: usize, rng: &mut Pcg64) -> usize {
-    let most = totals.routes.min(totals.total);
-    let least = totals.total.saturating_sub(totals.routes * inner);
-    let share = (totals.total / (inner + 1)).clamp(least, most);
-    if rng.random_bool(0.5) { share } else { rng.random_range(least..=most) }
 }
 
 /// Places random routes on `schedule`, whatever their times; false where the drawing ran into a dead end.

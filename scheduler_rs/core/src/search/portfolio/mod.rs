@@ -9,7 +9,7 @@ use self::workers::{ATTEMPTS, Attempt, FIRST_DRAWS, PATIENCE, ROUND_WORK, Worker
 use crate::bound::lookahead::Lookahead;
 use crate::bound::{lower_bound, route_bound};
 use crate::budget::Budget;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, invalid};
 use crate::problem::Instance;
 use crate::report::SearchReport;
 use crate::request::{Method, Options};
@@ -19,10 +19,9 @@ use crate::search::candidate::{Candidate, Start, executed, paths_of};
 use crate::search::context::{Context, Objective, Solution};
 use crate::search::feasibility::nothing_exists;
 use crate::search::methods::cbs;
-use crate::search::methods::cbs::Termination;
+use crate::search::methods::cbs::{MOST_CLASSES, Termination};
 use crate::search::methods::prioritised::construct::{draw_routes, finish, straight_routes, travelled};
 use crate::search::methods::prioritised::router::Router;
-use crate::search::methods::proof::demand_of;
 use crate::search::trace::{SearchTrace, statistics_of};
 use crate::time::{NEVER, Time};
 
@@ -183,17 +182,22 @@ impl<'a> Portfolio<'a> {
     /// Conflict-based search over the whole instance and nothing else, below a first plan.
     fn prove(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
         let budget = self.workers.context.budget;
+        let count = self.workers.context.tasks.len();
+        let Some(demand) = cbs::VisitDemand::of(self.workers.below, count, count) else {
+            return invalid(
+                "planner.method",
+                "cbs",
+                format!(
+                    "auto, as conflict-based search takes no profile without CC1 and at most {MOST_CLASSES} classes"
+                ),
+            );
+        };
         // Routes placed one after the other are a better start than random ones.
         let placed = self.workers.attempt(&self.workers.context, None, 0, true);
         state.work += placed.work;
         if let Ok(candidate) = placed.tried {
             self.take(state, candidate, router);
         }
-        let Some(demand) =
-            demand_of(self.workers.below, self.workers.context.tasks.len(), self.workers.context.tasks.len())
-        else {
-            return Ok(());
-        };
         let epilogue = self.workers.below.epilogue;
         let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
         let answer = cbs::solve(

@@ -17,7 +17,7 @@ pub type Branching = SmallVec<[Decision; 2]>;
 /// What is in conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConflictKind {
-    /// A stage over or under its quota (CC3).
+    /// A stage or a class over or under its quota (CC3).
     Quota,
     /// Route lengths that do not add up.
     Length,
@@ -42,6 +42,7 @@ pub fn branchings(
 ) -> (Vec<(ConflictKind, Branching)>, usize) {
     let mut conflicts = Conflicts { model, domains, selection, branchings: Vec::new(), count: 0 };
     conflicts.quotas();
+    conflicts.classes();
     conflicts.lengths();
     if model.instance.rules.tc1 == MemoryRule::Routes {
         conflicts.node_quotas();
@@ -117,6 +118,26 @@ impl Conflicts<'_> {
         for agent in agents.into_iter().take(2) {
             let decide = |visit: bool| Decision::Stage(agent as u32, stage as u32, visit);
             self.branchings.push((ConflictKind::Quota, smallvec![decide(!over), decide(over)]));
+        }
+    }
+
+    /// Over its number of routes, some route of a class must be of another; under it, some other route must be of it.
+    fn classes(&mut self) {
+        for (class, demand) in self.model.demand.classes.iter().enumerate() {
+            let is_of = |agent: &usize| self.path(*agent).stages == demand.stages;
+            let count = (0..self.selection.len()).filter(is_of).count();
+            let over = count > demand.most;
+            if !over && count >= demand.least {
+                continue;
+            }
+            let open = |agent: &usize| is_of(agent) == over && self.domains.is_class_open(*agent, class);
+            let mut agents: Vec<usize> = (0..self.selection.len()).filter(open).collect();
+            agents.sort_by_key(|agent| (self.domains.agents[*agent].path_count, *agent));
+            self.count += 1;
+            for agent in agents.into_iter().take(2) {
+                let decide = |is_of: bool| Decision::Class(agent as u32, class as u32, is_of);
+                self.branchings.push((ConflictKind::Quota, smallvec![decide(!over), decide(over)]));
+            }
         }
     }
 

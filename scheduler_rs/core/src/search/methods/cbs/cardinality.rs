@@ -1,4 +1,4 @@
-//! Cardinality constraints on all routes together: quotas of the stages (CC3), lengths, routes over a node (TC1
+//! Cardinality constraints on all routes together: quotas of the stages (CC3), classes, lengths, routes over a node (TC1
 //! `routes`). And energetic reasoning: whether the nodes of a stage can process the visits that its quota demands.
 
 use smallvec::SmallVec;
@@ -23,6 +23,9 @@ pub fn filter_paths(model: &Model<'_>, domains: &mut Domains, dirty: &mut [bool]
         for node in 0..model.nodes.len() {
             any |= node_visitors(model, domains, node, dirty)?;
         }
+    }
+    for class in 0..model.demand.classes.len() {
+        any |= class_members(model, domains, class, dirty)?;
     }
     any |= total_visits(model, domains, dirty)?;
     any |= long_routes(model, domains, dirty)?;
@@ -82,6 +85,30 @@ fn stage_visitors(
     for agent in 0..model.agents.len() {
         if domains.agents[agent].possible_stages & !domains.agents[agent].required_stages & bit != 0 {
             domains.retain_paths(model, agent, dirty, |path| (path.stages & bit != 0) == all);
+        }
+    }
+    Ok(true)
+}
+
+/// Routes of a class.
+fn class_members(
+    model: &Model<'_>,
+    domains: &mut Domains,
+    class: usize,
+    dirty: &mut [bool],
+) -> Result<bool, Infeasible> {
+    let demand = model.demand.classes[class];
+    let count = model.agents.len();
+    let certain = domains.agents.iter().filter(|agent| agent.classes == 1 << class).count();
+    let open = (0..count).filter(|agent| domains.is_class_open(*agent, class)).count();
+    let all = match membership(certain, open, demand.least, demand.most)? {
+        Membership::Open => return Ok(false),
+        Membership::All => true,
+        Membership::None => false,
+    };
+    for agent in 0..count {
+        if domains.is_class_open(agent, class) {
+            domains.retain_paths(model, agent, dirty, |path| (path.stages == demand.stages) == all);
         }
     }
     Ok(true)

@@ -17,6 +17,8 @@ pub enum Decision {
     Node(u32, u32, bool),
     /// Whether an agent visits a stage.
     Stage(u32, u32, bool),
+    /// Whether an agent's route is of a class.
+    Class(u32, u32, bool),
     /// Whether an agent's route is a long one.
     Long(u32, bool),
     /// Whether an agent takes this path.
@@ -65,6 +67,8 @@ pub struct AgentDomain {
     pub required_stages: StageSet,
     /// Stages that some of them visit.
     pub possible_stages: StageSet,
+    /// Classes of which some of them are, one bit each.
+    pub classes: u64,
     /// Minimum and maximum number of visits.
     pub visits: (u8, u8),
     /// By how much the limit could be lower before none is left.
@@ -85,6 +89,7 @@ impl Domains {
             path_count: 0,
             required_stages: StageSet::MAX,
             possible_stages: 0,
+            classes: 0,
             visits: (u8::MAX, 0),
             slack: Time::MIN,
         };
@@ -159,6 +164,12 @@ impl Domains {
         !gone.is_empty()
     }
 
+    /// Whether some, but not all paths left to an agent are of a class.
+    pub fn is_class_open(&self, agent: usize, class: usize) -> bool {
+        let bit = 1 << class;
+        self.agents[agent].classes & bit != 0 && self.agents[agent].classes != bit
+    }
+
     /// Whether all paths left to an agent visit a node.
     pub fn is_mandatory(&self, model: &Model<'_>, agent: usize, node: usize) -> bool {
         self.paths_via[agent * model.nodes.len() + node] == self.agents[agent].path_count
@@ -179,6 +190,10 @@ impl Domains {
             Decision::Stage(agent, stage, visits) => {
                 let bit = stage_bit(stage as usize);
                 self.retain_paths(model, agent as usize, dirty, |path| (path.stages & bit != 0) == visits);
+            }
+            Decision::Class(agent, class, is_of) => {
+                let stages = model.demand.classes[class as usize].stages;
+                self.retain_paths(model, agent as usize, dirty, |path| (path.stages == stages) == is_of);
             }
             Decision::Long(agent, long) => {
                 let short = model.demand.short;

@@ -543,6 +543,7 @@ fn slack_after(model: &Model<'_>, domains: &Domains, decision: Decision) -> Time
         }
         Decision::Node(agent, ..)
         | Decision::Stage(agent, ..)
+        | Decision::Class(agent, ..)
         | Decision::Long(agent, _)
         | Decision::Path(agent, ..) => domains.agents[agent as usize].slack,
     }

@@ -1,7 +1,9 @@
 //! What a search is given and what it returns.
 
 use crate::problem::Instance;
-use crate::route::RouteTask;
+use crate::quotas::{Quotas, class_sets, inner_stages};
+use crate::route::{Lengths, RouteTask, StageSet};
+use crate::rules::Constraints;
 use crate::simulate::{MicrobatchRoute, TaskId};
 use crate::time::Time;
 
@@ -20,7 +22,74 @@ pub struct VisitDemand {
     pub long: usize,
     /// Minimum and maximum number of long routes.
     pub long_routes: Option<(usize, usize)>,
+    /// The stages that a route may visit, where there are classes, at most [`MOST_CLASSES`]; else empty.
+    pub classes: Vec<ClassDemand>,
 }
+
+impl VisitDemand {
+    /// What the rules say of `count` of `all` routes together: of all of them, or what they leave to a part. None where
+    /// that cannot be said: CC3 without CC1, since it is open then how many visits the inner stages share (a part of the routes,
+    /// or any with a profile), and more than [`MOST_CLASSES`] classes.
+    #[must_use]
+    pub fn of(instance: &Instance, count: usize, all: usize) -> Option<Self> {
+        let rules = &instance.rules;
+        let lengths = Lengths::of(instance, all);
+        let others = all - count;
+        let has_classes = rules.classes.is_some();
+        let mut demand = Self {
+            least: vec![0; instance.stage_count()],
+            most: vec![count; instance.stage_count()],
+            // Classes say the lengths.
+            total: (others == 0 && !has_classes).then_some((lengths.total, lengths.total)),
+            short: lengths.short(),
+            long: lengths.long(),
+            long_routes: (others == 0 && !has_classes && lengths.long_routes() > 0)
+                .then_some((lengths.long_routes(), lengths.long_routes())),
+            classes: class_demands(rules, count, others)?,
+        };
+        if rules.cc3 || has_classes {
+            if !rules.cc1 && !has_classes {
+                return (others == 0 && rules.profile.is_none()).then_some(demand);
+            }
+            let quotas = Quotas::least_of(instance, &lengths);
+            let stages = inner_stages(instance).chain(has_classes.then_some(0));
+            for stage in stages {
+                demand.least[stage] = quotas.least[stage].saturating_sub(others);
+                demand.most[stage] = quotas.most[stage].min(count);
+            }
+        }
+        Some(demand)
+    }
+}
+
+/// What classes say of `count` of `count + others` routes; none where they are too many.
+fn class_demands(rules: &Constraints, count: usize, others: usize) -> Option<Vec<ClassDemand>> {
+    let mut demands: Vec<ClassDemand> = Vec::new();
+    for set in class_sets(rules).unwrap_or_default() {
+        match demands.iter_mut().find(|class| class.stages == set) {
+            Some(class) => class.most += 1,
+            None => demands.push(ClassDemand { stages: set, least: 0, most: 1 }),
+        }
+    }
+    for class in &mut demands {
+        (class.least, class.most) = (class.most.saturating_sub(others), class.most.min(count));
+    }
+    (demands.len() <= MOST_CLASSES).then_some(demands)
+}
+
+/// How many routes visit exactly these stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassDemand {
+    /// The stages.
+    pub stages: StageSet,
+    /// The minimum number of routes.
+    pub least: usize,
+    /// The maximum number.
+    pub most: usize,
+}
+
+/// Classes of an agent are bits of a word.
+pub const MOST_CLASSES: usize = 64;
 
 /// The routes to plan: all of an instance, or those of some sources alone as a relaxation.
 #[derive(Clone, Copy, Debug)]

@@ -37,7 +37,7 @@ mod tree;
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 
-pub use interface::{Answer, Solution, Statistics, Subproblem, Termination, VisitDemand};
+pub use interface::{Answer, ClassDemand, MOST_CLASSES, Solution, Statistics, Subproblem, Termination, VisitDemand};
 
 /// Searches until the tree is exhausted or a limit is reached. `lookahead` belongs to the subproblem's instance and
 /// covers paths of at least `demand.long` visits.

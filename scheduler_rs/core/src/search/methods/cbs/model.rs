@@ -3,7 +3,7 @@
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::problem::Instance;
-use crate::route::RouteTask;
+use crate::route::{RouteTask, StageSet};
 use crate::rules::MemoryRule;
 use crate::time::{NEVER, Time};
 
@@ -204,6 +204,11 @@ impl<'a> Model<'a> {
             serial,
             is_even: instance.rules.cc3 && !instance.rules.cc1 && demand.total.is_some(),
         })
+    }
+
+    /// The class that visits exactly these stages, as a bit; 0 without classes.
+    pub fn class_bit(&self, stages: StageSet) -> u64 {
+        self.demand.classes.iter().position(|class| class.stages == stages).map_or(0, |index| 1 << index)
     }
 
     /// Candidate paths of an agent.

@@ -1,11 +1,11 @@
 //! Enumeration of the candidate paths of one kind of agent: every node sequence that satisfies the rules for a single
-//! route (CC1, CC2, `max_stage_jump`, lengths) and returns within the limit when no other agent delays it.
+//! route (CC1, CC2, `max_stage_jump`, lengths or classes) and returns within the limit when no other agent delays it.
 //!
 //! Depth-first, pruned by the admissible look-ahead.
 
 use smallvec::SmallVec;
 
-use super::interface::{Subproblem, VisitDemand};
+use super::interface::{ClassDemand, Subproblem, VisitDemand};
 use crate::bound::lookahead::{Lookahead, Position};
 use crate::budget::Budget;
 use crate::problem::Instance;
@@ -103,7 +103,14 @@ struct PathEnumerator<'a> {
 impl PathEnumerator<'_> {
     /// Extends the sequence by every allowed node. `around`: round trip to `last` without waiting, its tasks included.
     fn extend(&mut self, order: StageOrder, visited: StageSet, last: usize, around: Time) {
+        let may_become = |class: &ClassDemand| visited & !class.stages == 0;
+        if !self.demand.classes.is_empty() && !self.demand.classes.iter().any(may_become) {
+            return;
+        }
         if self.nodes.len() == self.length {
+            if !self.demand.classes.is_empty() && self.demand.classes.iter().all(|class| class.stages != visited) {
+                return;
+            }
             self.found.push(self.nodes.clone());
             self.is_stopped |= self.found.len() > self.most;
             return;

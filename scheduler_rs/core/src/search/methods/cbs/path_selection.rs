@@ -98,6 +98,8 @@ pub fn select_paths(model: &Model<'_>, domains: &Domains, slack: Time) -> Vec<Se
 struct SelectionTable {
     runs: Vec<Vec<TaskInterval>>,
     visits: Vec<i32>,
+    /// Routes of each class.
+    classes: Vec<i32>,
     users: Vec<i32>,
     long: i32,
     total: i32,
@@ -107,7 +109,14 @@ impl SelectionTable {
     fn new(model: &Model<'_>) -> Self {
         let nodes = model.nodes.len();
         let stages = model.instance.stage_count();
-        Self { runs: vec![Vec::new(); nodes], visits: vec![0; stages], users: vec![0; nodes], long: 0, total: 0 }
+        Self {
+            runs: vec![Vec::new(); nodes],
+            visits: vec![0; stages],
+            classes: vec![0; model.demand.classes.len()],
+            users: vec![0; nodes],
+            long: 0,
+            total: 0,
+        }
     }
 
     fn add(&mut self, model: &Model<'_>, agent: usize, choice: &SelectedPath, sign: i32) {
@@ -115,6 +124,9 @@ impl SelectionTable {
         for node in &path.nodes {
             self.visits[model.stage_of[*node as usize]] += sign;
             self.users[*node as usize] += sign;
+        }
+        for (count, class) in self.classes.iter_mut().zip(&model.demand.classes) {
+            *count += sign * i32::from(class.stages == path.stages);
         }
         self.total += sign * path.nodes.len() as i32;
         self.long += sign * i32::from(path.nodes.len() > model.demand.short);
@@ -150,7 +162,7 @@ impl SelectionTable {
         best
     }
 
-    /// By how much quotas, lengths and memory are violated with this path added; minima only once all agents have one.
+    /// By how much quotas, classes, lengths and memory are violated with this path added; minima only once all agents have one.
     fn violations(&self, model: &Model<'_>, path: &CandidatePath, first: bool) -> i32 {
         let demand = model.demand;
         let mut violations = 0;
@@ -159,6 +171,13 @@ impl SelectionTable {
             violations += (count - demand.most[stage].min(1 << 20) as i32).max(0);
             if !first {
                 violations += (demand.least[stage] as i32 - count).max(0);
+            }
+        }
+        for (count, class) in self.classes.iter().zip(&demand.classes) {
+            let count = count + i32::from(class.stages == path.stages);
+            violations += (count - class.most as i32).max(0);
+            if !first {
+                violations += (class.least as i32 - count).max(0);
             }
         }
         if !first && let Some((least, most)) = demand.total {

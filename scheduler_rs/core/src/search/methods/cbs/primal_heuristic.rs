@@ -5,7 +5,7 @@ use crate::rules::MemoryRule;
 use crate::simulate::{MicrobatchRoute, Simulator, TaskId};
 use crate::time::Time;
 
-use super::interface::Solution;
+use super::interface::{ClassDemand, Solution};
 use super::model::Model;
 use super::path_enumeration::CandidatePath;
 use super::path_selection::SelectedPath;
@@ -20,7 +20,7 @@ pub enum DispatchRule {
     LatestEnd,
 }
 
-/// Whether the selected paths satisfy the rules on all routes together: quotas, lengths, TC1 `routes`.
+/// Whether the selected paths satisfy the rules on all routes together: quotas, classes, lengths, TC1 `routes`.
 pub fn satisfies_cardinality(model: &Model<'_>, selection: &[SelectedPath]) -> bool {
     let demand = model.demand;
     let mut visits = vec![0; model.instance.stage_count()];
@@ -41,7 +41,12 @@ pub fn satisfies_cardinality(model: &Model<'_>, selection: &[SelectedPath]) -> b
     let even = !model.is_even || inner().max().unwrap_or(0) <= inner().min().unwrap_or(0) + 1;
     let room = model.instance.rules.tc1 != MemoryRule::Routes
         || users.iter().enumerate().all(|(node, count)| *count <= model.memory(node));
-    quotas && even && room && within(demand.total, total) && within(demand.long_routes, long)
+    let of_class = |class: &ClassDemand| {
+        let is_of = |(agent, choice): &(usize, &SelectedPath)| model.paths(*agent)[choice.path].stages == class.stages;
+        (class.least..=class.most).contains(&selection.iter().enumerate().filter(is_of).count())
+    };
+    let classes = demand.classes.iter().all(of_class);
+    quotas && even && classes && room && within(demand.total, total) && within(demand.long_routes, long)
 }
 
 /// Schedules the selected paths by `rule`; none where microbatches deadlock on node memory. `latest_end` is that of

@@ -127,6 +127,7 @@ impl<'a> Propagator<'a> {
             path_count: 0,
             required_stages: StageSet::MAX,
             possible_stages: 0,
+            classes: 0,
             visits: (u8::MAX, 0),
             slack: Time::MIN,
         };
@@ -146,6 +147,7 @@ impl<'a> Propagator<'a> {
                 own.path_count += 1;
                 own.required_stages &= path.stages;
                 own.possible_stages |= path.stages;
+                own.classes |= model.class_bit(path.stages);
                 own.slack = own.slack.max(slack);
                 let visits = path.nodes.len() as u8;
                 own.visits = (own.visits.0.min(visits), own.visits.1.max(visits));

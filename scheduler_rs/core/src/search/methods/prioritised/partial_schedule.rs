@@ -17,7 +17,7 @@ pub struct Targets {
     pub visits: Option<Vec<usize>>,
     /// Visits of each route.
     pub lengths: Vec<usize>,
-    /// The very stages of each route, where that was decided beforehand; only for placing them first.
+    /// The very stages of each route, where that was decided beforehand; only for placing them first, but for classes.
     pub sets: Option<Vec<StageSet>>,
 }
 
@@ -100,7 +100,7 @@ impl<'a> PartialSchedule<'a> {
 
     /// What an unplaced route must and may visit, so that the rest can still meet the quotas: a stage that
     /// needs as many visits as routes are left must be on each. (Lengths differ by at most one, so that is
-    /// also enough: Gale and Ryser.)
+    /// also enough: Gale and Ryser.) With classes it keeps those of its class.
     #[must_use]
     pub fn visits(&self, route: usize) -> Visits {
         let length = self.lengths[route];
@@ -179,9 +179,11 @@ impl<'a> PartialSchedule<'a> {
         }
     }
 
-    /// Takes a route off the schedule; from then on quotas alone say what a route visits.
+    /// Takes a route off the schedule; from then on quotas alone say what a route visits, or its class.
     pub fn remove(&mut self, route: usize) {
-        self.sets = None;
+        if self.instance.rules.classes.is_none() {
+            self.sets = None;
+        }
         let timed_paths = std::mem::take(&mut self.timed_paths[route]);
         let Some(first) = timed_paths.first() else { return };
         for node in first.nodes.iter().map(|n| *n as usize).chain([self.tasks[route].source]) {
