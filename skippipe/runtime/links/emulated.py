@@ -1,0 +1,160 @@
+"""Emulated networks on one machine: a cluster's transfer times over a link between local processes.
+
+Eight bytes before each tensor say when it is delivered, so a transfer remains one transfer, and the sender alone decides:
+a receive that is posted late does not add the transfer time again. Delivery times are readings of `time.monotonic`, a
+clock that all processes of a machine share, and processes of different machines do not.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from skippipe._scheduler import Cluster
+from skippipe.errors import unexpected
+from skippipe.ranks import NO_RANK
+from skippipe.runtime.actions import TAGS_PER_MICROBATCH
+from skippipe.runtime.links import Link, Work
+
+Contention = Literal["none", "link", "uplink"]
+
+HEADER_BYTES = 8
+"""The time of delivery, a float64."""
+PROBE_BYTES = 1e9
+"""Transfer times are linear in the bytes; this size and 0 give the two coefficients."""
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """What one rank's messages to each of the ranks take: `fixed_s + bytes * per_byte_s`."""
+
+    fixed_s: tuple[float, ...]
+    """latency and overhead in seconds, by receiving rank"""
+    per_byte_s: tuple[float, ...]
+    """seconds per byte, by receiving rank; 0 if the cluster states only whole transfer times"""
+
+    def transfer_s(self, to_rank: int, size_bytes: int) -> float:
+        """Seconds from sending to delivery."""
+        return self.fixed_s[to_rank] + self.occupied_s(to_rank, size_bytes)
+
+    def occupied_s(self, to_rank: int, size_bytes: int) -> float:
+        """Those of them during which the bytes leave the sender."""
+        return size_bytes * self.per_byte_s[to_rank]
+
+
+def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: float = 1.0) -> Uplink:
+    """The links of a rank as those of its node.
+
+    Args:
+        cluster: the network to emulate.
+        rank_of: the rank that serves each node.
+        rank: the sender.
+        time_scale: factor on all times; 0.1 is ten times as fast.
+
+    Raises:
+        InputError: a rank serves several nodes, so the link between two ranks is not one of the cluster's.
+
+    """
+    serving = Counter(rank for rank in rank_of if rank != NO_RANK)
+    if max(serving.values()) > 1:
+        crowded = ", ".join(str(rank) for rank, nodes in sorted(serving.items()) if nodes > 1)
+        hint = f"several are served by each of the ranks {crowded}"
+        raise unexpected("runtime.links", "emulated", "real, unless every process serves one node", hint=hint)
+    node_of = {rank: node for node, rank in enumerate(rank_of) if rank != NO_RANK}
+    empty, probe = (cluster.transfer_matrix(size)[node_of[rank]] for size in (0.0, PROBE_BYTES))
+    receivers = [node_of[to_rank] for to_rank in range(len(node_of))]
+    return Uplink(
+        tuple(time_scale * float(empty[node]) for node in receivers),
+        tuple(time_scale * float(probe[node] - empty[node]) / PROBE_BYTES for node in receivers),
+    )
+
+
+class EmulatedSend:
+    """A send in flight; complete at once, or with its delivery."""
+
+    __slots__ = ("_buffer", "_complete_at", "_work")
+
+    def __init__(self, work: Work, buffer: Tensor, complete_at: float) -> None:
+        self._work, self._buffer, self._complete_at = work, buffer, complete_at
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait; see `Work`."""
+        deadline = time.monotonic() + timeout_s
+        self._work.wait(timeout_s)
+        _sleep_until(self._complete_at, deadline)
+
+
+class EmulatedReceive:
+    """A receive in flight; it fills the tensor when it is waited for."""
+
+    __slots__ = ("_buffer", "_tensor", "_work")
+
+    def __init__(self, work: Work, buffer: Tensor, tensor: Tensor) -> None:
+        self._work, self._buffer, self._tensor = work, buffer, tensor
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the message, then until its delivery; see `Work`."""
+        deadline = time.monotonic() + timeout_s
+        self._work.wait(timeout_s)
+        _bytes_of(self._tensor).copy_(self._buffer[HEADER_BYTES:])
+        _sleep_until(float(self._buffer[:HEADER_BYTES].view(torch.float64)), deadline)
+
+
+class EmulatedLink:
+    """Transfers over another link, delivered no earlier than those of an emulated network.
+
+    A sender is free at once, as in the simulator; only sends of collectives complete with their delivery, so that a
+    step of a ring takes as long as its slowest transfer.
+    """
+
+    def __init__(self, link: Link, uplink: Uplink, contention: Contention = "none") -> None:
+        """Wrap a link.
+
+        Args:
+            link: the transfers, between processes of one machine.
+            uplink: transfer times of this rank's messages.
+            contention: messages that leave one after the other: none of them, those of a "link" (to the same rank), or
+                all those of the "uplink".
+
+        """
+        self._link, self._uplink, self._contention = link, uplink, contention
+        self._free_at: dict[int | None, float] = {}
+
+    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> EmulatedSend:
+        """Start a send; see `Link`."""
+        delivered_at = self._delivered_at(to_rank, tensor.nbytes)
+        header = torch.tensor([delivered_at], dtype=torch.float64, device=tensor.device).view(torch.uint8)
+        buffer = torch.cat([header, _bytes_of(tensor)])
+        work = self._link.isend(buffer, to_rank, tag)
+        return EmulatedSend(work, buffer, delivered_at if tag < TAGS_PER_MICROBATCH else 0.0)
+
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> EmulatedReceive:
+        """Start a receive; see `Link`."""
+        buffer = torch.empty(HEADER_BYTES + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+        return EmulatedReceive(self._link.irecv(buffer, from_rank, tag), buffer, tensor)
+
+    def _delivered_at(self, to_rank: int, size_bytes: int) -> float:
+        now = time.monotonic()
+        if self._contention == "none":
+            return now + self._uplink.transfer_s(to_rank, size_bytes)
+        channel = to_rank if self._contention == "link" else None
+        begin = max(now, self._free_at.get(channel, now))
+        self._free_at[channel] = begin + self._uplink.occupied_s(to_rank, size_bytes)
+        return begin + self._uplink.transfer_s(to_rank, size_bytes)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _sleep_until(moment: float, deadline: float) -> None:
+    """Sleep until a reading of the clock; at most until the deadline, which raises `TimeoutError` if it is earlier."""
+    while (left_s := min(moment, deadline) - time.monotonic()) > 0:
+        time.sleep(left_s)
+    if moment > deadline:
+        raise TimeoutError(f"timed out {moment - deadline:.3g} s before the delivery over the emulated link")
