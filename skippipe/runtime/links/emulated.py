@@ -1,14 +1,16 @@
 """Emulated networks on one machine: a cluster's transfer times over a link between local processes.
 
-Eight bytes before each tensor say when it is delivered, so a transfer remains one transfer, and the sender alone decides:
-a receive that is posted late does not add the transfer time again. Delivery times are readings of `time.monotonic`, a
-clock that all processes of a machine share, and processes of different machines do not.
+Eight bytes before each tensor say when it is delivered. So a transfer remains one transfer, and its time counts from
+the sender's call: a receive that is posted late does not add it again. Delivery times are readings of
+`time.monotonic`, a clock that all processes of one machine share.
 """
 
+import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -71,6 +73,12 @@ def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: f
         tuple(time_scale * float(empty[node]) for node in receivers),
         tuple(time_scale * float(probe[node] - empty[node]) / PROBE_BYTES for node in receivers),
     )
+
+
+def machine_id() -> str:
+    """What all processes that share this machine's clock, and no others, have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # Linux; the same in all containers of a machine
+    return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
 
 
 class EmulatedSend:
