@@ -39,6 +39,7 @@ from skippipe.planning import RANDOM_SEEDS, PlanningJob, allocated, constraints,
 from skippipe.runtime.actions import Norm, Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
+from skippipe.runtime.links.collectives import TREE_WIDTH
 from skippipe.runtime.links.emulated import EmulatedLink, Uplink, uplink_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
@@ -48,7 +49,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 NODES = 20
 """Of every instance; workers are forked before the planner starts threads."""
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
-MESSAGE_SPEC = MessageSpec(1, 8, 128)
+MESSAGE_SPEC = MessageSpec(1, 64, 256)
 WORK_LIMIT = 300_000
 TIMEOUT_S = 120.0
 START_AFTER_S = 0.2
@@ -241,7 +242,7 @@ def norm_s(cluster: Cluster, stages: int) -> float:
     """Seconds of `tree_sum` over all nodes, if they begin at once."""
     seconds = cluster.transfer_matrix(8.0 * stages)
     count = len(cluster)
-    parent = [(node - 1) // 2 for node in range(count)]
+    parent = [(node - 1) // TREE_WIDTH for node in range(count)]
     up, down = [0.0] * count, [0.0] * count
     for node in range(count - 1, 0, -1):
         up[parent[node]] = max(up[parent[node]], up[node] + float(seconds[node, parent[node]]))
