@@ -36,7 +36,7 @@ class RuntimeConfig:
     backend: str = setting("gloo", choices=BACKENDS)
     """communication backend"""
     links: str = setting("real", choices=LINKS)
-    """emulated: messages take as long as the links of the cluster; for processes of one machine, one node each"""
+    """emulated: messages take as long as over the cluster's links; for processes of one machine"""
     time_scale: float = setting(1.0, within=ABOVE_0)
     """emulated links: factor on transfer times; 0.1: ten times as fast"""
     contention: str = setting("none", choices=CONTENTIONS)

@@ -51,9 +51,14 @@ def test_an_uplink_is_that_of_the_rank_s_node(whole: bool) -> None:
                     assert uplink.transfer_s(to_rank, size) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_ranks_of_several_nodes_are_refused() -> None:
-    with pytest.raises(InputError, match=r"runtime\.links: expected real, .*, got emulated.*ranks 0, 2"):
-        uplink_of(cluster(6), [0, 1, 0, 2, 2, NO_RANK], 1)
+def test_nodes_that_share_a_rank_need_the_same_links() -> None:
+    rank_of = [0, 1, 0, 1, NO_RANK]
+    with pytest.raises(InputError, match=r"runtime\.links: expected real, got emulated; nodes of ranks 1 and 0 have"):
+        uplink_of(cluster(5), rank_of, 1)
+    seconds = [1.0] * 5
+    equal = [[0.5 if i % 2 else 0.2] * 5 for i in range(5)]  # between even and odd nodes
+    network = Cluster([f"n{i}" for i in range(5)], seconds, seconds, seconds, [1] * 5, transfer_s=equal)
+    assert [uplink_of(network, rank_of, rank).fixed_s[1 - rank] for rank in (0, 1)] == [0.2, 0.5]
 
 
 # --- on a clock of its own

@@ -31,7 +31,7 @@ from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
-from skippipe.runtime.links import Work
+from skippipe.runtime.links import Work, collectives
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower, lower_evaluation
@@ -111,7 +111,9 @@ def test_ring_sum_equals_torch(pool: Pool, ranks: list[int]) -> None:
 
 def sum_in_tree(rank: int, ranks: list[int], values: list[float], width: int) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
-    tree_sum(GlooLink(), tensor, rank, ranks, 20.0, width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "TREE_WIDTH", width)
+        tree_sum(GlooLink(), tensor, rank, ranks, 20.0)
     return [float(x) for x in tensor]
 
 

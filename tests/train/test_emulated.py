@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pool import Pool
-from train.alone import of_kind, train_alone, train_in_pool
+from train.alone import of_kind, train_in_pool
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
@@ -35,11 +35,6 @@ def test_losses_are_bit_equal_and_calibration_measures_the_emulated_network(fold
         for j in range(4):
             if i != j:
                 assert measured.transfer_matrix(0)[i, j] >= 0.1 * 0.04
-
-
-def test_a_process_with_several_nodes_is_refused(folder: Folder) -> None:
-    with pytest.raises(InputError, match=r"runtime\.links: expected real, unless every process serves one node"):
-        train_alone(make_job(**EMULATED), folder("alone"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("time_scale", 0.5), ("contention", "link")])

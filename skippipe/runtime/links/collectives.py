@@ -59,9 +59,7 @@ def _ring_sum_flat(link: Link, flat: Tensor, rank: int, ranks: Sequence[int], ti
             into += target
 
 
-def tree_sum(
-    link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeout_s: float, width: int = TREE_WIDTH
-) -> None:
+def tree_sum(link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
     """Tree all-reduce (sum) of a short vector in place: up a tree and down again, two latencies per level.
 
     Elements are added in tree order, from the leaves up; all ranks get the root's sum.
@@ -72,21 +70,20 @@ def tree_sum(
         rank: this rank, one of `ranks`.
         ranks: the members, the same on all of them; the first is the root.
         timeout_s: timeout of each transfer, in seconds.
-        width: children of each rank.
 
     Raises:
         TimeoutError, OSError: see `skippipe.runtime.links.Work`.
 
     """
     index = ranks.index(rank)
-    children = ranks[width * index + 1 : width * (index + 1) + 1]
+    children = ranks[TREE_WIDTH * index + 1 : TREE_WIDTH * (index + 1) + 1]
     arrived = [torch.empty_like(values) for _ in children]
     receives = [link.irecv(part, child, UP_TAG) for part, child in zip(arrived, children, strict=True)]
     for part, receive in zip(arrived, receives, strict=True):
         receive.wait(timeout_s)
         values += part
     if index:
-        parent = ranks[(index - 1) // width]
+        parent = ranks[(index - 1) // TREE_WIDTH]
         link.isend(values, parent, UP_TAG).wait(timeout_s)
         link.irecv(values, parent, DOWN_TAG).wait(timeout_s)
     for send in [link.isend(values, child, DOWN_TAG) for child in children]:

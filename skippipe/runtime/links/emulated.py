@@ -7,7 +7,6 @@ the sender's call: a receive that is posted late does not add it again. Delivery
 
 import platform
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from skippipe._scheduler import Cluster
 from skippipe.errors import unexpected
-from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
 
@@ -49,7 +47,7 @@ class Uplink:
 
 
 def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: float = 1.0) -> Uplink:
-    """The links of a rank as those of its node.
+    """The links of a rank, those between its nodes and the nodes of the other ranks.
 
     Args:
         cluster: the network to emulate.
@@ -58,21 +56,22 @@ def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: f
         time_scale: factor on all times; 0.1 is ten times as fast.
 
     Raises:
-        InputError: a rank serves several nodes, so the link between two ranks is not one of the cluster's.
+        InputError: nodes that share a rank have different links, so a message's link depends on more than its ranks.
 
     """
-    serving = Counter(rank for rank in rank_of if rank != NO_RANK)
-    if max(serving.values()) > 1:
-        crowded = ", ".join(str(rank) for rank, nodes in sorted(serving.items()) if nodes > 1)
-        hint = f"several are served by each of the ranks {crowded}"
-        raise unexpected("runtime.links", "emulated", "real, unless every process serves one node", hint=hint)
-    node_of = {rank: node for node, rank in enumerate(rank_of) if rank != NO_RANK}
-    empty, probe = (cluster.transfer_matrix(size)[node_of[rank]] for size in (0.0, PROBE_BYTES))
-    receivers = [node_of[to_rank] for to_rank in range(len(node_of))]
-    return Uplink(
-        tuple(time_scale * float(empty[node]) for node in receivers),
-        tuple(time_scale * float(probe[node] - empty[node]) / PROBE_BYTES for node in receivers),
-    )
+    empty_s, probe_s = (cluster.transfer_matrix(size) for size in (0.0, PROBE_BYTES))
+    nodes_of = [[node for node, server in enumerate(rank_of) if server == each] for each in range(max(rank_of) + 1)]
+    fixed_s, per_byte_s = [], []
+    for to_rank, receivers in enumerate(nodes_of):
+        pairs = [(i, j) for i in nodes_of[rank] for j in receivers if to_rank != rank]
+        links = {(float(empty_s[pair]), float(probe_s[pair])) for pair in pairs} or {(0.0, 0.0)}
+        if len(links) > 1:
+            hint = f"nodes of ranks {rank} and {to_rank} have different links; start one process per node"
+            raise unexpected("runtime.links", "emulated", "real", hint=hint)
+        ((empty, probe),) = links
+        fixed_s.append(time_scale * empty)
+        per_byte_s.append(time_scale * (probe - empty) / PROBE_BYTES)
+    return Uplink(tuple(fixed_s), tuple(per_byte_s))
 
 
 def machine_id() -> str:
