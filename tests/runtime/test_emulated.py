@@ -180,7 +180,7 @@ def tensors(seed: int) -> list[Tensor]:
     return [(100 * torch.rand(shape, generator=generator)).to(dtype) for shape, dtype in SHAPES]
 
 
-def send_and_receive(rank: int, uplink: Uplink) -> list[float] | list[tuple[list[Tensor], float]]:
+def send_and_receive(rank: int, uplink: Uplink) -> list[float] | list[tuple[Tensor, float]]:
     """Rank 0 sends, two messages of every tag; rank 1 receives the tags in the opposite order."""
     link = EmulatedLink(GlooLink(), uplink)
     if rank == 0:
