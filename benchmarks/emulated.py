@@ -124,7 +124,7 @@ class RankTimes:
 
 
 def serve(rank: int, world: int, store: str, pipe: Connection) -> None:
-    """Run jobs until one is None; between the iterations of a job wait for their starts."""
+    """In a worker: run jobs until one is None, and iterations of each until their start is None."""
     gc.freeze()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     link = GlooLink()
@@ -259,17 +259,14 @@ def published() -> Cluster:
     regions = [node["name"].rpartition("-")[0] for node in content["nodes"]]
     within = table["within_region"]["latency_s"]
     latency = [[between.get(frozenset((here, there)), within) for there in regions] for here in regions]
+    nodes = range(len(regions))
     overhead_s, size = table["per_message_overhead_s"], content["activation_bytes"]
     transfer = content.pop("transfer_s")
     content |= {
         "latency_s": latency,
         "overhead_s": overhead_s,
         "bandwidth": [
-            [
-                size / (total - fixed - overhead_s) if i != j else 1.0
-                for j, (total, fixed) in enumerate(zip(*rows, strict=True))
-            ]
-            for i, rows in enumerate(zip(transfer, latency, strict=True))
+            [size / (transfer[i][j] - latency[i][j] - overhead_s) if i != j else 1.0 for j in nodes] for i in nodes
         ],
     }
     return Cluster.from_json(json.dumps(content))
