@@ -20,6 +20,8 @@ from skippipe.data.config import DataConfig
 from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 
 BACKENDS = ("gloo",)
+LINKS = ("real", "emulated")
+CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
@@ -33,6 +35,12 @@ class RuntimeConfig:
     """nodes of the plan that this process serves: NAME or NAME,NAME; null: the host name (local runs set it)"""
     backend: str = setting("gloo", choices=BACKENDS)
     """communication backend"""
+    links: str = setting("real", choices=LINKS)
+    """emulated: messages take as long as over the cluster's links; for processes of one machine"""
+    time_scale: float = setting(1.0, within=ABOVE_0)
+    """emulated links: factor on transfer times; 0.1: ten times as fast"""
+    contention: str = setting("none", choices=CONTENTIONS)
+    """emulated links: which messages leave one after the other: none, those of a link, or all of a node's uplink"""
     processes: int | None = setting(None, within=AT_LEAST_1)
     """processes of a local run, over which the nodes are distributed; null: one per node"""
     port: int = setting(0, within=Range(0, 65535))

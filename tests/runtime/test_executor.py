@@ -31,7 +31,7 @@ from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
-from skippipe.runtime.links import Work
+from skippipe.runtime.links import Work, collectives
 from skippipe.runtime.links.collectives import ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower, lower_evaluation
@@ -109,18 +109,20 @@ def test_ring_sum_equals_torch(pool: Pool, ranks: list[int]) -> None:
             assert torch.equal(tensor, second[i])
 
 
-def sum_in_tree(rank: int, ranks: list[int], values: list[float]) -> list[float]:
+def sum_in_tree(rank: int, ranks: list[int], values: list[float], width: int) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
-    tree_sum(GlooLink(), tensor, rank, ranks, 20.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "TREE_WIDTH", width)
+        tree_sum(GlooLink(), tensor, rank, ranks, 20.0)
     return [float(x) for x in tensor]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
-def test_tree_sum_is_identical_on_all_ranks(pool: Pool, world: int) -> None:
+@pytest.mark.parametrize(("world", "width"), [(1, 1), (2, 2), (3, 1), (4, 2), (5, 3), (6, 2), (6, 32)])
+def test_tree_sum_is_identical_on_all_ranks(pool: Pool, world: int, width: int) -> None:
     rng = Random(world)
     ranks = rng.sample(range(world), world)
     given = [[rng.uniform(-1, 1) for _ in range(3)] for _ in range(world)]
-    results = pool.run(sum_in_tree, [(ranks, values) for values in given])
+    results = pool.run(sum_in_tree, [(ranks, values, width) for values in given])
     assert all(result == results[0] for result in results)
     assert results[0] == pytest.approx([sum(column) for column in zip(*given, strict=True)], rel=1e-12)
 

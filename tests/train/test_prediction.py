@@ -97,6 +97,15 @@ def test_microbatches_together_are_no_plan(plain: Plan) -> None:
     assert "runtime.group=4" in prediction.note
 
 
+def test_links_at_another_speed_are_not_those_of_the_plan(plain: Plan) -> None:
+    scaled: dict[str, Any] = {"runtime__links": "emulated", "runtime__time_scale": 0.1}
+    prediction = judged(stating(plain, **STATED), make_job(**scaled))
+    assert not prediction.holds
+    assert "runtime.time_scale=0.1" in prediction.note
+    assert judged(stating(plain, **STATED), make_job(**scaled, runtime__calibrate=True)).holds, "links are measured"
+    assert judged(stating(plain, **STATED), make_job(runtime__links="emulated")).holds
+
+
 def test_a_run_shows_no_prediction_of_others(plain: Plan, folder: Folder, tmp_path: Path) -> None:
     """It trains, since the order holds; no event has the times of another microbatch."""
     path = tmp_path / "plan.json"

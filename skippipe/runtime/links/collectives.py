@@ -12,6 +12,9 @@ from skippipe.runtime.links import Link
 
 RING_TAG, UP_TAG, DOWN_TAG = 0, 1, 2
 
+TREE_WIDTH = 32
+"""Children of a rank in a tree: over slow links each level costs a latency, and a child only some microseconds."""
+
 
 def ring_sum(link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int], timeout_s: float) -> None:
     """Ring all-reduce (sum) in place: 2 (r - 1) steps, each with 1/r of the values.
@@ -57,7 +60,7 @@ def _ring_sum_flat(link: Link, flat: Tensor, rank: int, ranks: Sequence[int], ti
 
 
 def tree_sum(link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
-    """Tree all-reduce (sum) of a short vector in place: up a binary tree and down again.
+    """Tree all-reduce (sum) of a short vector in place: up a tree and down again, two latencies per level.
 
     Elements are added in tree order, from the leaves up; all ranks get the root's sum.
 
@@ -73,14 +76,14 @@ def tree_sum(link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeou
 
     """
     index = ranks.index(rank)
-    children = [ranks[child] for child in (2 * index + 1, 2 * index + 2) if child < len(ranks)]
+    children = ranks[TREE_WIDTH * index + 1 : TREE_WIDTH * (index + 1) + 1]
     arrived = [torch.empty_like(values) for _ in children]
     receives = [link.irecv(part, child, UP_TAG) for part, child in zip(arrived, children, strict=True)]
     for part, receive in zip(arrived, receives, strict=True):
         receive.wait(timeout_s)
         values += part
     if index:
-        parent = ranks[(index - 1) // 2]
+        parent = ranks[(index - 1) // TREE_WIDTH]
         link.isend(values, parent, UP_TAG).wait(timeout_s)
         link.irecv(values, parent, DOWN_TAG).wait(timeout_s)
     for send in [link.isend(values, child, DOWN_TAG) for child in children]:

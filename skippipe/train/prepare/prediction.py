@@ -34,6 +34,10 @@ def judge_prediction(plan: Plan, model: PartitionedModel, spec: RunSpec, device:
         return Prediction(
             holds=False, note=f"microbatches share passes (runtime.group={spec.device.group}), the plan's do not"
         )
+    communication, measured = spec.communication, spec.calibrate and spec.layout.plan is None
+    if communication.time_scale != 1 and not measured:
+        note = f"links are emulated with runtime.time_scale={communication.time_scale:g}, tasks run at their own speed"
+        return Prediction(holds=False, note=note)
     mismatch = _mismatch(plan, model, device)
     if mismatch is not None:
         return Prediction(holds=False, note=mismatch)

@@ -16,6 +16,8 @@ from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
 from skippipe.model.settings import plain_settings
 from skippipe.ranks import assign_ranks
+from skippipe.runtime.links import Link
+from skippipe.runtime.links.emulated import EmulatedLink, machine_id, uplink_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.message import MessageSpec
 from skippipe.train.connect.rendezvous import Rendezvous
@@ -122,11 +124,21 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         rendezvous=rendezvous,
         rank_of=rank_of,
         stages=build_stages(spec, model, sorted(served), device, fresh=fresh),
-        link=GlooLink(rendezvous.group),
+        link=_make_link(spec, rendezvous, rank_of),
         message_spec=message_spec,
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
     )
+
+
+def _make_link(spec: RunSpec, rendezvous: Rendezvous, rank_of: Sequence[int]) -> Link:
+    """The link to the other ranks, emulated if the run asks for it."""
+    link, communication = GlooLink(rendezvous.group), spec.communication
+    if communication.links == "real":
+        return link
+    rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
+    uplink = uplink_of(spec.layout.cluster, rank_of, rendezvous.rank, communication.time_scale)
+    return EmulatedLink(link, uplink, communication.contention)
 
 
 def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:

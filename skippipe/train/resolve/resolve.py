@@ -58,7 +58,7 @@ def resolve(job: TrainJob) -> RunSpec:
         data=DataSpec(text, train.microbatch_size),
         precision=_precision(job),
         device=_select(DeviceSpec, job.runtime),
-        communication=_select(CommunicationSpec, job.runtime),
+        communication=_communication(job),
         optimizer=_select(OptimizerSpec, train),
         checkpoints=_select(CheckpointSpec, job.checkpoint),
         launch=LaunchSpec(
@@ -85,6 +85,16 @@ def _precision(job: TrainJob) -> Precision:
             hint="gradients of a loss that is not scaled are mostly below its range",
         )
     return Precision(job.train.dtype, job.runtime.autocast, job.runtime.wire_dtype)
+
+
+def _communication(job: TrainJob) -> CommunicationSpec:
+    communication = _select(CommunicationSpec, job.runtime)
+    if communication.links == "real":
+        for name in ("time_scale", "contention"):
+            value, default = getattr(communication, name), getattr(CommunicationSpec, name)
+            if value != default:
+                raise unexpected(f"runtime.{name}", value, f"{default} with runtime.links=real")
+    return communication
 
 
 def _select(spec: type[Spec], settings: object) -> Spec:
@@ -138,7 +148,10 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
 
 def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
-    runtime = ("recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype", "deterministic")
+    runtime = (
+        "links", "time_scale", "contention", "recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype",
+        "deterministic",
+    )  # fmt: skip
     groups: dict[str, Mapping[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},

@@ -63,6 +63,12 @@ class CommunicationSpec:
     """How processes exchange messages, and how long they wait; seconds."""
 
     backend: str = "gloo"
+    links: Literal["real", "emulated"] = "real"
+    """emulated: transfers take as long as the cluster's links"""
+    time_scale: float = 1.0
+    """factor on the transfer times of emulated links"""
+    contention: Literal["none", "link", "uplink"] = "none"
+    """which messages leave one after the other over emulated links"""
     recv_buffers: int = 2
     """inputs that may wait on each link"""
     sends_in_flight: int = 2

@@ -1,0 +1,167 @@
+"""Emulated networks on one machine: a cluster's transfer times over a link between local processes.
+
+Eight bytes before each tensor say when it is delivered. So a transfer remains one transfer, and its time counts from
+the sender's call: a receive that is posted late does not add it again. Delivery times are readings of
+`time.monotonic`, a clock that all processes of one machine share.
+"""
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from skippipe._scheduler import Cluster
+from skippipe.errors import unexpected
+from skippipe.runtime.actions import TAGS_PER_MICROBATCH
+from skippipe.runtime.links import Link, Work
+
+Contention = Literal["none", "link", "uplink"]
+
+HEADER_BYTES = 8
+"""The time of delivery, a float64."""
+PROBE_BYTES = 1e9
+"""Transfer times are linear in the bytes; this size and 0 give the two coefficients."""
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """What one rank's messages to each of the ranks take: `fixed_s + bytes * per_byte_s`."""
+
+    fixed_s: tuple[float, ...]
+    """latency and overhead in seconds, by receiving rank"""
+    per_byte_s: tuple[float, ...]
+    """seconds per byte, by receiving rank; 0 if the cluster states only whole transfer times"""
+
+    def transfer_s(self, to_rank: int, size_bytes: int) -> float:
+        """Seconds from sending to delivery."""
+        return self.fixed_s[to_rank] + self.occupied_s(to_rank, size_bytes)
+
+    def occupied_s(self, to_rank: int, size_bytes: int) -> float:
+        """Those of them during which the bytes leave the sender."""
+        return size_bytes * self.per_byte_s[to_rank]
+
+
+def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: float = 1.0) -> Uplink:
+    """The links of a rank, those between its nodes and the nodes of the other ranks.
+
+    Args:
+        cluster: the network to emulate.
+        rank_of: the rank that serves each node.
+        rank: the sender.
+        time_scale: factor on all times; 0.1 is ten times as fast.
+
+    Raises:
+        InputError: nodes that share a rank have different links, so a message's link depends on more than its ranks.
+
+    """
+    empty_s, probe_s = (cluster.transfer_matrix(size) for size in (0.0, PROBE_BYTES))
+    nodes_of = [[node for node, server in enumerate(rank_of) if server == each] for each in range(max(rank_of) + 1)]
+    fixed_s, per_byte_s = [], []
+    for to_rank, receivers in enumerate(nodes_of):
+        pairs = [(i, j) for i in nodes_of[rank] for j in receivers if to_rank != rank]
+        links = {(float(empty_s[pair]), float(probe_s[pair])) for pair in pairs} or {(0.0, 0.0)}
+        if len(links) > 1:
+            hint = f"nodes of ranks {rank} and {to_rank} have different links; start one process per node"
+            raise unexpected("runtime.links", "emulated", "real", hint=hint)
+        ((empty, probe),) = links
+        fixed_s.append(time_scale * empty)
+        per_byte_s.append(time_scale * (probe - empty) / PROBE_BYTES)
+    return Uplink(tuple(fixed_s), tuple(per_byte_s))
+
+
+def machine_id() -> str:
+    """What all processes that share this machine's clock, and no others, have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # Linux; the same in all containers of a machine
+    return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
+
+
+class EmulatedSend:
+    """A send in flight; complete at once, or with its delivery."""
+
+    __slots__ = ("_buffer", "_complete_at", "_work")
+
+    def __init__(self, work: Work, buffer: Tensor, complete_at: float) -> None:
+        self._work, self._buffer, self._complete_at = work, buffer, complete_at
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait; see `Work`."""
+        deadline = time.monotonic() + timeout_s
+        self._work.wait(timeout_s)
+        _sleep_until(self._complete_at, deadline)
+
+
+class EmulatedReceive:
+    """A receive in flight; it fills the tensor when it is waited for."""
+
+    __slots__ = ("_buffer", "_tensor", "_work")
+
+    def __init__(self, work: Work, buffer: Tensor, tensor: Tensor) -> None:
+        self._work, self._buffer, self._tensor = work, buffer, tensor
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the message, then until its delivery; see `Work`."""
+        deadline = time.monotonic() + timeout_s
+        self._work.wait(timeout_s)
+        _bytes_of(self._tensor).copy_(self._buffer[HEADER_BYTES:])
+        _sleep_until(float(self._buffer[:HEADER_BYTES].view(torch.float64)), deadline)
+
+
+class EmulatedLink:
+    """Transfers over another link, delivered no earlier than those of an emulated network.
+
+    A sender is free at once, as in the simulator; only sends of collectives complete with their delivery, so that a
+    step of a ring takes as long as its slowest transfer.
+    """
+
+    def __init__(self, link: Link, uplink: Uplink, contention: Contention = "none") -> None:
+        """Wrap a link.
+
+        Args:
+            link: the transfers, between processes of one machine.
+            uplink: transfer times of this rank's messages.
+            contention: messages that leave one after the other: none of them, those of a "link" (to the same rank), or
+                all those of the "uplink".
+
+        """
+        self._link, self._uplink, self._contention = link, uplink, contention
+        self._free_at: dict[int | None, float] = {}
+
+    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> EmulatedSend:
+        """Start a send; see `Link`."""
+        delivered_at = self._delivered_at(to_rank, tensor.nbytes)
+        header = torch.tensor([delivered_at], dtype=torch.float64, device=tensor.device).view(torch.uint8)
+        buffer = torch.cat([header, _bytes_of(tensor)])
+        work = self._link.isend(buffer, to_rank, tag)
+        return EmulatedSend(work, buffer, delivered_at if tag < TAGS_PER_MICROBATCH else 0.0)
+
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> EmulatedReceive:
+        """Start a receive; see `Link`."""
+        buffer = torch.empty(HEADER_BYTES + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+        return EmulatedReceive(self._link.irecv(buffer, from_rank, tag), buffer, tensor)
+
+    def _delivered_at(self, to_rank: int, size_bytes: int) -> float:
+        now = time.monotonic()
+        if self._contention == "none":
+            return now + self._uplink.transfer_s(to_rank, size_bytes)
+        channel = to_rank if self._contention == "link" else None
+        begin = max(now, self._free_at.get(channel, now))
+        self._free_at[channel] = begin + self._uplink.occupied_s(to_rank, size_bytes)
+        return begin + self._uplink.transfer_s(to_rank, size_bytes)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _sleep_until(moment: float, deadline: float) -> None:
+    """Sleep until a reading of the clock; at most until the deadline, which raises `TimeoutError` if it is earlier."""
+    while (left_s := min(moment, deadline) - time.monotonic()) > 0:
+        time.sleep(left_s)
+    if moment > deadline:
+        raise TimeoutError(f"timed out {moment - deadline:.3g} s before the delivery over the emulated link")
