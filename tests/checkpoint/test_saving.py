@@ -34,7 +34,15 @@ SIZE = 20_000
 
 def a_state(iteration: int) -> TrainingState:
     return TrainingState(
-        iteration, 100 * iteration, 7 * iteration, seed=1, text="t", model={"model_type": "llama"}, planning="p"
+        iteration,
+        100 * iteration,
+        7 * iteration,
+        seed=1,
+        text="t",
+        model={"model_type": "llama"},
+        planning="p",
+        layers=[0],
+        new_layers="init",
     )
 
 

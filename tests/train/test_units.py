@@ -185,7 +185,8 @@ def test_message_bytes() -> None:
 
 def test_the_full_pipeline_beside_a_plan() -> None:
     plan = plan_of()
-    full = full_pipelines(plan, make_job().planner)
+    spec = resolve(make_job())
+    full = full_pipelines(spec, partition_model(spec, model_config(spec.model.settings)), plan.cluster)
     assert full["full"] is not None
     assert full["full-routed"] is not None
     assert full["full"] >= full["full-routed"] > plan.predicted.iteration_s

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from skippipe.runtime.links import Link
 
-RING_TAG, UP_TAG, DOWN_TAG = 0, 1, 2
+RING_TAG, UP_TAG, DOWN_TAG, COPY_TAG = 0, 1, 2, 3
+"""Of messages that are no results of tasks."""
 
 
 def ring_sum(link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int], timeout_s: float) -> None:

@@ -21,6 +21,8 @@ class RankContext:
     """all ranks"""
     rank_of: Sequence[int]
     """the rank that serves each node"""
+    layers: Sequence[range]
+    """numbers of the decoder layers of each stage"""
     stages: Mapping[int, Stage]
     """those that this rank serves"""
     link: Link
@@ -44,7 +46,11 @@ class RankContext:
 
     def owner(self, stage: int) -> int:
         """The lowest rank that serves a stage; it speaks for all replicas."""
-        return min(self.rank_of[node] for node in self.spec.layout.stages[stage])
+        return self.serving(stage)[0]
+
+    def serving(self, stage: int) -> list[int]:
+        """The ranks that serve a stage, in order."""
+        return sorted({self.rank_of[node] for node in self.spec.layout.stages[stage]})
 
     def owned_stages(self) -> dict[int, Stage]:
         """The stages of which this rank is the owner."""

@@ -4,6 +4,7 @@ import contextlib
 import math
 import signal
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
+from skippipe.train.loop.new_layers import copy_layers, copy_sources
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
@@ -51,6 +53,8 @@ class RunProgress:
     """sequences of text used"""
     newest: int = -1
     """iteration of the newest checkpoint in the run's own folder; -1: there is none"""
+    layers: frozenset[int] = frozenset()
+    """decoder layers that have joined"""
     loss_scale: LossScale | None = None
     """of the next iteration; None: the initial one, if losses are scaled"""
 
@@ -101,7 +105,7 @@ class TrainingLoop:
 
         """
         self._spec, self._context, self._engines = context.spec, context, engines
-        self._optimizer, self._start = optimizer, start
+        self._optimizer, self._start, self._joined = optimizer, start, start.layers
         scaled = context.spec.precision.autocast == "float16"
         self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
@@ -140,6 +144,7 @@ class TrainingLoop:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
+        self._join(self._engine(number), number + 1)
         if checkpoints is not None:
             checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
         losses = [self._validate(number)]
@@ -207,15 +212,28 @@ class TrainingLoop:
 
     def _change_plan(self, iteration: int) -> Engine:
         """Begin the phase that an iteration belongs to."""
+        begin = time.perf_counter()
         engine = self._engine(iteration)
+        new = self._join(engine, iteration)
         plan = engine.plan
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
-                predicted_s=engine.predicted_s,
+                predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
+                new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
+                seconds=time.perf_counter() - begin,
             )
         )  # fmt: skip
         return engine
+
+    def _join(self, engine: Engine, iteration: int) -> frozenset[int]:
+        """Have the layers of a phase join that have not yet, before `iteration`; gives their numbers."""
+        new = engine.layers - self._joined
+        sources = copy_sources(new, self._joined) if self._spec.new_layers == "copy" else {}
+        if sources:
+            copy_layers(self._context, sources, iteration)
+        self._joined |= new
+        return new
 
     def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
         """Losses of the run, and how good the prediction was for its last phase."""
@@ -258,8 +276,11 @@ class TrainingLoop:
         loss = engine.validate(validation)
         training_loss = engine.validate(training) if self._spec.validate_training else None
         self._report(
-            ValidationDone(iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss)
-        )
+            ValidationDone(
+                iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss,
+                stages=None if len(engine.stages_in_use) == len(engine.plan.stages) else engine.stages_in_use,
+            )
+        )  # fmt: skip
         check_validation(loss, iteration, "the validation text")
         if training_loss is not None:
             check_validation(training_loss, iteration, "training text")
@@ -293,9 +314,10 @@ class TrainingLoop:
         """This rank's share of a checkpoint: the stages that it owns."""
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
-        for number, stage in self._context.owned_stages().items():
-            tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in stage.module.named_parameters()}
-            tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(number).items()}
+        for stage in self._context.owned_stages().values():
+            parameters = stage.module.parameters_of(self._joined)
+            tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}
+            tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(parameters).items()}
         state = TrainingState(
             iteration=iteration,
             tokens=self._optimizer.tokens_done,
@@ -304,6 +326,8 @@ class TrainingLoop:
             text=self._metadata.text_sha256,
             model=self._metadata.model,
             planning=engine.request_sha256,
+            layers=sorted(self._joined),
+            new_layers=self._spec.new_layers,
             loss_scale=None if self._loss_scale is None else self._loss_scale.factor,
             loss_scale_iterations=0 if self._loss_scale is None else self._loss_scale.iterations,
         )

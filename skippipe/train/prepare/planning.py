@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.config import PlannerConfig
+from skippipe.phases import phase_problem, summarize
 from skippipe.planning import PlanningJob, evaluate_strategy, make_plan, state_problem, time_limit
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
@@ -27,7 +28,7 @@ UNLIMITED_S = 24 * 3600.0
 def plan_phase(spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
     """Plan a phase of a run for a cluster, and write the model into the plan."""
     allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
-    problem = state_problem(cluster, allocation, phase.schedule)
+    problem = phase_problem(cluster, allocation, phase)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, spec.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
@@ -38,7 +39,7 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     allocation = layout.allocation
     asked = [
         layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes, model.layers,
-        spec.calibrate,
+        phase.absent_stages, spec.calibrate,
         *(dataclasses.asdict(part) for part in (phase.schedule, spec.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -68,7 +69,8 @@ def make_plans(
     """Plan every phase on rank 0, for the cluster as described or, with `runtime.calibrate`, as measured.
 
     It is measured twice: stage by stage, and then in iterations of a first plan, since stages that share processors or
-    memory are slower together than their own times suggest. A phase whose plan is `kept` has it. All ranks call this.
+    memory are slower together than their own times suggest; that is done for the first phase with the most stages in
+    use. A phase whose plan is `kept` has it. All ranks call this.
     """
     spec, layout = context.spec, context.spec.layout
     if layout.plan is not None:
@@ -82,8 +84,9 @@ def make_plans(
 
     cluster = next((plan.cluster for plan in kept if plan is not None), None)
     if cluster is None and spec.calibrate:
-        first = planned("first plan", spec.phases[0], measure_cluster(context, workload, build_head))
-        cluster = with_times(first, rehearse(context, Engine(context, spec.phases[0], first))).cluster
+        most = min(spec.phases, key=lambda phase: len(phase.absent_stages))
+        first = planned("first plan", most, measure_cluster(context, workload, build_head))
+        cluster = with_times(first, rehearse(context, Engine(context, most, first))).cluster
     return [
         plan or planned(f"plan {number}", phase, cluster or layout.cluster)
         for number, (phase, plan) in enumerate(zip(spec.phases, kept, strict=True))
@@ -96,17 +99,23 @@ def planning_s(planner: PlannerConfig) -> float:
     return UNLIMITED_S if limit is None else limit
 
 
-def full_pipelines(plan: Plan, planner: PlannerConfig) -> dict[str, float | None]:
+def full_pipelines(spec: RunSpec, model: PartitionedModel, cluster: Cluster) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation, straight and routed, in seconds."""
-    job = PlanningJob(plan.problem().with_rules(plan.constraints, skip_ratio=0.0))
-    return {name: evaluate_strategy(job, name, planner).iteration_s for name in ("full", "full-routed")}
+    plan = spec.layout.plan
+    if plan is None:
+        allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
+        problem = state_problem(cluster, allocation, dataclasses.replace(spec.phases[0].schedule, skip_ratio=0.0))
+    else:
+        problem = plan.problem().with_rules(plan.constraints, skip_ratio=0.0)
+    job = PlanningJob(problem)
+    return {name: evaluate_strategy(job, name, spec.planner).iteration_s for name in ("full", "full-routed")}
 
 
 def plan_ready(  # noqa: PLR0913 - by keyword
     spec: RunSpec,
     model: PartitionedModel,
-    plan: Plan,
-    prediction: Prediction,
+    plans: Sequence[Plan],
+    predictions: Sequence[Prediction],
     full: Mapping[str, float | None],
     *,
     parameters: int,
@@ -116,12 +125,13 @@ def plan_ready(  # noqa: PLR0913 - by keyword
     device: str,
 ) -> PlanReady:
     """Report what is about to be trained, and the predicted times as far as they hold."""
+    plan, prediction = plans[0], predictions[0]
     predicted = plan.predicted
     return PlanReady(
         strategy=plan.strategy,
         skip_ratio=plan.skip_ratio,
         stages=len(plan.stages),
-        nodes=sum(map(len, plan.stages)),
+        nodes=sum(map(len, spec.layout.stages)),
         microbatches=len(plan.microbatches),
         microbatch_size=spec.data.microbatch_size,
         sequence=spec.data.sequence,
@@ -137,4 +147,8 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         iterations=spec.iterations,
         recv_buffers=recv_buffers,
         device=device,
+        phases=tuple(
+            summarize(phase, plan, predicts=prediction.holds)
+            for phase, plan, prediction in zip(spec.phases, plans, predictions, strict=True)
+        ),
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Cluster
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
@@ -74,8 +74,8 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     _check_layout(spec, model, rendezvous)
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
-    resume.check(metadata.model, spec.seed, metadata.text_sha256)
-    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, fresh=resume.checkpoint is None)
+    resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
+    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
@@ -104,8 +104,7 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     rendezvous: Rendezvous,
     rank_of: Sequence[int],
     metadata: RunMetadata,
-    *,
-    fresh: bool,
+    joined: Collection[int],
 ) -> RankContext:
     """Build the stages of this rank, and the link to the other ranks."""
     served = {spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank}
@@ -121,7 +120,8 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
-        stages=build_stages(spec, model, sorted(served), device, fresh=fresh),
+        layers=model.stage_layers,
+        stages=build_stages(spec, model, sorted(served), device, joined=joined),
         link=GlooLink(rendezvous.group),
         message_spec=message_spec,
         validation_microbatches=metadata.validation_microbatches,
@@ -202,10 +202,10 @@ def _prepare_engines(
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
-    full = _full_pipelines(context, plans[0]) if predictions[0].holds else {}
+    full = _full_pipelines(context, model, plans[0].cluster) if predictions[0].holds else {}
     if log is not None:
         event = plan_ready(
-            spec, model, plans[0], predictions[0], full, parameters=parameters, processes=rendezvous.world,
+            spec, model, plans, predictions, full, parameters=parameters, processes=rendezvous.world,
             training_tokens=metadata.training_tokens, recv_buffers=engines[0].recv_buffers, device=device,
         )  # fmt: skip
         files = log.keep_files(spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
@@ -221,11 +221,11 @@ def _count_parameters(context: RankContext) -> int:
     return sum(map(int, context.rendezvous.all_gather("parameters", str(own))))
 
 
-def _full_pipelines(context: RankContext, plan: Plan) -> dict[str, float | None]:
+def _full_pipelines(context: RankContext, model: PartitionedModel, cluster: Cluster) -> dict[str, float | None]:
     """What full pipelines would take, computed by rank 0."""
-    planner = context.spec.planner
+    spec = context.spec
     text = context.rendezvous.broadcast(
-        "full", lambda: json.dumps(full_pipelines(plan, planner)), 2 * planning_s(planner)
+        "full", lambda: json.dumps(full_pipelines(spec, model, cluster)), 2 * planning_s(spec.planner)
     )
     found: dict[str, float | None] = json.loads(text)
     return found

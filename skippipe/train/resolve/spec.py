@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.config import PlannerConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
+from skippipe.phases import Phase
 from skippipe.train.resolve.layout import Layout
 
 
@@ -94,14 +95,12 @@ class OptimizerSpec:
     """None: gradients are not clipped"""
 
 
-@dataclass(frozen=True)
-class PlanPhase:
-    """Iterations of a run that follow one plan."""
+@dataclass(frozen=True, kw_only=True)
+class PlanPhase(Phase):
+    """A phase in iterations."""
 
     after: int
     """iterations before it"""
-    schedule: ScheduleConfig
-    """what its plan is asked for"""
 
 
 @dataclass(frozen=True)
@@ -156,6 +155,8 @@ class RunSpec:
     seed: int
     """of the weights and of the order of the text"""
     stage_gradient: Literal["exact", "per_visit"]
+    new_layers: Literal["init", "copy"]
+    """weights of layers whose stage joins in a later phase"""
     validate_every: int | None
     """iterations; None: only before and after"""
     validate_training: bool
