@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Run
 from pool import Pool
 from torch import Tensor, nn
 from train.alone import EventDict, of_kind, only_rank, record_into, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 from train.test_resume import stopping_at
+from transformers import LlamaForCausalLM
 
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.tensors import open_tensors
@@ -20,6 +22,8 @@ from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.data.blocks import BlockOrder
 from skippipe.data.corpus import open_corpus
 from skippipe.errors import InputError
+from skippipe.evaluate.config import EvaluateJob
+from skippipe.evaluate.model import open_model
 from skippipe.model.build import build_stage_module
 from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
@@ -114,9 +118,8 @@ class PlainLoop:
             return self.loss(stages, tokens).item() / tokens[:, 1:].numel()
 
 
-def weights_of(run: Path, job: TrainJob) -> dict[str, Tensor]:
+def weights_of(run: Path) -> dict[str, Tensor]:
     """Tensors of a run's newest checkpoint by their full names, optimizer state included."""
-    del job
     checkpoint = open_checkpoint(run)
     with open_tensors(checkpoint.path, checkpoint.manifest) as files:
         return {name: files.read(name).clone() for name in files}
@@ -158,7 +161,7 @@ def test_a_growing_model_is_a_plain_loop(
         assert event["norm"] == pytest.approx(norm, rel=1e-8)
         assert validations[number]["loss"] == pytest.approx(plain.validate(stages), rel=1e-9)
         assert validations[number].get("stages") == (None if len(stages) == 4 else stages)
-    found = weights_of(run, job)
+    found = weights_of(run)
     for name, parameter in plain.named.items():
         torch.testing.assert_close(found[f"weights/{name}"], parameter.detach(), rtol=1e-7, atol=1e-9, msg=name)
         state = plain.optimizer.state[parameter]
@@ -176,14 +179,14 @@ def test_stages_that_have_not_joined_are_untouched(folder: Folder) -> None:
     spec = resolve(job)
     reported: list[EventDict] = []
     assert train_rank(spec, only_rank(spec), run, stopping_at(2, reported)) is not None
-    found = weights_of(run, job)
+    found = weights_of(run)
     assert {layer for layer in range(4) if any(f".layers.{layer}." in name for name in found)} == {0, 1}
     state = open_checkpoint(run).state
     assert (state.iteration, state.layers, state.new_layers) == (3, [0, 1], "init")
     again = train_alone(job, run)
     first = of_kind(again, "iteration")[0]
     assert first["iteration"] == 4
-    grown = weights_of(run, job)
+    grown = weights_of(run)
     assert float(grown["optimizer/model.layers.0.mlp.up_proj.weight/step"]) == ITERATIONS
     assert float(grown["optimizer/model.layers.3.mlp.up_proj.weight/step"]) == ITERATIONS / 2
 
@@ -195,7 +198,7 @@ def test_it_resumes_exactly_and_alone_it_is_bit_equal_to_many(new_layers: str, f
     many, alone = train_in_pool(pool, job, FOUR, there), train_alone(job, here)
     losses = {event["iteration"]: (event["loss"], event["norm"]) for event in of_kind(many, "iteration")}
     assert losses == {event["iteration"]: (event["loss"], event["norm"]) for event in of_kind(alone, "iteration")}
-    expected = weights_of(there, job)
+    expected = weights_of(there)
     runs = {"alone": here}
     for stop in (1, 2, 3):  # after iterations 2, 3 and 4; the second phase begins with iteration 4
         run = runs[f"cut at {stop}"] = folder(f"cut at {stop}")
@@ -206,7 +209,7 @@ def test_it_resumes_exactly_and_alone_it_is_bit_equal_to_many(new_layers: str, f
         for event in of_kind(again, "iteration"):
             assert losses[event["iteration"]] == (event["loss"], event["norm"])
     for name, run in runs.items():
-        found = weights_of(run, job)
+        found = weights_of(run)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
 
@@ -257,6 +260,29 @@ def test_a_resumed_run_adds_layers_as_it_began(folder: Folder) -> None:
     other = resolve(grow_job(train__new_layers="copy"))
     with pytest.raises(InputError, match=r"train\.new_layers: expected init, got copy; layers are still to join"):
         train_rank(other, only_rank(other), run, record_into([]))
+
+
+def test_a_half_grown_model_is_one_of_its_layers(folder: Folder, run: Run, tmp_path: Path) -> None:
+    """It is evaluated and exported as the model of the layers that have joined, numbered from 0."""
+    path = folder("run")
+    phases = PhasesConfig([PhaseConfig(0.5, 0.0, absent_stages=[1, 3]), PhaseConfig(None, 0.0)])
+    job, reported = grow_job(phases, train__dtype="float32"), list[EventDict]()
+    spec = resolve(job)
+    assert train_rank(spec, only_rank(spec), path, stopping_at(2, reported)) is not None
+    exported = run("export", f"checkpoint={path}", "output=model")
+    assert exported.out.startswith("iteration 3, the layers in use (0,2 of 4): "), exported.err
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.num_hidden_layers == 2
+    saved = weights_of(path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, saved[f"weights/{name.replace('layers.1.', 'layers.2.')}"]), name
+    assert of_kind(reported, "validation")[-1]["stages"] == [0, 2]
+    evaluated = open_model(EvaluateJob(checkpoint=str(path)))
+    assert evaluated.sizes == (1, 1)
+    assert evaluated.stage_of_node == {"local-0": 0, "local-2": 1}
+    module = evaluated.load(torch.float32, torch.device("cpu"))
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
 
 
 def test_which_layers_are_copied() -> None:

@@ -331,7 +331,10 @@ class TrainingLoop:
             loss_scale=None if self._loss_scale is None else self._loss_scale.factor,
             loss_scale_iterations=0 if self._loss_scale is None else self._loss_scale.iterations,
         )
-        return tensors, CheckpointContents(state, engine.plan.to_json(), self._metadata.tokenizer)
+        others = {
+            e.request_sha256: e.plan.to_json() for e in self._engines if e.request_sha256 != engine.request_sha256
+        }
+        return tensors, CheckpointContents(state, engine.plan.to_json(), others, self._metadata.tokenizer)
 
 
 @dataclass

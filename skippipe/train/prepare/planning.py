@@ -51,11 +51,9 @@ def plan_sha256(plan: Plan) -> str:
 
 
 def kept_plans(resume: ResumePoint, requests: Sequence[str]) -> list[Plan | None]:
-    """For every phase the plan of the checkpoint that the run resumes from, if it was asked for the same."""
-    if resume.checkpoint is None:
-        return [None for _ in requests]
-    asked, plan = resume.checkpoint.state.planning, resume.checkpoint.plan
-    return [plan if request == asked else None for request in requests]
+    """For every phase the plan in the checkpoint that the run resumes from, if one was asked for the same."""
+    plans = {} if resume.checkpoint is None else resume.checkpoint.plans
+    return [plans.get(request) for request in requests]
 
 
 def make_plans(
