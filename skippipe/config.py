@@ -17,6 +17,7 @@ OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
 UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
+ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
 
 
@@ -228,7 +229,7 @@ class ScheduleConfig:
 
 @dataclass
 class PhaseConfig:
-    """A part of a run with its own plan; all parts have the same sources, microbatches and allocation."""
+    """A part of a run with its own plan; all parts have the same sources and microbatches."""
 
     share: float | None = setting(None, within=Range(0, 1, open_low=True))
     """fraction of the run's iterations; null in the last phase, which takes the rest"""
@@ -238,6 +239,9 @@ class PhaseConfig:
     """stages in use, from the first: a fraction of them if below 1, else their number; null: all"""
     absent_stages: list[int] = setting([], within=AT_LEAST_1)
     """stages that no route visits, by number, in place of stages"""
+    allocation: str = setting("kept", choices=ALLOCATIONS)
+    """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, the sources
+    stay, and weights and optimizer state move between nodes when phases change"""
 
 
 PhaseList = list[PhaseConfig]

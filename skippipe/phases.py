@@ -1,14 +1,15 @@
 """The phases of a run: skip ratio and stages in use as functions of training time. Pure."""
 
 import dataclasses
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from skippipe._scheduler import Cluster, Plan, Problem
-from skippipe.allocation import Allocation
-from skippipe.config import PhaseConfig, PhasesConfig, ScheduleConfig
+from skippipe._scheduler import AllocationScope, Cluster, Plan, UnallocatedProblem
+from skippipe.allocation import Allocation, allocation_of, even_shares
+from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
-from skippipe.planning import state_problem
+from skippipe.planning import PlanningJob, allocated, constraints, make_plan, microbatches, state_problem
 
 ROUNDING = 1e-9
 """Most by which shares that add up to 1 miss it."""
@@ -24,8 +25,10 @@ class Phase:
     """fraction of the run"""
     schedule: ScheduleConfig
     """what its plan is asked for"""
-    absent_stages: tuple[int, ...] = ()
-    """stages that no route visits in it"""
+    allocation: Allocation
+    """in which stages that no route visits are absent, and so are their nodes unless it is the phase's own"""
+    anew: bool = False
+    """whether the allocation is its own"""
 
 
 @dataclass(frozen=True)
@@ -46,27 +49,25 @@ class PhaseSummary:
     lower_bound_s: float | None
 
 
-def resolve_phases(
-    config: PhasesConfig, schedule: ScheduleConfig, stages: int, lost: Collection[int] = ()
-) -> tuple[Phase, ...]:
-    """Resolve the settings of phases for a number of stages.
+def resolve_phases(config: PhasesConfig, schedule: ScheduleConfig, allocation: Allocation) -> tuple[Phase, ...]:
+    """Resolve the settings of phases, all of them on one allocation: those `anew` are still to be reallocated.
 
     Args:
         config: the settings.
         schedule: what phases fall back to.
-        stages: number of stages.
-        lost: stages without nodes in all phases.
+        allocation: of nodes to all stages.
 
     Raises:
         InputError: shares do not add up, or a phase uses stages that do not exist; the message names the phase.
 
     """
-    present = [stage for stage in range(stages) if stage not in lost]
+    present = [stage for stage in range(len(allocation.stages)) if stage not in allocation.absent_stages]
     phases: list[Phase] = []
     begin = 0.0
     for number, (phase, share) in enumerate(zip(config.list, _shares(config), strict=True)):
         absent = _absent_stages(phase, present, f"phases.list[{number}]")
-        phases.append(Phase(begin, share, phase_schedule(phase, schedule), absent))
+        own = without_stages(allocation, absent)
+        phases.append(Phase(begin, share, phase_schedule(phase, schedule), own, anew=phase.allocation == "anew"))
         begin += share
     return tuple(phases)
 
@@ -77,12 +78,16 @@ def phase_schedule(phase: PhaseConfig, schedule: ScheduleConfig) -> ScheduleConf
 
 
 def allocating_phase(config: PhasesConfig) -> int | None:
-    """Number of the phase for which the allocation of all phases is searched: the longest one that uses all stages.
+    """Number of the phase for which the run's allocation is searched: the longest that keeps it and uses all stages.
 
-    None: every phase leaves out stages. Raises `InputError` if shares do not add up.
+    None: there is no such phase. Raises `InputError` if shares do not add up.
     """
     shares = _shares(config)
-    complete = [n for n, phase in enumerate(config.list) if phase.stages is None and not phase.absent_stages]
+    complete = [
+        number
+        for number, phase in enumerate(config.list)
+        if phase.stages is None and not phase.absent_stages and phase.allocation == "kept"
+    ]
     return max(complete, key=lambda number: shares[number], default=None)
 
 
@@ -136,18 +141,62 @@ def without_stages(allocation: Allocation, absent: Collection[int]) -> Allocatio
     )
 
 
-def phase_problem(cluster: Cluster, allocation: Allocation, phase: Phase) -> Problem:
-    """State the problem of a phase on the allocation that the run keeps."""
-    return state_problem(cluster, without_stages(allocation, phase.absent_stages), phase.schedule)
-
-
-def check_phases(cluster: Cluster, allocation: Allocation, phases: Sequence[Phase]) -> None:
+def check_phases(cluster: Cluster, phases: Sequence[Phase]) -> None:
     """Raise `InputError`, naming the phase, where one asks for what the nodes of the cluster cannot do."""
     for number, phase in enumerate(phases):
         try:
-            phase_problem(cluster, allocation, phase)
+            state_problem(cluster, phase.allocation, phase.schedule)
         except InputError as error:
             raise in_group(error, f"phases.list[{number}]") from error
+
+
+def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, planner: PlannerConfig) -> Phase:
+    """Give all nodes to the stages in use of a phase that is to have its own allocation; its sources stay.
+
+    Raises:
+        NoPlanError: no allocation was found within the limit.
+
+    """
+    kept = phase.allocation
+    in_use = [stage for stage, nodes in enumerate(kept.stages) if nodes]
+    if not phase.anew or len(in_use) == 1:
+        return phase
+    sources = kept.stages[0]
+    problem = UnallocatedProblem(
+        _with_stages(cluster, in_use),
+        [len(sources), *even_shares(len(cluster) - len(sources), len(in_use) - 1)],
+        microbatches(phase.schedule.microbatches_per_source, len(sources)),
+        skip_ratio=phase.schedule.skip_ratio,
+        constraints=constraints(phase.schedule),
+        sources=sources,
+        max_replica_transfer_s=allocating.max_replica_transfer_s,
+        layers=[kept.layers[stage] for stage in in_use] if kept.layers else [],
+    )
+    if allocating.objective == "simulated":
+        scope = AllocationScope(
+            sources=False,
+            max_replica_transfer_s=allocating.max_replica_transfer_s,
+            unused=allocating.unused == "allow",
+        )
+        found = allocation_of(make_plan(PlanningJob(problem, scope), phase.schedule.strategy, planner))
+    else:
+        found = allocation_of(allocated(PlanningJob(problem), planner))
+    stages: list[list[int]] = [[] for _ in kept.stages]
+    for stage, nodes in zip(in_use, found.stages, strict=True):
+        stages[stage] = nodes
+    stages[0] = sources  # in their order: each has its own number of microbatches
+    return dataclasses.replace(
+        phase, allocation=dataclasses.replace(kept, stages=stages, absent_nodes=found.absent_nodes)
+    )
+
+
+def _with_stages(cluster: Cluster, stages: Sequence[int]) -> Cluster:
+    """The same cluster for a model of some of its stages."""
+    if not len(cluster.gradient_bytes):
+        return cluster
+    content = json.loads(cluster.to_json())
+    content["gradient_bytes"] = [content["gradient_bytes"][stage] for stage in stages]
+    return Cluster.from_json(json.dumps(content))
 
 
 def summarize(phase: Phase, plan: Plan, *, predicts: bool = True) -> PhaseSummary:

@@ -17,8 +17,8 @@ from skippipe.phases import (
     allocating_phase,
     average_iteration_s,
     check_phases,
-    phase_problem,
     phase_schedule,
+    reallocate,
     resolve_phases,
     summarize,
 )
@@ -36,6 +36,7 @@ from skippipe.planning import (
     plan_request,
     planning_job,
     saving,
+    state_problem,
     time_limit,
     with_origin,
 )
@@ -104,8 +105,8 @@ def _allocating_schedule(job: PlanJob) -> ScheduleConfig:
 def _phases(job: PlanJob, made: Plan) -> tuple[Phase, ...]:
     """The phases on the allocation of a plan."""
     allocation = allocation_of(made)
-    phases = resolve_phases(job.phases, job.schedule, len(allocation.stages), allocation.absent_stages)
-    check_phases(made.cluster, allocation, phases)
+    phases = resolve_phases(job.phases, job.schedule, allocation)
+    check_phases(made.cluster, phases)
     return phases
 
 
@@ -116,7 +117,8 @@ def _plan_phases(job: PlanJob, phases: Sequence[Phase], made: Plan) -> list[Plan
         if number == allocating_phase(job.phases):
             plans.append(made)
             continue
-        problem = phase_problem(made.cluster, allocation_of(made), phase)
+        own = reallocate(made.cluster, phase, job.allocate, job.planner)
+        problem = state_problem(made.cluster, own.allocation, phase.schedule)
         with planning_progress(f"phase {number + 1}") as progress:
             plans.append(make_plan(PlanningJob(problem), phase.schedule.strategy, job.planner, progress))
     return plans

@@ -72,6 +72,10 @@ class StageModule(nn.Module):
         """Parameters by name: those of some decoder layers, and all that are in none."""
         return {name: p for name, p in self.named_parameters() if self.layer_of(name) in {None, *layers}}
 
+    def parameters_of_layer(self, layer: int) -> dict[str, Tensor]:
+        """Parameters of a decoder layer by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if self.layer_of(name) == layer}
+
     def parameters_outside_layers(self) -> list[Tensor]:
         """Parameters of embedding, final norm and head that are trained; none but on stage 0."""
         return [parameter for parameter in self.parameters_of(()).values() if parameter.requires_grad]

@@ -30,8 +30,8 @@ from skippipe.model.settings import model_config
 from skippipe.plan import load_plan
 from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
-from skippipe.train.loop.new_layers import copy_sources
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.transfers import copy_sources
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.layout import resolve_layout
 from skippipe.train.resolve.resolve import plan_phases, resolve
@@ -44,6 +44,11 @@ BETWEEN = PhasesConfig([
     PhaseConfig(1 / 3, 0.0, absent_stages=[2, 3]), PhaseConfig(1 / 3, 0.0, absent_stages=[1, 3]), PhaseConfig(None, 0.0)
 ])  # fmt: skip
 """A stage joins while another one pauses; then all."""
+MOVES = PhasesConfig([
+    PhaseConfig(1 / 3, 0.0, 2, allocation="anew"), PhaseConfig(1 / 3, 0.25),
+    PhaseConfig(None, 0.0, 3, allocation="anew"),
+])  # fmt: skip
+"""All nodes serve the stages in use, which differ from phase to phase."""
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 
 
@@ -131,8 +136,9 @@ def weights_of(run: Path) -> dict[str, Tensor]:
         (GROW, "init", {1: [0, 1], 4: [0, 1, 2, 3]}),
         (GROW, "copy", {1: [0, 1], 4: [0, 1, 2, 3]}),
         (BETWEEN, "copy", {1: [0, 1], 3: [0, 2], 5: [0, 1, 2, 3]}),
+        (MOVES, "copy", {1: [0, 1], 3: [0, 1, 2, 3], 5: [0, 1, 2]}),
     ],
-    ids=["init", "copy", "pauses"],
+    ids=["init", "copy", "pauses", "moves"],
 )
 def test_a_growing_model_is_a_plain_loop(
     phases: PhasesConfig,
@@ -169,7 +175,10 @@ def test_a_growing_model_is_a_plain_loop(
         torch.testing.assert_close(found[f"optimizer/{name}/exp_avg"], state["exp_avg"], rtol=1e-6, atol=1e-10)
     changes = of_kind(events, "plan_changed")
     assert [event["iteration"] for event in changes] == [number for number in stages_at if number > 1]
-    assert changes[-1]["copied"] == (new_layers == "copy")
+    assert [change["copied"] for change in changes if change["new_layers"]] == [new_layers == "copy"] * (
+        len(changes) - (phases is MOVES)
+    )
+    assert bool(changes[-1]["moved_stages"]) == (phases is MOVES)
 
 
 def test_stages_that_have_not_joined_are_untouched(folder: Folder) -> None:

@@ -1,7 +1,7 @@
 """`skippipe train --dry-run`: plan, model, text and memory, checked in one process for any number of ranks."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +82,12 @@ def dry_run(spec: RunSpec, console: Console) -> None:
         by_phase.append(
             [
                 rank_memory(
-                    plan, layout.stage_of, names, estimates, (receives[rank] + sends) * message_bytes, grouped=grouped
+                    plan,
+                    spec.held_stages([layout.cluster.names.index(name) for name in names]),
+                    names,
+                    estimates,
+                    (receives[rank] + sends) * message_bytes,
+                    grouped=grouped,
                 )
                 for rank, names in enumerate(names_by_rank)
             ]
@@ -131,7 +136,7 @@ def _predict(spec: RunSpec, model: PartitionedModel, plan: Plan) -> Prediction:
 
 def rank_memory(  # noqa: PLR0913 - what memory depends on
     plan: Plan,
-    stage_of: Mapping[int, int],
+    stages: Sequence[int],
     names: Sequence[str],
     estimates: Sequence[StageMemory],
     messages: int,
@@ -140,20 +145,20 @@ def rank_memory(  # noqa: PLR0913 - what memory depends on
 ) -> RankMemory:
     """Add up what a rank takes that serves the nodes `names`: weights once per stage, activations for every node.
 
-    A rank holds its stages in all phases, whether or not the plan uses them; `stage_of` has them by node.
+    A rank holds the `stages` that it serves in any phase, whether or not the plan uses them.
 
     With `grouped` passes, all microbatches of an iteration are held at one time, and their losses are taken together.
     """
+    stage_of = {node: stage for stage, served in enumerate(plan.stages) for node in served}
     held = Counter(task.node for task in plan.tasks if task.kind == "F") if grouped else most_held(plan)
     losses = len(plan.microbatches) if grouped else 1
     nodes = [plan.cluster.names.index(name) for name in names]
-    stages = sorted({stage_of[node] for node in nodes})
     return RankMemory(
         names=tuple(names),
         stages=tuple(stages),
         parameters=sum(estimates[s].parameters for s in stages),
         weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
-        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
+        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes if node in stage_of)
         + losses * sum(estimates[s].loss_bytes for s in stages)
         + max(estimates[s].recomputed_bytes for s in stages),
         messages=messages,

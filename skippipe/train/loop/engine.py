@@ -107,6 +107,8 @@ class Engine:
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
         self._rendezvous, self._link = context.rendezvous, context.link
         self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]
+        self.serving = context.serving(plan.stages)
+        """the ranks that serve each stage in use"""
         self.layers = frozenset(layer for stage in self.stages_in_use for layer in context.layers[stage])
         """decoder layers of the stages in use"""
         self._measured_s = 0.0
@@ -121,6 +123,8 @@ class Engine:
         self._index_of = {number: index for index, number in enumerate(sorted(m.id for m in plan.microbatches))}
         self._validation_index_of = {number: number for number in range(context.validation_microbatches)}
         self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
+        rank = context.rendezvous.rank
+        self._visited_here = {s for s, ranks in self.serving.items() if rank in ranks and self._visits[s]}
         self.tokens = len(self._index_of) * context.microbatch_tokens
         """of an iteration"""
         self.sequences = len(self._index_of) * context.message_spec.microbatch_size
@@ -181,7 +185,7 @@ class Engine:
             scale = gradient_scale(
                 self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._index_of)
             )
-            stage.begin(self.tokens, scale=scale, loss_scale=factor, visited=self._visits[number] > 0)
+            stage.begin(self.tokens, scale=scale, loss_scale=factor, visited=number in self._visited_here)
         norm = math.nan
 
         def finish(global_norm: float) -> None:

@@ -18,14 +18,15 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.model.build import module_seed
 from skippipe.runtime.executor import Batches
+from skippipe.runtime.stage import Stage
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
-from skippipe.train.loop.new_layers import copy_layers, copy_sources
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
+from skippipe.train.loop.transfers import Transfer, copy_sources, run_transfers, stage_moves
 from skippipe.train.observe.events import (
     IterationDone,
     PlanChanged,
@@ -106,6 +107,8 @@ class TrainingLoop:
         """
         self._spec, self._context, self._engines = context.spec, context, engines
         self._optimizer, self._start, self._joined = optimizer, start, start.layers
+        self._current = context.holding()
+        """ranks that have the current weights of each stage"""
         scaled = context.spec.precision.autocast == "float16"
         self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
@@ -144,7 +147,7 @@ class TrainingLoop:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
-        self._join(self._engine(number), number + 1)
+        self._begin_phase(self._engine(number), number + 1)
         if checkpoints is not None:
             checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
         losses = [self._validate(number)]
@@ -214,26 +217,54 @@ class TrainingLoop:
         """Begin the phase that an iteration belongs to."""
         begin = time.perf_counter()
         engine = self._engine(iteration)
-        new = self._join(engine, iteration)
+        moved, new = self._begin_phase(engine, iteration)
         plan = engine.plan
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
                 predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
-                new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
+                moved_stages=moved, new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
                 seconds=time.perf_counter() - begin,
             )
         )  # fmt: skip
         return engine
 
-    def _join(self, engine: Engine, iteration: int) -> frozenset[int]:
-        """Have the layers of a phase join that have not yet, before `iteration`; gives their numbers."""
+    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[list[int], frozenset[int]]:
+        """Bring the weights of a phase to the ranks that serve its stages, before `iteration`.
+
+        Returns:
+            The stages that other ranks serve than before, and the layers that join.
+
+        """
+        context, current = self._context, self._current
+        moves = stage_moves(engine.serving, current)
+        if moves:
+            here = {number: self._state_of(stage) for number, stage in context.stages.items()}
+            run_transfers(context.rendezvous, context.link, moves, here, f"stages before iteration {iteration}")
+        current = {stage: ranks | engine.serving.get(stage, frozenset()) for stage, ranks in current.items()}
         new = engine.layers - self._joined
         sources = copy_sources(new, self._joined) if self._spec.new_layers == "copy" else {}
         if sources:
-            copy_layers(self._context, sources, iteration)
+            stage_of = {layer: stage for stage, layers in enumerate(context.layers) for layer in layers}
+            copies = [
+                Transfer(source, min(current[stage_of[source]]), layer, rank)
+                for layer, source in sources.items()
+                for rank in sorted(engine.serving[stage_of[layer]])
+            ]
+            here = {
+                layer: [p.data for _, p in sorted(stage.module.parameters_of_layer(layer).items())]
+                for stage in context.stages.values()
+                for layer in stage.module.layers
+            }
+            run_transfers(context.rendezvous, context.link, copies, here, f"layers before iteration {iteration}")
         self._joined |= new
-        return new
+        self._current = current | engine.serving  # soon only these ranks are up to date
+        return sorted({move.target for move in moves}), new
+
+    def _state_of(self, stage: Stage) -> list[Tensor]:
+        """Weights and optimizer state of a stage's layers that have joined, in the same order on all ranks."""
+        parameters = dict(sorted(stage.module.parameters_of(self._joined).items()))
+        return [*(p.data for p in parameters.values()), *self._optimizer.tensors(parameters).values()]
 
     def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
         """Losses of the run, and how good the prediction was for its last phase."""
@@ -314,7 +345,9 @@ class TrainingLoop:
         """This rank's share of a checkpoint: the stages that it owns."""
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
-        for stage in self._context.owned_stages().values():
+        for number, stage in self._context.stages.items():
+            if min(self._current[number]) != self._context.rendezvous.rank:
+                continue
             parameters = stage.module.parameters_of(self._joined)
             tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}
             tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(parameters).items()}

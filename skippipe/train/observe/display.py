@@ -213,11 +213,14 @@ def changed_lines(event: PlanChanged) -> list[str]:
     """The next phase of the run."""
     used = stages_text(event.stages, event.stages_in_all)
     line = f"from iteration {event.iteration} on: stages {used}, skip ratio {event.skip_ratio:.4g}, with its own plan"
-    if not event.new_layers:
-        return [line]
     how = "as copies of layers in use" if event.copied else "with their initial weights"
-    layers = f"layer{'s' if len(event.new_layers) > 1 else ''} {', '.join(map(str, event.new_layers))}"
-    return [line, f"{layers} joined {how}; training was blocked for {seconds(event.seconds)}"]
+    done = [f"layers {_numbers(event.new_layers)} joined {how}"] if event.new_layers else []
+    done += [f"stages {_numbers(event.moved_stages)} moved to other nodes"] if event.moved_stages else []
+    return [line, f"{', '.join(done)}; training was blocked for {seconds(event.seconds)}"] if done else [line]
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {

@@ -114,6 +114,8 @@ class PlanChanged(Event):
     stages: list[int]
     """in use"""
     stages_in_all: int
+    moved_stages: list[int]
+    """stages that other ranks serve than before"""
     new_layers: list[int]
     """decoder layers that join"""
     copied: bool

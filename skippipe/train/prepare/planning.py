@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from skippipe._scheduler import Cluster, Plan
+from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
-from skippipe.phases import phase_problem, summarize
+from skippipe.phases import summarize
 from skippipe.planning import PlanningJob, evaluate_strategy, make_plan, state_problem, time_limit
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
@@ -27,19 +28,17 @@ UNLIMITED_S = 24 * 3600.0
 
 def plan_phase(spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
     """Plan a phase of a run for a cluster, and write the model into the plan."""
-    allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
-    problem = phase_problem(cluster, allocation, phase)
+    problem = state_problem(cluster, dataclasses.replace(phase.allocation, layers=tuple(model.layers)), phase.schedule)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, spec.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
 def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> str:
     """Hash of everything that a plan is asked for: where it is the same, a resumed run may keep its plan."""
-    layout = spec.layout
-    allocation = layout.allocation
+    allocation = phase.allocation
     asked = [
-        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes, model.layers,
-        phase.absent_stages, spec.calibrate,
+        spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
+        model.layers, spec.calibrate,
         *(dataclasses.asdict(part) for part in (phase.schedule, spec.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -61,14 +60,16 @@ def make_plans(
     model: PartitionedModel,
     kept: Sequence[Plan | None],
     *,
-    workload: Workload,
+    workloads: Sequence[Workload],
     build_head: Callable[[], Stage],
 ) -> list[Plan]:
     """Plan every phase on rank 0, for the cluster as described or, with `runtime.calibrate`, as measured.
 
     It is measured twice: stage by stage, and then in iterations of a first plan, since stages that share processors or
-    memory are slower together than their own times suggest; that is done for the first phase with the most stages in
-    use. A phase whose plan is `kept` has it. All ranks call this.
+    memory are slower together than their own times suggest; that is done for each allocation, by its first phase with
+    the most stages in use. A phase whose plan is `kept` has it. All ranks call this.
+
+    `workloads` are what measured times hold for, by allocation.
     """
     spec, layout = context.spec, context.spec.layout
     if layout.plan is not None:
@@ -80,13 +81,19 @@ def make_plans(
         )
         return Plan.from_json(text)
 
-    cluster = next((plan.cluster for plan in kept if plan is not None), None)
-    if cluster is None and spec.calibrate:
-        most = min(spec.phases, key=lambda phase: len(phase.absent_stages))
-        first = planned("first plan", most, measure_cluster(context, workload, build_head))
-        cluster = with_times(first, rehearse(context, Engine(context, most, first))).cluster
+    def cluster_of(number: int, allocation: Allocation) -> Cluster:
+        own = [(phase, kept[n]) for n, phase in enumerate(spec.phases) if spec.allocation_of(phase) == allocation]
+        known = next((plan.cluster for _, plan in own if plan is not None), None)
+        if known is not None or not spec.calibrate or not own:
+            return known or layout.cluster
+        most = min((phase for phase, _ in own), key=lambda phase: len(phase.allocation.absent_stages))
+        measured = measure_cluster(context, allocation, workloads[number], build_head, f"allocation {number}")
+        first = planned(f"first plan {number}", most, measured)
+        return with_times(first, rehearse(context, Engine(context, most, first), f"rehearsal {number}")).cluster
+
+    clusters = [cluster_of(number, allocation) for number, allocation in enumerate(spec.allocations)]
     return [
-        plan or planned(f"plan {number}", phase, cluster or layout.cluster)
+        plan or planned(f"plan {number}", phase, clusters[spec.allocations.index(spec.allocation_of(phase))])
         for number, (phase, plan) in enumerate(zip(spec.phases, kept, strict=True))
     ]
 

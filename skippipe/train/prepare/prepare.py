@@ -107,7 +107,7 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     joined: Collection[int],
 ) -> RankContext:
     """Build the stages of this rank, and the link to the other ranks."""
-    served = {spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank}
+    served = spec.held_stages([node for node, rank in enumerate(rank_of) if rank == rendezvous.rank])
     message_spec = MessageSpec(
         spec.data.microbatch_size,
         spec.data.sequence,
@@ -121,7 +121,7 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         rendezvous=rendezvous,
         rank_of=rank_of,
         layers=model.stage_layers,
-        stages=build_stages(spec, model, sorted(served), device, joined=joined),
+        stages=build_stages(spec, model, served, device, joined=joined),
         link=GlooLink(rendezvous.group),
         message_spec=message_spec,
         validation_microbatches=metadata.validation_microbatches,
@@ -138,7 +138,8 @@ def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:
 def _check_layout(spec: RunSpec, model: PartitionedModel, rendezvous: Rendezvous) -> None:
     layout = spec.layout
     stated = [
-        layout.cluster.names, layout.stages, list(layout.allocation.absent_stages), layout.unused, model.layers,
+        layout.cluster.names, [dataclasses.asdict(allocation) for allocation in spec.allocations], layout.unused,
+        model.layers,
     ]  # fmt: skip
     rendezvous.check_equal("layout", {"nodes, stages and layers": json.dumps(stated)})
 
@@ -185,7 +186,9 @@ def _prepare_engines(
         context,
         model,
         kept,
-        workload=measured_workload(model, spec.layout, device),
+        workloads=[
+            measured_workload(model, allocation, len(spec.layout.cluster), device) for allocation in spec.allocations
+        ],
         build_head=lambda: build_head(spec, model, context.device),
     )
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})

@@ -13,7 +13,7 @@ from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
 from skippipe.model.stage_module import empty_stage_module
 from skippipe.runtime.stage import Stage
-from skippipe.train.loop.new_layers import copy_sources
+from skippipe.train.loop.transfers import copy_sources
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
 from skippipe.train.resolve.spec import RunSpec
 
@@ -62,10 +62,9 @@ def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
 
 def _check_copies(spec: RunSpec, model: PartitionedModel) -> None:
     """Raise `InputError` where a layer that joins has other weights than the one that it is to copy."""
-    absent = {*spec.layout.allocation.absent_stages}
     joined: set[int] = set()
     for phase in spec.phases:
-        stages = [s for s in range(len(model.layers)) if s not in {*absent, *phase.absent_stages}]
+        stages = [stage for stage, nodes in enumerate(phase.allocation.stages) if nodes]
         new = {layer for stage in stages for layer in model.stage_layers[stage]} - joined
         for layer, source in copy_sources(new, joined).items():
             if _layer_shapes(model.config, layer) != _layer_shapes(model.config, source):

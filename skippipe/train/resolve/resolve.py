@@ -13,9 +13,10 @@ from skippipe.devices import Precision
 from skippipe.errors import unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import resolved_settings, weights_folder
-from skippipe.phases import check_phases, resolve_phases
+from skippipe.phases import check_phases, reallocate, resolve_phases
+from skippipe.ranks import shown_names
 from skippipe.train.config import TrainJob
-from skippipe.train.resolve.layout import Layout, resolve_layout
+from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout
 from skippipe.train.resolve.plan_model import check_model
 from skippipe.train.resolve.spec import (
     CheckpointSpec,
@@ -103,10 +104,16 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
     if job.plan is not None and job.phases != PhasesConfig():
         hint = "each phase of a run needs its own plan"
         raise unexpected("phases.list", f"{len(job.phases.list)}", f"published with plan={job.plan}", hint=hint)
-    allocation, iterations = layout.allocation, job.train.iterations
-    found = resolve_phases(job.phases, job.schedule, len(layout.stages), allocation.absent_stages)
+    iterations = job.train.iterations
+    found = list(resolve_phases(job.phases, job.schedule, layout.allocation))
     if layout.plan is None:
-        check_phases(layout.cluster, allocation, found)
+        check_phases(layout.cluster, found)
+    for number, phase in enumerate(found):
+        if phase.anew and layout.unused:
+            expected = f"kept, as no process serves {shown_names(layout.unused)}"
+            raise unexpected(f"phases.list[{number}].allocation", "anew", expected)
+        allocating = dataclasses.replace(job.allocate, objective="surrogate")
+        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(job.planner))
     ends = [*(round(phase.begin * iterations) for phase in found[1:]), iterations]
     phases: list[PlanPhase] = []
     after = 0
@@ -114,7 +121,7 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
         if end <= after:
             expected = f"a share of at least one of the {iterations} iterations (train.iterations)"
             raise unexpected(f"phases.list[{number}].share", f"{phase.share:.6g}", expected)
-        phases.append(PlanPhase(phase.begin, phase.share, phase.schedule, phase.absent_stages, after=after))
+        phases.append(PlanPhase(phase.begin, phase.share, phase.schedule, phase.allocation, phase.anew, after=after))
         after = end
     return tuple(phases)
 

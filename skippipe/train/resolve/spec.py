@@ -1,10 +1,11 @@
 """The description of a run. Everything after `resolve` takes it and reads no settings."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
@@ -169,3 +170,27 @@ class RunSpec:
     """settings that have to be equal on all ranks, as JSON, by their keys; only to be compared"""
     settings_yaml: str
     """the settings as given, for the run's folder"""
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """The run's allocation, and those that phases have to themselves; no two are equal."""
+        found = [self.layout.allocation]
+        for phase in self.phases:
+            if phase.anew and phase.allocation not in found:
+                found.append(phase.allocation)
+        return found
+
+    def allocation_of(self, phase: PlanPhase) -> Allocation:
+        """The one of these that a phase uses."""
+        return phase.allocation if phase.anew else self.layout.allocation
+
+    def held_stages(self, nodes: Collection[int]) -> list[int]:
+        """The stages that these nodes serve in any phase."""
+        return sorted(
+            {
+                stage
+                for allocation in self.allocations
+                for stage, served in enumerate(allocation.stages)
+                if not set(nodes).isdisjoint(served)
+            }
+        )
