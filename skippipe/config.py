@@ -240,7 +240,7 @@ class PhaseConfig:
     absent_stages: list[int] = setting([], within=AT_LEAST_1)
     """stages that no route visits, by number, in place of stages"""
     allocation: str = setting("kept", choices=ALLOCATIONS)
-    """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, the sources
+    """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
     stay, and weights and optimizer state move between nodes when phases change"""
 
 

@@ -10,10 +10,10 @@ import torch
 from conftest import Run
 from pool import Pool
 from torch import Tensor, nn
-from train.alone import EventDict, of_kind, only_rank, record_into, train_alone, train_in_pool
+from train.alone import EventDict, free_port, of_kind, only_rank, record_into, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
-from train.test_resume import stopping_at
+from train.test_resume import NEVER, check_equal, one_rank, stopping_at
 from transformers import LlamaForCausalLM
 
 from skippipe.checkpoint import open_checkpoint
@@ -175,9 +175,7 @@ def test_a_growing_model_is_a_plain_loop(
         torch.testing.assert_close(found[f"optimizer/{name}/exp_avg"], state["exp_avg"], rtol=1e-6, atol=1e-10)
     changes = of_kind(events, "plan_changed")
     assert [event["iteration"] for event in changes] == [number for number in stages_at if number > 1]
-    assert [change["copied"] for change in changes if change["new_layers"]] == [new_layers == "copy"] * (
-        len(changes) - (phases is MOVES)
-    )
+    assert {change["copied"] for change in changes if change["new_layers"]} == {new_layers == "copy"}
     assert bool(changes[-1]["moved_stages"]) == (phases is MOVES)
 
 
@@ -221,6 +219,27 @@ def test_it_resumes_exactly_and_alone_it_is_bit_equal_to_many(new_layers: str, f
         found = weights_of(run)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
+
+
+def test_moved_stages_resume_exactly(folder: Folder, pool: Pool) -> None:
+    """Stopped again and again, also at boundaries, several processes come to the same weights and moments."""
+    job = grow_job(MOVES, train__dtype="float32", train__new_layers="copy", train__validate_every=None)
+
+    def train(run: Path, stop_at: int) -> list[EventDict]:
+        by_rank: list[list[EventDict]] = pool.run(one_rank, [(job, None, run, free_port(), stop_at)] * 4, timeout_s=120)
+        return by_rank[0]
+
+    whole, cut = folder("whole"), folder("cut")
+    losses = {event["iteration"]: event["loss"] for event in of_kind(train(whole, NEVER), "iteration")}
+    found: dict[int, float] = {}
+    at = 0
+    while at < ITERATIONS - 2:  # it stops one iteration after the one named
+        events = train(cut, at + 1)
+        found |= {event["iteration"]: event["loss"] for event in of_kind(events, "iteration")}
+        at = of_kind(events, "stopped")[0]["iteration"]
+    found |= {event["iteration"]: event["loss"] for event in of_kind(train(cut, NEVER), "iteration")}
+    assert found == losses
+    check_equal(whole, cut)
 
 
 def test_replicas_get_the_same_copies(folder: Folder, pool: Pool) -> None:
