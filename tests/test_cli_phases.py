@@ -25,8 +25,8 @@ def test_a_plan_for_each_phase(run: Run, tmp_path: Path) -> None:
     absent = {node for stage in third.stages[2:] for node in stage} | {*third.absent_nodes}
     assert {*first.absent_nodes} == absent
     checker = load_checker()
-    for path in paths if checker is not None else ():
-        assert verdict(checker, path.read_text()) == []
+    for path in paths:
+        assert checker is None or verdict(checker, path.read_text()) == []
     times = [plan.predicted.iteration_s for plan in (first, second, third)]
     assert sorted(times) == times
     (average,) = [line for line in result.out.splitlines() if line.startswith("average over the run")]

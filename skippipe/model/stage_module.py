@@ -68,15 +68,15 @@ class StageModule(nn.Module):
         _hollow_out(body, family)
         self._run = LayerRunner(body, list(own_layers))
 
-    def parameters_of(self, layers: Collection[int]) -> dict[str, Tensor]:
+    def parameters_of(self, layers: Collection[int]) -> dict[str, nn.Parameter]:
         """Parameters by name: those of some decoder layers, and all that are in none."""
         return {name: p for name, p in self.named_parameters() if self.layer_of(name) in {None, *layers}}
 
-    def parameters_of_layer(self, layer: int) -> dict[str, Tensor]:
+    def parameters_of_layer(self, layer: int) -> dict[str, nn.Parameter]:
         """Parameters of a decoder layer by name."""
         return {name: parameter for name, parameter in self.named_parameters() if self.layer_of(name) == layer}
 
-    def parameters_outside_layers(self) -> list[Tensor]:
+    def parameters_outside_layers(self) -> list[nn.Parameter]:
         """Parameters of embedding, final norm and head that are trained; none but on stage 0."""
         return [parameter for parameter in self.parameters_of(()).values() if parameter.requires_grad]
 

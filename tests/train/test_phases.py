@@ -103,7 +103,7 @@ class PlainLoop:
             at = BlockOrder(len(blocks), 0).at(((number - 1) * len(routes) + index) * size, size)
             loss = self.loss(stages, torch.from_numpy(blocks[at].astype("int64")))
             summed += loss.item()
-            (loss / total).backward()
+            torch.autograd.backward(loss / total)
         gradients = [p.grad for p in self.named.values() if p.grad is not None]
         norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
         for gradient in gradients:
