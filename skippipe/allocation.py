@@ -24,6 +24,11 @@ class Allocation:
     absent_nodes: tuple[int, ...] = ()
     """nodes that serve no stage"""
 
+    @property
+    def stage_of(self) -> dict[int, int]:
+        """Stage of each node that serves one."""
+        return {node: stage for stage, nodes in enumerate(self.stages) for node in nodes}
+
 
 def allocation_of(source: Plan | Problem) -> Allocation:
     """Take the allocation of a plan or a problem."""

@@ -17,6 +17,7 @@ OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
 UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
+ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
 
 
@@ -245,6 +246,34 @@ class ScheduleConfig:
 
 
 @dataclass
+class PhaseConfig:
+    """A part of a run with its own plan; all parts have the same sources and microbatches."""
+
+    share: float | None = setting(None, within=Range(0, 1, open_low=True))
+    """fraction of the run's iterations; null in the last phase, which takes the rest"""
+    skip_ratio: float | None = setting(None, within=Range(0, 1))
+    """fraction of visits skipped, over the stages in use; null: schedule.skip_ratio"""
+    stages: float | None = setting(None, within=Range(0, open_low=True))
+    """stages in use, from the first: a fraction of them if below 1, else their number; null: all"""
+    absent_stages: list[int] = setting([], within=AT_LEAST_1)
+    """stages that no route visits, by number, in place of stages"""
+    allocation: str = setting("kept", choices=ALLOCATIONS)
+    """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
+    stay, and weights and optimizer state move between nodes when phases change"""
+
+
+PhaseList = list[PhaseConfig]
+
+
+@dataclass
+class PhasesConfig:
+    """Skip ratio and stages in use over a run."""
+
+    list: PhaseList = field(default_factory=lambda: [PhaseConfig()])
+    """the phases in order, e.g. [{share: 0.8}, {skip_ratio: 0}]"""
+
+
+@dataclass
 class PlannerConfig:
     """Search budget and method."""
 
@@ -272,6 +301,8 @@ class PlanJob:
     """allocation of nodes to stages"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """strategy, skip ratio and constraints"""
+    phases: PhasesConfig = field(default_factory=PhasesConfig)
+    """skip ratio and stages in use over a run: one plan per phase"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """search budget and method"""
     compare: list[str] = setting([], choices=STRATEGIES)

@@ -1,9 +1,11 @@
 """Finding and loading checkpoints: complete ones only, verified before use."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skippipe._scheduler import Plan
 from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory, iteration_of
@@ -15,9 +17,10 @@ from skippipe.errors import InputError, unexpected
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+PLAN, PLANS, TOKENIZER = "plan.json", "plans.json", "tokenizer.json"
 """Files of a checkpoint other than manifest, state and tensors."""
 SHARED = "all nodes must share one folder"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 WEIGHTS = "weights"
 """Prefix of weight names in tensor files; the rest is the name in transformers' state dict."""
 
@@ -36,6 +39,30 @@ class Checkpoint:
     def plan(self) -> Plan:
         """The plan in use when it was saved."""
         return Plan.from_json(read_checked(self.path, PLAN, self.manifest).decode())
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plans of all phases of the run, by the hashes of their planning requests."""
+        others: dict[str, Any] = {}
+        if PLANS in self.manifest.files:
+            others = json.loads(read_checked(self.path, PLANS, self.manifest))
+        return {request: Plan.from_json(json.dumps(plan)) for request, plan in others.items()} | {
+            self.state.planning: self.plan
+        }
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Settings of a model that consists of the layers that have joined, named as in transformers."""
+        model, kinds = self.state.model, self.state.model.get("layer_types")
+        own_kinds = {} if kinds is None else {"layer_types": [kinds[layer] for layer in self.state.layers]}
+        return model | {"num_hidden_layers": len(self.state.layers)} | own_kinds
+
+    def load_model(self, tensors: Mapping[str, "Tensor"]) -> None:
+        """Fill the weights of such a model in place, as `load` does: its layers are numbered from 0."""
+        layers = self.state.layers
+        self.load(
+            {_LAYER.sub(lambda match: f"layers.{layers[int(match[1])]}.", name, 1): t for name, t in tensors.items()}
+        )
 
     @property
     def tokenizer_json(self) -> str | None:

@@ -6,6 +6,7 @@ reported on all of them and leaves earlier checkpoints intact.
 """
 
 import contextlib
+import json
 import shutil
 import threading
 import time
@@ -22,7 +23,7 @@ from torch import Tensor
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.exchange import gather_json
 from skippipe.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_file, parse_file_record
-from skippipe.checkpoint.reading import PLAN, TOKENIZER
+from skippipe.checkpoint.reading import PLAN, PLANS, TOKENIZER
 from skippipe.checkpoint.state import STATE, TrainingState
 from skippipe.checkpoint.tensors import TENSORS, tensor_file, write_tensors
 from skippipe.errors import SchedulerError, unexpected
@@ -41,6 +42,8 @@ class CheckpointContents:
     state: TrainingState
     plan: str
     """skippipe.plan/1"""
+    other_plans: Mapping[str, str]
+    """those of the run's other phases, by the hashes of their planning requests"""
     tokenizer: str | None
     """tokenizer.json"""
 
@@ -175,6 +178,9 @@ class CheckpointSaver:
         (staging / TENSORS).mkdir()
         contents.state.write(staging)
         write_synced(staging / PLAN, contents.plan)
+        if contents.other_plans:
+            plans = {request: json.loads(plan) for request, plan in contents.other_plans.items()}
+            write_synced(staging / PLANS, json.dumps(plans))
         if contents.tokenizer is not None:
             write_synced(staging / TOKENIZER, contents.tokenizer)
 
@@ -222,7 +228,7 @@ MAX_REASON = 2000
 
 def _own_files(rank: int) -> list[str]:
     """Files of a checkpoint that a rank may write."""
-    return [tensor_file(rank), *((STATE, PLAN, TOKENIZER) if rank == 0 else ())]
+    return [tensor_file(rank), *((STATE, PLAN, PLANS, TOKENIZER) if rank == 0 else ())]
 
 
 def _parse_file_records(value: object, rank: int) -> dict[str, FileRecord]:

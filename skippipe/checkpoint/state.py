@@ -32,6 +32,10 @@ class TrainingState:
     """every model setting, named as in transformers"""
     planning: str
     """hash of the planning request"""
+    layers: list[int]
+    """decoder layers that have joined, in order; the checkpoint has no tensors of others"""
+    new_layers: str
+    """how the others join: `init` or `copy`"""
     loss_scale: float | None = None
     """of the next iteration; None: losses are not scaled"""
     loss_scale_iterations: int = 0

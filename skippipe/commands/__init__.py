@@ -18,7 +18,7 @@ COMMANDS = (
         summary="find routes and an execution order for one iteration; print the result, write the plan",
         settings="skippipe.config:PlanJob",
         run="skippipe.commands.plan:plan",
-        groups={"cluster": "geo20", "schedule": "skippipe", "planner": "default"},
+        groups={"cluster": "geo20", "schedule": "skippipe", "phases": "published", "planner": "default"},
         notes="""\
 Skipping pays where the later stages are the bottleneck: stage 0 runs every microbatch, so with one node per stage
 stage 0 is the bottleneck, and skipping cannot help. Give stage 0 more nodes than each later stage.""",
@@ -31,6 +31,7 @@ skippipe plan allocate.sources=[0,1,2,6,10] allocate.max_replica_transfer_s=4
 skippipe plan cluster=synthetic cluster.speed_spread=4 allocate.layers=auto allocate.decoder_layers=24
                                                        fit layers and nodes of each stage to unequal nodes
 skippipe plan cluster=synthetic cluster.nodes=40 cluster.seed=3 planner.time_limit_s=5
+skippipe plan phases=grow                              a plan for each phase: first half of the stages, then all
 skippipe plan cluster=local4 planner.method=cbs        search until the plan is proved optimal
 skippipe plan schedule=reference schedule.stages=6     the rules of the reference implementation
 skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
@@ -66,6 +67,7 @@ xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's 
         groups={
             "cluster": "local4",
             "schedule": "skippipe",
+            "phases": "published",
             "planner": "default",
             "model": "llama_tiny",
             "data": "shipped",
@@ -86,6 +88,7 @@ that installs torch: pip install 'skippipe[train]'.""",
         examples="""\
 skippipe train                                         a small Llama on four processes of this machine
 skippipe train schedule.skip_ratio=0                   the same with the full pipeline
+skippipe train phases=grow train.new_layers=copy       half of the stages for half of the run, then all
 skippipe train model=mixtral_tiny train.iterations=200
 skippipe train model=pretrained model.folder=FOLDER
                                                        start from a model in the format of transformers

@@ -20,10 +20,12 @@ def export(job: ExportJob, context: Context) -> float:
     for reason in checkpoint.skipped:
         warn(f"skipped: {reason}", "export")
     exported = export_model(
-        checkpoint.state.model, checkpoint.load, checkpoint.tokenizer_json, output, getattr(torch, job.dtype)
+        checkpoint.model, checkpoint.load_model, checkpoint.tokenizer_json, output, getattr(torch, job.dtype)
     )
+    layers, total = checkpoint.state.layers, checkpoint.state.model["num_hidden_layers"]
+    present = "" if len(layers) == total else f", the layers in use ({','.join(map(str, layers))} of {total})"
     line = (
-        f"iteration {checkpoint.state.iteration}: {exported.parameters:,} parameters as {job.dtype}, "
+        f"iteration {checkpoint.state.iteration}{present}: {exported.parameters:,} parameters as {job.dtype}, "
         f"{exported.bytes / 1e6:,.1f} MB, written to {context.shown(output)}"
     )
     console = Console()

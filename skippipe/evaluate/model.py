@@ -1,8 +1,9 @@
 """The evaluated model: a checkpoint or a transformers folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,11 +79,12 @@ def check_corpus(model: EvaluatedModel, corpus: Corpus, sequence: int) -> None:
 
 
 def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
-    config, plan = model_config(checkpoint.state.model), checkpoint.plan
+    config, plan = model_config(checkpoint.model), checkpoint.plan
+    stages = _joined_stages(plan, checkpoint.state.layers)
 
     def load(dtype: torch.dtype, device: torch.device) -> StageModule:
         module = _drawn(config, dtype, device)
-        checkpoint.load(module.state_dict())
+        checkpoint.load_model(module.state_dict())
         return module
 
     has_tokenizer = checkpoint.tokenizer_json is not None
@@ -90,10 +92,10 @@ def _of_checkpoint(checkpoint: Checkpoint, job: EvaluateJob) -> EvaluatedModel:
         title=str(checkpoint.path),
         sha256=checkpoint.manifest.sha256,
         config=config,
-        sizes=_sizes(job.layers or plan.layers, config),
+        sizes=_sizes(job.layers or list(stages.values()), config),
         load=load,
         tokenizer=str(checkpoint.path / TOKENIZER) if has_tokenizer else None,
-        stage_of_node=_stage_of_node(plan),
+        stage_of_node=_stage_of_node(plan, list(stages)),
         sequence=_trained_sequence(plan),
         skipped=checkpoint.skipped,
     )
@@ -133,9 +135,17 @@ def _sizes(stated: list[int], config: "PretrainedConfig") -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _stage_of_node(plan: Plan) -> dict[str, int]:
+def _joined_stages(plan: Plan, layers: Collection[int]) -> dict[int, int]:
+    """Stages of a plan whose layers have joined, with the number of these: the stages of the evaluated model."""
+    ranges = (range(begin, end) for begin, end in pairwise(accumulate(plan.layers, initial=0)))
+    counts = {stage: sum(layer in layers for layer in own) for stage, own in enumerate(ranges)}
+    return {stage: count for stage, count in counts.items() if count}
+
+
+def _stage_of_node(plan: Plan, stages: Sequence[int]) -> dict[str, int]:
+    """Stage of the evaluated model by node name; `stages` has their numbers in the plan."""
     names = plan.cluster.names
-    return {names[node]: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+    return {names[node]: number for number, stage in enumerate(stages) for node in plan.stages[stage]}
 
 
 def _trained_sequence(plan: Plan) -> int | None:

@@ -1,7 +1,7 @@
 """The module of one stage: its decoder layers, and on stage 0 also embedding, final norm and head."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -67,6 +67,23 @@ class StageModule(nn.Module):
             self.add_module(family.head, model.get_submodule(family.head))
         _hollow_out(body, family)
         self._run = LayerRunner(body, list(own_layers))
+
+    def parameters_of(self, layers: Collection[int]) -> dict[str, nn.Parameter]:
+        """Parameters by name: those of some decoder layers, and all that are in none."""
+        return {name: p for name, p in self.named_parameters() if self.layer_of(name) in {None, *layers}}
+
+    def parameters_of_layer(self, layer: int) -> dict[str, nn.Parameter]:
+        """Parameters of a decoder layer by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if self.layer_of(name) == layer}
+
+    def parameters_outside_layers(self) -> list[nn.Parameter]:
+        """Parameters of embedding, final norm and head that are trained; none but on stage 0."""
+        return [parameter for parameter in self.parameters_of(()).values() if parameter.requires_grad]
+
+    def layer_of(self, name: str) -> int | None:
+        """Number of the decoder layer that a parameter belongs to; None: it is in none."""
+        prefix = f"{self.family.body}.layers."
+        return int(name.removeprefix(prefix).partition(".")[0]) if name.startswith(prefix) else None
 
     def watch_routers(self, config: "PretrainedConfig") -> None:
         """Collect the routers' load-balancing losses if the configuration of the full model asks for them."""

@@ -76,7 +76,7 @@ class Norm:
 
     ranks: tuple[int, ...]
     owners: tuple[int | None, ...]
-    """the rank that contributes each stage's norm, the lowest that serves it; None for an absent stage"""
+    """the rank that contributes each stage's norm, the lowest that serves it; None for a stage without visits"""
 
     def __str__(self) -> str:
         return "NORM"

@@ -46,7 +46,7 @@ class StageCompute(Protocol):
         """Take the gradient of `embed`'s result; stage 0 only."""
 
     def gradients(self) -> list[Tensor]:
-        """The gradient of every parameter in a fixed order, for in-place reduction; zeros if there is none."""
+        """The gradients of the parameters reached, in a fixed order, for in-place reduction."""
 
 
 class Batches(Protocol):

@@ -8,7 +8,7 @@ a rank's last transfer, stage by stage in the same order on every rank.
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from skippipe._scheduler import Microbatch, Plan
 from skippipe.errors import InputError, unexpected
@@ -42,7 +42,9 @@ def lower(plan: Plan, rank_of: Sequence[int]) -> tuple[Program, ...]:
     stages = plan.stages
     chains = [_chain(microbatch) for microbatch in plan.microbatches]
     order = _merged(_queues(plan, chains), chains)
-    return _programs(order, chains, rank_of, [_tail(rank, stages, rank_of, world) for rank in range(world)])
+    reached = {0, *(stage for microbatch in plan.microbatches for stage in microbatch.stages)}
+    tails = [_tail(rank, stages, reached, rank_of, world) for rank in range(world)]
+    return _programs(order, chains, rank_of, tails)
 
 
 def lower_evaluation(plan: Plan, rank_of: Sequence[int], microbatches: int) -> tuple[Program, ...]:
@@ -216,9 +218,16 @@ def _programs(
     )
 
 
-def _tail(rank: int, stages: Sequence[Sequence[int]], rank_of: Sequence[int], world: int) -> tuple[Action, ...]:
-    """The actions after a rank's last transfer: all-reduces in stage order, norm, step."""
-    serving = [tuple(dict.fromkeys(rank_of[node] for node in nodes)) for nodes in stages]
+def _tail(
+    rank: int, stages: Sequence[Sequence[int]], reached: Collection[int], rank_of: Sequence[int], world: int
+) -> tuple[Action, ...]:
+    """The actions after a rank's last transfer: all-reduces in stage order, norm, step.
+
+    Stages that no microbatch visits have no gradient; stage 0 always has one, of embedding and head.
+    """
+    serving = [
+        tuple(dict.fromkeys(rank_of[node] for node in nodes)) if s in reached else () for s, nodes in enumerate(stages)
+    ]
     reduces = [Reduce(s, ranks) for s, ranks in enumerate(serving) if rank in ranks and len(ranks) > 1]
     owners = tuple(min(ranks, default=None) for ranks in serving)
     return (*reduces, Norm(tuple(range(world)), owners), Step())

@@ -42,6 +42,7 @@ class Stage:
         self._loss_chunk = loss_chunk
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         """in module order, the same on every replica; tied weights once"""
+        self._reached = self.parameters
         self._saved: dict[int, SavedActivation] = {}
         self._embedded: dict[int, Tensor] = {}
         self._losses: dict[int, Tensor] = {}
@@ -52,19 +53,22 @@ class Stage:
         self._finished = False
         self._evaluating = False
 
-    def begin(self, valid_tokens: int, *, scale: float = 1.0, loss_scale: float = 1.0) -> None:
+    def begin(self, valid_tokens: int, *, scale: float = 1.0, loss_scale: float = 1.0, visited: bool = True) -> None:
         """Start an iteration: drop gradients, losses and leftovers of a failed iteration.
 
         Args:
             valid_tokens: unmasked labels, over all microbatches of all sources.
             scale: final factor on this stage's gradients, from `gradient_scale`.
             loss_scale: factor on the loss, and so on all gradients until they are complete; the same on all ranks.
+            visited: whether any microbatch visits the stage, here or at another replica. If none does, its layers have
+                no gradient, so that an optimizer leaves weights, moments and step counts as they are.
 
         """
         if valid_tokens < 1:
             raise ValueError(f"an iteration of {valid_tokens} valid tokens has no mean loss")
         self._valid_tokens, self._scale, self._finished = valid_tokens, scale / loss_scale, False
         self._loss_scale = loss_scale
+        self._reached = self.parameters if visited else self.module.parameters_outside_layers()
         self._drop()
         self.module.zero_grad(set_to_none=True)
 
@@ -144,14 +148,14 @@ class Stage:
         torch.autograd.backward([self._embedded.pop(microbatch)], [gradient])
 
     def gradients(self) -> list[Tensor]:
-        """Gradient of every parameter in the order of `parameters`; zeros if no microbatch visited.
+        """Gradient of every parameter that the iteration reaches, in the order of `parameters`.
 
-        These are the parameters' own tensors, for in-place all-reduce. The first call of an iteration, after its last
-        backward, applies the iteration's scale.
+        Zeros if microbatches visited other replicas only. These are the parameters' own tensors, for in-place
+        all-reduce. The first call of an iteration, after its last backward, applies the iteration's scale.
         """
         if not self._finished:
             self._finish()
-        return [_gradient(parameter) for parameter in self.parameters]
+        return [_gradient(parameter) for parameter in self._reached]
 
     def take_losses(self) -> dict[int, float]:
         """Return and clear the sums of token losses, in nats, of the microbatches whose loss was computed here.
@@ -191,7 +195,7 @@ class Stage:
     def _finish(self) -> None:
         assert not self._saved, f"stage {self.module.stage}: no backward of microbatches {sorted(self._saved)}"
         assert not self._embedded, f"no backward of the embeddings of microbatches {sorted(self._embedded)}"
-        for parameter in self.parameters:
+        for parameter in self._reached:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             elif self._scale != 1.0:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import AllocateConfig, PhaseConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, from_origin, unexpected
 from skippipe.overrides import quoted
 from skippipe.planning import microbatches
@@ -116,9 +117,38 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
         decisive[group] = {key: value for key, value in job[group].items() if key not in usual or value != usual[key]}
     for group, indifferent in INDIFFERENT.items():
         decisive[group] = {key: value for key, value in decisive[group].items() if key not in indifferent}
+    decisive |= _decisive_phases(job["phases"]["list"], job["schedule"]["skip_ratio"], decisive["train"])
     decisive["data"] = {key: job["data"][key] for key in DECISIVE_DATA}
     decisive["autocast"] = job["runtime"]["autocast"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _decisive_phases(
+    phases: Sequence[Mapping[str, Any]], skip_ratio: float, train: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the hash covers of phases; where only later skip ratios differ, as in the records made when that was all."""
+    usual = dataclasses.asdict(PhaseConfig())
+    set_here = [{key: value for key, value in phase.items() if value != usual[key]} for phase in phases]
+    if len(set_here) == 1 and not set_here[0]:
+        return {}
+    first, *later = set_here
+    if (
+        first.keys() | {key for phase in later for key in phase} <= {"share", "skip_ratio"}
+        and "skip_ratio" not in first
+    ):
+        changes = [
+            {"after": after, "skip_ratio": ratio}
+            for after, ratio in skip_changes([PhaseConfig(**phase) for phase in set_here], skip_ratio)
+        ]
+        return {"train": {**train, "skip_changes": changes}}
+    return {"phases": set_here}
+
+
+def skip_changes(phases: Sequence[PhaseConfig], skip_ratio: float) -> list[tuple[float, float]]:
+    """For every phase but the first: fraction of the run before it, and its skip ratio (null: `skip_ratio`)."""
+    begins = itertools.accumulate(phase.share or 0.0 for phase in phases[:-1])
+    ratios = (skip_ratio if phase.skip_ratio is None else phase.skip_ratio for phase in phases[1:])
+    return list(zip(begins, ratios, strict=True))
 
 
 def next_step(

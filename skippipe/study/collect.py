@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import skippipe
+from skippipe.config import PhaseConfig
 from skippipe.errors import InputError, in_file
 from skippipe.evaluate.compare import read_table
 from skippipe.evaluate.results import TABLE
 from skippipe.evaluate.summary import Row
-from skippipe.study.arms import Arm, plain_settings_sha256
+from skippipe.study.arms import Arm, plain_settings_sha256, skip_changes
 from skippipe.study.records import ArmRecord
 from skippipe.study.run_history import Point, RunHistory, read_run_history
 from skippipe.train.observe.events import read_events
@@ -69,17 +70,32 @@ def check_settings(arm: Arm, folder: Path) -> None:
 
 def planned_record(arm: Arm) -> ArmRecord:
     """Record of an arm that has not started."""
-    schedule = arm.job.schedule
+    schedule, phases = arm.job.schedule, arm.job.phases.list
+    first = phases[0].skip_ratio
     return ArmRecord(
         experiment=arm.experiment,
         seed=arm.seed,
         settings=arm.settings,
         tokens=arm.tokens,
         strategy=schedule.strategy,
-        skip_ratio=schedule.skip_ratio,
-        skip_changes=[(change.after, change.skip_ratio) for change in arm.job.train.skip_changes],
+        skip_ratio=schedule.skip_ratio if first is None else first,
+        skip_changes=skip_changes(phases, schedule.skip_ratio),
+        stages_in_use=stages_in_use(phases),
         rules={name: getattr(schedule, name) for name in RULES},
     )
+
+
+def stages_in_use(phases: Sequence[PhaseConfig]) -> list[str]:
+    """Stages in use of every phase, as set; empty if all phases use all stages."""
+    texts = [
+        f"without {','.join(map(str, phase.absent_stages))}"
+        if phase.absent_stages
+        else "all"
+        if phase.stages is None
+        else f"{phase.stages:.4g}"
+        for phase in phases
+    ]
+    return texts if set(texts) != {"all"} else []
 
 
 def started_record(

@@ -88,9 +88,10 @@ def millions(tokens: int) -> str:
 
 
 def skipped(entry: ArmRecord) -> str:
-    """Skip ratio, and its changes."""
+    """Skip ratio and its changes, and stages in use where that is not all of them."""
     later = "".join(f", {percent(ratio)} from {percent(after)} on" for after, ratio in entry.skip_changes)
-    return percent(entry.skip_ratio) + later
+    stages = f"; stages {', then '.join(entry.stages_in_use)}" if entry.stages_in_use else ""
+    return percent(entry.skip_ratio) + later + stages
 
 
 def notes(entries: Sequence[ArmRecord]) -> list[str]:

@@ -42,7 +42,9 @@ class ArmRecord:
     skip_ratio: float
     """of the run's first plan"""
     skip_changes: list[tuple[float, float]] = field(default_factory=list)
-    """fraction of the run before the change, and skip ratio after it"""
+    """for every phase but the first: fraction of the run before it, and its skip ratio"""
+    stages_in_use: list[str] = field(default_factory=list)
+    """of every phase, as set; empty: all in all phases"""
     rules: dict[str, Any] = field(default_factory=dict)
     """cc1, cc2, cc3 and so on"""
     text: str | None = None

@@ -11,6 +11,7 @@ from skippipe.config import (
     AT_LEAST_1,
     AllocateConfig,
     ClusterConfig,
+    PhasesConfig,
     PlannerConfig,
     Range,
     ScheduleConfig,
@@ -23,6 +24,7 @@ BACKENDS = ("gloo",)
 LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
+NEW_LAYERS = ("init", "copy")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -80,16 +82,6 @@ class RuntimeConfig:
 
 
 @dataclass
-class SkipChange:
-    """A change of the skip ratio during a run."""
-
-    after: float = setting(within=Range(0, 1))
-    """fraction of the run's iterations before the change"""
-    skip_ratio: float = setting(within=Range(0, 1))
-    """the new schedule.skip_ratio"""
-
-
-@dataclass
 class TrainConfig:
     """Optimization."""
 
@@ -129,8 +121,9 @@ class TrainConfig:
     """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
     """also validate the full model on as much of the training text: the sequences trained on first"""
-    skip_changes: list[SkipChange] = field(default_factory=list)
-    """later skip ratios, e.g. [{after: 0.8, skip_ratio: 0}]; a run starts with schedule.skip_ratio"""
+    new_layers: str = setting("init", choices=NEW_LAYERS)
+    """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
+    copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""
 
 
 @dataclass
@@ -163,6 +156,8 @@ class TrainJob:
     measured"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """strategy, skip ratio and constraints, if no plan is given"""
+    phases: PhasesConfig = field(default_factory=PhasesConfig)
+    """skip ratio and stages in use over the run; a given plan allows for one phase only"""
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     """search budget and method"""
     model: dict[str, Any] = field(default_factory=dict)

@@ -34,7 +34,15 @@ SIZE = 20_000
 
 def a_state(iteration: int) -> TrainingState:
     return TrainingState(
-        iteration, 100 * iteration, 7 * iteration, seed=1, text="t", model={"model_type": "llama"}, planning="p"
+        iteration,
+        100 * iteration,
+        7 * iteration,
+        seed=1,
+        text="t",
+        model={"model_type": "llama"},
+        planning="p",
+        layers=[0],
+        new_layers="init",
     )
 
 
@@ -76,7 +84,7 @@ def save_in_pool(
         if limit is not None and rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         tensors = {name: tensor_of(name, iteration) for name in names_of(rank)}
-        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, "{}"))
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, {}, "{}"))
         saver.wait_copied()
         for tensor in tensors.values():
             tensor.zero_()  # training continues
@@ -161,7 +169,7 @@ def save_with_forged_records(rank: int, folder: Path, records: object) -> str:
     saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=1)
     if rank == 1:
         saver._describe = lambda _: records  # type: ignore[assignment, method-assign, return-value]
-    saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, None))
+    saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, {}, None))
     saver.wait()
     (done,) = saver.take_results()
     dist.destroy_process_group(group)
@@ -202,7 +210,7 @@ def save_odd_in_pool(rank: int, folder: Path, odd: float, dtype: torch.dtype) ->
         tensors = {name: torch.ones(3, 4, dtype=dtype) for name in names_of(rank)}
         if (rank, iteration) == (1, 2):
             tensors["weights/layer.4"][1, 2] = odd
-        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, None))
+        saver.save(tensors, CheckpointContents(a_state(iteration), PLAN, {}, None))
         saver.wait()
         results += [None if done.error is None else str(done.error) for done in saver.take_results()]
     dist.destroy_process_group(group)

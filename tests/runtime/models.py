@@ -141,6 +141,11 @@ def arrays(named: Mapping[str, Tensor]) -> Arrays:
     return {name: tensor.detach().clone().numpy() for name, tensor in named.items()}
 
 
+def initial_weights(training: Training) -> Arrays:
+    """Weights before the first step."""
+    return arrays(Plain(training).named)
+
+
 def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
@@ -148,8 +153,8 @@ def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 def clip(parameters: Sequence[nn.Parameter], norm: float) -> None:
     if norm > MAX_NORM:
         for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad.mul_(MAX_NORM / norm)
+            if parameter.grad is not None:
+                parameter.grad.mul_(MAX_NORM / norm)
 
 
 def train(rank: int, training: Training) -> Trained:
@@ -184,9 +189,10 @@ def train(rank: int, training: Training) -> Trained:
         clip(parameters, norm)
         steps.step()
 
+    visited = {stage for microbatch in plan.microbatches for stage in microbatch.stages}
     for iteration in range(training.iterations):
-        for stage in stages.values():
-            stage.begin(valid_tokens(training, iteration))
+        for number, stage in stages.items():
+            stage.begin(valid_tokens(training, iteration), visited=number in visited)
         executor.run(lambda b, i=iteration: token_batch(training.seed, i, b), step, 30.0)
         result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
     result.weights.update(arrays(named))
@@ -255,8 +261,8 @@ class Plain:
                 part = parts[b][leaf]
                 if part is not None:
                     parameter.grad = part.clone() if parameter.grad is None else parameter.grad + part
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is None and any(self.stage_of(name) in route for route in self.routes.values()):
+                parameter.grad = torch.zeros_like(parameter)  # an expert without tokens
         return losses
 
     def additions(self, name: str, backwards: Backwards) -> Iterator[tuple[int, str]]:
@@ -275,7 +281,8 @@ class Plain:
         """Norm of the gradient, added up stage by stage."""
         squares: dict[int, float] = defaultdict(float)
         for name, parameter in self.named.items():
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                continue
             norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
             squares[self.stage_of(name)] += norm.square().item()
         return math.sqrt(sum(squares[s] for s in sorted(squares)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pool import Pool
 from runtime.machine import random_ranks
-from runtime.models import LLAMA, Trained, Training, make_plan, swaps, train, train_plain
+from runtime.models import LLAMA, Trained, Training, initial_weights, make_plan, swaps, train, train_plain
 
 TIED = {**LLAMA, "tie_word_embeddings": True}
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 8}
@@ -126,12 +126,14 @@ def test_replicas_sum_to_the_exact_gradient(
         close(*run(pool, training))
 
 
-def test_unvisited_replicas_and_stages_add_zeros(pool: Pool) -> None:
+def test_unvisited_replicas_add_zeros_and_unvisited_stages_nothing(pool: Pool) -> None:
     """One microbatch, so that replicas stay idle; every stage but the first is skipped."""
     plan = make_plan(Random(2), [2, 2], 0.5, 1)
     training = Training(LLAMA, (1, 1), plan, (0, 1, 2, 3), dtype="float64")
     ranks, plain = run(pool, training)
     close(ranks, plain)
-    left_out = [name for name in plain.gradients[0] if "layers.1." in name]
-    assert left_out
-    assert all(not plain.gradients[0][name].any() for name in left_out)
+    assert any("layers.0." in name for name in plain.gradients[0])
+    assert not any("layers.1." in name for name in plain.gradients[0])
+    for trained in (*ranks, plain):
+        left_out = {name: weight for name, weight in trained.weights.items() if "layers.1." in name}
+        assert all(np.array_equal(weight, initial_weights(training)[name]) for name, weight in left_out.items())

@@ -22,6 +22,7 @@ from skippipe.study.collect import read_arm
 from skippipe.study.config import ArmConfig, StudyJob
 from skippipe.study.records import load_records, merged
 from skippipe.train.config import TrainJob
+from skippipe.train.resolve.layout import resolve_layout
 from skippipe.train.resolve.resolve import plan_phases
 
 EXPERIMENTS = sorted(path.stem for path in (Path(skippipe.conf.__file__).parent / "experiment").glob("llama30m_*.yaml"))
@@ -119,7 +120,8 @@ def test_schedules_over_training() -> None:
         ("llama30m_33_then_0", {0: 1 / 3, 2442: 0.0}),
         ("llama30m_50_to_0", {0: 0.5, 1221: 0.25, 2442: 0.0}),
     ):
-        phases = plan_phases(train_job(f"experiment={name}"))
+        job = train_job(f"experiment={name}")
+        phases = plan_phases(job, resolve_layout(job))
         assert {phase.after: phase.schedule.skip_ratio for phase in phases} == pytest.approx(expected)
 
 
@@ -131,11 +133,12 @@ def test_what_the_hash_covers() -> None:
     )  # fmt: skip
     assert settings_sha256(same) == settings_sha256(job) == plain_settings_sha256(dataclasses.asdict(job))
     before = dataclasses.asdict(job)
-    del before["train"]["epsilon"], before["train"]["skip_changes"], before["schedule"]["max_stage_jump"]
+    del before["train"]["epsilon"], before["train"]["new_layers"], before["schedule"]["max_stage_jump"]
     del before["cluster"]["workload"]
     assert plain_settings_sha256(before) == settings_sha256(job), "settings that were added since then"
     for change in ("train.seed=1", "train.iterations=9", "schedule.max_swaps=2", "data.sequence=256",
-                   "model.hidden_size=256", "runtime.autocast=null", "train.learning_rate=1e-3"):  # fmt: skip
+                   "model.hidden_size=256", "runtime.autocast=null", "train.learning_rate=1e-3", "phases=tail",
+                   "phases=grow", "train.new_layers=copy"):  # fmt: skip
         assert settings_sha256(train_job("experiment=llama30m_33", change)) != settings_sha256(job), change
 
 

@@ -15,17 +15,19 @@ from train.jobs import make_cluster, make_job
 from train.test_resume import stopping_at
 
 from skippipe.checkpoint import open_checkpoint
+from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.errors import InputError
 from skippipe.model.build import build_stage_module
 from skippipe.model.settings import model_config
 from skippipe.plan import load_plan
-from skippipe.train.config import SkipChange, TrainJob
+from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import check_single_process
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.layout import resolve_layout
-from skippipe.train.resolve.resolve import plan_phases, resolve
+from skippipe.train.resolve.resolve import resolve
 
 ONE_EACH = {"cluster": make_cluster(3, [1, 1, 1]), "schedule__microbatches_per_source": 6, "schedule__skip_ratio": 0.3}
+TAIL = PhasesConfig([PhaseConfig(0.5), PhaseConfig(skip_ratio=0.0)])
 THREE = [("local-0",), ("local-1",), ("local-2",)]
 
 
@@ -40,7 +42,7 @@ def weights(path: Path, job: TrainJob) -> dict[str, Tensor]:
 
 def test_one_by_one_it_is_bit_equal_to_many_processes(folder: Folder, pool: Pool) -> None:
     """float32, one replica of each stage, tied embeddings, clipping, a skip ratio that changes on the way."""
-    changes: dict[str, Any] = {"train__skip_changes": [SkipChange(0.5, 0.0)], "train__validate_every": 3}
+    changes: dict[str, Any] = {"phases": TAIL, "train__validate_every": 3}
     job = make_job(**ONE_EACH, **changes, train__iterations=6)
     there, here = folder("many"), folder("alone")
     many, alone = train_in_pool(pool, job, THREE, there), train_alone(job, here)
@@ -97,8 +99,8 @@ def test_a_profile_says_where_time_goes(folder: Folder, profile: int) -> None:
 
 def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> None:
     """Interrupted in either phase, it resumes with its plans, to the same weights."""
-    changes = [SkipChange(0.4, 0.0), SkipChange(0.8, 0.5)]
-    job = make_job(train__iterations=10, train__skip_changes=changes, train__validate_every=None)
+    phases = PhasesConfig([PhaseConfig(0.4), PhaseConfig(0.4, 0.0), PhaseConfig(skip_ratio=0.5)])
+    job = make_job(train__iterations=10, phases=phases, train__validate_every=None)
     beside = folder("whole")
     whole = train_alone(job, beside)
     changed = of_kind(whole, "plan_changed")
@@ -117,24 +119,6 @@ def test_skip_ratios_change_and_a_run_goes_on_in_the_middle(folder: Folder) -> N
         assert all(losses[e["iteration"]] == e["loss"] for e in of_kind(again, "iteration"))
         ours, theirs = weights(path, job), weights(beside, job)
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ([SkipChange(0.0, 0.5)], r"skip_changes\[0\].after: .*got 0.0, which is after 0$"),
-        ([SkipChange(1.0, 0.5)], "more than 0 and fewer than 4 iterations, got 1.0"),
-        ([SkipChange(0.5, 0.5), SkipChange(0.5, 0.0)], r"skip_changes\[1\].after: .*more than 2"),
-    ],
-)
-def test_changes_follow_one_another(changes: list[SkipChange], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        plan_phases(make_job(train__skip_changes=changes))
-
-
-def test_changes_need_plans_of_their_own() -> None:
-    with pytest.raises(InputError, match=r"skip_changes: expected none with plan=plan.json"):
-        plan_phases(make_job(plan="plan.json", train__skip_changes=[SkipChange(0.5, 0.0)]))
 
 
 @pytest.mark.parametrize("setting", [{"group": 2}, {"device": "cuda"}])

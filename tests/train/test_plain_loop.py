@@ -130,7 +130,7 @@ class Plain:
             summed += losses.detach()
             torch.autograd.backward(losses.sum() / total)
         for parameter in self.named.values():
-            if parameter.grad is None:  # a stage that nobody visits steps with zeros
+            if parameter.grad is None:  # an expert without tokens steps with zeros
                 parameter.grad = torch.zeros_like(parameter)
         norm = float(torch.cat([p.grad.flatten() for p in self.named.values() if p.grad is not None]).norm())
         for parameter in self.named.values():

@@ -12,9 +12,8 @@ from train.jobs import TINY_MODEL, make_job
 
 import skippipe
 from skippipe.application import compose
-from skippipe.config import ScheduleConfig
+from skippipe.config import PhaseConfig, PhasesConfig, ScheduleConfig
 from skippipe.planning import make_plan, planning_job
-from skippipe.train.config import SkipChange
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
 
@@ -32,15 +31,15 @@ def facts(spec: RunSpec) -> list[object]:
 def test_settings_become_parts() -> None:
     spec = resolve(
         make_job(
-            train__skip_changes=[SkipChange(0.5, 0.0)], train__layers=[2, 1, 1], train__dtype="bfloat16",
-            train__clip_norm=None, runtime__group=8, checkpoint__keep=7, data__sequence=16,
+            phases=PhasesConfig([PhaseConfig(0.5), PhaseConfig(skip_ratio=0.0)]), train__layers=[2, 1, 1],
+            train__dtype="bfloat16", train__clip_norm=None, runtime__group=8, checkpoint__keep=7, data__sequence=16,
         )
     )  # fmt: skip
     assert [(phase.after, phase.schedule.skip_ratio) for phase in spec.phases] == [(0, 1 / 3), (2, 0.0)]
     assert (spec.model.layers, spec.precision.dtype, spec.optimizer.clip_norm) == ((2, 1, 1), "bfloat16", None)
     assert (spec.device.group, spec.checkpoints.keep, spec.data.sequence) == (8, 7, 16)
     assert spec.layout.used == ["local-0", "local-1", "local-2", "local-3"]
-    assert "skip_changes" in spec.settings_yaml
+    assert "phases" in spec.settings_yaml
     assert spec.shared_settings["train.layers"] == "[2, 1, 1]"
 
 

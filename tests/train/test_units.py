@@ -186,7 +186,9 @@ def test_message_bytes() -> None:
 
 def test_the_full_pipeline_beside_a_plan() -> None:
     plan = plan_of()
-    apart, together = (full_pipelines(plan, make_job().planner, rank_of) for rank_of in ([0, 1, 2, 3], [0, 0, 1, 1]))
+    spec = resolve(make_job())
+    model = partition_model(spec, model_config(spec.model.settings))
+    apart, together = (full_pipelines(spec, model, plan.cluster, rank_of) for rank_of in ([0, 1, 2, 3], [0, 0, 1, 1]))
     for full, planned_s in ((apart, plan.predicted.iteration_s), (together, iteration_s_on(plan, [0, 0, 1, 1]))):
         assert full["full"] is not None
         assert full["full-routed"] is not None

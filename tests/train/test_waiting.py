@@ -166,14 +166,14 @@ def test_links_are_timed_in_rounds_of_disjoint_pairs(world: int) -> None:
     assert len(dealt) <= world
     for rank in range(world):
         rendezvous, link = lonely(rank, world), Instant()
-        time_links(rendezvous, link, BOUNDARY)
+        time_links(rendezvous, link, BOUNDARY, "links")
         assert sorted(link.peers) == [other for other in range(world) if other != rank]
         assert len(rendezvous.asked) == len(set(rendezvous.asked)) == len(dealt) + 1
 
 
 def test_a_peer_that_does_not_answer_while_links_are_timed() -> None:
     with pytest.raises(ActionError, match=r"^messages to be timed, with node n\d \(rank \d\): timed out$"):
-        time_links(lonely(1, 4), Instant(TimeoutError("timed out")), BOUNDARY)
+        time_links(lonely(1, 4), Instant(TimeoutError("timed out")), BOUNDARY, "links")
     with pytest.raises(
         ActionError, match=r"^an exchange of the norm to be timed, with node n0 \(rank 0\), node n2 .*: gone$"
     ):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from skippipe.runtime.links import Link
 
-RING_TAG, UP_TAG, DOWN_TAG = 0, 1, 2
+RING_TAG, UP_TAG, DOWN_TAG, COPY_TAG = 0, 1, 2, 3
+"""Of messages that are no results of tasks."""
 
 TREE_WIDTH = 32
 """Children of a rank in a tree: over slow links each level costs a latency, and a child only some microseconds."""

@@ -62,24 +62,41 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     with corpus_folder(spec.data.text) as folder:
         batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, folder)
     layout = spec.layout
-    plan = layout.plan or plan_phase(spec, spec.phases[0], layout.cluster, model)
+    plans = [layout.plan or plan_phase(spec, phase, layout.cluster, model) for phase in spec.phases]
     names_by_rank = assign_nodes(layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
-    programs = lower(plan, rank_of)
-    validation = lower_evaluation(plan, rank_of, batches.validation_microbatches)
-    recv_buffers = safe_buffers([programs, validation], spec.communication)
     estimates = _stage_memories(spec, model)
-    receives, sends = peak_recv_buffers(programs, recv_buffers), spec.communication.sends_in_flight
-    grouped, message_bytes = spec.device.group > 1, model.plan_model.message_bytes
-    ranks = [
-        rank_memory(plan, names, estimates, (receives[rank] + sends) * message_bytes, grouped=grouped)
-        for rank, names in enumerate(names_by_rank)
-    ]
-    prediction = _predict(spec, model, plan)
+    sends, grouped, message_bytes = (
+        spec.communication.sends_in_flight,
+        spec.device.group > 1,
+        model.plan_model.message_bytes,
+    )
+    recv_buffers = spec.communication.recv_buffers
+    by_phase: list[list[RankMemory]] = []
+    for plan in plans:
+        programs = lower(plan, rank_of)
+        validation = lower_evaluation(plan, rank_of, batches.validation_microbatches)
+        buffers = safe_buffers([programs, validation], spec.communication)
+        receives, recv_buffers = peak_recv_buffers(programs, buffers), max(recv_buffers, buffers)
+        by_phase.append(
+            [
+                rank_memory(
+                    plan,
+                    spec.held_stages([layout.cluster.names.index(name) for name in names]),
+                    names,
+                    estimates,
+                    (receives[rank] + sends) * message_bytes,
+                    grouped=grouped,
+                )
+                for rank, names in enumerate(names_by_rank)
+            ]
+        )
+    ranks = [max(memories, key=lambda memory: memory.total) for memories in zip(*by_phase, strict=True)]
+    predictions = [_predict(spec, model, plan) for plan in plans]
     event = plan_ready(
-        spec, model, plan, prediction, full_pipelines(plan, spec.planner, rank_of) if prediction.holds else {},
-        rank_of=rank_of,
+        spec, model, plans, predictions,
+        full_pipelines(spec, model, layout.cluster, rank_of) if predictions[0].holds else {}, rank_of=rank_of,
         parameters=sum(estimate.parameters for estimate in estimates), processes=len(names_by_rank),
         training_tokens=batches.training.tokens.size, recv_buffers=recv_buffers, device=spec.device.device,
     )  # fmt: skip
@@ -117,24 +134,31 @@ def _predict(spec: RunSpec, model: PartitionedModel, plan: Plan) -> Prediction:
     return prediction
 
 
-def rank_memory(
-    plan: Plan, names: Sequence[str], estimates: Sequence[StageMemory], messages: int, *, grouped: bool = False
+def rank_memory(  # noqa: PLR0913 - what memory depends on
+    plan: Plan,
+    stages: Sequence[int],
+    names: Sequence[str],
+    estimates: Sequence[StageMemory],
+    messages: int,
+    *,
+    grouped: bool = False,
 ) -> RankMemory:
     """Add up what a rank takes that serves the nodes `names`: weights once per stage, activations for every node.
 
+    A rank holds the `stages` that it serves in any phase, whether or not the plan uses them.
+
     With `grouped` passes, all microbatches of an iteration are held at one time, and their losses are taken together.
     """
-    stage_of = {node: stage for stage, nodes in enumerate(plan.stages) for node in nodes}
+    stage_of = {node: stage for stage, served in enumerate(plan.stages) for node in served}
     held = Counter(task.node for task in plan.tasks if task.kind == "F") if grouped else most_held(plan)
     losses = len(plan.microbatches) if grouped else 1
     nodes = [plan.cluster.names.index(name) for name in names]
-    stages = sorted({stage_of[node] for node in nodes})
     return RankMemory(
         names=tuple(names),
         stages=tuple(stages),
         parameters=sum(estimates[s].parameters for s in stages),
         weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
-        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes)
+        activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes if node in stage_of)
         + losses * sum(estimates[s].loss_bytes for s in stages)
         + max(estimates[s].recomputed_bytes for s in stages),
         messages=messages,

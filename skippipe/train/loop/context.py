@@ -21,8 +21,10 @@ class RankContext:
     """all ranks"""
     rank_of: Sequence[int]
     """the rank that serves each node"""
+    layers: Sequence[range]
+    """numbers of the decoder layers of each stage"""
     stages: Mapping[int, Stage]
-    """those that this rank serves"""
+    """those that this rank serves in any phase"""
     link: Link
     """to the other ranks"""
     message_spec: MessageSpec
@@ -42,10 +44,19 @@ class RankContext:
         """Tokens of a microbatch."""
         return self.message_spec.microbatch_size * self.message_spec.sequence
 
-    def owner(self, stage: int) -> int:
-        """The lowest rank that serves a stage; it speaks for all replicas."""
-        return min(self.rank_of[node] for node in self.spec.layout.stages[stage])
+    def serving(self, stages: Sequence[Sequence[int]]) -> dict[int, frozenset[int]]:
+        """The ranks that serve each stage that has nodes, by number."""
+        return {stage: frozenset(self.rank_of[node] for node in nodes) for stage, nodes in enumerate(stages) if nodes}
+
+    def holding(self) -> dict[int, frozenset[int]]:
+        """The ranks that serve each stage in any phase, and so hold its weights."""
+        found: dict[int, frozenset[int]] = {}
+        for allocation in self.spec.allocations:
+            for stage, ranks in self.serving(allocation.stages).items():
+                found[stage] = found.get(stage, frozenset()) | ranks
+        return found
 
     def owned_stages(self) -> dict[int, Stage]:
-        """The stages of which this rank is the owner."""
-        return {number: stage for number, stage in self.stages.items() if self.owner(number) == self.rendezvous.rank}
+        """The stages for which this rank speaks: it is the lowest that holds them."""
+        holding = self.holding()
+        return {number: stage for number, stage in self.stages.items() if min(holding[number]) == self.rendezvous.rank}

@@ -108,6 +108,11 @@ class Engine:
         self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
         self._rendezvous, self._link = context.rendezvous, context.link
+        self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]
+        self.serving = context.serving(plan.stages)
+        """the ranks that serve each stage in use"""
+        self.layers = frozenset(layer for stage in self.stages_in_use for layer in context.layers[stage])
+        """decoder layers of the stages in use"""
         self._measured_s = 0.0
         self.recv_buffers = context.spec.communication.recv_buffers
         """receives posted and not consumed, per sending rank"""
@@ -120,6 +125,8 @@ class Engine:
         self._index_of = {number: index for index, number in enumerate(sorted(m.id for m in plan.microbatches))}
         self._validation_index_of = {number: number for number in range(context.validation_microbatches)}
         self._visits = [sum(s in m.stages for m in plan.microbatches) for s in range(len(plan.stages))]
+        rank = context.rendezvous.rank
+        self._visited_here = {s for s, ranks in self.serving.items() if rank in ranks and self._visits[s]}
         self.tokens = len(self._index_of) * context.microbatch_tokens
         """of an iteration"""
         self.sequences = len(self._index_of) * context.message_spec.microbatch_size
@@ -149,8 +156,7 @@ class Engine:
     def _grouped(self, context: RankContext) -> tuple[GroupedExecutor, GroupedExecutor]:
         """Executors of the plan's routes in one process, several microbatches at a time, and of validations."""
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
-        present = [stage for stage, nodes in enumerate(self.plan.stages) if nodes]
-        full = dict.fromkeys(range(context.validation_microbatches), present)
+        full = dict.fromkeys(range(context.validation_microbatches), self.stages_in_use)
         most = context.spec.device.group
         return (
             GroupedExecutor(routes, context.stages, most),
@@ -176,11 +182,12 @@ class Engine:
             ActionError: a message did not arrive, or another rank is gone.
 
         """
+        factor = 1.0 if loss_scale is None else loss_scale.factor
         for number, stage in self._stages.items():
             scale = gradient_scale(
                 self._spec.stage_gradient, visits=self._visits[number], microbatches=len(self._index_of)
             )
-            stage.begin(self.tokens, scale=scale, loss_scale=1.0 if loss_scale is None else loss_scale.factor)
+            stage.begin(self.tokens, scale=scale, loss_scale=factor, visited=number in self._visited_here)
         norm = math.nan
 
         def finish(global_norm: float) -> None:
@@ -197,8 +204,8 @@ class Engine:
         return IterationResult(loss / self.tokens, router_loss, norm, loss_scale, seconds, combined, timings)
 
     def validate(self, batches: Batches) -> float:
-        """Mean loss of the full model over the validation's tokens, in nats; raises as `iterate` does."""
-        # A microbatch of a validation only goes forward, but through all stages.
+        """Mean loss of the stages in use over the validation's tokens, in nats; raises as `iterate` does."""
+        # A microbatch of a validation only goes forward, but through all stages in use.
         timeout_s = self._message_timeout_s(max(1.0, len(self._validation_index_of) / len(self._index_of)))
         with ExitStack() as stack:
             for stage in self._stages.values():

@@ -4,6 +4,7 @@ import contextlib
 import math
 import signal
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.model.build import module_seed
 from skippipe.runtime.executor import Batches
+from skippipe.runtime.stage import Stage
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
@@ -24,6 +26,7 @@ from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
+from skippipe.train.loop.transfers import Transfer, copy_sources, run_transfers, stage_moves
 from skippipe.train.observe.events import (
     IterationDone,
     PlanChanged,
@@ -51,6 +54,8 @@ class RunProgress:
     """sequences of text used"""
     newest: int = -1
     """iteration of the newest checkpoint in the run's own folder; -1: there is none"""
+    layers: frozenset[int] = frozenset()
+    """decoder layers that have joined"""
     loss_scale: LossScale | None = None
     """of the next iteration; None: the initial one, if losses are scaled"""
 
@@ -101,7 +106,9 @@ class TrainingLoop:
 
         """
         self._spec, self._context, self._engines = context.spec, context, engines
-        self._optimizer, self._start = optimizer, start
+        self._optimizer, self._start, self._joined = optimizer, start, start.layers
+        self._current = context.holding()
+        """ranks that have the current weights of each stage"""
         scaled = context.spec.precision.autocast == "float16"
         self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
@@ -140,6 +147,7 @@ class TrainingLoop:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
+        self._begin_phase(self._engine(number), number + 1)
         if checkpoints is not None:
             checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
         losses = [self._validate(number)]
@@ -207,15 +215,56 @@ class TrainingLoop:
 
     def _change_plan(self, iteration: int) -> Engine:
         """Begin the phase that an iteration belongs to."""
+        begin = time.perf_counter()
         engine = self._engine(iteration)
+        moved, new = self._begin_phase(engine, iteration)
         plan = engine.plan
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
-                predicted_s=engine.predicted_s,
+                predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
+                moved_stages=moved, new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
+                seconds=time.perf_counter() - begin,
             )
         )  # fmt: skip
         return engine
+
+    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[list[int], frozenset[int]]:
+        """Bring the weights of a phase to the ranks that serve its stages, before `iteration`.
+
+        Returns:
+            The stages that other ranks serve than before, and the layers that join.
+
+        """
+        context, current = self._context, self._current
+        moves = stage_moves(engine.serving, current)
+        if moves:
+            here = {number: self._state_of(stage) for number, stage in context.stages.items()}
+            run_transfers(context.rendezvous, context.link, moves, here, f"stages before iteration {iteration}")
+        current = {stage: ranks | engine.serving.get(stage, frozenset()) for stage, ranks in current.items()}
+        new = engine.layers - self._joined
+        sources = copy_sources(new, self._joined) if self._spec.new_layers == "copy" else {}
+        if sources:
+            stage_of = {layer: stage for stage, layers in enumerate(context.layers) for layer in layers}
+            copies = [
+                Transfer(source, min(current[stage_of[source]]), layer, rank)
+                for layer, source in sources.items()
+                for rank in sorted(engine.serving[stage_of[layer]])
+            ]
+            here = {
+                layer: [p.data for _, p in sorted(stage.module.parameters_of_layer(layer).items())]
+                for stage in context.stages.values()
+                for layer in stage.module.layers
+            }
+            run_transfers(context.rendezvous, context.link, copies, here, f"layers before iteration {iteration}")
+        self._joined |= new
+        self._current = current | engine.serving  # soon only these ranks are up to date
+        return sorted({move.target for move in moves}), new
+
+    def _state_of(self, stage: Stage) -> list[Tensor]:
+        """Weights and optimizer state of a stage's layers that have joined, in the same order on all ranks."""
+        parameters = dict(sorted(stage.module.parameters_of(self._joined).items()))
+        return [*(p.data for p in parameters.values()), *self._optimizer.tensors(parameters).values()]
 
     def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
         """Losses of the run, and how good the prediction was for its last phase."""
@@ -258,8 +307,11 @@ class TrainingLoop:
         loss = engine.validate(validation)
         training_loss = engine.validate(training) if self._spec.validate_training else None
         self._report(
-            ValidationDone(iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss)
-        )
+            ValidationDone(
+                iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss,
+                stages=None if len(engine.stages_in_use) == len(engine.plan.stages) else engine.stages_in_use,
+            )
+        )  # fmt: skip
         check_validation(loss, iteration, "the validation text")
         if training_loss is not None:
             check_validation(training_loss, iteration, "training text")
@@ -293,9 +345,12 @@ class TrainingLoop:
         """This rank's share of a checkpoint: the stages that it owns."""
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
-        for number, stage in self._context.owned_stages().items():
-            tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in stage.module.named_parameters()}
-            tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(number).items()}
+        for number, stage in self._context.stages.items():
+            if min(self._current[number]) != self._context.rendezvous.rank:
+                continue
+            parameters = stage.module.parameters_of(self._joined)
+            tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}
+            tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(parameters).items()}
         state = TrainingState(
             iteration=iteration,
             tokens=self._optimizer.tokens_done,
@@ -304,10 +359,15 @@ class TrainingLoop:
             text=self._metadata.text_sha256,
             model=self._metadata.model,
             planning=engine.request_sha256,
+            layers=sorted(self._joined),
+            new_layers=self._spec.new_layers,
             loss_scale=None if self._loss_scale is None else self._loss_scale.factor,
             loss_scale_iterations=0 if self._loss_scale is None else self._loss_scale.iterations,
         )
-        return tensors, CheckpointContents(state, engine.plan.to_json(), self._metadata.tokenizer)
+        others = {
+            e.request_sha256: e.plan.to_json() for e in self._engines if e.request_sha256 != engine.request_sha256
+        }
+        return tensors, CheckpointContents(state, engine.plan.to_json(), others, self._metadata.tokenizer)
 
 
 @dataclass

@@ -5,7 +5,7 @@ gradients, so they stay equal without exchanging weights.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,10 @@ from skippipe.train.resolve.spec import OptimizerSpec
 
 
 class StageOptimizer:
-    """The optimizer of one rank's stages; a step depends on the gradient's norm and on the tokens so far."""
+    """The optimizer of one rank's stages; a step depends on the gradient's norm and on the tokens so far.
+
+    Parameters without a gradient, moments and step count included, stay as they are.
+    """
 
     def __init__(
         self, stages: Mapping[int, Stage], spec: OptimizerSpec, *, tokens: int, iterations: int, tokens_done: int = 0
@@ -44,13 +47,13 @@ class StageOptimizer:
         self.rate = learning_rate(self._spec, self.tokens_done, self._total)
         if not math.isfinite(norm):
             return
-        clip((g for stage in self._stages.values() for g in stage.gradients()), norm, self._spec.clip_norm)
+        clip([g for stage in self._stages.values() for g in stage.gradients()], norm, self._spec.clip_norm)
         take_step(self._optimizer, self.rate)
 
-    def tensors(self, number: int) -> dict[str, Tensor]:
-        """Optimizer state of a stage, by `parameter/kind`; may be filled in place."""
+    def tensors(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Optimizer state of parameters by name, by `parameter/kind`; may be filled in place."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self._stages[number].module.named_parameters():
+        for name, parameter in parameters.items():
             for kind, tensor in moments(self._optimizer, parameter).items():
                 found[f"{name}/{kind}"] = tensor
         return found
@@ -107,9 +110,9 @@ def moments(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor
     return state
 
 
-def clip(gradients: Iterable[Tensor], norm: float, limit: float | None) -> None:
+def clip(gradients: Sequence[Tensor], norm: float, limit: float | None) -> None:
     """Scale gradients in place so that a global norm of `norm` becomes at most `limit`."""
-    if limit is None or not norm > limit:
+    if not gradients or limit is None or not norm > limit:
         return
     torch._foreach_mul_(list(gradients), limit / norm)
 

@@ -10,8 +10,10 @@ from rich.text import Text
 
 from skippipe.console.output import Console, plain_table
 from skippipe.console.progress import ProgressDisplay
+from skippipe.phases import stages_text
 from skippipe.ranks import shown_names
 from skippipe.report.format import percent, seconds
+from skippipe.report.phases import phase_lines
 from skippipe.train.observe.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -117,12 +119,13 @@ def plan_lines(event: PlanReady) -> list[str]:
         f"{event.strategy}, skip ratio {event.skip_ratio:.4g}: {event.microbatches} microbatches of "
         f"{event.microbatch_size} x {event.sequence} tokens, {event.training_tokens:,} tokens of text"
     )
+    phases = phase_lines(event.phases)
     if event.predicted_s is None:
-        return [model, work, f"predicted iteration time: unknown ({event.prediction_note})"]
+        return [model, work, f"predicted iteration time: unknown ({event.prediction_note})", *phases]
     full = ", ".join(f"{name} {seconds(time)}" for name, time in event.full.items())
     predicted = f"predicted iteration time {seconds(event.predicted_s)} (full pipelines on this allocation: {full})"
     unverified = [f"unverified prediction: {event.prediction_note}"] if event.prediction_note else []
-    return [model, work, predicted, *unverified]
+    return [model, work, predicted, *unverified, *phases]
 
 
 def started_lines(event: WorkerStarted) -> list[str]:
@@ -133,7 +136,8 @@ def started_lines(event: WorkerStarted) -> list[str]:
 def validation_lines(event: ValidationDone) -> list[str]:
     """One validation."""
     training = "" if event.training_loss is None else f", {event.training_loss:.4f} on training text"
-    over = f"(full model, {event.tokens:,} tokens)"
+    model = "full model" if event.stages is None else f"the model of stages {','.join(map(str, event.stages))}"
+    over = f"({model}, {event.tokens:,} tokens)"
     return [f"validation loss {event.loss:.4f}{training} after {event.iteration} iterations {over}"]
 
 
@@ -207,7 +211,16 @@ def utilization_lines(event: RunSummary) -> list[str]:
 
 def changed_lines(event: PlanChanged) -> list[str]:
     """The next phase of the run."""
-    return [f"from iteration {event.iteration} on: skip ratio {event.skip_ratio:.4g}, with its own plan"]
+    used = stages_text(event.stages, event.stages_in_all)
+    line = f"from iteration {event.iteration} on: stages {used}, skip ratio {event.skip_ratio:.4g}, with its own plan"
+    how = "as copies of layers in use" if event.copied else "with their initial weights"
+    done = [f"layers {_numbers(event.new_layers)} joined {how}"] if event.new_layers else []
+    done += [f"stages {_numbers(event.moved_stages)} moved to other nodes"] if event.moved_stages else []
+    return [line, f"{', '.join(done)}; training was blocked for {seconds(event.seconds)}"] if done else [line]
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {

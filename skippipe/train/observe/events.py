@@ -7,11 +7,12 @@ file. The supervisor of a local run adds events about its processes, and any wor
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from skippipe.errors import unexpected
+from skippipe.phases import PhaseSummary
 
 NON_FINITE = "not_finite"
 """Key of an event for its non-finite numbers, by their dotted keys."""
@@ -86,6 +87,7 @@ class PlanReady(Event):
     recv_buffers: int
     device: str
     files: RunFiles | None = None
+    phases: Sequence[PhaseSummary] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,17 @@ class PlanChanged(Event):
     skip_ratio: float
     strategy: str
     predicted_s: float | None
+    stages: list[int]
+    """in use"""
+    stages_in_all: int
+    moved_stages: list[int]
+    """stages that other ranks serve than before"""
+    new_layers: list[int]
+    """decoder layers that join"""
+    copied: bool
+    """whether these are copies of layers in use"""
+    seconds: float
+    """that the change has taken"""
     plan_file: str | None = None
 
 
@@ -138,7 +151,7 @@ class IterationDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationDone(Event):
-    """Losses of the full model."""
+    """Losses of the full model, or of its stages in use."""
 
     kind = "validation"
     iteration: int
@@ -148,6 +161,8 @@ class ValidationDone(Event):
     tokens: int
     training_loss: float | None = None
     """the same on as much of the training text"""
+    stages: list[int] | None = None
+    """in use; None: all of them"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +366,8 @@ def _known(event: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(name: str, value: Any) -> Any:
+    if name == "phases":
+        return tuple(PhaseSummary(**_known(PhaseSummary, phase)) for phase in value)
     return _NESTED[name](**_known(_NESTED[name], value)) if name in _NESTED and value is not None else value
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
+from skippipe.allocation import Allocation
 from skippipe.ranks import NO_RANK
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -131,7 +132,7 @@ def _time_step(stage: Stage) -> float:
     return time.perf_counter() - begin
 
 
-def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec) -> tuple[Floats, Floats]:
+def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec, key: str) -> tuple[Floats, Floats]:
     """Time messages between any two ranks, in rounds of disjoint pairs.
 
     Returns:
@@ -149,9 +150,9 @@ def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec) ->
                 long = _round_trip(link, large, a, b, rendezvous)
                 if rendezvous.rank == a:
                     mine[f"{a} {b}"] = (short / 2, large.nbytes / max(long / 2 - short / 2, 1e-9))
-        rendezvous.all_gather(f"timed {number}", "")
+        rendezvous.all_gather(f"timed {number}, {key}", "")
     latency, bandwidth = np.zeros((world, world)), np.full((world, world), LOCAL_BANDWIDTH)
-    for text in rendezvous.all_gather("links", json.dumps(mine)):
+    for text in rendezvous.all_gather(f"links, {key}", json.dumps(mine)):
         for pair, (seconds, rate) in json.loads(text).items():
             a, b = map(int, pair.split())
             latency[a, b] = latency[b, a] = seconds
@@ -189,32 +190,38 @@ def _round_trip(link: Link, tensor: torch.Tensor, a: int, b: int, rendezvous: Re
     return min(times)
 
 
-def measure_cluster(context: RankContext, workload: Workload, build_head: Callable[[], Stage]) -> Cluster:
+def measure_cluster(
+    context: RankContext, allocation: Allocation, workload: Workload, build_head: Callable[[], Stage], key: str
+) -> Cluster:
     """Give the run's cluster with measured times of stages, messages and steps. All ranks call this.
 
     Args:
         context: what the rank works with.
+        allocation: one of the run's; times hold for the stages that nodes serve in it.
         workload: what the measured times hold for.
         build_head: builds a stage of the head alone, on ranks that do not serve stage 0.
+        key: of exchanges between ranks, used once in a job.
 
     """
     rendezvous, link, message_spec, rank_of = context.rendezvous, context.link, context.message_spec, context.rank_of
     layout, vocabulary = context.spec.layout, context.vocabulary
-    latency, bandwidth = time_links(rendezvous, link, message_spec)
-    norm_s = _time_norm(rendezvous, link, len(layout.stages))
+    latency, bandwidth = time_links(rendezvous, link, message_spec, key)
+    norm_s = _time_norm(rendezvous, link, len(allocation.stages))
     own = {number: asdict(time_stage(stage, message_spec, vocabulary)) for number, stage in context.stages.items()}
     by_rank: list[dict[str, dict[str, Any]]] = [
-        json.loads(text) for text in rendezvous.all_gather("stage times", json.dumps(own))
+        json.loads(text) for text in rendezvous.all_gather(f"stage times, {key}", json.dumps(own))
     ]
-    stage_of = layout.stage_of
+    stage_of = allocation.stage_of
     nodes = [
-        _stated(layout.cluster, node) if rank == NO_RANK else StageTimes(**by_rank[rank][str(stage_of[node])])
+        _stated(layout.cluster, node)
+        if rank == NO_RANK or node not in stage_of
+        else StageTimes(**by_rank[rank][str(stage_of[node])])
         for node, rank in enumerate(rank_of)
     ]
     head = context.stages.get(0) or build_head()
-    rendezvous.all_gather("heads built", "")  # so that all of them are timed at once
+    rendezvous.all_gather(f"heads built, {key}", "")  # so that all of them are timed at once
     loss_s = time_head(head, message_spec, vocabulary)
-    losses = [float(text) for text in rendezvous.all_gather("loss times", str(loss_s))]
+    losses = [float(text) for text in rendezvous.all_gather(f"loss times, {key}", str(loss_s))]
     # Nothing is sent to a node that no rank serves: the figures of its links do not matter.
     ends = [max(rank, 0) for rank in rank_of]
     pairs = np.ix_(ends, ends)
@@ -227,7 +234,7 @@ def measure_cluster(context: RankContext, workload: Workload, build_head: Callab
         latency_s=latency[pairs],
         bandwidth=bandwidth[pairs],
         activation_bytes=message_spec.payload_bytes,
-        gradient_bytes=[max((nodes[n].gradient_bytes for n in served), default=0) for served in layout.stages],
+        gradient_bytes=[max((nodes[n].gradient_bytes for n in served), default=0) for served in allocation.stages],
         step_s=[node.step_s for node in nodes],
         norm_s=norm_s,
         source="measured by skippipe train before training",
@@ -240,7 +247,7 @@ def _stated(cluster: Cluster, node: int) -> StageTimes:
     return StageTimes(float(cluster.forward_s[node]), float(cluster.backward_s[node]), step_s=0.0, gradient_bytes=0)
 
 
-def rehearse(context: RankContext, engine: Engine) -> NodeTimes:
+def rehearse(context: RankContext, engine: Engine, key: str) -> NodeTimes:
     """Seconds of each kind of task on each node in iterations that change nothing. All ranks call this."""
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(context.vocabulary, context.message_spec.shape[:2], generator=random)
@@ -248,7 +255,7 @@ def rehearse(context: RankContext, engine: Engine) -> NodeTimes:
     with torch.random.fork_rng(devices=[]):
         for _ in range(REHEARSALS):
             times.add(engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings)
-    return merge_times(context.rendezvous.all_gather("rehearsed times", times.to_json()))
+    return merge_times(context.rendezvous.all_gather(f"rehearsed times, {key}", times.to_json()))
 
 
 def _time_norm(rendezvous: Rendezvous, link: Link, stages: int) -> float:

@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from skippipe._scheduler import Cluster, Plan
+from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
+from skippipe.phases import summarize
 from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.stage import Stage
@@ -28,19 +30,17 @@ UNLIMITED_S = 24 * 3600.0
 
 def plan_phase(spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
     """Plan a phase of a run for a cluster, and write the model into the plan."""
-    allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
-    problem = state_problem(cluster, allocation, phase.schedule)
+    problem = state_problem(cluster, dataclasses.replace(phase.allocation, layers=tuple(model.layers)), phase.schedule)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, spec.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
 def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> str:
     """Hash of everything that a plan is asked for: where it is the same, a resumed run may keep its plan."""
-    layout = spec.layout
-    allocation = layout.allocation
+    allocation = phase.allocation
     asked = [
-        layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes, model.layers,
-        spec.calibrate,
+        spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
+        model.layers, spec.calibrate,
         *(dataclasses.asdict(part) for part in (phase.schedule, spec.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -52,11 +52,9 @@ def plan_sha256(plan: Plan) -> str:
 
 
 def kept_plans(resume: ResumePoint, requests: Sequence[str]) -> list[Plan | None]:
-    """For every phase the plan of the checkpoint that the run resumes from, if it was asked for the same."""
-    if resume.checkpoint is None:
-        return [None for _ in requests]
-    asked, plan = resume.checkpoint.state.planning, resume.checkpoint.plan
-    return [plan if request == asked else None for request in requests]
+    """For every phase the plan in the checkpoint that the run resumes from, if one was asked for the same."""
+    plans = {} if resume.checkpoint is None else resume.checkpoint.plans
+    return [plans.get(request) for request in requests]
 
 
 def make_plans(
@@ -64,13 +62,16 @@ def make_plans(
     model: PartitionedModel,
     kept: Sequence[Plan | None],
     *,
-    workload: Workload,
+    workloads: Sequence[Workload],
     build_head: Callable[[], Stage],
 ) -> list[Plan]:
     """Plan every phase on rank 0, for the cluster as described or, with `runtime.calibrate`, as measured.
 
     It is measured twice: stage by stage, and then in iterations of a first plan, since stages that share processors or
-    memory are slower together than their own times suggest. A phase whose plan is `kept` has it. All ranks call this.
+    memory are slower together than their own times suggest; that is done for each allocation, by its first phase with
+    the most stages in use. A phase whose plan is `kept` has it. All ranks call this.
+
+    `workloads` are what measured times hold for, by allocation.
     """
     spec, layout = context.spec, context.spec.layout
     if layout.plan is not None:
@@ -82,12 +83,19 @@ def make_plans(
         )
         return Plan.from_json(text)
 
-    cluster = next((plan.cluster for plan in kept if plan is not None), None)
-    if cluster is None and spec.calibrate:
-        first = planned("first plan", spec.phases[0], measure_cluster(context, workload, build_head))
-        cluster = with_times(first, rehearse(context, Engine(context, spec.phases[0], first))).cluster
+    def cluster_of(number: int, allocation: Allocation) -> Cluster:
+        own = [(phase, kept[n]) for n, phase in enumerate(spec.phases) if spec.allocation_of(phase) == allocation]
+        known = next((plan.cluster for _, plan in own if plan is not None), None)
+        if known is not None or not spec.calibrate or not own:
+            return known or layout.cluster
+        most = min((phase for phase, _ in own), key=lambda phase: len(phase.allocation.absent_stages))
+        measured = measure_cluster(context, allocation, workloads[number], build_head, f"allocation {number}")
+        first = planned(f"first plan {number}", most, measured)
+        return with_times(first, rehearse(context, Engine(context, most, first), f"rehearsal {number}")).cluster
+
+    clusters = [cluster_of(number, allocation) for number, allocation in enumerate(spec.allocations)]
     return [
-        plan or planned(f"plan {number}", phase, cluster or layout.cluster)
+        plan or planned(f"plan {number}", phase, clusters[spec.allocations.index(spec.allocation_of(phase))])
         for number, (phase, plan) in enumerate(zip(spec.phases, kept, strict=True))
     ]
 
@@ -98,13 +106,22 @@ def planning_s(planner: PlannerConfig) -> float:
     return UNLIMITED_S if limit is None else limit
 
 
-def full_pipelines(plan: Plan, planner: PlannerConfig, rank_of: Sequence[int]) -> dict[str, float | None]:
+def full_pipelines(
+    spec: RunSpec, model: PartitionedModel, cluster: Cluster, rank_of: Sequence[int]
+) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
-    job = PlanningJob(plan.problem())
+    plan = spec.layout.plan
+    if plan is None:
+        allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
+        full = dataclasses.replace(spec.phases[0].schedule, skip_ratio=0.0, profile=None, classes=None)
+        problem = state_problem(cluster, allocation, full)
+    else:
+        problem = plan.problem()
+    job = PlanningJob(problem)
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            return iteration_s_on(make_plan(job, strategy, planner), rank_of)
+            return iteration_s_on(make_plan(job, strategy, spec.planner), rank_of)
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 
@@ -114,8 +131,8 @@ def full_pipelines(plan: Plan, planner: PlannerConfig, rank_of: Sequence[int]) -
 def plan_ready(  # noqa: PLR0913 - by keyword
     spec: RunSpec,
     model: PartitionedModel,
-    plan: Plan,
-    prediction: Prediction,
+    plans: Sequence[Plan],
+    predictions: Sequence[Prediction],
     full: Mapping[str, float | None],
     *,
     rank_of: Sequence[int],
@@ -126,11 +143,12 @@ def plan_ready(  # noqa: PLR0913 - by keyword
     device: str,
 ) -> PlanReady:
     """Report what is about to be trained, and the predicted times as far as they hold."""
+    plan, prediction = plans[0], predictions[0]
     return PlanReady(
         strategy=plan.strategy,
         skip_ratio=plan.skip_ratio,
         stages=len(plan.stages),
-        nodes=sum(map(len, plan.stages)),
+        nodes=sum(map(len, spec.layout.stages)),
         microbatches=len(plan.microbatches),
         microbatch_size=spec.data.microbatch_size,
         sequence=spec.data.sequence,
@@ -146,4 +164,8 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         iterations=spec.iterations,
         recv_buffers=recv_buffers,
         device=device,
+        phases=tuple(
+            summarize(phase, plan, predicts=prediction.holds)
+            for phase, plan, prediction in zip(spec.phases, plans, predictions, strict=True)
+        ),
     )

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 
 from skippipe._scheduler import Plan
+from skippipe.allocation import Allocation
 from skippipe.train.prepare.stages import PartitionedModel
-from skippipe.train.resolve.layout import Layout
 from skippipe.train.resolve.plan_model import SETTING_OF
 from skippipe.train.resolve.spec import RunSpec
 from skippipe.workload import Workload, partition_mismatch, source_mismatch, workload_of
@@ -68,10 +68,9 @@ def _mismatch(plan: Plan, model: PartitionedModel, device: str | None) -> str | 
     return None if cut is None else f"times of the cluster hold for another partition: {cut}"
 
 
-def measured_workload(model: PartitionedModel, layout: Layout, device: str) -> Workload:
-    """What times measured in this run hold for."""
-    nodes = range(len(layout.cluster))
-    stage_of = layout.stage_of
-    node_layers = tuple(model.layers[stage_of[node]] if node in stage_of else None for node in nodes)
-    sources = tuple(layout.stages[0])
+def measured_workload(model: PartitionedModel, allocation: Allocation, nodes: int, device: str) -> Workload:
+    """What times of `nodes` nodes that are measured in this run hold for, on one of its allocations."""
+    stage_of = allocation.stage_of
+    node_layers = tuple(model.layers[stage_of[node]] if node in stage_of else None for node in range(nodes))
+    sources = tuple(allocation.stages[0])
     return Workload(**asdict(model.plan_model), device=device, node_layers=node_layers, sources=sources)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Cluster
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
@@ -76,8 +76,8 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     _check_layout(spec, model, rendezvous)
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
-    resume.check(metadata.model, spec.seed, metadata.text_sha256)
-    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, fresh=resume.checkpoint is None)
+    resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
+    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
@@ -106,11 +106,10 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     rendezvous: Rendezvous,
     rank_of: Sequence[int],
     metadata: RunMetadata,
-    *,
-    fresh: bool,
+    joined: Collection[int],
 ) -> RankContext:
     """Build the stages of this rank, and the link to the other ranks."""
-    served = {spec.layout.stage_of[node] for node, rank in enumerate(rank_of) if rank == rendezvous.rank}
+    served = spec.held_stages([node for node, rank in enumerate(rank_of) if rank == rendezvous.rank])
     message_spec = MessageSpec(
         spec.data.microbatch_size,
         spec.data.sequence,
@@ -123,7 +122,8 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
-        stages=build_stages(spec, model, sorted(served), device, fresh=fresh),
+        layers=model.stage_layers,
+        stages=build_stages(spec, model, served, device, joined=joined),
         link=_make_link(spec, rendezvous, rank_of),
         message_spec=message_spec,
         validation_microbatches=metadata.validation_microbatches,
@@ -150,7 +150,8 @@ def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:
 def _check_layout(spec: RunSpec, model: PartitionedModel, rendezvous: Rendezvous) -> None:
     layout = spec.layout
     stated = [
-        layout.cluster.names, layout.stages, list(layout.allocation.absent_stages), layout.unused, model.layers,
+        layout.cluster.names, [dataclasses.asdict(allocation) for allocation in spec.allocations], layout.unused,
+        model.layers,
     ]  # fmt: skip
     rendezvous.check_equal("layout", {"nodes, stages and layers": json.dumps(stated)})
 
@@ -197,7 +198,9 @@ def _prepare_engines(
         context,
         model,
         kept,
-        workload=measured_workload(model, spec.layout, device),
+        workloads=[
+            measured_workload(model, allocation, len(spec.layout.cluster), device) for allocation in spec.allocations
+        ],
         build_head=lambda: build_head(spec, model, context.device),
     )
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
@@ -214,10 +217,10 @@ def _prepare_engines(
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
-    full = _full_pipelines(context, plans[0]) if predictions[0].holds else {}
+    full = _full_pipelines(context, model, plans[0].cluster) if predictions[0].holds else {}
     if log is not None:
         event = plan_ready(
-            spec, model, plans[0], predictions[0], full, rank_of=context.rank_of, parameters=parameters,
+            spec, model, plans, predictions, full, rank_of=context.rank_of, parameters=parameters,
             processes=rendezvous.world, training_tokens=metadata.training_tokens,
             recv_buffers=engines[0].recv_buffers, device=device,
         )  # fmt: skip
@@ -234,11 +237,11 @@ def _count_parameters(context: RankContext) -> int:
     return sum(map(int, context.rendezvous.all_gather("parameters", str(own))))
 
 
-def _full_pipelines(context: RankContext, plan: Plan) -> dict[str, float | None]:
+def _full_pipelines(context: RankContext, model: PartitionedModel, cluster: Cluster) -> dict[str, float | None]:
     """What full pipelines would take, computed by rank 0."""
-    planner = context.spec.planner
+    spec = context.spec
     text = context.rendezvous.broadcast(
-        "full", lambda: json.dumps(full_pipelines(plan, planner, context.rank_of)), 2 * planning_s(planner)
+        "full", lambda: json.dumps(full_pipelines(spec, model, cluster, context.rank_of)), 2 * planning_s(spec.planner)
     )
     found: dict[str, float | None] = json.loads(text)
     return found

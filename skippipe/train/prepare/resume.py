@@ -41,7 +41,14 @@ class ResumePoint:
         state = self.checkpoint.state
         own = self.checkpoint.path.parent == self.directory.folder
         scale = None if state.loss_scale is None else LossScale(state.loss_scale, state.loss_scale_iterations)
-        return RunProgress(state.iteration, state.tokens, state.position, state.iteration if own else -1, scale)
+        return RunProgress(
+            state.iteration,
+            state.tokens,
+            state.position,
+            state.iteration if own else -1,
+            frozenset(state.layers),
+            scale,
+        )
 
     def event(self, *, plan_kept: bool) -> RunResumed:
         """Report where the run resumes."""
@@ -53,8 +60,8 @@ class ResumePoint:
             plan_kept=plan_kept,
         )
 
-    def check(self, model: Mapping[str, Any], seed: int, text: str) -> None:
-        """Raise `InputError` if the checkpoint is of another model, text or seed than the run."""
+    def check(self, model: Mapping[str, Any], seed: int, text: str, new_layers: str) -> None:
+        """Raise `InputError` if the checkpoint is of another model, text or seed, or of another way to add layers."""
         if self.checkpoint is None:
             return
         state, path = self.checkpoint.state, self.checkpoint.path
@@ -64,17 +71,21 @@ class ResumePoint:
                 raise unexpected(f"model.{key}", ours, shown(theirs), path, "checkpoint of another model")
         if state.seed != seed:
             raise unexpected("train.seed", seed, str(state.seed), path, "the order of the text depends on it")
+        if state.new_layers != new_layers and len(state.layers) < state.model["num_hidden_layers"]:
+            hint = "layers are still to join"
+            raise unexpected("train.new_layers", new_layers, state.new_layers, path, hint)
         if state.text != text:
             hint = "to use only its weights: skippipe export, then model=pretrained"
             raise InputError("checkpoint of another text (data.*)", file=path, hint=hint)
 
     def load(self, stages: Mapping[int, Stage], optimizer: StageOptimizer) -> None:
-        """Load weights and optimizer state of the stages that this rank serves."""
+        """Load weights and optimizer state of this rank's stages, except for layers that have not joined yet."""
         if self.checkpoint is None:
             return
-        for number, stage in stages.items():
-            self.checkpoint.load(dict(stage.module.named_parameters()), WEIGHTS)
-            self.checkpoint.load(optimizer.tensors(number), OPTIMIZER)
+        for stage in stages.values():
+            parameters = stage.module.parameters_of(self.checkpoint.state.layers)
+            self.checkpoint.load(parameters, WEIGHTS)
+            self.checkpoint.load(optimizer.tensors(parameters), OPTIMIZER)
 
 
 def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous) -> ResumePoint:

@@ -1,6 +1,6 @@
 """The model of a run, partitioned; the stages that one rank serves, built."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from skippipe.errors import unexpected
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
+from skippipe.model.stage_module import empty_stage_module
 from skippipe.runtime.stage import Stage
+from skippipe.train.loop.transfers import copy_sources
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
 from skippipe.train.resolve.spec import RunSpec
 
@@ -52,7 +54,28 @@ def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
     if layout.plan is not None:
         check_model(layout.plan, asdict(model), layout.origin)
     layers = partition(layout.allocation.layers, spec.model.layers, len(layout.stages), model.layers, layout.origin)
-    return PartitionedModel(config, model, layers)
+    partitioned = PartitionedModel(config, model, layers)
+    if spec.new_layers == "copy":
+        _check_copies(spec, partitioned)
+    return partitioned
+
+
+def _check_copies(spec: RunSpec, model: PartitionedModel) -> None:
+    """Raise `InputError` where a layer that joins has other weights than the one that it is to copy."""
+    joined: set[int] = set()
+    for phase in spec.phases:
+        stages = [stage for stage, nodes in enumerate(phase.allocation.stages) if nodes]
+        new = {layer for stage in stages for layer in model.stage_layers[stage]} - joined
+        for layer, source in copy_sources(new, joined).items():
+            if _layer_shapes(model.config, layer) != _layer_shapes(model.config, source):
+                expected = f"init: layers {layer} and {source} have different weights"
+                raise unexpected("train.new_layers", spec.new_layers, expected)
+        joined |= new
+
+
+def _layer_shapes(config: Any, layer: int) -> list[torch.Size]:
+    module = empty_stage_module(config, stage=0, layers=range(layer, layer + 1), first=False)
+    return [parameter.shape for _, parameter in sorted(module.named_parameters())]
 
 
 def check_groups(spec: RunSpec, config: Any) -> None:
@@ -63,9 +86,12 @@ def check_groups(spec: RunSpec, config: Any) -> None:
 
 
 def build_stages(
-    spec: RunSpec, model: PartitionedModel, served: Sequence[int], device: torch.device, *, fresh: bool
+    spec: RunSpec, model: PartitionedModel, served: Sequence[int], device: torch.device, *, joined: Collection[int]
 ) -> dict[int, Stage]:
-    """Build the stages that a rank serves; a `fresh` run takes the weights of `model.folder`, if there is one."""
+    """Build the stages that a rank serves; unless all their layers have `joined`, with the weights of `model.folder`.
+
+    Weights of layers that have joined are loaded from the checkpoint afterwards.
+    """
     stages: dict[int, Stage] = {}
     autocast = spec.precision.torch_autocast
     for number in served:
@@ -77,7 +103,7 @@ def build_stages(
             seed=spec.seed,
             dtype=spec.precision.torch_dtype,
             device=device,
-            weights=spec.model.folder if fresh else None,
+            weights=None if {*model.stage_layers[number]} <= {*joined} else spec.model.folder,
         )
         if autocast is not None:
             module.enable_autocast(autocast)

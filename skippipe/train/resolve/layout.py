@@ -6,7 +6,7 @@ from typing import Any
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, allocation_of
-from skippipe.config import AllocateConfig
+from skippipe.config import AllocateConfig, PlannerConfig
 from skippipe.errors import unexpected
 from skippipe.plan import load_plan
 from skippipe.planning import ALLOCATING_WORK, allocated, planning_job
@@ -31,7 +31,7 @@ class Layout:
     @property
     def stage_of(self) -> dict[int, int]:
         """Stage of each node that serves one."""
-        return {node: stage for stage, nodes in enumerate(self.stages) for node in nodes}
+        return self.allocation.stage_of
 
     @property
     def unused(self) -> list[str]:
@@ -47,8 +47,6 @@ class Layout:
 def resolve_layout(job: TrainJob) -> Layout:
     """Read the plan of a job, or allocate the nodes of its cluster by the surrogate.
 
-    Each rank of a distributed run does this for itself, so the search ends by work and not by the clock.
-
     Raises:
         InputError: files or settings that cannot be used.
 
@@ -57,9 +55,13 @@ def resolve_layout(job: TrainJob) -> Layout:
         plan = load_plan(job.plan)
         return Layout(plan.cluster, allocation_of(plan), plan, job.plan)
     _check_allocate(job.allocate)
-    planner = replace(job.planner, work_limit=job.planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
-    problem = allocated(planning_job(job.cluster, job.allocate, job.schedule), planner)
+    problem = allocated(planning_job(job.cluster, job.allocate, job.schedule), allocating_planner(job.planner))
     return Layout(problem.cluster, allocation_of(problem), None, job.allocate.stages or "the plan")
+
+
+def allocating_planner(planner: PlannerConfig) -> PlannerConfig:
+    """The budget of a search that each rank of a distributed run does for itself: it ends by work, not by the clock."""
+    return replace(planner, work_limit=planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
 
 
 def _check_allocate(config: AllocateConfig) -> None:

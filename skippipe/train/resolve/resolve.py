@@ -3,19 +3,20 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
+from skippipe.config import PhasesConfig
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.devices import Precision
-from skippipe.errors import InputError, in_group, unexpected
+from skippipe.errors import unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import resolved_settings, weights_folder
-from skippipe.planning import state_problem
+from skippipe.phases import check_phases, reallocate, resolve_phases
+from skippipe.ranks import shown_names
 from skippipe.train.config import TrainJob
-from skippipe.train.resolve.layout import Layout, resolve_layout
+from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout
 from skippipe.train.resolve.plan_model import check_model
 from skippipe.train.resolve.spec import (
     CheckpointSpec,
@@ -44,8 +45,7 @@ def resolve(job: TrainJob) -> RunSpec:
     layout, train = resolve_layout(job), job.train
     if layout.plan is not None:
         check_model(layout.plan, _stated_model(job), layout.origin)
-    phases = plan_phases(job)
-    _check_phases(phases, layout)
+    phases = plan_phases(job, layout)
     folder = weights_folder(job.model)
     text = job.data
     if folder is not None:
@@ -67,6 +67,7 @@ def resolve(job: TrainJob) -> RunSpec:
         iterations=train.iterations,
         seed=train.seed,
         stage_gradient=cast("Any", train.stage_gradient),
+        new_layers=cast("Any", train.new_layers),
         validate_every=train.validate_every,
         validate_training=train.validate_training,
         calibrate=job.runtime.calibrate,
@@ -103,34 +104,36 @@ def _select(spec: type[Spec], settings: object) -> Spec:
     return spec(**{name: getattr(settings, name) for name in names})
 
 
-def plan_phases(job: TrainJob) -> tuple[PlanPhase, ...]:
-    """Divide a run where its skip ratio changes.
+def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
+    """Divide the iterations of a run into its phases.
 
     Raises:
-        InputError: changes are out of order, or the plan is given.
+        InputError: a phase has no iteration, asks for what the nodes cannot do, or the plan is given.
 
     """
-    changes, iterations = job.train.skip_changes, job.train.iterations
-    if changes and job.plan is not None:
-        hint = "each phase of the run needs its own plan"
-        raise unexpected("train.skip_changes", f"{len(changes)}", f"none with plan={job.plan}", hint=hint)
-    phases = [PlanPhase(0, job.schedule)]
-    for number, change in enumerate(changes):
-        after = round(change.after * iterations)
-        if not phases[-1].after < after < iterations:
-            expected = f"a change after more than {phases[-1].after} and fewer than {iterations} iterations"
-            raise unexpected(f"train.skip_changes[{number}].after", f"{change.after}, which is after {after}", expected)
-        phases.append(PlanPhase(after, dataclasses.replace(job.schedule, skip_ratio=change.skip_ratio)))
+    if job.plan is not None and job.phases != PhasesConfig():
+        hint = "each phase of a run needs its own plan"
+        raise unexpected("phases.list", f"{len(job.phases.list)}", f"published with plan={job.plan}", hint=hint)
+    iterations = job.train.iterations
+    found = list(resolve_phases(job.phases, job.schedule, layout.allocation))
+    if layout.plan is None:
+        check_phases(layout.cluster, found)
+    for number, phase in enumerate(found):
+        if phase.anew and layout.unused:
+            expected = f"kept, as no process serves {shown_names(layout.unused)}"
+            raise unexpected(f"phases.list[{number}].allocation", "anew", expected)
+        allocating = dataclasses.replace(job.allocate, objective="surrogate")
+        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(job.planner))
+    ends = [*(round(phase.begin * iterations) for phase in found[1:]), iterations]
+    phases: list[PlanPhase] = []
+    after = 0
+    for number, (phase, end) in enumerate(zip(found, ends, strict=True)):
+        if end <= after:
+            expected = f"a share of at least one of the {iterations} iterations (train.iterations)"
+            raise unexpected(f"phases.list[{number}].share", f"{phase.share:.6g}", expected)
+        phases.append(PlanPhase(phase.begin, phase.share, phase.schedule, phase.allocation, phase.anew, after=after))
+        after = end
     return tuple(phases)
-
-
-def _check_phases(phases: Sequence[PlanPhase], layout: Layout) -> None:
-    """Raise `InputError` where a later phase asks for what the nodes of the cluster cannot do."""
-    for number, phase in enumerate(phases[1:]):
-        try:
-            state_problem(layout.cluster, layout.allocation, phase.schedule)
-        except InputError as error:
-            raise in_group(error, f"train.skip_changes[{number}]") from error
 
 
 def _stated_model(job: TrainJob) -> dict[str, Any]:
@@ -152,14 +155,16 @@ def _shared_settings(job: TrainJob) -> dict[str, str]:
         "links", "time_scale", "contention", "recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype",
         "deterministic",
     )  # fmt: skip
-    groups: dict[str, Mapping[str, Any]] = {
+    groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
         "runtime": {name: getattr(job.runtime, name) for name in runtime},
         "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
     }
     if job.plan is None:
-        groups |= {name: dataclasses.asdict(getattr(job, name)) for name in ("schedule", "planner", "allocate")}
+        groups |= {
+            name: dataclasses.asdict(getattr(job, name)) for name in ("schedule", "phases", "planner", "allocate")
+        }
     return {
         f"{group}.{name}": json.dumps(value, sort_keys=True)
         for group, values in groups.items()

@@ -1,13 +1,15 @@
 """The description of a run. Everything after `resolve` takes it and reads no settings."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.allocation import Allocation
+from skippipe.config import PlannerConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
+from skippipe.phases import Phase
 from skippipe.train.resolve.layout import Layout
 
 
@@ -100,14 +102,12 @@ class OptimizerSpec:
     """None: gradients are not clipped"""
 
 
-@dataclass(frozen=True)
-class PlanPhase:
-    """Iterations of a run that follow one plan."""
+@dataclass(frozen=True, kw_only=True)
+class PlanPhase(Phase):
+    """A phase in iterations."""
 
     after: int
     """iterations before it"""
-    schedule: ScheduleConfig
-    """what its plan is asked for"""
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,8 @@ class RunSpec:
     seed: int
     """of the weights and of the order of the text"""
     stage_gradient: Literal["exact", "per_visit"]
+    new_layers: Literal["init", "copy"]
+    """weights of layers whose stage joins in a later phase"""
     validate_every: int | None
     """iterations; None: only before and after"""
     validate_training: bool
@@ -174,3 +176,27 @@ class RunSpec:
     """settings that have to be equal on all ranks, as JSON, by their keys; only to be compared"""
     settings_yaml: str
     """the settings as given, for the run's folder"""
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """The run's allocation, and those that phases have to themselves; no two are equal."""
+        found = [self.layout.allocation]
+        for phase in self.phases:
+            if phase.anew and phase.allocation not in found:
+                found.append(phase.allocation)
+        return found
+
+    def allocation_of(self, phase: PlanPhase) -> Allocation:
+        """The one of these that a phase uses."""
+        return phase.allocation if phase.anew else self.layout.allocation
+
+    def held_stages(self, nodes: Collection[int]) -> list[int]:
+        """The stages that these nodes serve in any phase."""
+        return sorted(
+            {
+                stage
+                for allocation in self.allocations
+                for stage, served in enumerate(allocation.stages)
+                if not set(nodes).isdisjoint(served)
+            }
+        )

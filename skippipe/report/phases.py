@@ -1,0 +1,40 @@
+"""The phases of a run as a table."""
+
+from collections.abc import Sequence
+
+from skippipe.phases import PhaseSummary, average_iteration_s, stages_text
+from skippipe.report.format import percent, seconds
+
+HEADINGS = (
+    "phase", "share", "stages in use", "skip ratio", "layer executions left out", "iteration", "lower bound",
+    "share of time",
+)  # fmt: skip
+
+
+def phase_lines(phases: Sequence[PhaseSummary]) -> list[str]:
+    """Table of the phases of a run and its average iteration time, line by line; none for a single phase."""
+    if len(phases) < 2:
+        return []
+    average_s = average_iteration_s(phases)
+    rows = [HEADINGS, *(_row(number, phase, average_s) for number, phase in enumerate(phases, 1))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    left_out = sum(phase.share * phase.left_out for phase in phases)
+    return [
+        *table,
+        f"average over the run: iteration time {seconds(average_s)}, layer executions left out {percent(left_out)}",
+    ]
+
+
+def _row(number: int, phase: PhaseSummary, average_s: float | None) -> tuple[str, ...]:
+    time = None if phase.iteration_s is None or not average_s else phase.share * phase.iteration_s / average_s
+    return (
+        str(number),
+        percent(phase.share),
+        stages_text(phase.stages_in_use, phase.stages),
+        f"{phase.skip_ratio:.4g}",
+        percent(phase.left_out),
+        seconds(phase.iteration_s),
+        seconds(phase.lower_bound_s),
+        percent(time),
+    )
