@@ -137,7 +137,7 @@ def extended(rng: Random, instance: Json) -> Json:
         return {**instance, "constraints": rules}
     present = [s for s in range(stages) if s not in instance["absent_stages"]]
     routes = left = len(route_owners(instance))
-    classes = []
+    classes: list[Json] = []
     while left:
         count = rng.randint(1, left)
         chosen = {s for s in present if rng.random() < 0.5} | ({0} if rules["cc1"] else {rng.choice(present)})
