@@ -299,11 +299,11 @@ def test_what_a_plan_may_hold_besides(plan_file: dict[str, Any], run: Run, write
     solver = json.loads((tmp_path / "again.json").read_text())["solver"]
     assert solver["mine"] == plan_file["solver"]["mine"]
     assert "long" not in solver
-    plan_file["constraints"]["profile"] = [1, 1]
+    plan_file["constraints"]["profile"] = [1] * len(plan_file["stages"])
     write("more.json", plan_file)
     result = run("simulate", "plan=more.json")
     assert result.status == 2
-    assert "constraints.profile: invalid type: list, expected null" in result.err
+    assert "constraints.profile: expected one weight for each of the" in result.err
 
 
 @pytest.mark.parametrize(
