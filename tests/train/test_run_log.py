@@ -20,6 +20,7 @@ from train.test_resume import NEVER, back_to, job_of, one_rank, with_every
 from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
+from skippipe.phases import PhaseSummary
 from skippipe.plan import load_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.study.run_history import read_run_history
@@ -105,6 +106,7 @@ def test_every_event_is_read_as_it_is_written() -> None:
         values: dict[str, Any] = {item.name: item.name for item in dataclasses.fields(event)}
         values |= {"files": RunFiles({"0": "plan.json"}, "cluster.json", "config.yaml")} if kind == "plan" else {}
         values |= {"breakdown": TimeBreakdown(1, 2.0, {}, [])} if kind == "summary" else {}
+        values |= {"phases": (PhaseSummary(1.0, 3, [0, 1, 2], 0.5, 0.5, 2.0, None),)} if kind == "plan" else {}
         full = event(**values)
         assert from_json(to_json(full)) == full
         least = event(**{i.name: values[i.name] for i in dataclasses.fields(event) if i.default is dataclasses.MISSING})

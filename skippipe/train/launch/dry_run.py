@@ -67,29 +67,20 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
     estimates = _stage_memories(spec, model)
-    sends, grouped, message_bytes = (
-        spec.communication.sends_in_flight,
-        spec.device.group > 1,
-        model.plan_model.message_bytes,
-    )
-    recv_buffers = spec.communication.recv_buffers
+    held = [spec.held_stages([layout.cluster.names.index(name) for name in names]) for names in names_by_rank]
+    sends, recv_buffers = spec.communication.sends_in_flight, spec.communication.recv_buffers
+    grouped, message_bytes = spec.device.group > 1, model.plan_model.message_bytes
     by_phase: list[list[RankMemory]] = []
     for plan in plans:
         programs = lower(plan, rank_of)
         validation = lower_evaluation(plan, rank_of, batches.validation_microbatches)
         buffers = safe_buffers([programs, validation], spec.communication)
-        receives, recv_buffers = peak_recv_buffers(programs, buffers), max(recv_buffers, buffers)
+        recv_buffers = max(recv_buffers, buffers)
+        messages = [(receives + sends) * message_bytes for receives in peak_recv_buffers(programs, buffers)]
         by_phase.append(
             [
-                rank_memory(
-                    plan,
-                    spec.held_stages([layout.cluster.names.index(name) for name in names]),
-                    names,
-                    estimates,
-                    (receives[rank] + sends) * message_bytes,
-                    grouped=grouped,
-                )
-                for rank, names in enumerate(names_by_rank)
+                rank_memory(plan, stages, names, estimates, own, grouped=grouped)
+                for stages, names, own in zip(held, names_by_rank, messages, strict=True)
             ]
         )
     ranks = [max(memories, key=lambda memory: memory.total) for memories in zip(*by_phase, strict=True)]
