@@ -77,6 +77,10 @@ def plan(job: PlanJob, context: Context) -> float:
     kind = describe_comparison(question, job.compare_allocation, strategy, job.planner) if others else None
     console = Console()
     if context.label is None:
+        if len(summaries) > 1:
+            number = allocating_phase(job.phases)
+            which = "all stages" if number is None else f"phase {number + 1} of {len(summaries)}"
+            console.write_line(f"plan of {which}, for which the allocation was searched:")
         _print(console, made, others, kind)
         for line in phase_lines(summaries):
             console.write_line(line)

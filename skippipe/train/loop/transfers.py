@@ -106,5 +106,5 @@ def _run(transfer: Transfer, here: Mapping[int, Sequence[Tensor]], rank: int, li
 def _sha256(tensors: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
