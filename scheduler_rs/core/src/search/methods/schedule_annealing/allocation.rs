@@ -1,5 +1,5 @@
-//! Changes of the allocation: two or three nodes are exchanged, or all nodes of two stages; a node leaves its stage or
-//! joins one. Tasks stay in their sequence as far as they can.
+//! Changes of the allocation: two or three nodes are exchanged, a node leaves its stage or joins one. Tasks stay
+//! in their sequence as far as they can.
 
 use rand::RngExt;
 use smallvec::SmallVec;
@@ -12,13 +12,11 @@ use crate::search::methods::schedule_annealing::ScheduleAnnealing;
 const CYCLES: f64 = 0.15;
 /// How often nodes of one stage are exchanged: their routes do.
 const INSIDE: f64 = 0.1;
-/// How often two stages of the same size exchange all their nodes: good groups may be at the wrong stages.
-const STAGES: f64 = 0.1;
 /// How often a node joins or leaves a stage, where it may.
 const JOINS: f64 = 0.05;
 
 /// Places whose nodes change, one pair after the other.
-type Pairs = SmallVec<[(usize, usize); 6]>;
+type Pairs = SmallVec<[(usize, usize); 2]>;
 
 impl ScheduleAnnealing {
     /// Tries another allocation.
@@ -32,8 +30,7 @@ impl ScheduleAnnealing {
     }
 
     fn try_exchange_of_nodes(&mut self) {
-        let pairs = if self.rng.random_bool(STAGES) { self.draw_stages() } else { self.draw_exchange() };
-        let Some(pairs) = pairs else { return };
+        let Some(pairs) = self.draw_exchange() else { return };
         self.exchange(pairs.iter());
         if self.is_allowed(&pairs) {
             self.write_all();
@@ -46,7 +43,7 @@ impl ScheduleAnnealing {
         self.write_all();
     }
 
-    /// Two or three nodes; none where the draw led nowhere.
+    /// None where the draw led nowhere.
     fn draw_exchange(&mut self) -> Option<Pairs> {
         let instance = &self.owned.instance;
         let count = instance.node_count();
@@ -75,17 +72,6 @@ impl ScheduleAnnealing {
             pairs.push((b, c));
         }
         Some(pairs)
-    }
-
-    /// All nodes of two stages, each with one of the other stage; none where that is impossible.
-    fn draw_stages(&mut self) -> Option<Pairs> {
-        let Instance { present, members, .. } = &self.owned.instance;
-        let [a, b] = [0; 2].map(|_| present[self.rng.random_range(0..present.len())]);
-        let turn = self.rng.random_range(0..members[a].len());
-        let is_open = self.placement.as_ref()?.scope().sources || (a != 0 && b != 0);
-        let others = members[b].iter().cycle().skip(turn);
-        (is_open && a != b && members[a].len() == members[b].len())
-            .then(|| members[a].iter().copied().zip(others.copied()).collect())
     }
 
     fn exchange<'a>(&mut self, pairs: impl Iterator<Item = &'a (usize, usize)>) {
