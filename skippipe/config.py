@@ -203,6 +203,8 @@ class RouteClass:
 
     stages: list[int] = setting([], within=AT_LEAST_0)
     """the stages that they visit"""
+    depth: float | None = setting(None, within=Range(0, 1, open_low=True))
+    """in place of stages: so many of the stages in use, from the first, as a fraction"""
     routes: int | None = setting(None, within=AT_LEAST_1)
     """number of routes; null: by share"""
     share: float | None = setting(None, within=Range(0, 1, open_low=True))
@@ -257,6 +259,10 @@ class PhaseConfig:
     """stages in use, from the first: a fraction of them if below 1, else their number; null: all"""
     absent_stages: list[int] = setting([], within=AT_LEAST_1)
     """stages that no route visits, by number, in place of stages"""
+    profile: list[float] | None = setting(None, within=AT_LEAST_0)
+    """weights of the stages 1, 2, ..., as schedule.profile; null: schedule.profile"""
+    classes: list[RouteClass] | None = None
+    """which stages the routes visit, as schedule.classes; null: these, unless skip_ratio or profile is set"""
     allocation: str = setting("kept", choices=ALLOCATIONS)
     """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
     stay, and weights and optimizer state move between nodes when phases change"""

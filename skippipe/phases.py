@@ -1,15 +1,17 @@
 """The phases of a run: skip ratio and stages in use as functions of training time. Pure."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from skippipe._scheduler import AllocationScope, Cluster, Plan, UnallocatedProblem
 from skippipe.allocation import Allocation, allocation_of, even_shares
 from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
-from skippipe.planning import PlanningJob, allocated, constraints, make_plan, microbatches, state_problem
+from skippipe.planning import PlanningJob, allocated, make_plan, microbatches, rules_of, state_problem
 
 ROUNDING = 1e-9
 """Most by which shares that add up to 1 miss it."""
@@ -73,8 +75,19 @@ def resolve_phases(config: PhasesConfig, schedule: ScheduleConfig, allocation: A
 
 
 def phase_schedule(phase: PhaseConfig, schedule: ScheduleConfig) -> ScheduleConfig:
-    """The schedule of a phase."""
-    return schedule if phase.skip_ratio is None else dataclasses.replace(schedule, skip_ratio=phase.skip_ratio)
+    """The schedule of a phase: what it sets takes the place of the run's settings for the same choice."""
+    if phase.classes is not None:
+        return dataclasses.replace(
+            schedule, classes=phase.classes, profile=phase.profile, skip_ratio=ScheduleConfig.skip_ratio
+        )
+    if phase.skip_ratio is None and phase.profile is None:
+        return schedule
+    return dataclasses.replace(
+        schedule,
+        skip_ratio=schedule.skip_ratio if phase.skip_ratio is None else phase.skip_ratio,
+        profile=schedule.profile if phase.profile is None else phase.profile,
+        classes=None,
+    )
 
 
 def allocating_phase(config: PhasesConfig) -> int | None:
@@ -147,7 +160,27 @@ def check_phases(cluster: Cluster, phases: Sequence[Phase]) -> None:
         try:
             state_problem(cluster, phase.allocation, phase.schedule)
         except InputError as error:
-            raise in_group(error, f"phases.list[{number}]") from error
+            raise in_phase(error, number) from error
+
+
+def in_phase(error: InputError, number: int) -> InputError:
+    """The same error of a schedule, as one of the phase that sets it."""
+    located = in_group(error, f"phases.list[{number}]")
+    if error.key is not None:
+        located.key = f"phases.list[{number}].{error.key.removeprefix('schedule.')}"
+    return located
+
+
+@contextlib.contextmanager
+def errors_of_phase(config: PhasesConfig, number: int | None) -> Iterator[None]:
+    """Within: errors in what a phase sets of the schedule name the phase; None: there is none."""
+    try:
+        yield
+    except InputError as error:
+        name = re.match(r"schedule\.(\w+)", error.key or "")
+        if number is None or name is None or not getattr(config.list[number], name[1], None):
+            raise
+        raise in_phase(error, number) from error
 
 
 def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, planner: PlannerConfig) -> Phase:
@@ -162,12 +195,14 @@ def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, plann
     if not phase.anew or len(in_use) == 1:
         return phase
     sources = kept.stages[0]
+    counts = microbatches(phase.schedule.microbatches_per_source, len(sources))
+    rules, skip_ratio = rules_of(_renumbered(phase.schedule, in_use), counts, range(len(in_use)))
     problem = UnallocatedProblem(
         _with_stages(cluster, in_use),
         [len(sources), *even_shares(len(cluster) - len(sources), len(in_use) - 1)],
-        microbatches(phase.schedule.microbatches_per_source, len(sources)),
-        skip_ratio=phase.schedule.skip_ratio,
-        constraints=constraints(phase.schedule),
+        counts,
+        skip_ratio=skip_ratio,
+        constraints=rules,
         sources=sources,
         max_replica_transfer_s=allocating.max_replica_transfer_s,
         layers=[kept.layers[stage] for stage in in_use] if kept.layers else [],
@@ -188,6 +223,16 @@ def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, plann
     return dataclasses.replace(
         phase, allocation=dataclasses.replace(kept, stages=stages, absent_nodes=found.absent_nodes)
     )
+
+
+def _renumbered(schedule: ScheduleConfig, in_use: Sequence[int]) -> ScheduleConfig:
+    """The same schedule for a model of the stages in use, which `check_phases` has found to be possible."""
+    profile, classes = schedule.profile, schedule.classes
+    if profile is not None:
+        profile = [profile[stage - 1] for stage in in_use[1:]]
+    if classes is not None:
+        classes = [dataclasses.replace(one, stages=[in_use.index(stage) for stage in one.stages]) for one in classes]
+    return dataclasses.replace(schedule, profile=profile, classes=classes)
 
 
 def _with_stages(cluster: Cluster, stages: Sequence[int]) -> Cluster:

@@ -92,7 +92,7 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
             return PlanningJob(state_problem(cluster, allocation, schedule))
         layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
         counts = microbatches(schedule.microbatches_per_source, sizes[0])
-        rules, skip_ratio = rules_of(schedule, counts, len(sizes))
+        rules, skip_ratio = rules_of(schedule, counts, range(len(sizes)))
         first = UnallocatedProblem(
             cluster,
             sizes,
@@ -154,7 +154,8 @@ def with_origin(error: InputError, cluster_file: str | None, stages_file: str | 
 def state_problem(cluster: Cluster, allocation: Allocation, schedule: ScheduleConfig) -> Problem:
     """State the problem for a given allocation."""
     counts = microbatches(schedule.microbatches_per_source, len(allocation.stages[0]) if allocation.stages else 0)
-    rules, skip_ratio = rules_of(schedule, counts, len(allocation.stages) - len(allocation.absent_stages))
+    present = [stage for stage in range(len(allocation.stages)) if stage not in allocation.absent_stages]
+    rules, skip_ratio = rules_of(schedule, counts, present)
     return Problem(
         cluster,
         allocation.stages,
@@ -184,8 +185,8 @@ def microbatches(setting: object, sources: int) -> list[int]:
     return counts
 
 
-def rules_of(schedule: ScheduleConfig, counts: Sequence[int], present: int) -> tuple[Constraints, float]:
-    """Constraints and skip ratio, for the microbatches of each source and the number of stages that are present.
+def rules_of(schedule: ScheduleConfig, counts: Sequence[int], present: Sequence[int]) -> tuple[Constraints, float]:
+    """Constraints and skip ratio, for the microbatches of each source and the stages that are present.
 
     Raises:
         InputError: classes that are not of as many routes as the microbatches take, or contradict the skip ratio.
@@ -194,22 +195,23 @@ def rules_of(schedule: ScheduleConfig, counts: Sequence[int], present: int) -> t
     if schedule.classes is None:
         return constraints(schedule), schedule.skip_ratio
     routes = sum(-(-count // schedule.waves) for count in counts)
-    classes = class_routes(schedule.classes, routes)
+    classes = class_routes(schedule.classes, routes, present)
     visits = sum(len(stages) * count for stages, count in classes)
-    skip_ratio = 1 - visits / (routes * present) if routes and present else schedule.skip_ratio
+    skip_ratio = 1 - visits / (routes * len(present)) if routes and present else schedule.skip_ratio
     if schedule.skip_ratio != ScheduleConfig.skip_ratio and abs(schedule.skip_ratio - skip_ratio) > RATIO_TOLERANCE:
         expected = f"{skip_ratio:.6g}, what schedule.classes leave out, or no such setting"
         raise unexpected("schedule.skip_ratio", schedule.skip_ratio, expected)
     return constraints(schedule, classes), skip_ratio
 
 
-def class_routes(classes: Sequence[RouteClass], routes: int) -> list[tuple[list[int], int]]:
+def class_routes(classes: Sequence[RouteClass], routes: int, present: Sequence[int]) -> list[tuple[list[int], int]]:
     """Stages of each class and how many of so many routes it has; shares become counts by largest remainder."""
+    visited = [_class_stages(one, present, f"schedule.classes[{i}]") for i, one in enumerate(classes)]
     for i, one in enumerate(classes):
         if (one.routes is None) == (one.share is None):
             raise unexpected(f"schedule.classes[{i}]", "both or none", "either routes or share")
     if all(one.routes is not None for one in classes):
-        return [(list(one.stages), one.routes or 0) for one in classes]
+        return [(stages, one.routes or 0) for stages, one in zip(visited, classes, strict=True)]
     shares = [one.share or 0.0 for one in classes]
     if not all(shares):
         raise unexpected("schedule.classes", "routes and shares", "routes for every class, or shares")
@@ -226,7 +228,16 @@ def class_routes(classes: Sequence[RouteClass], routes: int) -> list[tuple[list[
             shares[counts.index(0)],
             f"a share that gives the class at least one of the {routes} routes",
         )
-    return [(list(one.stages), count) for one, count in zip(classes, counts, strict=True)]
+    return list(zip(visited, counts, strict=True))
+
+
+def _class_stages(one: RouteClass, present: Sequence[int], key: str) -> list[int]:
+    """The stages that a class visits, of those `present`."""
+    if one.depth is None:
+        return list(one.stages)
+    if one.stages:
+        raise unexpected(f"{key}.depth", one.depth, "null, as stages is set")
+    return list(present[: max(1, int(one.depth * len(present) + 0.5))])
 
 
 def constraints(schedule: ScheduleConfig, classes: list[tuple[list[int], int]] | None = None) -> Constraints:
@@ -353,7 +364,8 @@ def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: Plannin
 def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
     """State the problem of `schedule` with allocation, layers and microbatches per source of a plan."""
     problem = plan.problem()
-    rules, skip_ratio = rules_of(schedule, problem.microbatches, len(problem.stages) - len(problem.absent_stages))
+    present = [stage for stage in range(len(problem.stages)) if stage not in problem.absent_stages]
+    rules, skip_ratio = rules_of(schedule, problem.microbatches, present)
     return problem.with_rules(rules, skip_ratio=skip_ratio)
 
 

@@ -36,6 +36,23 @@ def test_a_plan_for_each_phase(run: Run, tmp_path: Path) -> None:
     assert [row[-1] for row in rows] == [f"{time / sum(times):.1%}" for time in times]
 
 
+def test_classes_and_profiles_of_phases(run: Run, tmp_path: Path) -> None:
+    """And growth with the allocation anew, where stages have other numbers while it is searched."""
+    own = "{share: 0.4, stages: 0.5, allocation: anew, classes: [{depth: 1, share: 0.5}, {stages: [0,1], share: 0.5}]}"
+    phases = f"phases.list=[{own}, {{share: 0.3, profile: [5,4,3,2,1]}}, {{skip_ratio: 0}}]"
+    checker = load_checker()
+    for arguments, lengths in ((["phases=two_classes"], [{6, 3}, {6}]), ([phases], [{3, 2}, {4}, {6}])):
+        result = run("plan", "cluster=five_clusters", WORK, "output=plan.json", *arguments)
+        assert result.status == 0, result.err
+        for number, expected in enumerate(lengths, 1):
+            path = tmp_path / ("plan.json" if number == 1 else f"plan_phase{number}.json")
+            assert {len(microbatch.stages) for microbatch in load_plan(str(path)).microbatches} == expected
+            assert checker is None or verdict(checker, path.read_text()) == []
+    visits = [sum(s in m.stages for m in load_plan(str(tmp_path / "plan_phase2.json")).microbatches) for s in range(6)]
+    assert visits[1:] == sorted(visits[1:], reverse=True)
+    assert visits[1] > visits[5] > 0
+
+
 def test_one_phase_has_no_table(run: Run) -> None:
     result = run("plan", "cluster=local4", WORK)
     assert "average over the run" not in result.out
@@ -47,7 +64,12 @@ def test_one_phase_has_no_table(run: Run) -> None:
         ("phases.list=[{share: 0.5, stages: 9}, {}]", "phases.list[0].stages: expected a fraction below 1, or a whole"),
         ("phases.list=[{share: 1.5}, {}]", "phases.list[0].share: expected a finite number of more than 0"),
         ("phases.list=[{share: 0.5}, {skip_ratio: 0.9}]", "phases.list[1].skip_ratio: expected"),
-        ("phases=mars", "phases: expected one of grow, grow_steps, published, tail"),
+        ("phases.list=[{classes: [{stages: [0,7], share: 1}]}]", "phases.list[0].classes[0].stages"),
+        (
+            "phases.list=[{classes: [{stages: [0], depth: 0.5, share: 1}]}]",
+            "phases.list[0].classes[0].depth: expected null",
+        ),
+        ("phases=mars", "phases: expected one of grow, grow_steps, published, robust, tail, two_classes"),
     ],
 )
 def test_phases_that_cannot_be(settings: str, message: str, run: Run) -> None:

@@ -166,12 +166,12 @@ def test_the_allocation_is_searched_with_a_profile_or_classes(
 
 def test_shares_become_counts_by_largest_remainder() -> None:
     def counts(shares: list[float], routes: int) -> list[int]:
-        return [count for _, count in class_routes([RouteClass([0], share=share) for share in shares], routes)]
+        return [count for _, count in class_routes([RouteClass([0], share=share) for share in shares], routes, [0, 1])]
 
     assert counts([0.33, 0.67], 30) == [10, 20]
     assert counts([1 / 3, 1 / 3, 1 / 3], 10) == [4, 3, 3]
     assert counts([0.5, 0.3, 0.2], 7) == [4, 2, 1]
-    assert class_routes([RouteClass([0, 1], routes=4), RouteClass([0], routes=2)], 6) == [([0, 1], 4), ([0], 2)]
+    assert class_routes([RouteClass([0, 1], routes=4), RouteClass([0], routes=2)], 6, [0, 1]) == [([0, 1], 4), ([0], 2)]
 
 
 TWO_CLASSES = "schedule.classes=[{stages: [0,1], routes: 20}, {stages: [0], routes: 10}]"

@@ -17,6 +17,7 @@ from skippipe.phases import (
     allocating_phase,
     average_iteration_s,
     check_phases,
+    errors_of_phase,
     phase_schedule,
     reallocate,
     resolve_phases,
@@ -58,13 +59,14 @@ def plan(job: PlanJob, context: Context) -> float:
     if output is not None:
         check_writable(output)
     schedule = _allocating_schedule(job)
-    question = planning_job(job.cluster, job.allocate, schedule)
     strategy = schedule.strategy
-    with planning_progress(strategy) as progress:
-        try:
-            made = _scheduler.plan(plan_request(question, strategy, job.planner), progress=progress)
-        except InputError as error:
-            raise with_origin(error, job.cluster.file, job.allocate.stages) from None
+    with errors_of_phase(job.phases, allocating_phase(job.phases)):
+        question = planning_job(job.cluster, job.allocate, schedule)
+        with planning_progress(strategy) as progress:
+            try:
+                made = _scheduler.plan(plan_request(question, strategy, job.planner), progress=progress)
+            except InputError as error:
+                raise with_origin(error, job.cluster.file, job.allocate.stages) from None
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = made.solver.interrupted
     phases = _phases(job, made)
