@@ -2,8 +2,8 @@
 //! that each stage lies on.
 
 use crate::problem::Instance;
-use crate::route::{Lengths, StageSet, stage_bit};
-use crate::rules::Constraints;
+use crate::route::Lengths;
+use crate::rules::{Constraints, class_sets, stage_bit};
 
 /// Shares that differ from a whole number by no more than this are one.
 const ROUNDING: f64 = 1e-9;
@@ -72,13 +72,6 @@ pub fn source_visits(instance: &Instance, lengths: &Lengths) -> std::ops::RangeI
 /// The present stages but stage 0.
 pub fn inner_stages(instance: &Instance) -> impl Iterator<Item = usize> + '_ {
     instance.present.iter().copied().filter(|stage| *stage != 0)
-}
-
-/// For each route the stages of its class, class by class; none where there are no classes.
-#[must_use]
-pub fn class_sets(rules: &Constraints) -> Option<Vec<StageSet>> {
-    let classes = rules.classes.as_ref()?;
-    Some(classes.iter().flat_map(|class| std::iter::repeat_n(class.stage_set(), class.routes)).collect())
 }
 
 fn weight(rules: &Constraints, stage: usize) -> f64 {

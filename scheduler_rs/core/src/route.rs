@@ -1,17 +1,8 @@
 //! What a route may look like: how many stages it visits, in which order, how the visits are shared out.
 
 use crate::problem::Instance;
-use crate::quotas::class_sets;
-use crate::rules::Constraints;
-
-/// A set of stages.
-pub type StageSet = u128;
-
-/// The set that holds `stage` alone.
-#[must_use]
-pub fn stage_bit(stage: usize) -> StageSet {
-    1 << stage
-}
+use crate::rules::{Constraints, class_sets};
+pub use crate::rules::{StageSet, stage_bit};
 
 /// One route to be found: `waves` microbatches of one source go over it, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, invalid};
 use crate::format::{check_number, optional_objects};
 use crate::problem::{MOST_MICROBATCHES, check_index};
-use crate::route::{StageSet, stage_bit};
+
+/// A set of stages.
+pub type StageSet = u128;
+
+/// The set that holds `stage` alone.
+#[must_use]
+pub fn stage_bit(stage: usize) -> StageSet {
+    1 << stage
+}
 
 /// How node memory limits a plan (TC1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +119,13 @@ impl From<RulesFile> for Constraints {
         let RulesFile { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, profile, classes } = file;
         Self { cc1, cc2, cc3, tc1, tc2, max_swaps, waves, max_stage_jump, profile, classes }
     }
+}
+
+/// For each route the stages of its class, class by class; none where there are no classes.
+#[must_use]
+pub fn class_sets(rules: &Constraints) -> Option<Vec<StageSet>> {
+    let classes = rules.classes.as_ref()?;
+    Some(classes.iter().flat_map(|class| std::iter::repeat_n(class.stage_set(), class.routes)).collect())
 }
 
 impl Default for Constraints {

@@ -5,9 +5,9 @@ mod stage_sets;
 
 use crate::error::Result;
 use crate::problem::{Instance, impossible};
-use crate::quotas::{Quotas, class_sets, inner_stages, source_visits};
+use crate::quotas::{Quotas, inner_stages, source_visits};
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, stage_bit};
-use crate::rules::MemoryRule;
+use crate::rules::{MemoryRule, class_sets};
 
 /// A search that has looked through everything and found nothing.
 pub fn nothing_exists<T>() -> Result<T> {

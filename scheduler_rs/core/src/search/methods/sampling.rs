@@ -5,8 +5,9 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand_pcg::Pcg64;
 
 use crate::problem::Instance;
-use crate::quotas::{Quotas, class_sets, inner_stages, source_visits};
+use crate::quotas::{Quotas, inner_stages, source_visits};
 use crate::route::{Lengths, RouteTask, StageOrder, StageSet, Visits, stage_bit};
+use crate::rules::class_sets;
 use crate::search::instance_view::InstanceView;
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::timed_path::TimedPath;

@@ -1,9 +1,9 @@
 //! What a search is given and what it returns.
 
 use crate::problem::Instance;
-use crate::quotas::{Quotas, class_sets, inner_stages};
+use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask, StageSet};
-use crate::rules::Constraints;
+use crate::rules::{Constraints, class_sets};
 use crate::simulate::{MicrobatchRoute, TaskId};
 use crate::time::Time;
 
