@@ -42,12 +42,16 @@ class MessageSpec:
     @property
     def payload_bytes(self) -> int:
         """Of one message."""
-        wire = self.wire_dtype or self.dtype
-        return self.microbatch_size * self.sequence * wire_bytes(str(wire).removeprefix("torch."), self.hidden)
+        name = str(self._wire).removeprefix("torch.")
+        return self.microbatch_size * self.sequence * wire_bytes(name, self.hidden)
+
+    @property
+    def _wire(self) -> torch.dtype:
+        return self.wire_dtype or self.dtype
 
     def empty_payload(self) -> Tensor:
         """Make a buffer for a message to be received."""
-        wire = self.wire_dtype or self.dtype
+        wire = self._wire
         if wire in LARGEST:
             shape = (self.microbatch_size, self.sequence, self.hidden + SCALE_BYTES)
             return torch.empty(shape, dtype=torch.uint8, device=self.device)
@@ -57,7 +61,7 @@ class MessageSpec:
         """Encode a hidden state, (b, s, hidden), as a contiguous payload."""
         if hidden.shape != self.shape:
             raise ValueError(str(unexpected("result", tuple(hidden.shape), f"shape {self.shape}")))
-        wire = self.wire_dtype or self.dtype
+        wire = self._wire
         if wire not in LARGEST:
             return hidden.detach().to(wire).contiguous()
         numbers = hidden.detach().float()
@@ -68,7 +72,7 @@ class MessageSpec:
 
     def decode(self, payload: Tensor) -> Tensor:
         """Decode a payload: (b, s, hidden), of the hidden states' type."""
-        wire = self.wire_dtype or self.dtype
+        wire = self._wire
         if wire not in LARGEST:
             return payload.to(self.dtype)
         numbers = payload[..., : self.hidden].contiguous().view(wire).float()
