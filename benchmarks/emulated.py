@@ -43,7 +43,8 @@ from skippipe.runtime.links.collectives import TREE_WIDTH
 from skippipe.runtime.links.emulated import EmulatedLink, Uplink, uplink_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.stage import ReadyGradients
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 NODES = 20
@@ -84,14 +85,18 @@ class SleepingStage:
         time.sleep(self.loss_s)
         return hidden
 
-    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
         """Sleep."""
-        del microbatch
+        del microbatch, ready
         time.sleep(self.backward_s)
         return gradient
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
         """Do nothing."""
+
+    def gradient_parts(self) -> list[list[Tensor]]:
+        """Give the same as `gradients`."""
+        return [self.gradients()]
 
     def gradients(self) -> list[Tensor]:
         """Return the parameters themselves."""
@@ -133,7 +138,7 @@ def serve(rank: int, world: int, store: str, pipe: Connection) -> None:
             job.program,
             job.stages,
             EmulatedLink(link, job.uplink),
-            message_spec=MESSAGE_SPEC,
+            buffers=MessageBuffers(MESSAGE_SPEC),
             recv_buffers=job.recv_buffers,
             sends_in_flight=job.sends_in_flight,
             clock=time.monotonic,

@@ -20,8 +20,10 @@ from torch import Tensor
 from skippipe.plan import load_plan
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
+from skippipe.runtime.links.collectives import RingSums
 from skippipe.runtime.lower import lower
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.stage import ReadyGradients
 
 REPETITIONS = 20
 TOKEN = torch.zeros(1, 1, dtype=torch.int64)
@@ -46,13 +48,17 @@ class NoStage:
         del microbatch, labels
         return hidden
 
-    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
         """Give back what is given."""
-        del microbatch
+        del microbatch, ready
         return gradient
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
         """Do nothing."""
+
+    def gradient_parts(self) -> list[list[Tensor]]:
+        """Give the same as `gradients`."""
+        return [self.gradients()]
 
     def gradients(self) -> list[Tensor]:
         """Give one gradient."""
@@ -66,7 +72,7 @@ class Finished:
         """Return at once."""
 
 
-class NoLink:
+class NoLink(RingSums):
     """Transfers that complete at once."""
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Finished:
@@ -99,7 +105,12 @@ def main() -> None:
     seconds: list[float] = []
     for program in programs:
         executor = Executor(
-            program, stages, NoLink(), message_spec=MessageSpec(1, 1, 1), recv_buffers=buffers, sends_in_flight=2
+            program,
+            stages,
+            NoLink(),
+            buffers=MessageBuffers(MessageSpec(1, 1, 1)),
+            recv_buffers=buffers,
+            sends_in_flight=2,
         )
         times = []
         for _ in range(REPETITIONS):

@@ -92,12 +92,13 @@ def wire_bytes(dtype: str, hidden: int) -> int:
     return hidden * size + (SCALE_BYTES if size == 1 else 0)
 
 
-def find_device(name: str, key: str) -> "torch.device":
+def find_device(name: str, key: str, process: int = 0) -> "torch.device":
     """The device that a setting names.
 
     Args:
-        name: `cpu`, `cuda`, `cuda:NUMBER`, or `auto` for a GPU if there is one.
+        name: `cpu`; `cuda:NUMBER`; `cuda`, the GPU whose turn it is; or `auto` for that or, without one, the CPU.
         key: of the setting, for messages.
+        process: number of the process on its machine; GPUs take turns.
 
     Raises:
         InputError: the device is unknown or absent.
@@ -113,9 +114,12 @@ def find_device(name: str, key: str) -> "torch.device":
         device = None
     if device is None or device.type not in {"cpu", "cuda"}:
         raise unexpected(key, name, "auto, cpu, cuda or cuda:NUMBER")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise unexpected(key, name, f"one of the {torch.cuda.device_count()} GPUs of this machine")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    if device.type == "cpu":
+        return device
+    gpus, index = torch.cuda.device_count(), None if name == "cuda" else device.index
+    if (index or 0) >= gpus:
+        raise unexpected(key, name, f"one of the {gpus} GPUs of this machine")
+    return torch.device("cuda", process % gpus if index is None else index)
 
 
 def find_devices(names: Sequence[str] | None) -> list[str]:
@@ -134,6 +138,20 @@ def find_devices(names: Sequence[str] | None) -> list[str]:
     for number, name in enumerate(names):
         find_device(name, f"devices[{number}]")
     return list(names)
+
+
+def device_identity(device: "torch.device") -> str | None:
+    """What two processes have in common only if they compute on the same GPU; None: on the CPU."""
+    import torch
+
+    return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
+def peak_memory(device: "torch.device") -> int | None:
+    """Most bytes that tensors of this process have taken on a GPU at one time; None: on the CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def device_name(device: "torch.device") -> str:

@@ -3,11 +3,15 @@
 One thread issues all communication. Receives are posted ahead, per sender in sending order, at most `recv_buffers` of
 them unconsumed; a tensor is consumed when the task that needs it starts. At most `sends_in_flight` sends are in flight;
 beyond that the oldest is waited for. `skippipe.runtime.deadlock` proves that these rules exclude deadlock.
+
+On a GPU, with links that order its streams in place of blocking the host (`skippipe.runtime.links.nccl`), the host runs
+ahead of the GPU by up to an iteration: then "thread" means the stream on which the stages compute, and the same rules
+hold for it. The host waits for the GPU twice: for the norm of the gradient, and at the end.
 """
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +24,11 @@ from skippipe.errors import ActionError
 from skippipe.ranks import node_title
 from skippipe.runtime.actions import Action, Norm, Program, Recv, Reduce, Send, Step, Task, message_tag
 from skippipe.runtime.links import Link, Work
-from skippipe.runtime.links.collectives import ring_sum, tree_sum
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.links.collectives import tree_sum
+from skippipe.runtime.message import MessageBuffers
+from skippipe.runtime.norm import squared_norm
+from skippipe.runtime.stage import ReadyGradients
+from skippipe.runtime.timeline import Timeline, timeline_of
 
 LOGGED_ACTIONS = 24
 """Number of a rank's last actions in the error message when one fails."""
@@ -39,14 +46,20 @@ class StageCompute(Protocol):
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
         """Run head and loss, labels (b, s) int64, and return the gradient of `hidden`; stage 0 only."""
 
-    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
-        """Take the gradient of `forward`'s result and return that of its input."""
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
+        """Take the gradient of `forward`'s result and return that of its input; `ready` as `Stage.backward` has it."""
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
         """Take the gradient of `embed`'s result; stage 0 only."""
 
+    def gradient_parts(self) -> list[list[Tensor]]:
+        """The gradients for in-place reduction, in parts and an order that all replicas share.
+
+        The first parts are those that `backward` gives to `ready`, if it does.
+        """
+
     def gradients(self) -> list[Tensor]:
-        """The gradients of the parameters reached, in a fixed order, for in-place reduction."""
+        """The gradients of the parameters reached, in a fixed order, after the reduction."""
 
 
 class Batches(Protocol):
@@ -76,10 +89,11 @@ class Executor:
         stages: Mapping[int, StageCompute],
         link: Link,
         *,
-        message_spec: MessageSpec,
+        buffers: MessageBuffers,
+        control: Link | None = None,
         recv_buffers: int = 2,
         sends_in_flight: int = 4,
-        clock: Callable[[], float] = time.perf_counter,
+        timeline: Timeline | None = None,
         title: Callable[[int], str] | None = None,
     ) -> None:
         """Prepare a program.
@@ -88,24 +102,25 @@ class Executor:
             program: this rank's.
             stages: the stages that this rank serves, by number.
             link: transfers to the other ranks.
-            message_spec: what messages hold, and how they travel.
+            buffers: for messages, and what these hold; shared with the rank's other programs.
+            control: transfers of numbers in the host's memory; None: by `link` too.
             recv_buffers: limit on posted, unconsumed receives, per sender.
             sends_in_flight: limit on sends in flight.
-            clock: seconds, from any origin.
+            timeline: measures the actions; None: that of the messages' device.
             title: name of a rank in error messages; None: its number.
 
         """
         self._program = program
         self._stages = stages
-        self._link = link
-        self._message_spec = message_spec
+        self._link, self._control = link, control or link
+        self._buffers = buffers
         self._recv_buffers = recv_buffers
         self._sends_in_flight = sends_in_flight
-        self._clock = clock
+        self._timeline = timeline or timeline_of(buffers.message_spec.device)
         self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
+        self._summed_after = _last_backwards(program.actions) if link.overlaps_sums else {}
         self._steps = [self._step_of(action) for action in program.actions]
-        self._log: deque[tuple[float, Action]] = deque(maxlen=LOGGED_ACTIONS)
         self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
         self._reset()
 
@@ -113,12 +128,13 @@ class Executor:
         self._posted: dict[Task, tuple[Tensor, Work]] = {}
         self._next_receive = dict.fromkeys(self._program.incoming, 0)
         self._waiting: dict[int, Tensor] = {}
-        self._arrived_over: dict[int, int] = {}
+        self._arrived: dict[int, tuple[int, Tensor]] = {}
         self._labels: dict[int, Tensor] = {}
         self._in_flight: deque[tuple[Send, Tensor, Work]] = deque()
+        self._sums: defaultdict[int, list[Work]] = defaultdict(list)
         self._norm = math.nan
-        self._log.clear()
         self._current: Action | None = None
+        self._begun = 0
 
     def run(self, batches: Batches, step: Callable[[float], None], timeout_s: float) -> Timings:
         """Run one iteration.
@@ -134,25 +150,24 @@ class Executor:
         """
         self._batches, self._step, self._timeout_s = batches, step, timeout_s
         self._reset()
-        clock, actions = self._clock, self._program.actions
-        began_at = clock()
-        starts, ends = [0.0] * len(actions), [0.0] * len(actions)
+        actions, timeline, began_at = self._program.actions, self._timeline, time.perf_counter()
+        timeline.begin()
         try:
             for sender in self._next_receive:
                 for _ in range(self._recv_buffers):
                     self._post(sender)
-            for index, (action, run) in enumerate(zip(actions, self._steps, strict=True)):
-                start = clock()
-                starts[index] = start - began_at
-                self._log.append((start - began_at, action))
+            for action, run in zip(actions, self._steps, strict=True):
                 self._current = action
+                self._begun += 1
                 run()
-                ends[index] = clock() - began_at
+                timeline.mark()
             while self._in_flight:
                 self._await_oldest_send()
+            self._await_device()
         except Exception as error:
-            raise ActionError(self._failure(error, clock() - began_at)) from error
-        return Timings(actions, starts, ends, began_at)
+            raise ActionError(self._failure(error, time.perf_counter() - began_at)) from error
+        ends = timeline.ends()
+        return Timings(actions, [0.0, *ends[:-1]], ends, began_at)
 
     def _step_of(self, action: Action) -> Callable[[], None]:
         match action:
@@ -173,10 +188,12 @@ class Executor:
 
     def _input(self, microbatch: int) -> Tensor:
         """Take the input of the microbatch's next task; if it was received, post the sender's next receive."""
-        tensor = self._waiting.pop(microbatch)
-        sender = self._arrived_over.pop(microbatch, None)
-        if sender is not None:
-            self._post(sender)
+        if microbatch not in self._arrived:
+            return self._waiting.pop(microbatch)
+        sender, buffer = self._arrived.pop(microbatch)
+        tensor = self._buffers.message_spec.decode(buffer)
+        self._buffers.give_back(buffer)
+        self._post(sender)
         return tensor
 
     def _embed(self, task: Task, stage: StageCompute) -> None:
@@ -198,7 +215,8 @@ class Executor:
 
     def _backward(self, task: Task, stage: StageCompute) -> None:
         b = task.microbatch
-        self._waiting[b] = stage.backward(b, self._input(b))
+        ready = partial(self._begin_sum, self._summed_after[task]) if task in self._summed_after else None
+        self._waiting[b] = stage.backward(b, self._input(b), ready)
         if task.hop == 0 and b in self._embedded_here:
             self._embed_backward(task, stage)
 
@@ -223,50 +241,62 @@ class Executor:
         self._next_receive[sender] = index + 1
         task, current = tasks[index], self._current
         self._current = Recv(task, sender)
-        tensor = self._message_spec.empty_payload()
-        self._posted[task] = (tensor, self._link.irecv(tensor, sender, message_tag(task)))
+        buffer = self._buffers.take()
+        self._posted[task] = (buffer, self._link.irecv(buffer, sender, message_tag(task)))
         self._current = current
 
     def _receive(self, task: Task) -> None:
         if task not in self._posted:
             raise RuntimeError(f"all {self._recv_buffers} receive buffers of that rank are in use")
-        tensor, work = self._posted.pop(task)
+        buffer, work = self._posted.pop(task)
         work.wait(self._timeout_s)
-        self._waiting[task.microbatch] = self._message_spec.decode(tensor)
-        self._arrived_over[task.microbatch] = self._link_of[task]
+        self._arrived[task.microbatch] = (self._link_of[task], buffer)
 
     def _send(self, action: Send, tag: int) -> None:
-        payload = self._message_spec.encode(self._waiting.pop(action.task.microbatch))
         while len(self._in_flight) >= self._sends_in_flight:
             self._await_oldest_send()
-        self._in_flight.append((action, payload, self._link.isend(payload, action.to_rank, tag)))
+        buffer = self._buffers.take()
+        self._buffers.message_spec.encode(self._waiting.pop(action.task.microbatch), buffer)
+        self._in_flight.append((action, buffer, self._link.isend(buffer, action.to_rank, tag)))
 
     def _await_oldest_send(self) -> None:
-        (send, _, work), current = self._in_flight[0], self._current
+        (send, buffer, work), current = self._in_flight[0], self._current
         self._current = send
         work.wait(self._timeout_s)
         self._current = current
         self._in_flight.popleft()
+        self._buffers.give_back(buffer)
 
     # --- the end of an iteration
 
     def _reduce(self, action: Reduce) -> None:
-        gradients = self._stages[action.stage].gradients()
-        ring_sum(self._link, gradients, self._program.rank, action.ranks, self._timeout_s)
+        parts = self._stages[action.stage].gradient_parts()
+        if not self._link.overlaps_sums:
+            parts = [[gradient for part in parts for gradient in part]]
+        for part in parts[len(self._sums[action.stage]) :]:
+            self._begin_sum(action, part)
+        for work in self._sums.pop(action.stage):
+            work.wait(self._timeout_s)
+
+    def _begin_sum(self, reduce: Reduce, gradients: Sequence[Tensor]) -> None:
+        self._sums[reduce.stage].append(self._link.isum(gradients, self._program.rank, reduce.ranks))
 
     def _reduce_norm(self, action: Norm) -> None:
+        mine = [stage for stage, owner in enumerate(action.owners) if owner == self._program.rank]
+        found = {stage: squared_norm(self._stages[stage].gradients()) for stage in mine}
+        self._await_device()
         squares = torch.zeros(len(action.owners), dtype=torch.float64)
-        for stage, owner in enumerate(action.owners):
-            if owner == self._program.rank:
-                squares[stage] = sum(
-                    (
-                        torch.linalg.vector_norm(g, dtype=torch.float64).square()
-                        for g in self._stages[stage].gradients()
-                    ),
-                    start=torch.zeros((), dtype=torch.float64, device=self._message_spec.device),
-                )
-        tree_sum(self._link, squares, self._program.rank, action.ranks, self._timeout_s)
+        for stage, square in found.items():
+            squares[stage] = square.item()
+        tree_sum(self._control, squares, self._program.rank, action.ranks, self._timeout_s)
         self._norm = math.sqrt(sum(squares.tolist()))
+
+    def _await_device(self) -> None:
+        try:
+            self._timeline.wait(self._timeout_s)
+        except TimeoutError:
+            self._current = self._program.actions[self._timeline.passed()]
+            raise
 
     def _run_step(self) -> None:
         self._step(self._norm)
@@ -284,8 +314,16 @@ class Executor:
             case _:
                 pass
         reason = f"{error}" if isinstance(error, (OSError, RuntimeError)) else f"{type(error).__name__}: {error}"
-        log = "".join(f"\n  {start:10.4f} s  {logged}" for start, logged in self._log)
+        ends = self._timeline.ends()  # on a GPU, of the actions that it has done
+        begun = list(zip([0.0, *ends], self._program.actions[: self._begun], strict=False))
+        log = "".join(f"\n  {start:10.4f} s  {action}" for start, action in begun[-LOGGED_ACTIONS:])
         return f"{what}: {reason}, {now_s:.4f} s into the iteration; last actions of this rank:{log or ' none'}"
+
+
+def _last_backwards(actions: Sequence[Action]) -> dict[Task, Reduce]:
+    """For each all-reduce the last backward of its stage here, if there is one."""
+    last = {action.stage: action for action in actions if isinstance(action, Task) and action.kind == "B"}
+    return {last[a.stage]: a for a in actions if isinstance(a, Reduce) and a.stage in last}
 
 
 def _ends_of_routes(actions: Sequence[Action]) -> tuple[frozenset[int], frozenset[Task]]:

@@ -16,6 +16,7 @@ from skippipe.errors import ActionError
 from skippipe.runtime.actions import Step
 from skippipe.runtime.executor import Batches, StageCompute, Timings
 from skippipe.runtime.grouping import even_parts, group_passes
+from skippipe.runtime.norm import squared_norm
 
 
 class GroupedExecutor:
@@ -90,8 +91,7 @@ class GroupedExecutor:
     def _norm(self) -> float:
         """Norm of the full model's gradient; synchronises the device."""
         gradients = [gradient for stage in self._stages.values() for gradient in stage.gradients()]
-        norms = torch.stack(torch._foreach_norm(gradients))  # noqa: SLF001 - as torch's own clipping has it
-        return math.sqrt(norms.double().square().sum().item())
+        return math.sqrt(squared_norm(gradients).item())
 
 
 def _gather(group: Sequence[int], pending: dict[int, Tensor]) -> Tensor:

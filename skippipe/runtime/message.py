@@ -57,24 +57,43 @@ class MessageSpec:
             return torch.empty(shape, dtype=torch.uint8, device=self.device)
         return torch.empty(self.shape, dtype=wire, device=self.device)
 
-    def encode(self, hidden: Tensor) -> Tensor:
-        """Encode a hidden state, (b, s, hidden), as a contiguous payload."""
+    def encode(self, hidden: Tensor, out: Tensor) -> None:
+        """Encode a hidden state, (b, s, hidden), into a buffer that `empty_payload` has made."""
         if hidden.shape != self.shape:
             raise ValueError(str(unexpected("result", tuple(hidden.shape), f"shape {self.shape}")))
         wire = self._wire
         if wire not in LARGEST:
-            return hidden.detach().to(wire).contiguous()
+            out.copy_(hidden.detach())
+            return
         numbers = hidden.detach().float()
         scale = numbers.abs().amax(-1, keepdim=True) / LARGEST[wire]
         scaled = numbers / scale.clamp_min(torch.finfo(torch.float32).tiny)
         packed = (scaled.round() if wire == torch.int8 else scaled).to(wire)
-        return torch.cat([packed.view(torch.uint8), scale.view(torch.uint8)], dim=-1)
+        out[..., : self.hidden].copy_(packed.view(torch.uint8))
+        out[..., self.hidden :].copy_(scale.view(torch.uint8))
 
     def decode(self, payload: Tensor) -> Tensor:
-        """Decode a payload: (b, s, hidden), of the hidden states' type."""
+        """Decode a payload: (b, s, hidden), of the hidden states' type, in memory of its own."""
         wire = self._wire
         if wire not in LARGEST:
-            return payload.to(self.dtype)
+            return payload.to(self.dtype, copy=True)
         numbers = payload[..., : self.hidden].contiguous().view(wire).float()
         scale = payload[..., self.hidden :].contiguous().view(torch.float32)
         return (numbers * scale).to(self.dtype)
+
+
+class MessageBuffers:
+    """Buffers for messages, reused: as many as are in use at one time, over all programs of a rank."""
+
+    def __init__(self, message_spec: MessageSpec) -> None:
+        """Take what the messages hold; buffers are made as they are needed."""
+        self.message_spec = message_spec
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """Take a buffer that is not in use."""
+        return self._free.pop() if self._free else self.message_spec.empty_payload()
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Give a buffer back, once nothing but the current stream of the device may still use it."""
+        self._free.append(buffer)

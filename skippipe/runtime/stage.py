@@ -1,11 +1,13 @@
 """One stage on one rank: forward, loss and backward of microbatches, and the activations saved in between."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from skippipe.model.stage_module import StageModule
 
@@ -18,10 +20,14 @@ class SavedActivation(NamedTuple):
 
     leaf: Tensor
     """the stage's input; its gradient is sent back"""
-    output: Tensor
-    """the stage's output with its graph"""
+    output: GradientEdge
+    """where the graph of the stage's output begins; the output itself is not needed any more"""
     local_loss: Tensor | None
     """auxiliary loss of the stage's layers, if any"""
+
+
+ReadyGradients = Callable[[Sequence[Tensor]], None]
+"""Takes the gradients of a layer, once no backward will add to them."""
 
 
 class Stage:
@@ -89,9 +95,9 @@ class Stage:
             return output
         assert microbatch not in self._saved, f"microbatch {microbatch} visits stage {self.module.stage} twice"
         leaf.requires_grad_()
-        saved = SavedActivation(leaf, *self.module(leaf))
-        self._saved[microbatch] = saved
-        return saved.output.detach()
+        output, local_loss = self.module(leaf)
+        self._saved[microbatch] = SavedActivation(leaf, get_gradient_edge(output), local_loss)
+        return output.detach()
 
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
         """Run final norm, head and loss on stage 0, forward and backward.
@@ -126,36 +132,99 @@ class Stage:
         torch.autograd.backward(summed * (self._loss_scale / self._valid_tokens))
         return summed.detach(), _gradient(leaf)
 
-    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
         """Run the layers backward from (b, s, hidden) and free the microbatch's saved activation.
+
+        Args:
+            microbatch: its number.
+            gradient: of the stage's output.
+            ready: on the stage's last backward of an iteration: called for one layer after the other, in the same order
+                on every replica, while the layers before it still run.
 
         Returns:
             The gradient of the stage's input, of the same shape.
 
         """
         leaf, output, local_loss = self._saved.pop(microbatch)
-        if local_loss is None:
-            torch.autograd.backward([output], [gradient])
-        else:
+        roots, gradients = [output], [gradient]
+        if local_loss is not None:
             tokens = leaf.shape[0] * leaf.shape[1]
             self._local_losses[microbatch] = local_loss.detach() * tokens
-            weight = self._loss_scale * tokens / self._valid_tokens
-            torch.autograd.backward([output, local_loss * weight], [gradient, None])
+            roots.append(get_gradient_edge(local_loss))
+            gradients.append(torch.full_like(local_loss, self._loss_scale * tokens / self._valid_tokens))
+        if ready is None:
+            torch.autograd.backward(roots, gradients)
+        else:
+            with self._watching(ready):
+                torch.autograd.backward(roots, gradients)
         return _gradient(leaf)
+
+    @contextmanager
+    def _watching(self, ready: ReadyGradients) -> Iterator[None]:
+        """Within a backward: give the gradients of each layer to `ready`, the last layer first."""
+        pending = self._layer_parameters()
+        missing = [len(parameters) for parameters in pending]
+
+        def accumulated(index: int, _parameter: Tensor) -> None:
+            missing[index] -= 1
+            while pending and not missing[len(pending) - 1]:
+                ready([_gradient(parameter) for parameter in pending.pop()])
+
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(accumulated, index))  # type: ignore[no-untyped-call]
+            for index, parameters in enumerate(pending)
+            for parameter in parameters
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
         """Run the embedding of stage 0 backward from (b, s, hidden)."""
         torch.autograd.backward([self._embedded.pop(microbatch)], [gradient])
 
-    def gradients(self) -> list[Tensor]:
-        """Gradient of every parameter that the iteration reaches, in the order of `parameters`.
+    def gradient_parts(self) -> list[list[Tensor]]:
+        """Gradients for in-place all-reduce: of each layer, the last one first, then of what is in none.
 
-        Zeros if microbatches visited other replicas only. These are the parameters' own tensors, for in-place
-        all-reduce. The first call of an iteration, after its last backward, applies the iteration's scale.
+        Zeros if microbatches visited other replicas only. These are the parameters' own tensors.
         """
+        self._fill()
+        reached = {id(parameter) for parameter in self._reached}
+        outside = self.module.parameters_outside_layers()
+        parts = [*self._layer_parameters()[::-1], outside]
+        return [
+            [_gradient(parameter) for parameter in part]
+            for part in parts
+            if part and all(id(parameter) in reached for parameter in part)
+        ]
+
+    def gradients(self) -> list[Tensor]:
+        """Gradient of every parameter that the iteration reaches, in the order of `parameters`, after the all-reduce.
+
+        Zeros if microbatches visited other replicas only. The first call of an iteration applies its scale.
+        """
+        self._fill()
+        found = [_gradient(parameter) for parameter in self._reached]
         if not self._finished:
-            self._finish()
-        return [_gradient(parameter) for parameter in self._reached]
+            self._finished = True
+            if found and self._scale != 1.0:
+                torch._foreach_mul_(found, self._scale)
+        return found
+
+    def _fill(self) -> None:
+        """Give a gradient to all parameters that the iteration reaches."""
+        assert not self._saved, f"stage {self.module.stage}: no backward of microbatches {sorted(self._saved)}"
+        assert not self._embedded, f"no backward of the embeddings of microbatches {sorted(self._embedded)}"
+        for parameter in self._reached:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _layer_parameters(self) -> list[list[nn.Parameter]]:
+        """The trained parameters of each layer."""
+        of_layers = (self.module.parameters_of_layer(layer).values() for layer in self.module.layers)
+        return [[parameter for parameter in parameters if parameter.requires_grad] for parameters in of_layers]
 
     def take_losses(self) -> dict[int, float]:
         """Return and clear the sums of token losses, in nats, of the microbatches whose loss was computed here.
@@ -163,7 +232,7 @@ class Stage:
         The mean loss of an iteration is the sum over all sources, divided by its valid tokens.
         """
         losses, self._losses = self._losses, {}
-        return {microbatch: loss.item() for microbatch, loss in losses.items()}
+        return _numbers(losses)
 
     def take_local_losses(self) -> dict[int, float]:
         """Return and clear the sums over tokens of this stage's router losses, by microbatch.
@@ -171,7 +240,7 @@ class Stage:
         They include the coefficient, and enter the gradient as token losses do: divided by the valid tokens.
         """
         losses, self._local_losses = self._local_losses, {}
-        return {microbatch: loss.item() for microbatch, loss in losses.items()}
+        return _numbers(losses)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -192,16 +261,6 @@ class Stage:
         for kept in (self._saved, self._embedded, self._losses, self._local_losses):
             kept.clear()
 
-    def _finish(self) -> None:
-        assert not self._saved, f"stage {self.module.stage}: no backward of microbatches {sorted(self._saved)}"
-        assert not self._embedded, f"no backward of the embeddings of microbatches {sorted(self._embedded)}"
-        for parameter in self._reached:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif self._scale != 1.0:
-                parameter.grad.mul_(self._scale)
-        self._finished = True
-
 
 def gradient_scale(mode: StageGradient, *, visits: int, microbatches: int) -> float:
     """Factor on a stage's gradients.
@@ -221,6 +280,11 @@ def _chunks(hidden: Tensor, labels: Tensor, most: int | None) -> list[tuple[Tens
         return [(hidden, labels)]
     rows = hidden.flatten(0, 1)[:, None], labels.flatten()[:, None]
     return list(zip(*(torch.split(tensor, most) for tensor in rows), strict=True))
+
+
+def _numbers(scalars: Mapping[int, Tensor]) -> dict[int, float]:
+    """Values of scalars of one device, in one transfer to the host."""
+    return dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)) if scalars else {}
 
 
 def _gradient(tensor: Tensor) -> Tensor:

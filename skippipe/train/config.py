@@ -20,7 +20,7 @@ from skippipe.config import (
 from skippipe.data.config import DataConfig
 from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 
-BACKENDS = ("gloo",)
+BACKENDS = ("auto", "gloo", "nccl")
 LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
@@ -35,8 +35,8 @@ class RuntimeConfig:
 
     node: str | None = None
     """nodes of the plan that this process serves: NAME or NAME,NAME; null: the host name (local runs set it)"""
-    backend: str = setting("gloo", choices=BACKENDS)
-    """communication backend"""
+    backend: str = setting("auto", choices=BACKENDS)
+    """how messages travel: gloo, nccl, or auto: nccl where every process has a GPU of its own"""
     links: str = setting("real", choices=LINKS)
     """emulated: messages take as long as over the cluster's links; for processes of one machine"""
     time_scale: float = setting(1.0, within=ABOVE_0)
@@ -64,7 +64,7 @@ class RuntimeConfig:
     group: int = setting(1, within=AT_LEAST_1)
     """single process only: maximum number of microbatches per pass through a stage; 1: exactly the plan's order"""
     device: str = "cpu"
-    """cpu; for a single process also cuda, cuda:1 etc., or auto: a GPU if available"""
+    """cpu; cuda: the machine's GPUs in turn, one per process; cuda:1 etc.; auto: cuda if there is a GPU, else cpu"""
     autocast: str | None = setting(None, choices=AUTOCASTS)
     """dtype of torch autocast; weights keep train.dtype; float16 scales the loss"""
     wire_dtype: str | None = setting(None, choices=tuple(WIRE_DTYPES))

@@ -51,7 +51,7 @@ def train_rank(
     torch.set_num_threads(spec.launch.threads)
     config = model_config(spec.model.settings)
     check_groups(spec, config)
-    device = find_device(spec.device.device, "runtime.device")
+    device = find_device(spec.device.device, "runtime.device", rank_spec.local_rank)
     use_device(device)
     if spec.device.deterministic:
         use_deterministic_kernels()
@@ -67,7 +67,7 @@ def train_rank(
         log = None
         if rendezvous.rank == 0:
             log = stack.enter_context(contextlib.closing(RunLog(folder, report, resume.progress.iteration)))
-        return prepare_rank(spec, config, device, rendezvous, resume, text, log).run()
+        return prepare_rank(spec, config, device, rendezvous, resume, text, log, stack).run()
 
 
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.stage import ReadyGradients
 
 MESSAGE_SPEC = MessageSpec(1, 2, 2)
 START = 1000
@@ -40,7 +41,7 @@ class CountingStage:
         assert labels.tolist() == [[-microbatch, -microbatch]]
         return hidden + 1
 
-    def backward(self, microbatch: int, gradient: Tensor) -> Tensor:
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
         self.held.remove(microbatch)
         return gradient + 1
 
@@ -48,6 +49,9 @@ class CountingStage:
         assert self.stage == 0
         (value,) = set(gradient.flatten().tolist())
         self.ended[microbatch] = value - START * microbatch
+
+    def gradient_parts(self) -> list[list[Tensor]]:
+        return [self.parameters]
 
     def gradients(self) -> list[Tensor]:
         return self.parameters
@@ -93,11 +97,11 @@ def run_programs(
     """Run programs of this rank one after the other, each with its stages and limits."""
     link = GlooLink()
     found = []
-    for program, serving, (buffers, sends) in programs:
+    for program, serving, (window, sends) in programs:
         stages = stages_of(program, serving)
         norms: list[float] = []
         executor = Executor(
-            program, stages, link, message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=sends
+            program, stages, link, buffers=MessageBuffers(MESSAGE_SPEC), recv_buffers=window, sends_in_flight=sends
         )
         began = time.perf_counter()
         timings = executor.run(numbered, norms.append, timeout_s)
@@ -116,10 +120,12 @@ def run_programs(
     return found
 
 
-def evaluate(rank: int, program: Program, serving: Sequence[int], buffers: int) -> dict[int, float]:
+def evaluate(rank: int, program: Program, serving: Sequence[int], window: int) -> dict[int, float]:
     """Run an evaluation twice; return what reached the loss of each microbatch here."""
     stages = {stage: EvaluatingStage(stage, rank) for stage in serving}
-    executor = Executor(program, stages, GlooLink(), message_spec=MESSAGE_SPEC, recv_buffers=buffers, sends_in_flight=1)
+    executor = Executor(
+        program, stages, GlooLink(), buffers=MessageBuffers(MESSAGE_SPEC), recv_buffers=window, sends_in_flight=1
+    )
     for _ in range(2):
         executor.run(numbered, lambda _: None, 20.0)
         assert not executor._waiting

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -23,10 +24,15 @@ from skippipe.model.settings import model_config
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
+from skippipe.runtime.links import Link
 from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.links.nccl import NcclLink
+from skippipe.runtime.links.staged import StagedLink
 from skippipe.runtime.lower import lower
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
+from skippipe.train.loop.engine import connect
+from skippipe.train.prepare.stages import warm_up
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -61,6 +67,8 @@ class Training:
     dtype: str = "float32"
     iterations: int = 1
     seed: int = 3
+    links: str = "gloo"
+    """gloo on CPUs; nccl or staged, each rank on a GPU"""
 
     def stage_of_node(self) -> list[int]:
         """The stage of every node, by number."""
@@ -138,7 +146,7 @@ def config_of(training: Training) -> Any:
 
 
 def arrays(named: Mapping[str, Tensor]) -> Arrays:
-    return {name: tensor.detach().clone().numpy() for name, tensor in named.items()}
+    return {name: tensor.detach().cpu().clone().numpy() for name, tensor in named.items()}
 
 
 def initial_weights(training: Training) -> Arrays:
@@ -163,23 +171,23 @@ def train(rank: int, training: Training) -> Trained:
     dtype = getattr(torch, training.dtype)
     layers = stage_layers(training.layers, config)
     own = [s for s, nodes in enumerate(plan.stages) if rank in {training.ranks[n] for n in nodes}]
-    stages = {
-        s: Stage(build_stage_module(config, stage=s, layers=layers[s], first=s == 0, seed=training.seed, dtype=dtype))
-        for s in own
-    }
+    device = torch.device("cpu" if training.links == "gloo" else f"cuda:{rank}")
+    build = partial(build_stage_module, config, seed=training.seed, dtype=dtype, device=device)
+    stages = {s: Stage(build(stage=s, layers=layers[s], first=s == 0)) for s in own}
     parameters = [p for stage in stages.values() for p in stage.parameters]
     steps = optimizer(parameters)
     programs = training.programs
     buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
+    message_spec = MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype, device)
+    link = open_link(rank, training.links, device)
+    connect(link, programs)
+    for stage in stages.values():
+        warm_up(stage, message_spec, VOCABULARY)
     executor = Executor(
-        programs[rank],
-        stages,
-        GlooLink(),
-        message_spec=MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype),
-        recv_buffers=buffers,
-        sends_in_flight=1,
-    )
+        programs[rank], stages, link, control=GlooLink(), buffers=MessageBuffers(message_spec),
+        recv_buffers=buffers, sends_in_flight=1,
+    )  # fmt: skip
     named = {name: p for stage in stages.values() for name, p in stage.module.named_parameters()}
     result = Trained([], [], {}, [])
 
@@ -193,10 +201,22 @@ def train(rank: int, training: Training) -> Trained:
     for iteration in range(training.iterations):
         for number, stage in stages.items():
             stage.begin(valid_tokens(training, iteration), visited=number in visited)
-        executor.run(lambda b, i=iteration: token_batch(training.seed, i, b), step, 30.0)
+        executor.run(lambda b, i=iteration: on_device(token_batch(training.seed, i, b), device), step, 30.0)
         result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
     result.weights.update(arrays(named))
     return result
+
+
+def open_link(rank: int, links: str, device: torch.device) -> Link:
+    """A link of the kind that a training asks for."""
+    if links == "nccl":
+        torch.cuda.set_device(device)
+        return NcclLink(rank, device)
+    return GlooLink() if links == "gloo" else StagedLink(GlooLink())
+
+
+def on_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    return batch[0].to(device), batch[1].to(device)
 
 
 class Plain:

@@ -19,10 +19,11 @@ from skippipe.runtime.actions import TAGS_PER_MICROBATCH, Norm, Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import emulated
-from skippipe.runtime.links.collectives import tree_sum
+from skippipe.runtime.links.collectives import RingSums, tree_sum
 from skippipe.runtime.links.emulated import Contention, EmulatedLink, Uplink, uplink_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
+from skippipe.runtime.message import MessageBuffers
 
 P2P = TAGS_PER_MICROBATCH
 """A tag of a message between tasks."""
@@ -79,7 +80,7 @@ class Clock:
         self.now += seconds
 
 
-class Loopback:
+class Loopback(RingSums):
     """A link from a rank to itself that delivers at once, whenever the receive is posted."""
 
     def __init__(self) -> None:
@@ -223,7 +224,7 @@ class Ended:
 def run_emulated(rank: int, program: Program, stages: list[int], uplink: Uplink, buffers: int) -> Ended:
     served = stages_of(program, stages)
     executor = Executor(
-        program, served, EmulatedLink(GlooLink(), uplink), message_spec=MESSAGE_SPEC,
+        program, served, EmulatedLink(GlooLink(), uplink), buffers=MessageBuffers(MESSAGE_SPEC),
         recv_buffers=buffers, sends_in_flight=1,
     )  # fmt: skip
     timings = executor.run(numbered, lambda _: None, 20.0)
@@ -274,7 +275,9 @@ def test_an_exchange_of_the_norm_takes_a_way_up_and_one_down(pool: Pool) -> None
 
 def never_delivered(rank: int, program: Program, buffers: int) -> str:
     link = EmulatedLink(GlooLink(), Uplink((1e6, 1e6), (0.0, 0.0)))
-    executor = Executor(program, stages_of(program, [rank]), link, message_spec=MESSAGE_SPEC, recv_buffers=buffers)
+    executor = Executor(
+        program, stages_of(program, [rank]), link, buffers=MessageBuffers(MESSAGE_SPEC), recv_buffers=buffers
+    )
     with pytest.raises(ActionError) as caught:
         executor.run(numbered, lambda _: None, 1.0)
     return str(caught.value)

@@ -32,10 +32,11 @@ from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import Work, collectives
-from skippipe.runtime.links.collectives import ring_sum, tree_sum
+from skippipe.runtime.links.collectives import RingSums, ring_sum, tree_sum
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower, lower_evaluation
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.timeline import HostTimeline
 
 
 def run(pool: Pool, plan: str, ranks: Sequence[int], programs: Sequence[Program] = ()) -> list[Ran]:
@@ -135,7 +136,7 @@ def test_times_follow_the_action_order(pool: Pool) -> None:
         assert one.ends[-1] <= one.seconds
 
 
-class Silence:
+class Silence(RingSums):
     """A link over which nothing ever arrives, with an observable clock."""
 
     def __init__(self) -> None:
@@ -170,7 +171,9 @@ def lonely(sizes: Sequence[int], rank: int, **options: Any) -> tuple[Executor, S
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(sum(sizes))]
     program, link = lower(plan, ranks)[rank], Silence()
     title = ("node london-0 (rank 0)", "node paris-0, paris-1 (rank 1)").__getitem__
-    executor = Executor(program, stages_of(program, [rank]), link, message_spec=MESSAGE_SPEC, title=title, **options)
+    executor = Executor(
+        program, stages_of(program, [rank]), link, buffers=MessageBuffers(MESSAGE_SPEC), title=title, **options
+    )
     return executor, link, program
 
 
@@ -241,7 +244,7 @@ def test_an_earlier_send_that_blocks_is_named(sends: int) -> None:
     there, then = Task("F", 0, 0, 0, 0), Task("F", 1, 0, 0, 0)
     program = Program(0, (there, Send(there, 1), then, Send(then, 2)), {})
     stages = stages_of(program, [0])
-    executor = Executor(program, stages, Silence(), message_spec=MESSAGE_SPEC, sends_in_flight=sends)
+    executor = Executor(program, stages, Silence(), buffers=MessageBuffers(MESSAGE_SPEC), sends_in_flight=sends)
     with pytest.raises(ActionError, match=r"^SEND 0F0 -> 1, peer rank 1: timed out, .*(\n.*){3}\n.*SEND 1F0 -> 2$"):
         executor.run(numbered, lambda _: None, 7.5)
 
@@ -268,7 +271,7 @@ def test_an_error_of_a_stage_names_the_task() -> None:
 
 def test_a_result_of_wrong_shape_is_not_sent() -> None:
     executor, link, _ = lonely([1, 1], 0)
-    executor._message_spec = MessageSpec(1, 2, 3)
+    executor._buffers = MessageBuffers(MessageSpec(1, 2, 3))
     with pytest.raises(ActionError, match=r"SEND .*ValueError: result: expected shape \(1, 2, 3\), got \(1, 2, 2\)"):
         executor.run(numbered, lambda _: None, 7.5)
     assert link.sends == []
@@ -282,7 +285,7 @@ def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str
         program,
         stages_of(program, stages),
         GlooLink(),
-        message_spec=MESSAGE_SPEC,
+        buffers=MessageBuffers(MESSAGE_SPEC),
         recv_buffers=9,
     )
     try:
@@ -323,8 +326,8 @@ def test_a_program_of_collectives_alone(pool: Pool) -> None:
 def repeat(rank: int, program: Program, stages: list[int], buffers: int, times: int) -> list[float]:
     """CPU seconds of this thread in each of several iterations of a program."""
     executor = Executor(
-        program, stages_of(program, stages), GlooLink(), message_spec=MESSAGE_SPEC,
-        recv_buffers=buffers, sends_in_flight=1, clock=time.thread_time,
+        program, stages_of(program, stages), GlooLink(), buffers=MessageBuffers(MESSAGE_SPEC),
+        recv_buffers=buffers, sends_in_flight=1, timeline=HostTimeline(time.thread_time),
     )  # fmt: skip
     return [executor.run(numbered, lambda _: None, 20.0).ends[-1] for _ in range(times)]
 

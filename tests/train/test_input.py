@@ -34,7 +34,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["train.learning_rate=nan"], "train.learning_rate: expected a finite number of at least 0, got nan"),
         (["train.iterations=0"], "train.iterations: expected an integer of at least 1, got 0"),
         (["train.stage_gradient=mean"], "train.stage_gradient: expected one of exact, per_visit, got mean"),
-        (["runtime.backend=mpi"], "runtime.backend: expected one of gloo, got mpi"),
+        (["runtime.backend=mpi"], "runtime.backend: expected one of auto, gloo, nccl, got mpi"),
         (["runtime.timeout=3"], "runtime.timeout: unknown key; did you mean runtime.timeout_s?"),
         (["model=gpt9"], "model: expected one of gpt_neox_tiny, llama_30m, llama_tiny"),
         (["data.training=[missing.txt]"], "data.training[0]: no such file: missing.txt"),

@@ -17,6 +17,7 @@ from train.jobs import make_job
 from skippipe.errors import ActionError, InputError, from_origin, unexpected
 from skippipe.runtime.executor import Executor, Timings
 from skippipe.runtime.links import Work
+from skippipe.runtime.links.collectives import RingSums
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
@@ -116,7 +117,7 @@ def test_a_rank_that_is_lost_between_actions(prepared: Path, folder: Folder, poo
         assert failure.message.startswith(f"the sum of the losses, with {names}: ")
 
 
-class Instant:
+class Instant(RingSums):
     """A link whose transfers have ended when they begin, or never end."""
 
     def __init__(self, error: OSError | None = None) -> None:

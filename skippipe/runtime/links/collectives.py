@@ -3,7 +3,7 @@
 Results are bit-identical on all ranks and from run to run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def ring_sum(link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[i
 
     Args:
         link: the transfers.
-        tensors: CPU tensors, with the same shapes, dtypes and order on all ranks.
+        tensors: with the same shapes, dtypes and order on all ranks.
         rank: this rank, one of `ranks`.
         ranks: the r ranks in ring order, the same on all of them.
         timeout_s: timeout of each transfer, in seconds.
@@ -58,6 +58,32 @@ def _ring_sum_flat(link: Link, flat: Tensor, rank: int, ranks: Sequence[int], ti
         send.wait(timeout_s)
         if summing:
             into += target
+
+
+class RingSum:
+    """A ring all-reduce that runs when it is waited for, since each of its steps needs the host."""
+
+    __slots__ = ("_link", "_rank", "_ranks", "_tensors")
+
+    def __init__(self, link: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int]) -> None:
+        self._link, self._tensors, self._rank, self._ranks = link, tensors, rank, ranks
+
+    def wait(self, timeout_s: float) -> None:
+        """Sum, with a timeout for each transfer; see `Work`."""
+        ring_sum(self._link, self._tensors, self._rank, self._ranks, timeout_s)
+
+
+class RingSums:
+    """What links have in common whose ranks are all connected, and whose sums are rings of their own transfers."""
+
+    overlaps_sums = False
+
+    def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
+        """Return at once; see `Link`."""
+
+    def isum(self: Link, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int]) -> RingSum:
+        """Sum around a ring; see `Link`."""
+        return RingSum(self, tensors, rank, ranks)
 
 
 def tree_sum(link: Link, values: Tensor, rank: int, ranks: Sequence[int], timeout_s: float) -> None:

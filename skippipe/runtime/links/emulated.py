@@ -7,7 +7,7 @@ the sender's call: a receive that is posted late does not add it again. Delivery
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from skippipe._scheduler import Cluster
 from skippipe.errors import unexpected
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
+from skippipe.runtime.links.collectives import RingSums
 
 Contention = Literal["none", "link", "uplink"]
 
@@ -111,7 +112,7 @@ class EmulatedReceive:
         _sleep_until(float(self._buffer[:HEADER_BYTES].view(torch.float64)), deadline)
 
 
-class EmulatedLink:
+class EmulatedLink(RingSums):
     """Transfers over another link, delivered no earlier than those of an emulated network.
 
     A sender is free at once, as in the simulator; only sends of collectives complete with their delivery, so that a
@@ -131,8 +132,13 @@ class EmulatedLink:
         self._link, self._uplink, self._contention = link, uplink, contention
         self._free_at: dict[int | None, float] = {}
 
+    def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
+        """Prepare; see `Link`."""
+        self._link.connect(pairs, groups)
+
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> EmulatedSend:
-        """Start a send; see `Link`."""
+        """Start a send; see `Link`. A message leaves when the device has computed it."""
+        await_device(tensor)
         delivered_at = self._delivered_at(to_rank, tensor.nbytes)
         header = torch.tensor([delivered_at], dtype=torch.float64, device=tensor.device).view(torch.uint8)
         buffer = torch.cat([header, _bytes_of(tensor)])
@@ -152,6 +158,12 @@ class EmulatedLink:
         begin = max(now, self._free_at.get(channel, now))
         self._free_at[channel] = begin + self._uplink.occupied_s(to_rank, size_bytes)
         return begin + self._uplink.transfer_s(to_rank, size_bytes)
+
+
+def await_device(tensor: Tensor) -> None:
+    """Wait until a GPU has computed a tensor."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

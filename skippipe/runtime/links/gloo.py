@@ -5,6 +5,8 @@ from datetime import timedelta
 from torch import Tensor
 from torch import distributed as dist
 
+from skippipe.runtime.links.collectives import RingSums
+
 
 class GlooWork:
     """One Gloo send or receive."""
@@ -23,7 +25,7 @@ class GlooWork:
             raise kind(first_line(error)) from None
 
 
-class GlooLink:
+class GlooLink(RingSums):
     """Point-to-point transfers within one Gloo group; ranks are those of the group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from skippipe.errors import unexpected
 from skippipe.ranks import shown_names
-from skippipe.train.resolve.spec import DeviceSpec, RunSpec
+from skippipe.train.resolve.spec import RunSpec
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
@@ -32,6 +32,8 @@ class RankSpec:
     """whether the process belongs to our own supervisor on this machine"""
     agent_store: bool = False
     """whether torchrun's agent serves the store of the rendezvous, and not rank 0"""
+    local_rank: int = 0
+    """number of the process on its machine"""
 
 
 def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
@@ -45,11 +47,13 @@ def torchrun_rank(node: str | None, environment: Mapping[str, str] = os.environ)
     if missing:
         expected = f"{', '.join(TORCHRUN)} as torchrun sets them"
         raise unexpected("environment", f"no {', '.join(missing)}", expected, hint=_HINT)
-    numbers = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-    for name, value in numbers.items():
+    texts = {name: environment[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    texts["LOCAL_RANK"] = environment.get("LOCAL_RANK", "0")
+    for name, value in texts.items():
         if not value.isdecimal():
             raise unexpected(f"environment variable {name}", value, "a number")
-    rank, world = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    numbers = {name: int(value) for name, value in texts.items()}
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
     if rank >= world:
         raise unexpected("environment variable RANK", rank, f"a number below WORLD_SIZE ({world})")
     return RankSpec(
@@ -57,8 +61,9 @@ def torchrun_rank(node: str | None, environment: Mapping[str, str] = os.environ)
         world=world,
         names=node_names(node),
         host=environment["MASTER_ADDR"],
-        port=int(numbers["MASTER_PORT"]),
+        port=numbers["MASTER_PORT"],
         agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        local_rank=numbers["LOCAL_RANK"],
     )
 
 
@@ -96,9 +101,6 @@ def check_single_process(spec: RunSpec, processes: int) -> None:
     """Raise `InputError` where several processes are asked for what only one that serves all nodes can do."""
     if processes == 1:
         return
-    usual = DeviceSpec()
-    for name in ("device", "group"):
-        expected, found = getattr(usual, name), getattr(spec.device, name)
-        if found != expected:
-            hint = "runtime=local has one serve all nodes"
-            raise unexpected(f"runtime.{name}", found, f"{expected} with {processes} processes", hint=hint)
+    if spec.device.group != 1:
+        hint = "runtime=local has one serve all nodes"
+        raise unexpected("runtime.group", spec.device.group, f"1 with {processes} processes", hint=hint)

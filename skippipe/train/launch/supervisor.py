@@ -182,7 +182,7 @@ def _rank_specs(
     return [
         RankSpec(
             rank, len(names_by_rank), names, HOST, port,
-            listener=None if rank else descriptor, verified=verified, supervised=True,
+            listener=None if rank else descriptor, verified=verified, supervised=True, local_rank=rank,
         )
         for rank, names in enumerate(names_by_rank)
     ]  # fmt: skip

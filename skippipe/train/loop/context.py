@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from skippipe.runtime.links import Link
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
+from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.resolve.spec import RunSpec
 
@@ -25,14 +25,19 @@ class RankContext:
     """numbers of the decoder layers of each stage"""
     stages: Mapping[int, Stage]
     """those that this rank serves in any phase"""
-    link: Link
+    links: Links
     """to the other ranks"""
-    message_spec: MessageSpec
-    """shape and type of every message, and the device of the stages"""
+    buffers: MessageBuffers
+    """for messages"""
     validation_microbatches: int
     """per validation"""
     vocabulary: int
     """tokens are below it"""
+
+    @property
+    def message_spec(self) -> MessageSpec:
+        """Shape and type of every message, and the device of the stages."""
+        return self.buffers.message_spec
 
     @property
     def device(self) -> torch.device:

@@ -17,10 +17,11 @@ from torch import Tensor
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
 from skippipe.ranks import iteration_s_on
-from skippipe.runtime.actions import Program
+from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.executor import Batches, Executor, Timings
 from skippipe.runtime.grouped import GroupedExecutor
+from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
@@ -107,7 +108,7 @@ class Engine:
         """iteration time of the plan, if it is a prediction for this run"""
         self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
-        self._rendezvous, self._link = context.rendezvous, context.link
+        self._rendezvous, self._links = context.rendezvous, context.links
         self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]
         self.serving = context.serving(plan.stages)
         """the ranks that serve each stage in use"""
@@ -139,13 +140,15 @@ class Engine:
         validation = lower_evaluation(self.plan, context.rank_of, context.validation_microbatches)
         communication = context.spec.communication
         self.recv_buffers = safe_buffers([training, validation], communication)
+        connect(context.links.messages, [*training, *validation])
 
         def executor(programs: Sequence[Program]) -> Executor:
             return Executor(
                 programs[context.rendezvous.rank],
                 context.stages,
-                context.link,
-                message_spec=context.message_spec,
+                context.links.messages,
+                buffers=context.buffers,
+                control=context.links.control,
                 recv_buffers=self.recv_buffers,
                 sends_in_flight=communication.sends_in_flight,
                 title=context.rendezvous.title,
@@ -216,8 +219,8 @@ class Engine:
 
     def _on_device(self, batches: Batches) -> Batches:
         def moved(microbatch: int) -> tuple[Tensor, Tensor]:
-            tokens, labels = batches(microbatch)
-            return tokens.to(self._device), labels.to(self._device)
+            tokens, labels = (part if self._device.type == "cpu" else part.pin_memory() for part in batches(microbatch))
+            return tokens.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
 
         return moved
 
@@ -239,7 +242,7 @@ class Engine:
         set_here = torch.tensor([bool(routed), *flags], dtype=torch.float64)
         values = torch.cat([losses, *by_rank, set_here])
         with self._rendezvous.transferring("the sum of the losses", range(world)):
-            tree_sum(self._link, values, rank, range(world), timeout_s)
+            tree_sum(self._links.control, values, rank, range(world), timeout_s)
         summed = iter(values.tolist())
         losses_, times, routers = (list(islice(summed, count)) for count in (len(index_of), world, world))
         any_routed, *combined = map(bool, summed)
@@ -263,6 +266,13 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
 
     """
     return timeout_s + SLOWEST_HEALTHY * iterations * max(predicted_s, measured_s)
+
+
+def connect(link: Link, programs: Sequence[Program]) -> None:
+    """Prepare a link for all transfers and sums of some programs. All ranks call this."""
+    pairs = {(sender, program.rank) for program in programs for sender in program.incoming}
+    groups = {action.ranks for program in programs for action in program.actions if isinstance(action, Reduce)}
+    link.connect(pairs, groups)
 
 
 def safe_buffers(groups: Sequence[Sequence[Program]], communication: CommunicationSpec) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
+from skippipe.devices import peak_memory
 from skippipe.model.build import module_seed
 from skippipe.runtime.executor import Batches
 from skippipe.runtime.stage import Stage
@@ -240,7 +241,9 @@ class TrainingLoop:
         moves = stage_moves(engine.serving, current)
         if moves:
             here = {number: self._state_of(stage) for number, stage in context.stages.items()}
-            run_transfers(context.rendezvous, context.link, moves, here, f"stages before iteration {iteration}")
+            run_transfers(
+                context.rendezvous, context.links.messages, moves, here, f"stages before iteration {iteration}"
+            )
         current = {stage: ranks | engine.serving.get(stage, frozenset()) for stage, ranks in current.items()}
         new = engine.layers - self._joined
         sources = copy_sources(new, self._joined) if self._spec.new_layers == "copy" else {}
@@ -256,7 +259,9 @@ class TrainingLoop:
                 for stage in context.stages.values()
                 for layer in stage.module.layers
             }
-            run_transfers(context.rendezvous, context.link, copies, here, f"layers before iteration {iteration}")
+            run_transfers(
+                context.rendezvous, context.links.messages, copies, here, f"layers before iteration {iteration}"
+            )
         self._joined |= new
         self._current = current | engine.serving  # soon only these ranks are up to date
         return sorted({move.target for move in moves}), new
@@ -277,6 +282,7 @@ class TrainingLoop:
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
             reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
+        peaks = rendezvous.all_gather("peak memory", str(peak_memory(self._context.device)))
         mfu, breakdown = self._meter.summary()
         return RunSummary(
             iterations=iterations,
@@ -286,6 +292,7 @@ class TrainingLoop:
             measured_s=measured_s,
             reasons=reasons,
             device=self._meter.device,
+            peak_memory=[] if "None" in peaks else list(map(int, peaks)),
             mfu=mfu,
             breakdown=breakdown,
         )

@@ -76,6 +76,9 @@ def run_transfers(
     largest = max((sum(tensor.nbytes for tensor in tensors) for tensors in here.values()), default=0)
     allowance_s = len(transfers) * largest / SLOWEST_BYTES_PER_S
     hashes: dict[str, str] = {}
+    link.connect(
+        {(transfer.sender, transfer.receiver) for transfer in transfers if transfer.sender != transfer.receiver}
+    )
     with torch.no_grad(), rendezvous.transferring(key, range(rendezvous.world)):
         for number, transfer in enumerate(transfers):
             _run(transfer, here, rendezvous.rank, link, rendezvous.timeout_s + allowance_s)

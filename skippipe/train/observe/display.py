@@ -120,6 +120,8 @@ def plan_lines(event: PlanReady) -> list[str]:
         f"{event.microbatch_size} x {event.sequence} tokens, {event.training_tokens:,} tokens of text"
     )
     phases = phase_lines(event.phases)
+    if event.transport:
+        work += f"; messages by {event.transport}"
     if event.predicted_s is None:
         return [model, work, f"predicted iteration time: unknown ({event.prediction_note})", *phases]
     full = ", ".join(f"{name} {seconds(time)}" for name, time in event.full.items())
@@ -195,7 +197,7 @@ def summary_lines(event: RunSummary) -> list[str]:
         return [loss, f"iteration time {seconds(measured_s)} (median) on {event.device}", *utilization_lines(event)]
     off = percent(measured_s / predicted_s - 1.0) if predicted_s else "-"
     times = f"iteration time: predicted {seconds(predicted_s)}, measured {seconds(measured_s)} (median; off by {off})"
-    return [loss, times, *(f"  {reason}" for reason in event.reasons)]
+    return [loss, times, *(f"  {reason}" for reason in event.reasons), *utilization_lines(event)]
 
 
 def utilization_lines(event: RunSummary) -> list[str]:
@@ -203,6 +205,9 @@ def utilization_lines(event: RunSummary) -> list[str]:
     lines = []
     if event.mfu is not None:
         lines.append(f"MFU {percent(event.mfu)} over executed operations (median)")
+    if event.peak_memory:
+        sizes = ", ".join(f"{size / GIBIBYTE:.2f}" for size in event.peak_memory)
+        lines.append(f"peak memory of the GPU, by rank: {sizes} GiB")
     if event.breakdown is not None:
         shares = ", ".join(f"{kind} {percent(share)}" for kind, share in event.breakdown.shares.items())
         lines.append(f"time breakdown over {event.breakdown.iterations} iterations: {shares}")
@@ -222,6 +227,8 @@ def changed_lines(event: PlanChanged) -> list[str]:
 def _numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
+
+GIBIBYTE = 2**30
 
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     WorkerStarted: started_lines,

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from skippipe.errors import unexpected
@@ -85,6 +85,8 @@ class PlanReady(Event):
     """tokens of the training text"""
     iterations: int
     recv_buffers: int
+    transport: str = ""
+    """how messages travel between processes; empty: there is only one, or they do not run yet"""
     device: str
     files: RunFiles | None = None
     phases: Sequence[PhaseSummary] = ()
@@ -235,6 +237,8 @@ class RunSummary(Event):
     reasons: list[str]
     """why the two differ"""
     device: str
+    peak_memory: list[int] = field(default_factory=list)
+    """bytes allocated on each rank's GPU; empty: some ranks have none"""
     mfu: float | None = None
     """median"""
     breakdown: TimeBreakdown | None = None

@@ -3,6 +3,7 @@
 All ranks run their stages at the same time, as they will in training; of the transfers, each rank times one at a time.
 """
 
+import itertools
 import json
 import statistics
 import time
@@ -140,6 +141,7 @@ def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec, ke
 
     """
     world = rendezvous.world
+    link.connect(set(itertools.combinations(range(world), 2)))
     small = torch.zeros(1, dtype=torch.uint8)
     large = message_spec.empty_payload().zero_()
     mine: dict[str, tuple[float, float]] = {}
@@ -203,10 +205,10 @@ def measure_cluster(
         key: of exchanges between ranks, used once in a job.
 
     """
-    rendezvous, link, message_spec, rank_of = context.rendezvous, context.link, context.message_spec, context.rank_of
+    rendezvous, links, message_spec, rank_of = context.rendezvous, context.links, context.message_spec, context.rank_of
     layout, vocabulary = context.spec.layout, context.vocabulary
-    latency, bandwidth = time_links(rendezvous, link, message_spec, key)
-    norm_s = _time_norm(rendezvous, link, len(allocation.stages))
+    latency, bandwidth = time_links(rendezvous, links.messages, message_spec, key)
+    norm_s = _time_norm(rendezvous, links.control, len(allocation.stages))
     own = {number: asdict(time_stage(stage, message_spec, vocabulary)) for number, stage in context.stages.items()}
     by_rank: list[dict[str, dict[str, Any]]] = [
         json.loads(text) for text in rendezvous.all_gather(f"stage times, {key}", json.dumps(own))

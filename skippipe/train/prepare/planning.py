@@ -141,6 +141,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
     training_tokens: int,
     recv_buffers: int,
     device: str,
+    transport: str = "",
 ) -> PlanReady:
     """Report what is about to be trained, and the predicted times as far as they hold."""
     plan, prediction = plans[0], predictions[0]
@@ -163,6 +164,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         training_tokens=training_tokens,
         iterations=spec.iterations,
         recv_buffers=recv_buffers,
+        transport=transport,
         device=device,
         phases=tuple(
             summarize(phase, plan, predicts=prediction.holds)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,8 @@ from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
 from skippipe.model.settings import plain_settings
 from skippipe.ranks import assign_ranks
-from skippipe.runtime.links import Link
-from skippipe.runtime.links.emulated import EmulatedLink, machine_id, uplink_of
-from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.train.connect.links import Links, open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -39,7 +38,14 @@ from skippipe.train.prepare.planning import (
 )
 from skippipe.train.prepare.prediction import judge_prediction, measured_workload
 from skippipe.train.prepare.resume import READING_S, ResumePoint
-from skippipe.train.prepare.stages import PartitionedModel, build_head, build_stages, iteration_flops, partition_model
+from skippipe.train.prepare.stages import (
+    PartitionedModel,
+    build_head,
+    build_stages,
+    iteration_flops,
+    partition_model,
+    warm_up,
+)
 from skippipe.train.resolve.spec import RunSpec
 
 SAVING_TIMEOUT_S = 3600.0
@@ -54,6 +60,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     resume: ResumePoint,
     text: Path | None,
     log: RunLog | None,
+    stack: ExitStack,
 ) -> TrainingLoop:
     """Prepare one rank of a run. All ranks call this.
 
@@ -65,6 +72,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         resume: where the run begins.
         text: folder of the prepared text, on ranks with a source.
         log: takes the events, on rank 0.
+        stack: closes the links to the other ranks.
 
     Raises:
         InputError: model, plan, text and checkpoint do not fit each other, or ranks differ.
@@ -77,7 +85,8 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
-    context = _make_context(spec, model, device, rendezvous, rank_of, metadata, resume.progress.layers)
+    links = open_links(spec, rendezvous, device, rank_of, stack)
+    context = _make_context(spec, model, device, rendezvous, rank_of, links, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
@@ -105,10 +114,11 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     device: torch.device,
     rendezvous: Rendezvous,
     rank_of: Sequence[int],
+    links: Links,
     metadata: RunMetadata,
     joined: Collection[int],
 ) -> RankContext:
-    """Build the stages of this rank, and the link to the other ranks."""
+    """Build the stages of this rank."""
     served = spec.held_stages([node for node, rank in enumerate(rank_of) if rank == rendezvous.rank])
     message_spec = MessageSpec(
         spec.data.microbatch_size,
@@ -118,27 +128,20 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         device=device,
         wire_dtype=spec.precision.torch_wire_dtype,
     )
+    stages = build_stages(spec, model, served, device, joined=joined)
+    for stage in stages.values():
+        warm_up(stage, message_spec, model.config.vocab_size)
     return RankContext(
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
         layers=model.stage_layers,
-        stages=build_stages(spec, model, served, device, joined=joined),
-        link=_make_link(spec, rendezvous, rank_of),
-        message_spec=message_spec,
+        stages=stages,
+        links=links,
+        buffers=MessageBuffers(message_spec),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
     )
-
-
-def _make_link(spec: RunSpec, rendezvous: Rendezvous, rank_of: Sequence[int]) -> Link:
-    """The link to the other ranks, emulated if the run asks for it."""
-    link, communication = GlooLink(rendezvous.group), spec.communication
-    if communication.links == "real":
-        return link
-    rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
-    uplink = uplink_of(spec.layout.cluster, rank_of, rendezvous.rank, communication.time_scale)
-    return EmulatedLink(link, uplink, communication.contention)
 
 
 def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:
@@ -222,7 +225,7 @@ def _prepare_engines(
         event = plan_ready(
             spec, model, plans, predictions, full, rank_of=context.rank_of, parameters=parameters,
             processes=rendezvous.world, training_tokens=metadata.training_tokens,
-            recv_buffers=engines[0].recv_buffers, device=device,
+            recv_buffers=engines[0].recv_buffers, device=device, transport=context.links.transport,
         )  # fmt: skip
         files = log.keep_files(spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
         log(dataclasses.replace(event, files=files))

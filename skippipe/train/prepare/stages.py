@@ -12,6 +12,7 @@ from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
 from skippipe.model.stage_module import empty_stage_module
+from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.transfers import copy_sources
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
@@ -112,6 +113,32 @@ def build_stages(
             module.enable_compile()
         stages[number] = Stage(module, spec.device.loss_chunk)
     return stages
+
+
+def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
+    """Run a random microbatch through a stage on a GPU, so that kernels are compiled and loaded before any message.
+
+    Loading a kernel may wait for all others, also for transfers that wait for this rank's next message. Weights,
+    gradients and random state are unchanged.
+    """
+    if message_spec.device.type != "cuda":
+        return
+    shape, device = message_spec.shape, message_spec.device
+    with torch.random.fork_rng(devices=[device]):
+        hidden = torch.randn(shape, device=device).to(message_spec.dtype)
+        tokens = torch.randint(vocabulary, shape[:2], device=device)
+        stage.begin(tokens.numel())
+        for _ in range(2):  # the second one as all that follow: gradients are added up
+            if stage.module.first:
+                hidden = stage.loss(0, stage.forward(0, stage.embed(0, tokens)), tokens)
+                stage.embed_backward(0, stage.backward(0, hidden))
+            else:
+                stage.backward(0, stage.forward(0, hidden))
+        with stage.evaluating():
+            output = stage.forward(0, stage.embed(0, tokens) if stage.module.first else hidden)
+            if stage.module.first:
+                stage.loss(0, output, tokens)
+        stage.begin(1)
 
 
 def build_head(spec: RunSpec, model: PartitionedModel, device: torch.device) -> Stage:

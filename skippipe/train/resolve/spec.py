@@ -64,7 +64,8 @@ class DeviceSpec:
 class CommunicationSpec:
     """How processes exchange messages, and how long they wait; seconds."""
 
-    backend: str = "gloo"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """how messages travel; auto: NCCL where every rank has a GPU of its own"""
     links: Literal["real", "emulated"] = "real"
     """emulated: transfers take as long as the cluster's links"""
     time_scale: float = 1.0

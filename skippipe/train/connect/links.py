@@ -1,0 +1,91 @@
+"""The links of a rank: which way messages travel, and in what they are wrapped."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from skippipe.devices import device_identity
+from skippipe.errors import unexpected
+from skippipe.runtime.links import Link
+from skippipe.runtime.links.emulated import EmulatedLink, machine_id, uplink_of
+from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.links.nccl import NcclLink
+from skippipe.runtime.links.staged import StagedLink
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.resolve.spec import RunSpec
+
+Backend = Literal["gloo", "nccl"]
+ON_CPU = ""
+"""In place of what identifies a GPU."""
+
+
+class Links(NamedTuple):
+    """How a rank reaches the others."""
+
+    messages: Link
+    """for tensors of the device on which stages compute"""
+    control: Link
+    """for tensors in the host's memory"""
+    transport: str
+    """of the messages, for people"""
+
+
+def open_links(
+    spec: RunSpec, rendezvous: Rendezvous, device: torch.device, rank_of: Sequence[int], stack: ExitStack
+) -> Links:
+    """The links to the other ranks, emulated if the run asks for it; closed with the stack. All ranks call this.
+
+    Raises:
+        InputError: NCCL is asked for where it cannot be used, or emulated links between several machines.
+
+    """
+    communication, gloo = spec.communication, GlooLink(rendezvous.group)
+    devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
+    control: Link = gloo
+    if choose_backend(communication.backend, devices) == "nccl":
+        messages: Link = stack.enter_context(NcclLink(rendezvous.rank, device))
+        transport = "NCCL"
+    elif device.type == "cuda":
+        messages, transport = StagedLink(gloo), "Gloo, through pinned memory"
+    else:
+        messages, transport = gloo, "Gloo"
+    if communication.links == "emulated":
+        rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
+        uplink = uplink_of(spec.layout.cluster, rank_of, rendezvous.rank, communication.time_scale)
+        messages, control = (EmulatedLink(link, uplink, communication.contention) for link in (messages, gloo))
+        transport += ", as slowly as over the cluster's links"
+    return Links(messages, control, transport if rendezvous.world > 1 else "")
+
+
+def choose_backend(wanted: Literal["auto", "gloo", "nccl"], devices: Sequence[str]) -> Backend:
+    """The way of the messages.
+
+    Args:
+        wanted: the setting.
+        devices: what identifies the GPU of each rank; `ON_CPU` for those without.
+
+    Raises:
+        InputError: NCCL is asked for, but a rank computes on its CPU, two share a GPU, or torch has no NCCL.
+
+    """
+    if ON_CPU in devices:
+        obstacle = f"rank {devices.index(ON_CPU)} computes on its CPU (runtime.device)"
+    elif len(set(devices)) < len(devices):
+        first, second = _first_equal(devices)
+        obstacle = f"ranks {first} and {second} share a GPU"
+    elif not dist.is_nccl_available():
+        obstacle = "this torch has no NCCL"
+    elif len(devices) == 1:
+        return "gloo"
+    else:
+        return "gloo" if wanted == "gloo" else "nccl"
+    if wanted == "nccl":
+        raise unexpected("runtime.backend", wanted, "auto or gloo", hint=obstacle)
+    return "gloo"
+
+
+def _first_equal(devices: Sequence[str]) -> tuple[int, int]:
+    return next((devices.index(device), rank) for rank, device in enumerate(devices) if devices.index(device) < rank)
