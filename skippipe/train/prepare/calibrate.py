@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
 from skippipe.allocation import Allocation
+from skippipe.devices import synchronize
 from skippipe.ranks import NO_RANK
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -54,6 +55,14 @@ class StageTimes:
     gradient_bytes: int
 
 
+def random_microbatch(message_spec: MessageSpec, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens below `vocabulary` and a hidden state, on the device of the messages."""
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, message_spec.shape[:2], generator=random)
+    hidden = torch.randn(message_spec.shape, generator=random)
+    return tokens.to(message_spec.device), hidden.to(message_spec.device, message_spec.dtype)
+
+
 def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> StageTimes:
     """Run random microbatches through a stage; weights and random state are unchanged.
 
@@ -63,14 +72,13 @@ def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> Stag
         vocabulary: tokens are drawn below it.
 
     """
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, message_spec.shape[:2], generator=random)
-    hidden = torch.randn(message_spec.shape, generator=random).to(message_spec.dtype)
+    tokens, hidden = random_microbatch(message_spec, vocabulary)
     seconds: dict[str, list[float]] = {"F": [], "B": []}
 
     def timed(what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         begin = time.perf_counter()
         result = run()
+        synchronize(message_spec.device)
         seconds[what].append(time.perf_counter() - begin)
         return result
 
@@ -109,15 +117,14 @@ def time_head(head: Stage, message_spec: MessageSpec, vocabulary: int) -> float:
         Seconds for one microbatch, forward and backward together.
 
     """
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, message_spec.shape[:2], generator=random)
-    hidden = torch.randn(message_spec.shape, generator=random).to(message_spec.dtype)
+    tokens, hidden = random_microbatch(message_spec, vocabulary)
     seconds: list[float] = []
     head.begin(tokens.numel())
     end = time.perf_counter() + HEAD_S
     while len(seconds) <= LEAST_RUNS or time.perf_counter() < end:
         begin = time.perf_counter()
         head.loss(0, hidden, tokens)
+        synchronize(message_spec.device)
         seconds.append(time.perf_counter() - begin)
     head.begin(1)
     return statistics.median(seconds[1:])
@@ -125,11 +132,16 @@ def time_head(head: Stage, message_spec: MessageSpec, vocabulary: int) -> float:
 
 def _time_step(stage: Stage) -> float:
     """Seconds of an optimizer step that changes nothing: zero learning rate and decay."""
-    optimizer = torch.optim.AdamW(stage.parameters, lr=0.0, weight_decay=0.0, foreach=False)
+    device = stage.parameters[0].device
+    optimizer = torch.optim.AdamW(
+        stage.parameters, lr=0.0, weight_decay=0.0, foreach=False, fused=device.type == "cuda"
+    )
     for gradient in stage.gradients():
         gradient.zero_()
+    synchronize(device)
     begin = time.perf_counter()
     take_step(optimizer, 0.0)
+    synchronize(device)
     return time.perf_counter() - begin
 
 
@@ -142,7 +154,7 @@ def time_links(rendezvous: Rendezvous, link: Link, message_spec: MessageSpec, ke
     """
     world = rendezvous.world
     link.connect(set(itertools.combinations(range(world), 2)))
-    small = torch.zeros(1, dtype=torch.uint8)
+    small = torch.zeros(1, dtype=torch.uint8, device=message_spec.device)
     large = message_spec.empty_payload().zero_()
     mine: dict[str, tuple[float, float]] = {}
     for number, pairs in enumerate(rounds(world)):
@@ -188,6 +200,7 @@ def _round_trip(link: Link, tensor: torch.Tensor, a: int, b: int, rendezvous: Re
             receive.wait(rendezvous.timeout_s)
             if rendezvous.rank == b:
                 link.isend(tensor, peer, 0).wait(rendezvous.timeout_s)
+            synchronize(tensor.device)
             times.append(time.perf_counter() - begin)
     return min(times)
 
@@ -251,12 +264,11 @@ def _stated(cluster: Cluster, node: int) -> StageTimes:
 
 def rehearse(context: RankContext, engine: Engine, key: str) -> NodeTimes:
     """Seconds of each kind of task on each node in iterations that change nothing. All ranks call this."""
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(context.vocabulary, context.message_spec.shape[:2], generator=random)
+    tokens, _ = random_microbatch(context.message_spec, context.vocabulary)
     times = TaskTimes()
     with torch.random.fork_rng(devices=[]):
         for _ in range(REHEARSALS):
-            times.add(engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings)
+            times.add(engine.iterate(lambda _: (tokens.cpu(), tokens.cpu()), lambda _: None).timings)
     return merge_times(context.rendezvous.all_gather(f"rehearsed times, {key}", times.to_json()))
 
 
