@@ -119,7 +119,7 @@ class Executor:
         self._timeline = timeline or timeline_of(buffers.message_spec.device)
         self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
-        self._summed_after = _last_backwards(program.actions) if link.overlaps_sums else {}
+        self._summed_after = early_sums(program.actions) if link.overlaps_sums else {}
         self._steps = [self._step_of(action) for action in program.actions]
         self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
         self._reset()
@@ -320,10 +320,21 @@ class Executor:
         return f"{what}: {reason}, {now_s:.4f} s into the iteration; last actions of this rank:{log or ' none'}"
 
 
-def _last_backwards(actions: Sequence[Action]) -> dict[Task, Reduce]:
-    """For each all-reduce the last backward of its stage here, if there is one."""
-    last = {action.stage: action for action in actions if isinstance(action, Task) and action.kind == "B"}
-    return {last[a.stage]: a for a in actions if isinstance(a, Reduce) and a.stage in last}
+def early_sums(actions: Sequence[Action]) -> dict[Task, Reduce]:
+    """The all-reduces that can begin with the last backward of their stage here, by that task.
+
+    All ranks begin all-reduces in the same order, so none may begin before those that come first.
+    """
+    last = {a.stage: index for index, a in enumerate(actions) if isinstance(a, Task) and a.kind == "B"}
+    found: dict[Task, Reduce] = {}
+    latest = -1
+    for reduce in (action for action in actions if isinstance(action, Reduce)):
+        index = last.get(reduce.stage, -1)
+        task = actions[index]
+        if index <= latest or not isinstance(task, Task):
+            break
+        found[task], latest = reduce, index
+    return found
 
 
 def _ends_of_routes(actions: Sequence[Action]) -> tuple[frozenset[int], frozenset[Task]]:

@@ -221,13 +221,14 @@ def _programs(
 def _tail(
     rank: int, stages: Sequence[Sequence[int]], reached: Collection[int], rank_of: Sequence[int], world: int
 ) -> tuple[Action, ...]:
-    """The actions after a rank's last transfer: all-reduces in stage order, norm, step.
+    """The actions after a rank's last transfer: all-reduces from the last stage to the first, norm, step.
 
     Stages that no microbatch visits have no gradient; stage 0 always has one, of embedding and head.
     """
     serving = [
         tuple(dict.fromkeys(rank_of[node] for node in nodes)) if s in reached else () for s, nodes in enumerate(stages)
     ]
-    reduces = [Reduce(s, ranks) for s, ranks in enumerate(serving) if rank in ranks and len(ranks) > 1]
+    # The last stage first, since its backwards come first.
+    reduces = [Reduce(s, ranks) for s, ranks in reversed(list(enumerate(serving))) if rank in ranks and len(ranks) > 1]
     owners = tuple(min(ranks, default=None) for ranks in serving)
     return (*reduces, Norm(tuple(range(world)), owners), Step())

@@ -180,6 +180,8 @@ class Stage:
         finally:
             for handle in handles:
                 handle.remove()
+        while pending:  # this microbatch reached no parameter of some expert
+            ready([_filled(parameter) for parameter in pending.pop()])
 
     def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
         """Run the embedding of stage 0 backward from (b, s, hidden)."""
@@ -218,8 +220,7 @@ class Stage:
         assert not self._saved, f"stage {self.module.stage}: no backward of microbatches {sorted(self._saved)}"
         assert not self._embedded, f"no backward of the embeddings of microbatches {sorted(self._embedded)}"
         for parameter in self._reached:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+            _filled(parameter)
 
     def _layer_parameters(self) -> list[list[nn.Parameter]]:
         """The trained parameters of each layer."""
@@ -285,6 +286,13 @@ def _chunks(hidden: Tensor, labels: Tensor, most: int | None) -> list[tuple[Tens
 def _numbers(scalars: Mapping[int, Tensor]) -> dict[int, float]:
     """Values of scalars of one device, in one transfer to the host."""
     return dict(zip(scalars, torch.stack([*scalars.values()]).tolist(), strict=True)) if scalars else {}
+
+
+def _filled(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter; zeros if nothing has added to it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def _gradient(tensor: Tensor) -> Tensor:

@@ -68,12 +68,16 @@ class Training:
     iterations: int = 1
     seed: int = 3
     links: str = "gloo"
-    """gloo on CPUs; nccl or staged, each rank on a GPU"""
+    """gloo, or gloo with sums in parts, on CPUs; nccl or staged, each rank on a GPU"""
 
     def stage_of_node(self) -> list[int]:
         """The stage of every node, by number."""
         stages = Plan.from_json(self.plan).stages
         return [next(s for s, nodes in enumerate(stages) if n in nodes) for n in range(sum(map(len, stages)))]
+
+    def device(self, rank: int) -> torch.device:
+        """On which a rank computes."""
+        return torch.device("cpu" if self.links in {"gloo", "parts"} else f"cuda:{rank}")
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -171,7 +175,7 @@ def train(rank: int, training: Training) -> Trained:
     dtype = getattr(torch, training.dtype)
     layers = stage_layers(training.layers, config)
     own = [s for s, nodes in enumerate(plan.stages) if rank in {training.ranks[n] for n in nodes}]
-    device = torch.device("cpu" if training.links == "gloo" else f"cuda:{rank}")
+    device = training.device(rank)
     build = partial(build_stage_module, config, seed=training.seed, dtype=dtype, device=device)
     stages = {s: Stage(build(stage=s, layers=layers[s], first=s == 0)) for s in own}
     parameters = [p for stage in stages.values() for p in stage.parameters]
@@ -212,7 +216,13 @@ def open_link(rank: int, links: str, device: torch.device) -> Link:
     if links == "nccl":
         torch.cuda.set_device(device)
         return NcclLink(rank, device)
-    return GlooLink() if links == "gloo" else StagedLink(GlooLink())
+    return {"gloo": GlooLink, "parts": LinkOfParts, "staged": lambda: StagedLink(GlooLink())}[links]()
+
+
+class LinkOfParts(GlooLink):
+    """Sums of a stage in the parts in which a GPU would begin them, though they all run at the end."""
+
+    overlaps_sums = True
 
 
 def on_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -224,6 +234,7 @@ class Plain:
 
     def __init__(self, training: Training) -> None:
         self.training = training
+        self.device = training.device(0)
         self.config = config_of(training)
         self.dtype = getattr(torch, training.dtype)
         total = sum(training.layers)
@@ -232,7 +243,7 @@ class Plain:
         )
         family = family_of(self.config.model_type)
         model: Any = family.model_class()
-        self.model = model(self.config).to(self.dtype)
+        self.model = model(self.config).to(self.device, self.dtype)
         self.model.load_state_dict(full_model.state_dict(), strict=False)
         self.named = dict(self.model.named_parameters())
         self.body = getattr(self.model, family.body)
@@ -255,7 +266,7 @@ class Plain:
 
     def loss(self, iteration: int, microbatch: int) -> Tensor:
         """Sum of token losses over the layers of the microbatch's route."""
-        tokens, labels = token_batch(self.training.seed, iteration, microbatch)
+        tokens, labels = on_device(token_batch(self.training.seed, iteration, microbatch), self.device)
         order = [self.layers[i] for s in self.routes[microbatch] for i in self.stage_layers[s]]
         self.body.layers = nn.ModuleList(order)
         self.model.config.num_hidden_layers = len(order)

@@ -126,6 +126,16 @@ def test_replicas_sum_to_the_exact_gradient(
         close(*run(pool, training))
 
 
+@pytest.mark.parametrize("settings", [TIED, MIXTRAL])
+def test_sums_in_parts_are_exact(pool: Pool, settings: dict[str, Any]) -> None:
+    """Ranks serve several stages, so that sums could begin in another order on each of them; some replicas idle."""
+    rng = Random(5)
+    for stages, count in (([2, 2, 2], 2), ([2, 3, 1], 2), ([3, 2, 2], 1)):
+        plan = make_plan(rng, stages, 0.25, count)
+        ranks = tuple(random_ranks(rng, sum(stages), 3, 3))
+        close(*run(pool, Training(settings, (1, 1, 2), plan, ranks, dtype="float64", links="parts")))
+
+
 def test_unvisited_replicas_add_zeros_and_unvisited_stages_nothing(pool: Pool) -> None:
     """One microbatch, so that replicas stay idle; every stage but the first is skipped."""
     plan = make_plan(Random(2), [2, 2], 0.5, 1)

@@ -119,7 +119,7 @@ def test_programs_end_with_allreduce_norm_and_step(seed: int) -> None:
         tail = [a for a in program.actions if not isinstance(a, Task | Send | Recv)]
         assert list(program.actions[len(program.actions) - len(tail) :]) == tail
         *reduces, norm, step = tail
-        shared = [(s, tuple(r)) for s, r in enumerate(serving) if len(r) > 1 and program.rank in r]
+        shared = [(s, tuple(r)) for s, r in enumerate(serving) if len(r) > 1 and program.rank in r][::-1]
         assert [(a.stage, a.ranks) for a in reduces if isinstance(a, Reduce)] == shared
         assert len(reduces) == len(shared)
         assert norm == Norm(tuple(range(max(ranks) + 1)), tuple(min(r) if r else None for r in serving))

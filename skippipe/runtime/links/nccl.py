@@ -123,6 +123,7 @@ class NcclLink:
     def _new_group(ranks: Sequence[int], blocks: int | None) -> dist.ProcessGroup | None:
         """Make a communicator; all ranks call this, and those that are not in it get None."""
         options: Any = dist.ProcessGroupNCCL.Options()
+        options._timeout = NEVER  # noqa: SLF001 - else torch warns that the other one counts
         options.is_high_priority_stream = True  # a transfer starts although kernels of a stage are waiting
         if blocks is not None:
             options.config.max_ctas = blocks
