@@ -1,6 +1,6 @@
 """Hundreds of iterations, every few by another random plan: no hang, and no growth of memory.
 
-    python benchmarks/endurance.py [--device cpu] [--processes 3] [--iterations 500] [--every 10]
+    python benchmarks/endurance.py [--device cpu] [--links peer] [--processes 3] [--iterations 500] [--every 10]
 
 Starts its own processes, with Gloo on CPUs and NCCL on GPUs. Each plan is for random stages, skips and ranks, and for
 a new random model; memory is compared between the same plan at the first and at the last tenth of the run.
@@ -8,6 +8,7 @@ Writes out/endurance.json and out/endurance.md.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import random
@@ -32,11 +33,12 @@ from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.links.nccl import NcclLink
+from skippipe.runtime.links.gpu import GpuLink
+from skippipe.runtime.links.peer import PeerEdges
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
-from skippipe.train.loop.engine import connect
+from skippipe.train.loop.engine import connect, on_device
 from skippipe.train.prepare.stages import warm_up
 
 BATCH, SEQUENCE, HIDDEN, VOCABULARY = 2, 64, 128, 512
@@ -80,10 +82,11 @@ def work(rank: int, options: argparse.Namespace, store: str, results: Any) -> No
     device = torch.device("cpu" if options.device == "cpu" else f"cuda:{rank}")
     control = GlooLink()
     link: Link = control
+    buffers = MessageBuffers(MessageSpec(BATCH, SEQUENCE, HIDDEN, device=device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        link = NcclLink(rank, device)
-    buffers = MessageBuffers(MessageSpec(BATCH, SEQUENCE, HIDDEN, device=device))
+        peers = PeerEdges(rank, device, buffers.message_spec.payload_bytes, exchange)
+        link = GpuLink(rank, device, peers if options.links == "peer" else None)
     rows = []
     plans = options.iterations // options.every
     for number in range(plans):
@@ -91,6 +94,7 @@ def work(rank: int, options: argparse.Namespace, store: str, results: Any) -> No
         seed = number if number < plans - plans // 10 else number - (plans - plans // 10)
         begin = time.perf_counter()
         norm = train(rank, random_plan(seed, options.processes), options.every, link, control, buffers)
+        gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         rows.append({"seed": seed, "norm": norm, "resident": pages * resource.getpagesize(), **gpu_bytes(device)})
         if rank == 0:
@@ -98,6 +102,13 @@ def work(rank: int, options: argparse.Namespace, store: str, results: Any) -> No
     results.put((rank, rows))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def exchange(text: str) -> list[str]:
+    """Give a text to all processes."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, text)
+    return found
 
 
 def gpu_bytes(device: torch.device) -> dict[str, int]:
@@ -143,8 +154,8 @@ def train(  # noqa: PLR0913, PLR0917 - a script
 
     def batch(microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(microbatch)
-        text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator).to(device)
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
+        return on_device((text[:, :-1].contiguous(), text[:, 1:].contiguous()), device)
 
     visited = {stage for microbatch in plan.microbatches for stage in microbatch.stages}
     for _ in range(iterations):
@@ -158,6 +169,7 @@ def main() -> None:
     """Run, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--links", default="peer", choices=["peer", "nccl"], help="between GPUs of this machine")
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=500)
     parser.add_argument("--every", type=int, default=10)
@@ -181,7 +193,7 @@ def main() -> None:
     for rank, rows in sorted(by_rank.items()):
         last = len(rows) - len(rows) // 10
         for kind in ("resident", "allocated", "used"):
-            if kind in rows[0]:
+            if kind in rows[0] and last < len(rows):
                 early, late = (max(row[kind] for row in part) for part in (rows[: len(rows) // 10], rows[last:]))
                 table.append({"rank": rank, "memory": kind, "first MiB": early / 2**20, "last MiB": late / 2**20})
     save("endurance", vars(options), table, markdown(table))

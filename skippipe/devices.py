@@ -170,10 +170,12 @@ def use_deterministic_kernels() -> None:
 
 
 def use_device(device: "torch.device") -> None:
-    """Make a GPU the current one of this process."""
+    """Make a GPU the current one of this process, before its first use."""
     import torch
 
     if device.type == "cuda":
+        # Streams that share a hardware queue wait for each other, and each link has a stream.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         torch.cuda.set_device(device)
 
 

@@ -119,7 +119,8 @@ class Executor:
         self._timeline = timeline or timeline_of(buffers.message_spec.device)
         self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
-        self._summed_after = early_sums(program.actions) if link.overlaps_sums else {}
+        self._early_sums = early_sums(program.actions) if link.overlaps_sums else {}
+        self._summed_after: Mapping[Task, Reduce] = {}
         self._steps = [self._step_of(action) for action in program.actions]
         self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
         self._reset()
@@ -166,6 +167,8 @@ class Executor:
             self._await_device()
         except Exception as error:
             raise ActionError(self._failure(error, time.perf_counter() - began_at)) from error
+        # Not in the first iteration: allocating memory may wait for kernels, also for those of a sum.
+        self._summed_after = self._early_sums
         ends = timeline.ends()
         return Timings(actions, [0.0, *ends[:-1]], ends, began_at)
 

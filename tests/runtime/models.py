@@ -16,6 +16,7 @@ from reference.instances import Json, legal_routes, random_cluster, random_order
 from reference.plans import plan_of
 from reference.simulator import run_order
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from skippipe._scheduler import Plan
 from skippipe.model.build import build_stage_module, stage_layers
@@ -26,7 +27,8 @@ from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.links.nccl import NcclLink
+from skippipe.runtime.links.gpu import GpuLink
+from skippipe.runtime.links.peer import PeerEdges
 from skippipe.runtime.links.staged import StagedLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
@@ -68,7 +70,7 @@ class Training:
     iterations: int = 1
     seed: int = 3
     links: str = "gloo"
-    """gloo, or gloo with sums in parts, on CPUs; nccl or staged, each rank on a GPU"""
+    """gloo, or gloo with sums in parts, on CPUs; nccl, peer or staged, each rank on a GPU"""
 
     def stage_of_node(self) -> list[int]:
         """The stage of every node, by number."""
@@ -213,10 +215,21 @@ def train(rank: int, training: Training) -> Trained:
 
 def open_link(rank: int, links: str, device: torch.device) -> Link:
     """A link of the kind that a training asks for."""
-    if links == "nccl":
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-        return NcclLink(rank, device)
-    return {"gloo": GlooLink, "parts": LinkOfParts, "staged": lambda: StagedLink(GlooLink())}[links]()
+    if links in {"nccl", "peer"}:
+        peers = PeerEdges(rank, device, 1000, exchange)  # messages travel in several parts
+        return GpuLink(rank, device, peers if links == "peer" else None)
+    if links == "staged":
+        return StagedLink(GlooLink())
+    return LinkOfParts() if links == "parts" else GlooLink()
+
+
+def exchange(text: str) -> list[str]:
+    """Give a text to all ranks."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, text)
+    return found
 
 
 class LinkOfParts(GlooLink):

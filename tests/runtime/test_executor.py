@@ -23,6 +23,7 @@ from runtime.fakes import (
     serving,
     stages_of,
 )
+from runtime.machine import random_ranks
 from runtime.models import make_plan
 from torch import Tensor
 

@@ -15,7 +15,7 @@ from runtime.models import LLAMA, Training, make_plan, train, train_plain
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
 
-@pytest.mark.parametrize("links", ["nccl", "staged"])
+@pytest.mark.parametrize("links", ["peer", "nccl", "staged"])
 @pytest.mark.parametrize(
     ("stages", "layers", "skip_ratio", "dtype"),
     [

@@ -1,8 +1,10 @@
-"""Gloo's listening address; without torch."""
+"""Gloo's listening address, and what identifies this machine; without torch."""
 
 import os
+import platform
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable that names Gloo's network interface."""
@@ -32,3 +34,9 @@ def listening_address(environment: Mapping[str, str] = os.environ) -> str | None
 def interfaces() -> list[str]:
     """Names of this machine's network interfaces without loopback."""
     return [name for _, name in socket.if_nameindex() if name != "lo"]
+
+
+def machine_id() -> str:
+    """What all processes that share this machine's clock, and no others, have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # Linux; the same in all containers of a machine
+    return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()

@@ -5,11 +5,9 @@ the sender's call: a receive that is posted late does not add it again. Delivery
 `time.monotonic`, a clock that all processes of one machine share.
 """
 
-import platform
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -73,12 +71,6 @@ def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: f
         fixed_s.append(time_scale * empty)
         per_byte_s.append(time_scale * (probe - empty) / PROBE_BYTES)
     return Uplink(tuple(fixed_s), tuple(per_byte_s))
-
-
-def machine_id() -> str:
-    """What all processes that share this machine's clock, and no others, have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id")  # Linux; the same in all containers of a machine
-    return boot.read_text(encoding="ascii").strip() if boot.exists() else platform.node()
 
 
 class EmulatedSend:

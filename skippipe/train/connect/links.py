@@ -1,19 +1,22 @@
 """The links of a rank: which way messages travel, and in what they are wrapped."""
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from skippipe.devices import device_identity
 from skippipe.errors import unexpected
 from skippipe.runtime.links import Link
-from skippipe.runtime.links.emulated import EmulatedLink, machine_id, uplink_of
+from skippipe.runtime.links.addresses import machine_id
+from skippipe.runtime.links.emulated import EmulatedLink, uplink_of
 from skippipe.runtime.links.gloo import GlooLink
-from skippipe.runtime.links.nccl import NcclLink
+from skippipe.runtime.links.gpu import GpuLink
+from skippipe.runtime.links.peer import PeerEdges
 from skippipe.runtime.links.staged import StagedLink
+from skippipe.runtime.message import MessageSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.resolve.spec import RunSpec
 
@@ -34,7 +37,11 @@ class Links(NamedTuple):
 
 
 def open_links(
-    spec: RunSpec, rendezvous: Rendezvous, device: torch.device, rank_of: Sequence[int], stack: ExitStack
+    spec: RunSpec,
+    rendezvous: Rendezvous,
+    message_spec: MessageSpec,
+    rank_of: Sequence[int],
+    stack: ExitStack,
 ) -> Links:
     """The links to the other ranks, emulated if the run asks for it; closed with the stack. All ranks call this.
 
@@ -42,12 +49,17 @@ def open_links(
         InputError: NCCL is asked for where it cannot be used, or emulated links between several machines.
 
     """
-    communication, gloo = spec.communication, GlooLink(rendezvous.group)
+    communication, gloo, device = spec.communication, GlooLink(rendezvous.group), message_spec.device
     devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
     control: Link = gloo
     if choose_backend(communication.backend, devices) == "nccl":
-        messages: Link = stack.enter_context(NcclLink(rendezvous.rank, device))
-        transport = "NCCL"
+        numbers = itertools.count()
+        peers = PeerEdges(
+            rendezvous.rank, device, message_spec.payload_bytes,
+            lambda text: rendezvous.all_gather(f"peers {next(numbers)}", text),
+        )  # fmt: skip
+        messages: Link = stack.enter_context(GpuLink(rendezvous.rank, device, peers))
+        transport = "copies from GPU to GPU, between machines NCCL"
     elif device.type == "cuda":
         messages, transport = StagedLink(gloo), "Gloo, through pinned memory"
     else:

@@ -219,8 +219,7 @@ class Engine:
 
     def _on_device(self, batches: Batches) -> Batches:
         def moved(microbatch: int) -> tuple[Tensor, Tensor]:
-            tokens, labels = (part if self._device.type == "cpu" else part.pin_memory() for part in batches(microbatch))
-            return tokens.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
+            return on_device(batches(microbatch), self._device)
 
         return moved
 
@@ -266,6 +265,14 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
 
     """
     return timeout_s + SLOWEST_HEALTHY * iterations * max(predicted_s, measured_s)
+
+
+def on_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """A batch on the device where stages compute; the host does not wait, as other ranks may wait for it meanwhile."""
+    if device.type == "cpu":
+        return batch
+    tokens, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
+    return tokens, labels
 
 
 def connect(link: Link, programs: Sequence[Program]) -> None:

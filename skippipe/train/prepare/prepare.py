@@ -85,8 +85,9 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
-    links = open_links(spec, rendezvous, device, rank_of, stack)
-    context = _make_context(spec, model, device, rendezvous, rank_of, links, metadata, resume.progress.layers)
+    message_spec = _message_spec(spec, model, device)
+    links = open_links(spec, rendezvous, message_spec, rank_of, stack)
+    context = _make_context(spec, model, message_spec, rendezvous, rank_of, links, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
@@ -111,7 +112,7 @@ def _open_batches(spec: RunSpec, config: Any, text: Path | None) -> TokenBatches
 def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     spec: RunSpec,
     model: PartitionedModel,
-    device: torch.device,
+    message_spec: MessageSpec,
     rendezvous: Rendezvous,
     rank_of: Sequence[int],
     links: Links,
@@ -120,15 +121,7 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
 ) -> RankContext:
     """Build the stages of this rank."""
     served = spec.held_stages([node for node, rank in enumerate(rank_of) if rank == rendezvous.rank])
-    message_spec = MessageSpec(
-        spec.data.microbatch_size,
-        spec.data.sequence,
-        model.config.hidden_size,
-        dtype=spec.precision.torch_hidden_dtype,
-        device=device,
-        wire_dtype=spec.precision.torch_wire_dtype,
-    )
-    stages = build_stages(spec, model, served, device, joined=joined)
+    stages = build_stages(spec, model, served, message_spec.device, joined=joined)
     for stage in stages.values():
         warm_up(stage, message_spec, model.config.vocab_size)
     return RankContext(
@@ -141,6 +134,17 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         buffers=MessageBuffers(message_spec),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
+    )
+
+
+def _message_spec(spec: RunSpec, model: PartitionedModel, device: torch.device) -> MessageSpec:
+    return MessageSpec(
+        spec.data.microbatch_size,
+        spec.data.sequence,
+        model.config.hidden_size,
+        dtype=spec.precision.torch_hidden_dtype,
+        device=device,
+        wire_dtype=spec.precision.torch_wire_dtype,
     )
 
 

@@ -1,13 +1,12 @@
-"""Links over NCCL: transfers between GPUs, each direction of each pair of ranks on a communicator of its own.
+"""Links between GPUs: over NCCL, and by copies from GPU to GPU where both are on one machine.
 
 NCCL knows no tags, and runs the operations of a communicator in the order in which they are issued, on one stream. With
 a communicator for each direction, messages from one rank to another arrive in the order in which they are sent, as the
 proof assumes (`skippipe.runtime.deadlock`), and wait for no others. Communicators are made, and used once, before the
 first message, in an order that all ranks share: made at the first use, they could wait for each other.
 
-Nothing here blocks the host. A transfer begins when the current stream has done all that was issued before it; `wait`
-has the current stream wait for its end. A kernel that waits for its peer holds some of the GPU's multiprocessors, so
-each communicator may use few.
+A transfer begins when the current stream has done all that was issued before it; `wait` has the current stream wait for
+its end, and the host goes on.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,12 +18,14 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from skippipe.runtime.links import Work
 from skippipe.runtime.links.gloo import first_line
+from skippipe.runtime.links.peer import Edge, PeerEdges, edges_of
 
 NEVER = timedelta(days=30)
 """The host watches the time itself (`skippipe.runtime.timeline`), and can say which action has not ended."""
 BLOCKS_PER_TRANSFER = 4
-"""Thread blocks, each on a multiprocessor, that a transfer may use."""
+"""Thread blocks, each of which holds a multiprocessor, that a transfer may use."""
 
 
 class NcclWork:
@@ -42,17 +43,26 @@ class NcclWork:
             part.wait()
 
 
-class NcclLink:
-    """Transfers of GPU tensors between ranks that have a GPU each.
+class GpuLink:
+    """Transfers of GPU tensors between ranks that have a GPU each; sums by NCCL.
 
     A context manager: where it is left by an error, transfers in flight are aborted.
     """
 
     overlaps_sums = True
 
-    def __init__(self, rank: int, device: torch.device) -> None:
-        """Take this rank's number in the job's process group, and its GPU."""
-        self._rank, self._device = rank, device
+    def __init__(self, rank: int, device: torch.device, peers: PeerEdges | None = None) -> None:
+        """Prepare.
+
+        Args:
+            rank: this rank's number in the job's process group.
+            device: its GPU.
+            peers: connects ranks of one machine; None: all messages go by NCCL.
+
+        """
+        self._rank, self._device, self._peers = rank, device, peers
+        self._near: set[Edge] = set()
+        """edges that `peers` has connected"""
         self._edges: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
@@ -62,20 +72,23 @@ class NcclLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._peers is not None:
+            self._peers.close()
         if kind is not None:  # kernels may wait for ranks that are gone
             for group in [*self._edges.values(), *self._groups.values()]:
                 if group is not None:
                     group.abort()
 
     def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
-        """Make communicators, and use each once; see `Link`."""
-        wanted = {(min(pair), max(pair)) for pair in pairs}
-        # Pairs with the same sum share no rank, so that they connect at the same time.
-        for low, high in sorted(wanted, key=lambda pair: (sum(pair), pair)):
-            for edge in ((low, high), (high, low)):
-                if edge not in self._edges:
-                    self._edges[edge] = self._new_group(edge, BLOCKS_PER_TRANSFER)
-                    self._try_edge(edge)
+        """Connect edges, and make communicators for the others and for groups; see `Link`."""
+        edges = edges_of(pairs)
+        if self._peers is not None:
+            new = [edge for edge in edges if edge not in self._near and edge not in self._edges]
+            self._near |= self._peers.connect(new) if new else set()
+        for edge in edges:
+            if edge not in self._edges and edge not in self._near:
+                self._edges[edge] = self._new_group(edge, BLOCKS_PER_TRANSFER)
+                self._try_edge(edge)
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             if ranks not in self._groups:
                 group = self._groups[ranks] = self._new_group(ranks, None)
@@ -83,14 +96,18 @@ class NcclLink:
                     group.allreduce_coalesced([torch.zeros(1, device=self._device)]).wait()
                     torch.cuda.synchronize(self._device)
 
-    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> NcclWork:
+    def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
         """Start a send; see `Link`."""
         del tag
+        if (self._rank, to_rank) in self._near and self._peers is not None:
+            return self._peers.send(tensor, to_rank)
         return self._transfer((self._rank, to_rank), tensor)
 
-    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> NcclWork:
+    def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
         """Start a receive; see `Link`."""
         del tag
+        if (from_rank, self._rank) in self._near and self._peers is not None:
+            return self._peers.receive(tensor, from_rank)
         return self._transfer((from_rank, self._rank), tensor)
 
     def isum(self, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int]) -> "NcclWork":
