@@ -53,7 +53,7 @@ class Family:
         """The class of its configurations."""
         from transformers import CONFIG_MAPPING  # noqa: PLC0415 - slow
 
-        return cast("type[PretrainedConfig]", CONFIG_MAPPING[self.model_type])
+        return CONFIG_MAPPING[self.model_type]
 
     def model_class(self) -> "type[PreTrainedModel]":
         """The class of the full model with a language-modelling head."""

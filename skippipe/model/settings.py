@@ -61,10 +61,8 @@ def resolved_settings(model: "Mapping[str, Any]") -> dict[str, Any]:
 
     """
     folder = weights_folder(model)
-    if folder is None:
-        return _own(model)
-    content = read_config(folder)
-    return family_of(content["model_type"]).with_common_names(content | _own(model))
+    settings = (read_config(folder) if folder else {}) | _own(model)
+    return family_of(settings.get("model_type")).with_common_names(settings)
 
 
 def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from skippipe.model.build import build_stage_module, stage_layers
@@ -132,3 +132,20 @@ def logits_of(parts: Sequence[StageModule], given: Tensor, route: Sequence[int] 
     for stage in range(len(parts)) if route is None else route:
         hidden, _ = parts[stage](hidden)
     return parts[0].logits(hidden)
+
+
+def run_along(model: Any, numbers: Sequence[int], given: Tensor, **asked: Any) -> Any:
+    """Outputs of a model of transformers that has these of its layers, in this order."""
+    body, name = model.base_model, family_of(model.config.model_type).layers
+    layers, config = getattr(body, name), body.config
+    kinds = getattr(config, "layer_types", None)
+    setattr(body, name, nn.ModuleList(layers[number] for number in numbers))
+    body.config = copy.deepcopy(config)
+    body.config.num_hidden_layers = len(numbers)
+    if kinds is not None:
+        body.config.layer_types = [kinds[number] for number in numbers]
+    try:
+        return model(given, use_cache=False, **asked)
+    finally:
+        setattr(body, name, layers)
+        body.config = config

@@ -1,12 +1,16 @@
 """Models' settings: what is accepted, what is refused, and the messages."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from model.small import MODELS, SIZES, config_of
 
+from skippipe.commands.groups import options
 from skippipe.errors import InputError, unexpected
+from skippipe.model.families import FAMILIES
 from skippipe.model.settings import config_sha256, model_config, plain_settings
 
 LLAMA = {**SIZES, "model_type": "llama"}
@@ -23,6 +27,13 @@ def test_other_architectures_are_refused_with_the_page_to_read(kind: Any) -> Non
     expected = "one of llama, mistral, qwen2, qwen3, phi3, olmo2, gemma2, gemma3_text, gpt_neox, gpt2, mixtral"
     hint = "docs/models.md says how to add one"
     assert str(refusal.value) == str(unexpected("model.model_type", kind, expected, hint=hint))
+
+
+def test_the_guide_lists_every_family_with_its_presets() -> None:
+    rows = [line for line in (ROOT / "docs" / "models.md").read_text().splitlines() if line.startswith("| `")]
+    families, presets = (" ".join(row.split(" | ")[column] for row in rows) for column in (0, 2))
+    assert set(re.findall(r"`(\w+)`", families)) == FAMILIES.keys()
+    assert set(re.findall(r"`(\w+)`", presets)) == options("model").keys() - {"pretrained"}
 
 
 def test_settings_go_by_their_common_names() -> None:

@@ -1,6 +1,5 @@
 """Stages at work, in one process, against the plain model of transformers."""
 
-import copy
 import gc
 import itertools
 import weakref
@@ -9,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model.small import MODELS, TIED, config_of, full_model_of, parts_of, tokens
+from model.small import MODELS, TIED, config_of, full_model_of, parts_of, run_along, tokens
 from torch import Tensor, nn
 
-from skippipe.model.families import family_of
 from skippipe.runtime.stage import Stage, gradient_scale
 
 BATCH, SEQUENCE = 2, 12
@@ -61,31 +59,13 @@ def gradients_of(stages: Sequence[Stage]) -> dict[str, Tensor]:
     return named
 
 
-def along(model: Any, numbers: Sequence[int], given: Tensor) -> Tensor:
-    """Logits of a model of transformers that has these of its layers, in this order."""
-    body, name = model.base_model, family_of(model.config.model_type).layers
-    layers, config = getattr(body, name), body.config
-    kinds = getattr(config, "layer_types", None)
-    setattr(body, name, nn.ModuleList(layers[number] for number in numbers))
-    body.config = copy.deepcopy(config)
-    body.config.num_hidden_layers = len(numbers)
-    if kinds is not None:
-        body.config.layer_types = [kinds[number] for number in numbers]
-    try:
-        logits: Tensor = model(given, use_cache=False).logits
-    finally:
-        setattr(body, name, layers)
-        body.config = config
-    return logits
-
-
 def plain_gradients(model: Any, cut: Sequence[int], routes: Sequence[Route]) -> dict[str, Tensor]:
     """Gradients of the mean token loss, by a plain loop over the microbatches."""
     model.zero_grad(set_to_none=True)
     ends = list(itertools.accumulate(cut, initial=0))
     for number, route in enumerate(routes):
         given, labels = microbatch(number)
-        logits = along(model, [layer for s in route for layer in range(ends[s], ends[s + 1])], given)
+        logits = run_along(model, [layer for s in route for layer in range(ends[s], ends[s + 1])], given).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         torch.autograd.backward(loss / valid_tokens(len(routes)))
     return {
