@@ -82,10 +82,7 @@ def agree(text: str, kind: str, path: tuple[Any, ...] | None = None) -> str:
     if any(there) and not here:
         pytest.fail(f"{kind} at {path}: we accept what breaks {there}\n{text[:6000]}")
     if here and not any(there):
-        counts_alone = all(breach.startswith("microbatches_per_source: ") for breach in here)
-        assert counts_alone or only_ours_looks(path, text), (
-            f"{kind} at {path}: we refuse a sound plan: {here[:3]}\n{text[:6000]}"
-        )
+        assert only_ours_looks(path, text), f"{kind} at {path}: we refuse a sound plan: {here[:3]}\n{text[:6000]}"
         return "only ours"
     return "refused" if here else "accepted"
 
