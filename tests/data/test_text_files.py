@@ -239,7 +239,7 @@ DATES = [{"text": f"2024-01-0{day}T10:00:00Z"} for day in range(1, 6)]
 PLAIN = [{"text": f"{number}: {LINE}"} for number in range(5)]
 WITH_NUMBERS: list[Any] = [record | {"id": number} for number, record in enumerate(PLAIN)]
 WITH_SOURCES: list[Any] = [record | {"id": {"url": "u"}} for record in PLAIN]
-RECORDS: dict[str, dict[str, list[Any]]] = {
+CASES: dict[str, dict[str, list[Any]]] = {
     "dates": {"a.jsonl": PLAIN, "dates.jsonl": DATES},
     "dates first": {"dates.jsonl": DATES, "a.jsonl": PLAIN},
     "other fields": {"a.jsonl": WITH_NUMBERS, "b.jsonl": WITH_SOURCES},
@@ -260,12 +260,12 @@ def write_records(path: Path, records: list[Any]) -> None:
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-@pytest.mark.parametrize("case", RECORDS)
+@pytest.mark.parametrize("case", CASES)
 def test_only_the_texts_of_records_are_read(case: str, prepared: Callable[..., list[str]], tmp_path: Path) -> None:
-    for name, records in RECORDS[case].items():
+    for name, records in CASES[case].items():
         write_records(tmp_path / name, records)
-    assert prepared(*RECORDS[case]) == [
-        record["text"] for records in RECORDS[case].values() for record in records if record
+    assert prepared(*CASES[case]) == [
+        record["text"] for records in CASES[case].values() for record in records if record
     ]
 
 
