@@ -2,8 +2,8 @@
 
     python benchmarks/allocate.py [--seconds 0.2 1 10 60] [--instances published20 ...] [--methods ours metis ...]
 
-Instances are clusters drawn as the preset `synthetic` and, where ../shared/data lies beside the repository, those
-there, with the sizes of their stages. Every method has one thread; `CP-SAT, 8 workers` has as many as this machine.
+Instances are clusters drawn as the preset `synthetic` and those of tests/reference/published, with the sizes of their
+stages. Every method has one thread; `CP-SAT, 8 workers` has as many as this machine.
 Whatever a method proposes is scored by `score_allocation`, which finds the best tour itself; its time counts, that of
 building graphs and models too. The methods that make one allocation after the other run once, for the longest time,
 and their best after each time is reported; ours and CP-SAT, which may use the time in another way, run anew for each.
@@ -33,7 +33,7 @@ from skippipe.allocation import even_sizes, read_allocation
 from skippipe.benchmark import AllocationCase, random_stages
 from skippipe.cluster import load_cluster, preset_spec
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 FILES = ("published20", "fresh20", "scale100", "scale1000")
 DRAWN = {"synthetic24": (24, 4, 6), "synthetic100": (100, 8, 10)}
 """Nodes, regions and stages."""
@@ -142,12 +142,9 @@ def allocation_cases() -> dict[str, AllocationCase]:
     for name, (nodes, regions, stages) in DRAWN.items():
         config = dataclasses.replace(preset(), nodes=nodes, regions=regions)
         found[name] = AllocationCase(preset_spec(config).cluster(config), even_sizes(nodes, stages))
-    if not SHARED.is_dir():
-        note(f"without {', '.join(FILES)}: there is no folder {SHARED}")
-        return found
     for name in FILES:
-        sizes = [len(stage) for stage in read_allocation(str(SHARED / f"{name}.json")).stages]
-        found[name] = AllocationCase(load_cluster(str(SHARED / f"{name}.cluster.json")), sizes)
+        sizes = [len(stage) for stage in read_allocation(str(PUBLISHED / f"{name}.json")).stages]
+        found[name] = AllocationCase(load_cluster(str(PUBLISHED / f"{name}.cluster.json")), sizes)
     return found
 
 

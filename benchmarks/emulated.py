@@ -3,8 +3,8 @@
     OPENBLAS_NUM_THREADS=1 python benchmarks/emulated.py [--time-scale 0.1] [--iterations 3] [--gradient-bytes 0 1e8]
 
 One process per node, on this machine: the product's executor, programs and links, over Gloo and an emulated network;
-only the stages' compute sleeps. All strategies run on one allocation: the published instance's own (where
-../shared/data lies beside the repository), and the surrogate's for geo20. The plans know what the exchange of the norm
+only the stages' compute sleeps. All strategies run on one allocation: the published instance's own,
+and the surrogate's for geo20. The plans know what the exchange of the norm
 takes. Messages are small, and the emulated bandwidth is in proportion, so that the machine's own links do not matter.
 Writes out/emulated.json and out/emulated.md.
 """
@@ -46,7 +46,7 @@ from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import ReadyGradients
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 NODES = 20
 """Of every instance; workers are forked before the planner starts threads."""
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
@@ -258,8 +258,8 @@ def norm_s(cluster: Cluster, stages: int) -> float:
 
 def published() -> Cluster:
     """The published cluster with latency and bandwidth, where it gives whole transfer times."""
-    content = json.loads((SHARED / "published20.cluster.json").read_text(encoding="utf-8"))
-    table = json.loads((SHARED / "regions12.json").read_text(encoding="utf-8"))
+    content = json.loads((PUBLISHED / "published20.cluster.json").read_text(encoding="utf-8"))
+    table = json.loads((PUBLISHED / "regions12.json").read_text(encoding="utf-8"))
     between = {frozenset((pair["a"], pair["b"])): pair["latency_s"] for pair in table["pairs"]}
     regions = [node["name"].rpartition("-")[0] for node in content["nodes"]]
     within = table["within_region"]["latency_s"]
@@ -285,11 +285,8 @@ def problems(gradient_bytes: Sequence[float], schedule: ScheduleConfig) -> dict[
         config.gradient_bytes = size
         problem = allocated(planning_job(config, AllocateConfig(), schedule), ALLOCATING)
         found["geo20" + (f", {size:.0e} bytes of gradients" if size else "")] = problem
-    if SHARED.is_dir():
-        allocation = read_allocation(str(SHARED / "published20.json"))
-        found["published20"] = state_problem(published(), allocation, schedule)
-    else:
-        note(f"without the published instance: there is no folder {SHARED}")
+    allocation = read_allocation(str(PUBLISHED / "published20.json"))
+    found["published20"] = state_problem(published(), allocation, schedule)
     return {name: with_norm(problem, schedule) for name, problem in found.items()}
 
 

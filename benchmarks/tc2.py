@@ -3,10 +3,9 @@
     python benchmarks/tc2.py [--seconds 5] [--samples 2 4 8 16] [--swaps 0 1 2]
 
 `skippipe` vs. `skippipe-no-tc2` and `random-skip` (the median of 20 seeds), all on one allocation (the surrogate's,
-so differences are due to the constraint), on the presets and, where
-../shared/data lies beside the repository, on the published instance; under the rules of this project and those of the
-reference. A microbatch has so many samples of 1,024 tokens; times of tasks and bytes of messages are in proportion,
-gradients are not. Writes out/tc2.json, out/tc2.md and out/tc2.png.
+so differences are due to the constraint), on the presets and the published instance; under the rules of this project
+and those of the reference. A microbatch has so many samples of 1,024 tokens; times of tasks and bytes of messages are
+in proportion, gradients are not. Writes out/tc2.json, out/tc2.md and out/tc2.png.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from skippipe.benchmark import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
 from skippipe.planning import PlanningJob, allocated, evaluate_strategy, planning_job, saving, state_problem
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 PRESETS = ("geo20", "five_clusters", "single_cluster")
 STRATEGIES = ("random-skip", "skippipe-no-tc2", "skippipe")
 PRESET_SAMPLES = 2
@@ -54,8 +53,8 @@ def scaled_preset(config: ClusterConfig, samples: int) -> ClusterConfig:
 
 def published(samples: int) -> Cluster:
     """Scale the published cluster, which gives whole transfer times, by the table of links that it comes from."""
-    content = json.loads((SHARED / "published20.cluster.json").read_text(encoding="utf-8"))
-    table = json.loads((SHARED / "regions12.json").read_text(encoding="utf-8"))
+    content = json.loads((PUBLISHED / "published20.cluster.json").read_text(encoding="utf-8"))
+    table = json.loads((PUBLISHED / "regions12.json").read_text(encoding="utf-8"))
     share = samples / PRESET_SAMPLES
     latency_s = {frozenset((pair["a"], pair["b"])): pair["latency_s"] for pair in table["pairs"]}
     regions = [node["name"].rpartition("-")[0] for node in content["nodes"]]
@@ -79,15 +78,12 @@ def instances() -> dict[tuple[str, str], tuple[Maker, ScheduleConfig]]:
         )
 
     def of_published(samples: int, schedule: ScheduleConfig) -> Problem:
-        cluster, allocation = published(samples), read_allocation(str(SHARED / "published20.json"))
+        cluster, allocation = published(samples), read_allocation(str(PUBLISHED / "published20.json"))
         return state_problem(cluster, allocation, schedule)
 
     presets = compose("bench planner", []).instances
     makers = {name: of_preset(presets[name]) for name in PRESETS}
-    if SHARED.is_dir():
-        makers["published20"] = of_published
-    else:
-        note(f"without the published instance: there is no folder {SHARED}")
+    makers["published20"] = of_published
     return {(name, rules): (make, RULE_SETS[rules]) for rules in RULE_SETS for name, make in makers.items()}
 
 

@@ -4,18 +4,17 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from reference.independent import load_checker
 
 from skippipe.cli import main
 from skippipe.console import streams
 from skippipe.errors import InputError
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
+PUBLISHED = ROOT / "tests" / "reference" / "published"
+"""Published instances."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,21 +110,3 @@ def write(tmp_path: Path) -> Callable[[str, Any], Path]:
         return path
 
     return call
-
-
-@pytest.fixture
-def shared_data() -> Path:
-    """Folder with published instances, which may lie beside the checkout."""
-    folder = SHARED / "data"
-    if not folder.is_dir():
-        pytest.skip("needs the folder ../shared/data beside the checkout, which is not there")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def independent() -> ModuleType:
-    """The independent checker, where the folder of shared checks lies beside the repository."""
-    checker = load_checker()
-    if checker is None:
-        pytest.skip("no ../shared/anchors/check_plan.py")
-    return checker

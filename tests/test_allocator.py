@@ -1,12 +1,12 @@
 """The node allocator: its surrogate against the definition, its allocations against looking at all of them."""
 
 import json
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import PUBLISHED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.allocator import Stages, Surrogate
@@ -17,7 +17,7 @@ from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
 from skippipe.errors import ImpossibleError, InputError, NoPlanError
 
-PUBLISHED = {"published20": (21.590300540879163, 18.992), "fresh20": (37.97009970224297, 35.295)}
+SCORES = {"published20": (21.590300540879163, 18.992), "fresh20": (37.97009970224297, 35.295)}
 """What the reference's allocation scores, and what is known to be reachable with stages of the same sizes."""
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -83,12 +83,12 @@ def test_score_is_that_of_the_definition(seed: int) -> None:
     assert scored.stages[0] == stages[0]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_scores(shared_data: Path, name: str) -> None:
-    cluster = load_cluster(str(shared_data / f"{name}.cluster.json"))
-    stages = read_allocation(str(shared_data / f"{name}.json")).stages
+@pytest.mark.parametrize("name", SCORES)
+def test_published_scores(name: str) -> None:
+    cluster = load_cluster(str(PUBLISHED / f"{name}.cluster.json"))
+    stages = read_allocation(str(PUBLISHED / f"{name}.json")).stages
     scored = score_allocation(cluster, stages)
-    assert scored.score_s == pytest.approx(PUBLISHED[name][0], rel=1e-9)
+    assert scored.score_s == pytest.approx(SCORES[name][0], rel=1e-9)
     agrees(surrogate(cluster), scored, [5, 3, 3, 3, 3, 3])
 
 
@@ -179,14 +179,14 @@ ENOUGH = 200_000
 """Work with which the best known allocation of 20 nodes is found."""
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_clusters_get_the_best_known_allocation(shared_data: Path, name: str) -> None:
-    cluster = load_cluster(str(shared_data / f"{name}.cluster.json"))
+@pytest.mark.parametrize("name", SCORES)
+def test_published_clusters_get_the_best_known_allocation(name: str) -> None:
+    cluster = load_cluster(str(PUBLISHED / f"{name}.cluster.json"))
     sizes = [5, 3, 3, 3, 3, 3]
     found = allocate(cluster, sizes, time_limit_s=None, work_limit=ENOUGH)
     agrees(surrogate(cluster), found.best, sizes)
-    assert found.best.score_s <= PUBLISHED[name][1]
-    assert found.lower_bound_s <= PUBLISHED[name][1]
+    assert found.best.score_s <= SCORES[name][1]
+    assert found.lower_bound_s <= SCORES[name][1]
 
 
 def test_groups_of_near_nodes_become_pipelines() -> None:

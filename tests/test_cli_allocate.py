@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -113,7 +112,7 @@ def test_layers_of_the_model_stand_in_the_plan(planned: Callable[..., Plan], wri
     assert planned(*given, "allocate.decoder_layers=7").layers == [3, 2, 2]
 
 
-def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan], independent: ModuleType) -> None:
+def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan]) -> None:
     """The plan's cluster is that of its layers; as many microbatches as the equal cut has."""
     stages = ("schedule.stages=3", "schedule.microbatches_per_source=4")
     equal = planned(*UNEQUAL, *stages, "allocate.decoder_layers=24")
@@ -129,7 +128,7 @@ def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan], independen
     assert auto.solver.allocation is not None
     assert auto.solver.allocation.start_s is not None
     assert auto.predicted.iteration_s <= auto.solver.allocation.start_s
-    assert verdict(independent, auto.to_json()) == []
+    assert verdict(auto.to_json()) == []
 
 
 def test_layers_that_no_memory_holds(planned: Callable[..., Plan], write: Write, refused: Callable[..., str]) -> None:
@@ -197,7 +196,7 @@ def test_nodes_that_two_partitions_have_elsewhere() -> None:
 TWO_SITES = Path(__file__).parent.parent / "benchmarks" / "two_sites.cluster.json"
 
 
-def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Path, independent: ModuleType) -> None:
+def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Path) -> None:
     """In three stages the six machines would average over the slow link between the sites."""
     cluster = json.loads(TWO_SITES.read_text(encoding="utf-8"))
     cluster["gradient_bytes"] = cluster["gradient_bytes"][:3]
@@ -208,7 +207,7 @@ def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Pat
         result = run("plan", *asked, f"allocate.unused={setting}")
         assert result.status == 0, result.err
         plan = load_plan(str(tmp_path / "plan.json"))
-        assert verdict(independent, plan.to_json()) == []
+        assert verdict(plan.to_json()) == []
         assert bool(plan.absent_nodes) == (setting == "allow")
         assert "Lower bound for this allocation" in result.out
         assert "for all allocations" in result.out

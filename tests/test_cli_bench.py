@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import PUBLISHED, Run
 
 from skippipe.benchmark import small_folder
 
@@ -31,9 +31,9 @@ def test_bench_planner(run: Run, tmp_path: Path) -> None:
     assert all(row["iteration_s"] >= row["lower_bound_s"] > 0 for row in rows)
 
 
-def test_bench_planner_reads_a_folder(run: Run, shared_data: Path, tmp_path: Path) -> None:
+def test_bench_planner_reads_a_folder(run: Run, tmp_path: Path) -> None:
     for name in ("published20.json", "published20.cluster.json"):
-        (tmp_path / name).symlink_to(shared_data / name)
+        (tmp_path / name).symlink_to(PUBLISHED / name)
     result = run("bench", "planner", f"data={tmp_path}", "planner.time_limit_s=0.1", "strategies=[full,skippipe]")
     assert result.status == 0, result.err
     times = [line.split() for line in result.out.splitlines() if line.startswith("published20")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from conftest import PUBLISHED, Run
 
 import skippipe
 from skippipe.application import compose
@@ -295,10 +295,10 @@ def test_presets_of_the_users_own(run: Run, tmp_path: Path) -> None:
     assert "lab-5" in result.out
 
 
-def test_published_instance_with_the_reference_rules(run: Run, shared_data: Path, tmp_path: Path) -> None:
+def test_published_instance_with_the_reference_rules(run: Run, tmp_path: Path) -> None:
     result = run(
-        "plan", f"cluster.file={shared_data / 'published20.cluster.json'}",
-        f"allocate.stages={shared_data / 'published20.json'}", "schedule=reference", "schedule.stages=6",
+        "plan", f"cluster.file={PUBLISHED / 'published20.cluster.json'}",
+        f"allocate.stages={PUBLISHED / 'published20.json'}", "schedule=reference", "schedule.stages=6",
         "schedule.microbatches_per_source=6", "planner.time_limit_s=5", "output=plan.json",
     )  # fmt: skip
     assert result.status == 0, result.err

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SHARED, Run
+from conftest import Run
 
 Refused = Callable[..., str]
 
@@ -43,6 +43,10 @@ LAUGHS = "a: &a 1\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a
         ),
         ("a: [{_target_: '${oc.env:HOME}'}]\n", "own.yaml:1: _target_: expected a launcher"),
         ("a: 1\n---\nb: 2\n", "own.yaml:2: invalid YAML"),
+        (
+            "name: box\n\tsites: 1\n",
+            "own.yaml:2: invalid YAML: found character '\\t' that cannot start any token",
+        ),
         ('a: "\x01"\n', "own.yaml:1: invalid YAML: character 0x0001"),
         (b"name: x\nname2: \xff\n", "own.yaml:2: expected UTF-8 text, got byte 0xff"),
     ],
@@ -54,15 +58,6 @@ def test_yaml_of_ones_own(content: str | bytes, said: str, refused: Refused, tmp
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     message = refused("plan", "--config-dir", "mine", "cluster=own")
     assert f"mine/cluster/{said}" in message
-    assert message.count("\n") == 1
-
-
-def test_a_published_file_with_a_tab(refused: Refused) -> None:
-    folder = SHARED / "field" / "12" / "conf"
-    if not folder.is_dir():
-        pytest.skip("needs ../shared/field/12 beside the checkout, which is not there")
-    message = refused("plan", "--config-dir", folder, "cluster=tab")
-    assert "tab.yaml:5: invalid YAML: found character '\\t' that cannot start any token" in message
     assert message.count("\n") == 1
 
 

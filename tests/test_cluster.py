@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import PUBLISHED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,8 +80,8 @@ def test_asymmetry_of_one_means_symmetric_links() -> None:
     assert np.unique(parts.forward_s).size == np.unique(parts.memory).size == 1
 
 
-def test_region_table_is_the_published_one_but_for_the_slip(shared_data: Path) -> None:
-    published = json.loads((shared_data / "regions12.json").read_text())
+def test_region_table_is_the_published_one_but_for_the_slip() -> None:
+    published = json.loads((PUBLISHED / "regions12.json").read_text())
     table = region_table()
     for pair in published["pairs"]:
         a, b = table.names.index(pair["a"]), table.names.index(pair["b"])
@@ -178,13 +178,6 @@ def test_names_of_any_script(
     small_cluster["nodes"][1]["name"] = name
     assert load_cluster(str(write("c.json", mark + json.dumps(small_cluster)))).names[1] == name
     assert read_allocation(str(write("s.json", mark + '{"stages": [[0], [1]]}'))).stages == [[0], [1]]
-
-
-def test_a_published_cluster_with_a_byte_order_mark() -> None:
-    path = SHARED / "field" / "16" / "bom.json"
-    if not path.is_file():
-        pytest.skip("needs ../shared/field/16 beside the checkout, which is not there")
-    assert len(load_cluster(str(path))) > 0
 
 
 @pytest.mark.parametrize("letter", ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\u202e", "\u2066", "\u2028", "\u200f"])

@@ -51,10 +51,22 @@ def test_help_and_configuration_derive_from_the_registration(command: Command, r
         assert line in text
     for field in dataclasses.fields(command.settings_type):
         assert re.search(rf"^  {field.name}(=|\.|$| )", text, re.MULTILINE), field.name
+    assert not re.search(r"^\w+:", text.partition("\n")[2].replace("Exit status:", ""), re.MULTILINE)
     composed = run(*command.name.split(), "--cfg", "job")
     assert composed.status == 0, composed.err
     for field in dataclasses.fields(command.settings_type):
         assert re.search(rf"^{field.name}:", composed.out, re.MULTILINE), field.name
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.main_keys], ids=lambda command: command.key)
+def test_help_begins_with_the_main_keys_in_a_line_each(command: Command, run: Run) -> None:
+    text = run(*command.name.split(), "--help").out
+    lines = text.split("\n\n")[1].splitlines()
+    assert lines[0] == "Main keys"
+    assert [line.split()[0] for line in lines[1:]] == list(command.main_keys)
+    assert all(len(line.split()) > 2 for line in lines[1:])
+    assert max(map(len, text.splitlines())) <= 120
+    assert len(BY_NAME["train"].main_keys) == 20
 
 
 def test_presets_are_found_where_they_lie(run: Run) -> None:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -68,13 +67,13 @@ def rings(stages: Stages) -> list[Stages]:
 
 @pytest.mark.parametrize("strategy", ["full", "skippipe-no-tc2"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_best_of_all_allocations_is_found(independent: ModuleType, strategy: str, seed: int) -> None:
+def test_the_best_of_all_allocations_is_found(strategy: str, seed: int) -> None:
     """Every allocation there is, planned by the strategy itself with as much work, is no better."""
     cluster, sizes, question = tiny(seed)
     start = in_order(allocate(cluster, sizes).best.stages, sizes)
     found = plan(PlanRequest(question(start), strategy, scope=AllocationScope(), **GENEROUS))
     assert found.check() == []
-    assert verdict(independent, found.to_json()) == []
+    assert verdict(found.to_json()) == []
     assert [len(stage) for stage in found.stages] == sizes
     goes_forward(found)
     times = {}
@@ -103,12 +102,12 @@ def test_no_baseline_is_worse_than_on_the_allocation_of_skippipe(seed: int) -> N
 
 
 @pytest.mark.parametrize("strategy", BASELINES)
-def test_an_own_allocation_whatever_the_threads(strategy: str, planned: Planned, independent: ModuleType) -> None:
+def test_an_own_allocation_whatever_the_threads(strategy: str, planned: Planned) -> None:
     arguments = (f"schedule.strategy={strategy}", "planner.work_limit=150000", "cluster=five_clusters")
     one, three = planned(*arguments), planned(*arguments, "planner.threads=3")
     assert one.stages == three.stages
     assert one.tasks == three.tasks
-    assert verdict(independent, one.to_json()) == []
+    assert verdict(one.to_json()) == []
     assert one.solver.allocation == three.solver.allocation
     assert one.solver.surrogate == three.solver.surrogate
     goes_forward(one)
@@ -213,14 +212,14 @@ def test_random_routes_are_judged_by_others_than_those_reported() -> None:
     assert reached.iteration_s == statistics.median(fresh)
 
 
-def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned, independent: ModuleType) -> None:
+def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned) -> None:
     unequal = ("cluster=synthetic", "cluster.nodes=10", "cluster.speed_spread=4", "cluster.memory_spread=4")
     arguments = (*unequal, "schedule.stages=3", "allocate.decoder_layers=24", "planner.work_limit=400000")
     microbatches = set()
     for strategy in ("full", "skippipe-no-tc2", "full-routed"):
         equal = planned(*arguments, f"schedule.strategy={strategy}")
         auto = planned(*arguments, f"schedule.strategy={strategy}", "allocate.layers=auto")
-        assert verdict(independent, auto.to_json()) == []
+        assert verdict(auto.to_json()) == []
         assert sum(auto.layers) == 24
         if strategy != "skippipe-no-tc2":  # routes by travel time are not chosen by the iteration
             assert iteration_s(auto) < iteration_s(equal)

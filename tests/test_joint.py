@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -86,7 +85,7 @@ def allocation_report(found: Plan) -> AllocationReport:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, seed: int) -> None:
+def test_tiny_clusters_get_the_best_of_all_allocations(seed: int) -> None:
     rng = Random(seed)
     content, sizes, each, ratio, rules = tiny(rng)
     cluster = Cluster.from_json(json.dumps(content))
@@ -104,7 +103,7 @@ def test_tiny_clusters_get_the_best_of_all_allocations(independent: ModuleType, 
     shortest, bound = (min(values) for values in zip(*known, strict=True))
     found = plan(PlanRequest(problem, scope=scope, **LIMITS))
     assert found.check() == []
-    assert verdict(independent, found.to_json()) == []
+    assert verdict(found.to_json()) == []
     assert [len(stage) for stage in found.stages] == sizes
     assert sum(found.microbatches_per_source.values()) == each * sizes[0]
     assert found.predicted.iteration_s <= shortest * (1 + 1e-8)
@@ -145,7 +144,7 @@ def without_some(sizes: list[int]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
+def test_nodes_may_be_left_out(seed: int) -> None:
     """The plan is the best of all allocations with and without nodes, and the bound holds for all of them."""
     rng = Random(1000 + seed)
     content, sizes, each, ratio, rules = tiny(rng)
@@ -170,7 +169,7 @@ def test_nodes_may_be_left_out(independent: ModuleType, seed: int) -> None:
         return
     found = plan(PlanRequest(problem, scope=AllocationScope(unused=True), **LIMITS))
     assert found.check() == []
-    assert verdict(independent, found.to_json()) == []
+    assert verdict(found.to_json()) == []
     assert len(found.stages[0]) == sizes[0]
     assert all(0 < len(stage) <= size for stage, size in zip(found.stages, sizes, strict=True))
     assert found.predicted.iteration_s <= min(known) * (1 + 1e-8)
@@ -229,7 +228,7 @@ def fits(found: Plan, content: Json, layers: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleType, seed: int) -> None:
+def test_sizes_layers_and_shares_of_the_sources_are_chosen(seed: int) -> None:
     rng = Random(seed)
     content = random_cluster(rng, 4, 2)
     cluster = Cluster.from_json(json.dumps(content))
@@ -242,7 +241,7 @@ def test_sizes_layers_and_shares_of_the_sources_are_chosen(independent: ModuleTy
     plans = [plan(PlanRequest(problem, scope=scope, time_limit_s=None, work_limit=2_000_000, seed=i)) for i in range(3)]
     found = min(plans, key=lambda made: made.predicted.iteration_s)
     assert found.check() == []
-    assert verdict(independent, found.to_json()) == []
+    assert verdict(found.to_json()) == []
     assert sum(found.microbatches_per_source.values()) == total
     fits(found, content, layers)
     known = []

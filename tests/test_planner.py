@@ -1,6 +1,5 @@
 """Properties of every strategy's plans, and the exact optimum of tiny instances."""
 
-import argparse
 import itertools
 import json
 import os
@@ -13,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import pytest
-from reference.independent import SHARED, verdict
+from conftest import PUBLISHED
+from reference.independent import Question, verdict
 from reference.instances import (
     Json,
     legal_routes,
@@ -138,7 +137,7 @@ def check_plan_of(instance: Json, strategy: str, found: Plan, data: Json) -> Non
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_plans_of_random_instances_keep_every_rule(independent: ModuleType, strategy: str) -> None:
+def test_plans_of_random_instances_keep_every_rule(strategy: str) -> None:
     results: Counter[str] = Counter()
     for seed in range(200):
         instance = plannable(seed, "middle" if seed % 20 == 0 else "small")
@@ -147,7 +146,7 @@ def test_plans_of_random_instances_keep_every_rule(independent: ModuleType, stra
         except (ImpossibleError, NoPlanError, DeadlockError) as error:
             results[type(error).__name__] += 1
             continue
-        assert verdict(independent, found.to_json()) == [], seed
+        assert verdict(found.to_json()) == [], seed
         check_plan_of(instance, strategy, found, data)
         results["plan"] += 1
     assert results["plan"] >= 100, results
@@ -482,10 +481,8 @@ def test_bad_options_are_refused(options: dict[str, Any], named: str) -> None:
 
 def published(name: str, rules: Json | None = None) -> tuple[Problem, Json, Path]:
     """A published instance with its allocation, under its own rules or others."""
-    file = SHARED / "data" / f"{name}.cluster.json"
-    if not file.exists():
-        pytest.skip("no ../shared/data")
-    facts = json.loads((SHARED / "data" / f"{name}.json").read_text())
+    file = PUBLISHED / f"{name}.cluster.json"
+    facts = json.loads((PUBLISHED / f"{name}.json").read_text())
     problem = Problem(
         Cluster.from_json(file.read_text()),
         facts["stages"],
@@ -497,9 +494,9 @@ def published(name: str, rules: Json | None = None) -> tuple[Problem, Json, Path
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_published_instance(independent: ModuleType, strategy: str) -> None:
+def test_published_instance(strategy: str) -> None:
     problem, facts, file = published("published20")
-    best = facts["best_known"]["fixed allocation, rules as here"]["iteration_s"]
+    best = facts["best_known_s"]["under_its_rules"]
     if strategy == "full-routed":
         # 15 routes over every stage, and room for 9 on each but the first: these rules allow no such plan.
         with pytest.raises(ImpossibleError, match="TC1"):
@@ -508,16 +505,16 @@ def test_published_instance(independent: ModuleType, strategy: str) -> None:
     found = plan(
         PlanRequest(problem, strategy, time_limit_s=30.0 if strategy == "skippipe" else 5.0)
     )  # ends with the proof
-    options = argparse.Namespace(
+    question = Question(
         cluster=str(file),
-        stages=str(SHARED / "data" / "published20.json"),
+        stages=str(PUBLISHED / "published20.json"),
         rules=json.dumps({"tc1": "held"} if strategy == "full" else facts["rules"]),
         skip_ratio=0.0 if strategy.startswith("full") else facts["skip_ratio"],
         microbatches=facts["microbatches_per_source"],
         best_known=best if strategy == "skippipe" else None,
     )
     assert found.check() == []
-    assert verdict(independent, found.to_json(), options) == []
+    assert verdict(found.to_json(), question) == []
     iteration = found.predicted.iteration_s
     if strategy == "skippipe":
         assert iteration == pytest.approx(best, rel=1e-9)
@@ -527,12 +524,12 @@ def test_published_instance(independent: ModuleType, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_published_instance_under_our_rules(independent: ModuleType, strategy: str) -> None:
+def test_published_instance_under_our_rules(strategy: str) -> None:
     problem, facts, _ = published("published20", rules={})
-    best = facts["best_known"]["fixed allocation, tc1 held, waves 1, max_swaps 1"]["iteration_s"]
+    best = facts["best_known_s"]["under_default_rules"]
     found = plan(PlanRequest(problem, strategy, time_limit_s=2.0))
     assert found.check() == []
-    assert verdict(independent, found.to_json()) == []
+    assert verdict(found.to_json()) == []
     if strategy in ("skippipe", "full-routed"):
         assert found.predicted.lower_bound_s <= best * (1 + 1e-9) or strategy == "full-routed"
         assert found.predicted.iteration_s < {"skippipe": 37.0, "full-routed": 83.0}[strategy]
@@ -540,7 +537,7 @@ def test_published_instance_under_our_rules(independent: ModuleType, strategy: s
 
 def test_published_instance_under_our_rules_is_proved() -> None:
     problem, facts, _ = published("published20", rules={})
-    best = facts["best_known"]["fixed allocation, tc1 held, waves 1, max_swaps 1"]["iteration_s"]
+    best = facts["best_known_s"]["under_default_rules"]
     found = plan(PlanRequest(problem, method="cbs", time_limit_s=60.0))
     assert found.predicted.iteration_s == pytest.approx(best, rel=1e-9)
     assert found.solver.optimal

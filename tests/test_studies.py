@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
+from conftest import PUBLISHED
 from scripts import load_script
 
 from skippipe._scheduler import Cluster
@@ -30,9 +30,9 @@ def test_samples_scale_what_a_microbatch_takes(name: str) -> None:
     assert large.transfer_matrix() == pytest.approx(small.transfer_matrix(4 * message))
 
 
-def test_published_instance_scales_by_the_table_of_its_links(shared_data: Path) -> None:
+def test_published_instance_scales_by_the_table_of_its_links() -> None:
     tc2 = load_script("tc2")
-    original = load_cluster(str(shared_data / "published20.cluster.json"))
+    original = load_cluster(str(PUBLISHED / "published20.cluster.json"))
     same, large = tc2.published(tc2.PRESET_SAMPLES), tc2.published(8)
     assert same.transfer_matrix() == pytest.approx(original.transfer_matrix())
     assert same.forward_s == pytest.approx(original.forward_s)

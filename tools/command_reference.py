@@ -27,6 +27,8 @@ def _section(command: Command) -> Iterator[str]:
     if command.notes:
         yield command.notes
     yield f"```\n{command.examples}\n```"
+    if command.main_keys:
+        yield f"Main settings: {', '.join(f'`{key}`' for key in command.main_keys)}."
     rows = (f"| `{key}` | {_cell(meaning)} |" for key, meaning in settings_rows(command))
     yield "\n".join(["| setting | meaning |", "| --- | --- |", *rows])
 

@@ -1,7 +1,6 @@
 """Finding and loading checkpoints: complete ones only, verified before use."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.manifest import MANIFEST, Manifest, check_files, read_checked, read_manifest
 from skippipe.checkpoint.state import STATE, TrainingState, parse_state
 from skippipe.errors import InputError, unexpected
+from skippipe.model.families import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PLAN, PLANS, TOKENIZER = "plan.json", "plans.json", "tokenizer.json"
 """Files of a checkpoint other than manifest, state and tensors."""
 SHARED = "all nodes must share one folder"
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 WEIGHTS = "weights"
 """Prefix of weight names in tensor files; the rest is the name in transformers' state dict."""
 
@@ -59,10 +58,8 @@ class Checkpoint:
 
     def load_model(self, tensors: Mapping[str, "Tensor"]) -> None:
         """Fill the weights of such a model in place, as `load` does: its layers are numbered from 0."""
-        layers = self.state.layers
-        self.load(
-            {_LAYER.sub(lambda match: f"layers.{layers[int(match[1])]}.", name, 1): t for name, t in tensors.items()}
-        )
+        family, layers = family_of(self.state.model["model_type"]), self.state.layers
+        self.load({family.renumbered(name, layers.__getitem__): tensor for name, tensor in tensors.items()})
 
     @property
     def tokenizer_json(self) -> str | None:

@@ -26,6 +26,8 @@ class Command:
     run: str
     """MODULE:FUNCTION of its work, a `Run`; imported only after the settings have been checked"""
     examples: str
+    main_keys: Sequence[str] = ()
+    """the keys that most people need, where there are many: the help begins with them"""
     notes: str = ""
     """shown in the help, in addition to the settings"""
     groups: Mapping[str, str | None] = field(default_factory=dict)

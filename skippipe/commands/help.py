@@ -1,4 +1,4 @@
-"""The text of `skippipe COMMAND --help`: what it does, every key with its meaning and range, examples."""
+"""The text of `skippipe COMMAND --help`: what it does, main keys, examples, every key with its meaning and range."""
 
 import ast
 import dataclasses
@@ -11,24 +11,50 @@ from typing import Any
 from skippipe.commands.command import Command
 from skippipe.commands.groups import options, schema_name
 
+WIDTH = 118
+"""Most characters of a line."""
+
 
 def command_help(command: Command) -> str:
-    """Text for Hydra's help template: `$APP_CONFIG_GROUPS` and the like would be filled in, other `$` are doubled."""
+    """Text for Hydra's help template: `$CONFIG` and the like would be filled in, so each `$` is doubled."""
     summary = f"skippipe {command.name}: {command.summary}."
     examples = f"Examples\n{textwrap.indent(command.examples, '  ')}"
-    parts = [summary, command.notes, examples, f"Keys\n{_key_table(command)}", FLAGS]
-    text = "\n\n".join(part for part in parts if part)
-    return text.replace("$", "$$") + "\n\nAs composed from this command line\n$CONFIG"
+    main = f"Main keys\n{_main_key_table(command)}" if command.main_keys else ""
+    keys = f"{'All keys' if main else 'Keys'}\n{_key_table(command)}"
+    text = "\n\n".join(part for part in (summary, main, examples, command.notes, keys, FLAGS) if part)
+    return text.replace("$", "$$")
 
 
 FLAGS = """\
 Flags
   -m, --multirun     run once for every combination of comma-separated values: key=a,b or key=range(1,4)
-  --cfg job          print the configuration and stop
+  --cfg job          print the configuration composed from this command line, and stop
   --config-dir DIR   a folder with configuration files of your own, e.g. DIR/cluster/mine.yaml for cluster=mine
   --hydra-help       more flags, from Hydra
 
 Exit status: 0 on success, 2 for input that cannot be used, 1 for anything else, 130 after Ctrl-C."""
+
+
+def main_rows(command: Command) -> list[tuple[str, str]]:
+    """The main keys of a command, each with its meaning in one line."""
+    rows = dict(reversed(settings_rows(command)))
+    width = WIDTH - 4 - max(map(len, command.main_keys), default=0)
+    return [(key, _in_one_line(rows[key], width)) for key in command.main_keys]
+
+
+def _main_key_table(command: Command) -> str:
+    width = max(map(len, command.main_keys))
+    return "\n".join(f"  {key.ljust(width)}  {text}" for key, text in main_rows(command))
+
+
+def _in_one_line(text: str, width: int) -> str:
+    """As many of its clauses as fit, without its range; of a first one that is too long its first words."""
+    kept, *others = text.partition(" (at least ")[0].split("; ")
+    for clause in others:
+        if len(f"{kept}; {clause}") > width:
+            break
+        kept = f"{kept}; {clause}"
+    return textwrap.shorten(kept, width, placeholder=" ...").removesuffix(": ...")
 
 
 def _key_table(command: Command) -> str:
@@ -36,7 +62,7 @@ def _key_table(command: Command) -> str:
     width = max(len(key) for key, _ in rows if len(key) < 36)
     lines = [f"  {key.ljust(width)}  {text}" for key, text in rows]
     return "\n".join(
-        textwrap.fill(line, 118, subsequent_indent=" " * (width + 4), break_long_words=False) for line in lines
+        textwrap.fill(line, WIDTH, subsequent_indent=" " * (width + 4), break_long_words=False) for line in lines
     )
 
 

@@ -54,8 +54,8 @@ def build_stage_module(  # noqa: PLR0913 - what defines a stage
     """Build the module of one stage.
 
     Without `weights`, the parameters of every submodule are initialized as transformers does it, from a generator
-    seeded by `seed` and the submodule's name in the full model: the same weights for every partition. One submodule at
-    a time is held in float32 on the CPU.
+    seeded by `seed` and the submodule's name in the full model: the same weights for every partition. One layer at a
+    time is held in float32 on the CPU.
 
     Args:
         config: of the full model, by `model_config`.
@@ -75,6 +75,7 @@ def build_stage_module(  # noqa: PLR0913 - what defines a stage
 
     """
     module = empty_stage_module(config, stage=stage, layers=layers, first=first)
+    rebuild_buffers(module, torch.device(device))
     if weights is None:
         _init_all(module, config, seed, dtype, torch.device(device))
     else:
@@ -83,7 +84,6 @@ def build_stage_module(  # noqa: PLR0913 - what defines a stage
     module.tie_head(config)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(device)
-    rebuild_buffers(module, torch.device(device))
     _check_complete(module)
     if dtype == torch.float64:
         module.use_plain_experts()
@@ -95,25 +95,20 @@ def _init_all(
 ) -> None:
     """Allocate and initialize all parameters of a stage; a tied head has none of its own."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for name, module in stage.named_modules():
+        for name, unit in stage.named_units().items():
             if not (config.tie_word_embeddings and name == stage.family.head):
-                _init(stage, name, module, seed)
-                _convert(module, dtype, device)
+                for inner, module in reversed(list(unit.named_modules(prefix=name))):  # parts first, as transformers
+                    _init(stage, inner, module, seed)
+                _convert(unit, name, dtype, device)
 
 
 def _init(stage: StageModule, name: str, module: nn.Module, seed: int) -> None:
-    """Allocate and initialize a submodule's own parameters."""
-    own = dict(module.named_parameters(recurse=False))
-    if not own:
-        return
-    for key, parameter in own.items():
+    """Allocate a submodule's own parameters and initialize them, and those of its parts that it has a say in."""
+    for key, parameter in module.named_parameters(recurse=False):
         values = torch.full(parameter.shape, float("nan"), dtype=INITIAL_DTYPE)
         setattr(module, key, nn.Parameter(values, requires_grad=parameter.requires_grad))
     torch.default_generator.manual_seed(module_seed(seed, name))  # the CPU alone, unlike torch.manual_seed
     stage.init_weights(module)
-    for key, parameter in module.named_parameters(recurse=False):
-        if parameter.isnan().any():
-            raise RuntimeError(f"transformers does not initialize {name}.{key}")
 
 
 def module_seed(seed: int, name: str) -> int:
@@ -121,17 +116,25 @@ def module_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
-def _convert(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    for parameter in module.parameters(recurse=False):
+def _convert(unit: nn.Module, name: str, dtype: torch.dtype, device: torch.device) -> None:
+    for key, parameter in unit.named_parameters():
+        if parameter.isnan().any():
+            raise RuntimeError(f"transformers does not initialize {name}.{key}")
         parameter.data = parameter.data.to(device=device, dtype=dtype)
 
 
 def rebuild_buffers(stage: StageModule, device: torch.device) -> None:
-    """Compute the non-persistent buffers, the rotary frequencies, in float32 on the layers' device."""
-    rotary, config = stage.rotary, stage.config
-    rebuilt = type(rotary)(config=config)
-    for name, buffer in rebuilt.named_buffers():
-        setattr(rotary, name, buffer.to(device))
+    """Compute the buffers of a stage whose weights are still on the meta device, in float32 on another one.
+
+    They are no weights and in no file: rotary frequencies, the scale of an embedding.
+    """
+    with torch.no_grad():
+        for module in stage.modules():
+            own = dict(module.named_buffers(recurse=False))
+            for name, buffer in own.items():
+                setattr(module, name, torch.full(buffer.shape, float("nan"), dtype=INITIAL_DTYPE, device=device))
+            if own:
+                stage.init_weights(module)
 
 
 def _check_complete(stage: StageModule) -> None:

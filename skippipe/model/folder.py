@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         family_of(content.get("model_type"))
     except InputError as error:
-        raise unexpected("model_type", error.found, str(error.expected), path) from None
+        raise unexpected("model_type", error.found, str(error.expected), path, error.hint) from None
     if content.get("quantization_config") is not None:
         raise unexpected("quantization_config", "quantized ones", "plain floating-point weights", path)
     return content

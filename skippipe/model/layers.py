@@ -26,16 +26,23 @@ class Shape(NamedTuple):
     device: torch.device
 
 
+class Arguments(NamedTuple):
+    """What a layer is called with besides the hidden state."""
+
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
 class ArgumentRecorder(nn.Module):
     """Replaces a layer: records the arguments other than the hidden state, and returns the latter."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.given: dict[str, Any] = {}
+        self.given = Arguments()
 
-    def forward(self, hidden: Tensor, **given: Any) -> Tensor:
-        """Record `given`."""
-        self.given = given
+    def forward(self, hidden: Tensor, *positional: Any, **named: Any) -> Tensor:
+        """Record the arguments."""
+        self.given = Arguments(positional, named)
         return hidden
 
 
@@ -47,30 +54,31 @@ class LayerRunner:
 
     Args:
         body: the model class with `len(layers)` layers, which are taken from it; without embedding and final norm.
+        name: of the list of layers in it.
         layers: at least one.
 
     """
 
-    def __init__(self, body: nn.Module, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, body: nn.Module, name: str, layers: Sequence[nn.Module]) -> None:
         self.body = body
         self._layers = tuple(layers)
         self._recorders = [ArgumentRecorder() for _ in layers]
         self._compiled = False
         self._recomputed: frozenset[int] = frozenset()
-        self._arguments: dict[Shape, list[dict[str, Any]]] = {}
-        body.layers = nn.ModuleList(self._recorders)
+        self._arguments: dict[Shape, list[Arguments]] = {}
+        setattr(body, name, nn.ModuleList(self._recorders))
 
     def __call__(self, hidden: Tensor, indices: Sequence[int] | None = None) -> Tensor:
         """Run all layers on (b, s, hidden), or those with some indices among them, in the given order."""
         arguments = self._arguments_for(hidden)
         for index in range(len(self._layers)) if indices is None else indices:
-            layer, given = self._layers[index], arguments[index]
+            layer, (positional, named) = self._layers[index], arguments[index]
             if self._compiled:
                 torch._dynamo.maybe_mark_dynamic(hidden, 0)  # noqa: SLF001 - torch documents it
             if index in self._recomputed and torch.is_grad_enabled():
-                hidden = cast("Tensor", checkpoint(layer, hidden, use_reentrant=False, **given))
+                hidden = cast("Tensor", checkpoint(layer, hidden, *positional, use_reentrant=False, **named))
             else:
-                hidden = cast("Tensor", layer(hidden, **given))
+                hidden = cast("Tensor", layer(hidden, *positional, **named))
         return hidden
 
     def recompute(self, indices: Iterable[int]) -> None:
@@ -84,7 +92,7 @@ class LayerRunner:
         for layer in self._layers:
             layer.compile()
 
-    def _arguments_for(self, hidden: Tensor) -> list[dict[str, Any]]:
+    def _arguments_for(self, hidden: Tensor) -> list[Arguments]:
         shape = Shape(hidden.shape, hidden.dtype, hidden.device)
         known = self._arguments.get(shape)
         if known is None:
@@ -93,14 +101,14 @@ class LayerRunner:
             known = self._arguments[shape] = self._recorded(hidden)
         return known
 
-    def _recorded(self, hidden: Tensor) -> list[dict[str, Any]]:
+    def _recorded(self, hidden: Tensor) -> list[Arguments]:
         device = torch.device("cpu") if hidden.is_meta else hidden.device  # masks depend on values of positions
         with torch.inference_mode(mode=False), torch.no_grad():  # what is recorded is also used with autograd
             nothing = torch.zeros((), dtype=hidden.dtype, device=device).expand(hidden.shape)
             self.body(inputs_embeds=nothing, use_cache=False)
         given = _moved([layer.given for layer in self._recorders], hidden.device)
         for layer in self._recorders:
-            layer.given = {}
+            layer.given = Arguments()
         return given
 
 
@@ -117,10 +125,10 @@ def compiled_for_any_batch(run: Callable[[Tensor, Tensor], Tensor]) -> Callable[
     return call
 
 
-def _moved(given: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
+def _moved(given: list[Arguments], device: torch.device) -> list[Arguments]:
     """Move all tensors to a device, and what layers share once."""
     moved: dict[int, Tensor] = {}
-    result: list[dict[str, Any]] = tree_map_only(
+    result: list[Arguments] = tree_map_only(
         Tensor, lambda tensor: moved.setdefault(id(tensor), tensor.to(device)), given
     )
     return result

@@ -28,12 +28,17 @@ _AT_LEAST_1 = (
     "sliding_window",
     "num_local_experts",
     "num_experts_per_tok",
+    "n_inner",
+    "original_max_position_embeddings",
+    "query_pre_attn_scalar",
 )
-_SHARES = ("attention_dropout", "hidden_dropout", "router_jitter_noise")
-_AT_LEAST_0 = ("initializer_range", "rms_norm_eps", "layer_norm_eps", "router_aux_loss_coef")
+_SHARES = ("attention_dropout", "hidden_dropout", "router_jitter_noise", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+_AT_LEAST_0 = ("initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "router_aux_loss_coef")
+_ABOVE_0 = ("attn_logit_softcapping", "final_logit_softcapping")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder")
-"""Fields of configurations that training does not use."""
+_NO_SETTINGS = ("use_cache", "pretraining_tp", "classifier_dropout", "is_decoder", "summary_")
+"""Fields of configurations that training does not use, or how their names begin."""
 
 
 def weights_folder(model: "Mapping[str, Any]") -> Path | None:
@@ -56,7 +61,8 @@ def resolved_settings(model: "Mapping[str, Any]") -> dict[str, Any]:
 
     """
     folder = weights_folder(model)
-    return (read_config(folder) if folder else {}) | _own(model)
+    settings = (read_config(folder) if folder else {}) | _own(model)
+    return family_of(settings.get("model_type")).with_common_names(settings)
 
 
 def model_config(model: "Mapping[str, Any]") -> "PretrainedConfig":
@@ -105,7 +111,8 @@ def _config_in(folder: Path) -> "PretrainedConfig":
 
 def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
     family = family_of(settings.get("model_type"))
-    given = {key: copy.deepcopy(value) for key, value in settings.items() if key != "model_type"}
+    named = family.with_common_names(settings)
+    given = {key: copy.deepcopy(value) for key, value in named.items() if key != "model_type"}
     _check_names(given, family)
     for key, value in given.items():
         _check(key, value)
@@ -114,7 +121,9 @@ def _config(settings: "Mapping[str, Any]") -> "PretrainedConfig":
         config: PretrainedConfig = make(**given, use_cache=False)
     except Exception as error:  # whatever transformers raises, it is about these settings
         raise InputError(one_line(error), key="model") from error
+    _check_off(config, family)
     _check_heads(config)
+    _check_rotary_width(config)
     _check_parts(config)
     _check_buildable(config, family)
     return config
@@ -135,7 +144,8 @@ def config_sha256(config: "PretrainedConfig") -> str:
 def _setting_names(family: Family) -> list[str]:
     """What an architecture can be set to, in the order in which transformers declares it."""
     own = inspect.get_annotations(family.config_class())
-    return [name for name, kind in own.items() if "ClassVar" not in str(kind) and name not in _NO_SETTINGS]
+    names = [name for name, kind in own.items() if "ClassVar" not in str(kind) and not name.startswith(_NO_SETTINGS)]
+    return [family.own_names.get(name, name) for name in names]
 
 
 def _check_names(given: "Mapping[str, Any]", family: Family) -> None:
@@ -156,35 +166,52 @@ def _check(key: str, value: Any) -> None:
         raise _refusal(key, value, "a number of at least 0 and below 1")
     if key in _AT_LEAST_0 and not (_is_number(value) and 0 <= value < float("inf")):
         raise _refusal(key, value, "a finite number of at least 0")
+    if key in _ABOVE_0 and not (_is_number(value) and 0 < value < float("inf")):
+        raise _refusal(key, value, "a finite number of more than 0")
     if key == "layer_types" and not (isinstance(value, list) and all(kind in _LAYER_TYPES for kind in value)):
         raise _refusal(key, value, f"a list of {' and '.join(_LAYER_TYPES)}")
-    if key == "hidden_act":
-        _check_activation(value)
+    if key in _ACTIVATIONS:
+        _check_activation(key, value)
     if key == "rope_parameters":
-        _check_rotary(value)
+        for name, rotary in _rotaries(value).items():
+            _check_rotary(name, rotary)
 
 
-def _check_activation(value: Any) -> None:
+def _rotaries(parameters: Any) -> dict[str, Any]:
+    """Settings of each rotary embedding by their key: one for all layers, or one for each kind of layer."""
+    kinds = [kind for kind in _LAYER_TYPES if isinstance(parameters, dict) and kind in parameters]
+    if not kinds:
+        return {"rope_parameters": parameters}
+    return {f"rope_parameters.{kind}": parameters[kind] for kind in kinds}
+
+
+def _check_activation(key: str, value: Any) -> None:
     from transformers.activations import ACT2FN  # noqa: PLC0415 - imports torch
 
     if not isinstance(value, str) or value not in ACT2FN:
-        raise _refusal("hidden_act", value, f"one of {', '.join(sorted(ACT2FN))}")
+        raise _refusal(key, value, f"one of {', '.join(sorted(ACT2FN))}")
 
 
-def _check_rotary(value: Any) -> None:
+def _check_rotary(key: str, value: Any) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - imports torch
 
     if not isinstance(value, dict):
-        raise _refusal("rope_parameters", value, "a mapping")
+        raise _refusal(key, value, "a mapping")
     kind, theta = value.get("rope_type", "default"), value.get("rope_theta", 1.0)
     kinds = sorted({"default", *ROPE_INIT_FUNCTIONS})
     if kind not in kinds:
-        raise _refusal("rope_parameters.rope_type", kind, f"one of {', '.join(kinds)}")
+        raise _refusal(f"{key}.rope_type", kind, f"one of {', '.join(kinds)}")
     if not (_is_number(theta) and 0 < theta < float("inf")):
-        raise _refusal("rope_parameters.rope_theta", theta, "a finite number of more than 0")
+        raise _refusal(f"{key}.rope_theta", theta, "a finite number of more than 0")
     share = value.get("partial_rotary_factor", 1.0)
     if not (_is_number(share) and 0 < share <= 1):
-        raise _refusal("rope_parameters.partial_rotary_factor", share, "a number of more than 0 and at most 1")
+        raise _refusal(f"{key}.partial_rotary_factor", share, "a number of more than 0 and at most 1")
+
+
+def _check_off(config: Any, family: Family) -> None:
+    for key, reason in family.off.items():
+        if getattr(config, key):
+            raise unexpected(f"model.{key}", getattr(config, key), "false", hint=reason)
 
 
 def _check_heads(config: Any) -> None:
@@ -192,15 +219,19 @@ def _check_heads(config: Any) -> None:
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or 1
     if heads % groups:
         raise _refusal("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
-    width = getattr(config, "head_dim", None)
-    if width is None:
-        if config.hidden_size % heads:
-            raise _refusal("num_attention_heads", heads, f"a divisor of hidden_size ({config.hidden_size})")
-        width = config.hidden_size // heads
-    turned = int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    if turned < 2 or turned % 2:
-        found = f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
-        raise unexpected("model", found, "rotary embeddings over an even number of at least 2 dimensions of a head")
+    if getattr(config, "head_dim", None) is None and config.hidden_size % heads:
+        raise _refusal("num_attention_heads", heads, f"a divisor of hidden_size ({config.hidden_size})")
+
+
+def _check_rotary_width(config: Any) -> None:
+    """Check that rotary embeddings, if any, turn pairs of dimensions."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameters = getattr(config, "rope_parameters", None)
+    for rotary in _rotaries(parameters).values() if parameters else ():
+        turned = int(width * rotary.get("partial_rotary_factor", 1.0))
+        if turned < 2 or turned % 2:
+            found = f"{turned} of {width} (head_dim, or hidden_size / num_attention_heads)"
+            raise unexpected("model", found, "rotary embeddings over an even number of at least 2 dimensions of a head")
 
 
 def _check_parts(config: Any) -> None:
@@ -212,7 +243,8 @@ def _check_parts(config: Any) -> None:
     if kinds is not None and len(kinds) != config.num_hidden_layers:
         raise _refusal("layer_types", kinds, f"one for each of {config.num_hidden_layers} layers")
     if kinds is not None and window is None and "sliding_attention" in kinds:
-        raise _refusal("sliding_window", window, "use_sliding_window=true and a number for layers of sliding attention")
+        switch = "use_sliding_window=true and " if hasattr(config, "use_sliding_window") else ""
+        raise _refusal("sliding_window", window, f"{switch}a number for layers of sliding attention")
     pad = config.pad_token_id
     if pad is not None and not 0 <= pad < config.vocab_size:
         raise _refusal("pad_token_id", pad, f"a token below vocab_size ({config.vocab_size})")

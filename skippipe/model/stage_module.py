@@ -58,39 +58,43 @@ class StageModule(nn.Module):
         self._autocast: torch.dtype | None = None
         self._summed_losses: Callable[[Tensor, Tensor], Tensor] = self._sum_losses
         body = cast("nn.Module", getattr(model, family.body))
-        own_layers = cast("nn.ModuleList", body.layers)
+        own_layers = cast("nn.ModuleList", body.get_submodule(family.layers))
         own_body = nn.Module()
         for name in self._names_in_body():
-            own_body.add_module(name, _numbered(own_layers, layers) if name == "layers" else body.get_submodule(name))
+            listed = name == family.layers
+            own_body.add_module(name, _numbered(own_layers, layers) if listed else body.get_submodule(name))
         self.add_module(family.body, own_body)
         if first:
             self.add_module(family.head, model.get_submodule(family.head))
         _hollow_out(body, family)
-        self._run = LayerRunner(body, list(own_layers))
+        self._run = LayerRunner(body, family.layers, list(own_layers))
 
     def parameters_of(self, layers: Collection[int]) -> dict[str, nn.Parameter]:
         """Parameters by name: those of some decoder layers, and all that are in none."""
-        return {name: p for name, p in self.named_parameters() if self.layer_of(name) in {None, *layers}}
+        return {name: p for name, p in self.named_parameters() if self.family.layer_of(name) in {None, *layers}}
 
     def parameters_of_layer(self, layer: int) -> dict[str, nn.Parameter]:
         """Parameters of a decoder layer by name."""
-        return {name: parameter for name, parameter in self.named_parameters() if self.layer_of(name) == layer}
+        return {name: p for name, p in self.named_parameters() if self.family.layer_of(name) == layer}
 
     def parameters_outside_layers(self) -> list[nn.Parameter]:
         """Parameters of embedding, final norm and head that are trained; none but on stage 0."""
         return [parameter for parameter in self.parameters_of(()).values() if parameter.requires_grad]
 
-    def layer_of(self, name: str) -> int | None:
-        """Number of the decoder layer that a parameter belongs to; None: it is in none."""
-        prefix = f"{self.family.body}.layers."
-        return int(name.removeprefix(prefix).partition(".")[0]) if name.startswith(prefix) else None
+    def named_units(self) -> dict[str, nn.Module]:
+        """Its decoder layers and its parts outside them, by name."""
+        body = self.family.body
+        units = {f"{body}.{name}": part for name, part in self.get_submodule(body).named_children()}
+        layers = units.pop(f"{body}.{self.family.layers}")
+        units |= {f"{body}.{self.family.layers}.{number}": layer for number, layer in layers.named_children()}
+        return units | ({self.family.head: self.head} if self.first else {})
 
     def watch_routers(self, config: "PretrainedConfig") -> None:
         """Collect the routers' load-balancing losses if the configuration of the full model asks for them."""
         if self.family.router is None or not getattr(config, "output_router_logits", False):
             return
         self._router_loss_scale = float(config.router_aux_loss_coef) / int(config.num_hidden_layers)
-        for layer in cast("nn.ModuleList", self.get_submodule(f"{self.family.body}.layers")):
+        for layer in cast("nn.ModuleList", self.get_submodule(f"{self.family.body}.{self.family.layers}")):
             layer.get_submodule(self.family.router).register_forward_hook(self._record_router)
 
     def tie_head(self, config: "PretrainedConfig") -> None:
@@ -101,6 +105,9 @@ class StageModule(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, (b, s) int64, on stage 0: (b, s, hidden)."""
         hidden = cast("Tensor", self.embedding(tokens))
+        if self.family.positions is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            hidden = hidden + self._of_body(self.family.positions)(places)
         if self.family.embedding_dropout is not None:
             hidden = self._of_body(self.family.embedding_dropout)(hidden)
         return hidden if self._autocast is None else hidden.to(self._autocast)
@@ -130,7 +137,9 @@ class StageModule(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head, on stage 0: (b, s, hidden) to (b, s, vocabulary)."""
-        return cast("Tensor", self.head(self.norm(hidden)))
+        logits = cast("Tensor", self.head(self.norm(hidden)))
+        cap = None if self.family.logit_cap is None else getattr(self.config, self.family.logit_cap)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Sum of the token losses of one microbatch, on stage 0.
@@ -180,18 +189,13 @@ class StageModule(nn.Module):
     def use_plain_experts(self) -> None:
         """Run experts one by one, if any: the grouped product exists up to float32 only."""
         if self.family.router is not None:
-            self._model[0].set_experts_implementation("eager")
+            self._body.set_experts_implementation("eager")
 
     @property
     def config(self) -> "PretrainedConfig":
         """Configuration of a model of this stage's layers alone."""
-        config: PretrainedConfig = self._model[0].config
+        config: PretrainedConfig = self._body.config
         return config
-
-    @property
-    def rotary(self) -> nn.Module:
-        """The rotary embedding."""
-        return self.get_submodule(f"{self.family.body}.rotary_emb")
 
     @property
     def embedding(self) -> nn.Module:
@@ -211,9 +215,14 @@ class StageModule(nn.Module):
 
     def _names_in_body(self) -> list[str]:
         """Names of the stage's submodules of the body, in the order of transformers' state dict."""
-        dropout = [self.family.embedding_dropout] if self.family.embedding_dropout else []
-        before, after = ([self.family.embedding, *dropout], [self.family.norm]) if self.first else ([], [])
-        return [*before, "layers", *after, "rotary_emb"]
+        family = self.family
+        before = (family.embedding, family.positions, family.embedding_dropout) if self.first else ()
+        after = (family.norm,) if self.first else ()
+        return [name for name in (*before, family.layers, *after, family.rotary) if name is not None]
+
+    @property
+    def _body(self) -> Any:
+        return getattr(self._model[0], self.family.body)
 
     def _of_body(self, name: str) -> nn.Module:
         assert self.first, f"stage {self.stage} has no {name}: embedding, final norm and head are on stage 0"
@@ -248,6 +257,7 @@ def empty_stage_module(config: "PretrainedConfig", *, stage: int, layers: range,
     assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
     with torch.device("meta"):
         model: PreTrainedModel = family.model_class()(stage_config(config, layers))
+    model.config = copy.deepcopy(config)  # which initial weights depend on; the body keeps that of the stage
     module = StageModule(model, family, stage=stage, layers=layers, first=first)
     module.watch_routers(config)
     module.tie_head(config)
@@ -262,9 +272,19 @@ def _numbered(layers: nn.ModuleList, numbers: range) -> nn.ModuleList:
     return named
 
 
+class _NoPositions(nn.Module):
+    """Replaces learned positions where the embedding is not: adds nothing."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Give a zero, whatever the positions."""
+        return torch.zeros((), device=positions.device)
+
+
 def _hollow_out(body: nn.Module, family: Family) -> None:
-    """Strip a model's body of everything but masks and positions."""
+    """Strip a model's body of everything but masks and what depends on positions in every layer."""
     setattr(body, family.embedding, None)
     setattr(body, family.norm, nn.Identity())
-    if family.embedding_dropout is not None:  # applied to the embedding once, not at the entry of every stage
+    if family.positions is not None:  # added to the embedding once, not at the entry of every stage
+        setattr(body, family.positions, _NoPositions())
+    if family.embedding_dropout is not None:  # likewise
         setattr(body, family.embedding_dropout, nn.Identity())

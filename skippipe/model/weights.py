@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from skippipe.errors import InputError, unexpected
-from skippipe.model.families import family_of
+from skippipe.model.families import Family, family_of
 from skippipe.model.finite import describe_non_finite, is_finite
 from skippipe.model.folder import weight_files
 from skippipe.model.settings import one_line
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Types of weights, by the names of safetensors."""
-_LAYER = re.compile(r"((?:.*?\.)?layers\.)(\d+)(\..+)")
-"""Prefix, number and suffix of a layer's tensor."""
 _EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\..+)")
-"""The same for experts that are stored separately."""
+"""Prefix, number and rest of the name of a tensor of experts that are stored separately."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ def stage_weights(
     """
     with contextlib.ExitStack() as stack:
         source = _open(folder, stack)
-        _check_layers(source, config.num_hidden_layers)
+        _check_layers(source, config)
         _check_experts(source, config)
-        given = _read(source, layers, first=first)
+        given = _read(source, family_of(config.model_type), layers, first=first)
         loaded = _load(config, source, given, layers, first=first, dtype=dtype)
         files = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
         # A tensor that needed no conversion is still mapped from the file, which may change.
@@ -105,10 +103,11 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> _Source:
     return _Source(found.stated_by, files, paths)
 
 
-def _check_layers(source: _Source, layers: int) -> None:
+def _check_layers(source: _Source, config: "PretrainedConfig") -> None:
+    family, layers = family_of(config.model_type), int(config.num_hidden_layers)
     for name in source.files:
-        number = _LAYER.fullmatch(name)
-        if number is not None and int(number[2]) >= layers:
+        number = family.layer_of(name)
+        if number is not None and number >= layers:
             reason = f"surplus, by the settings there are {layers} layers (num_hidden_layers)"
             raise InputError(reason, key=name, file=source.file_of(name))
 
@@ -137,19 +136,19 @@ def _check_experts(source: _Source, config: Any) -> None:
             raise InputError(reason, key=name, file=source.file_of(name))
 
 
-def _read(source: _Source, layers: range, *, first: bool) -> dict[str, Tensor]:
+def _read(source: _Source, family: Family, layers: range, *, first: bool) -> dict[str, Tensor]:
     """Read a stage's tensors, under their names in a model of its layers alone.
 
     On stage 0 also those outside layers. Masks, which older versions saved as well, are not floating point and skipped.
     """
     given: dict[str, Tensor] = {}
     for name, file in source.files.items():
-        match = _LAYER.fullmatch(name)
-        wanted = first if match is None else int(match[2]) in layers
+        number = family.layer_of(name)
+        wanted = first if number is None else number in layers
         if wanted and file.get_slice(name).get_dtype() in FLOATS:
             tensor = file.get_tensor(name)
             _check_finite(tensor, source.paths[name], name)
-            given[name if match is None else f"{match[1]}{int(match[2]) - layers.start}{match[3]}"] = tensor
+            given[family.renumbered(name, lambda n: n - layers.start)] = tensor
     return given
 
 
@@ -183,7 +182,8 @@ def _load(  # noqa: PLR0913 - what a stage is
     part = stage_config(config, layers)
     if not first:  # an embedding that it does not hold should take no memory: one token instead
         part.vocab_size, part.pad_token_id = 1, None
-    model: Any = family_of(config.model_type).model_class()
+    family = family_of(config.model_type)
+    model: Any = family.model_class()
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
             model, report = model.from_pretrained(
@@ -196,26 +196,29 @@ def _load(  # noqa: PLR0913 - what a stage is
             )
     except Exception as error:
         raise InputError(f"the weights do not fit the settings: {one_line(error)}", file=source.stated_by) from error
-    _check(source, report, layers, first=first)
-    loaded = {_full_name(name, layers): parameter.data for name, parameter in model.named_parameters()}
+    _check(source, report, family, layers, first=first)
+    loaded = {_full_name(family, name, layers): parameter.data for name, parameter in model.named_parameters()}
     if first and config.tie_word_embeddings:
         head, embedding = _tied_names(config)
         _check_tied(source, loaded[embedding], loaded.pop(head, None))
-    converted = {name: tensor.to(dtype) for name, tensor in loaded.items() if first or _LAYER.fullmatch(name)}
+    converted = {
+        name: tensor.to(dtype) for name, tensor in loaded.items() if first or family.layer_of(name) is not None
+    }
     for name, tensor in converted.items():  # a finite weight may overflow in another type
         _check_finite(tensor, source.file_of(name), name, f" in {str(dtype).removeprefix('torch.')}")
     return converted
 
 
-def _check(source: _Source, report: Mapping[str, Any], layers: range, *, first: bool) -> None:
+def _check(source: _Source, report: Mapping[str, Any], family: Family, layers: range, *, first: bool) -> None:
     """Raise `InputError` if tensors are missing, surplus or of other shapes; `report` is by transformers."""
 
     def named(names: Iterable[str]) -> list[str]:
-        return sorted(_full_name(name, layers) for name in names if first or _LAYER.fullmatch(name))
+        kept = [name for name in names if first or family.layer_of(name) is not None]
+        return sorted(_full_name(family, name, layers) for name in kept)
 
     missing, surplus = named(report["missing_keys"]), named(report["unexpected_keys"])
     for name, found, expected in sorted(report["mismatched_keys"]):
-        whole = _full_name(name, layers)
+        whole = _full_name(family, name, layers)
         raise unexpected(whole, list(found), f"shape {list(expected)} by the settings", source.file_of(whole))
     for name in missing[:1]:
         _check_float(source, name)
@@ -247,10 +250,9 @@ def _tied_names(config: "PretrainedConfig") -> tuple[str, str]:
     return f"{family.head}.weight", f"{family.body}.{family.embedding}.weight"
 
 
-def _full_name(name: str, layers: range) -> str:
+def _full_name(family: Family, name: str, layers: range) -> str:
     """Name in the full model of a tensor of a model of these layers alone."""
-    match = _LAYER.fullmatch(name)
-    return name if match is None else f"{match[1]}{int(match[2]) + layers.start}{match[3]}"
+    return family.renumbered(name, lambda n: n + layers.start)
 
 
 def _and_more(names: list[str]) -> str:

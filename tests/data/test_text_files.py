@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from conftest import SHARED
 from data.texts import shipped_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -235,38 +234,43 @@ def test_no_permission(run: Run, tmp_path: Path) -> None:
     hidden.chmod(stat.S_IRWXU)
 
 
-FIELD: dict[str, tuple[str, list[str], int]] = {
-    "dates": ("2", ["a.jsonl", "dates.jsonl"], 10),
-    "dates first": ("2", ["dates.jsonl", "a.jsonl"], 10),
-    "other fields": ("3", ["a.jsonl", "b.jsonl"], 10),
-    "other columns": ("3", ["a.parquet", "b.parquet"], 10),
-    "null": ("4", ["null.jsonl"], 1),
-    "words like tokens": ("6", ["eot.jsonl"], 8),
-    "no rows": ("11", ["a.parquet", "norows.parquet"], 5),
+LINE = "A line about pipelines and their stages.\n"
+DATES = [{"text": f"2024-01-0{day}T10:00:00Z"} for day in range(1, 6)]
+PLAIN = [{"text": f"{number}: {LINE}"} for number in range(5)]
+WITH_NUMBERS: list[Any] = [record | {"id": number} for number, record in enumerate(PLAIN)]
+WITH_SOURCES: list[Any] = [record | {"id": {"url": "u"}} for record in PLAIN]
+CASES: dict[str, dict[str, list[Any]]] = {
+    "dates": {"a.jsonl": PLAIN, "dates.jsonl": DATES},
+    "dates first": {"dates.jsonl": DATES, "a.jsonl": PLAIN},
+    "other fields": {"a.jsonl": WITH_NUMBERS, "b.jsonl": WITH_SOURCES},
+    "other columns": {"a.parquet": WITH_NUMBERS, "b.parquet": WITH_SOURCES},
+    "null": {"null.jsonl": [None, {"text": LINE}]},
+    "words like tokens": {"end.jsonl": [{"text": "the token <|endoftext|> ends a text"}] * 8},
+    "no rows": {"a.parquet": PLAIN, "none.parquet": []},
 }
+"""What libraries that guess types, or read whole records, stumble over."""
 
 
-@pytest.mark.parametrize("case", FIELD)
-def test_field_cases(case: str, prepared: Callable[..., list[str]]) -> None:
-    number, names, documents = FIELD[case]
-    folder = SHARED / "field" / number
-    if not folder.is_dir():
-        pytest.skip("needs the folder ../shared/field beside the checkout, which is not there")
-    found = prepared(*(str(folder / name) for name in names))
-    expected: list[str] = []
-    for name in names:
-        if name.endswith(".jsonl"):
-            read = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-            expected += [record["text"] for record in read if record]
-        else:
-            expected += pq.read_table(folder / name, columns=["text"]).column("text").to_pylist()
-    assert found == expected
-    assert len(found) == documents
+def write_records(path: Path, records: list[Any]) -> None:
+    if path.suffix == ".parquet":
+        columns = records[0].keys() if records else ["text"]
+        types = {} if records else {"type": pa.string()}
+        pq.write_table(pa.table({key: pa.array([record[key] for record in records], **types) for key in columns}), path)
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_field_case_without_rows(refused: Callable[..., str]) -> None:
-    path = SHARED / "field" / "11" / "norows.parquet"
-    if not path.is_file():
-        pytest.skip("needs the folder ../shared/field beside the checkout, which is not there")
-    training = [f"data.training=[{path}]", f"data.validation=[{path.parent / 'val.txt'}]"]
-    assert "norows.parquet contains no text" in refused("data", "prepare", *training, "output=o")
+@pytest.mark.parametrize("case", CASES)
+def test_only_the_texts_of_records_are_read(case: str, prepared: Callable[..., list[str]], tmp_path: Path) -> None:
+    for name, records in CASES[case].items():
+        write_records(tmp_path / name, records)
+    assert prepared(*CASES[case]) == [
+        record["text"] for records in CASES[case].values() for record in records if record
+    ]
+
+
+def test_a_table_without_rows(refused: Callable[..., str], tmp_path: Path) -> None:
+    write_records(tmp_path / "none.parquet", [])
+    (tmp_path / "v.txt").write_text("What is held out.\n")
+    training = ["data.training=[none.parquet]", "data.validation=[v.txt]"]
+    assert "none.parquet contains no text" in refused("data", "prepare", *training, "output=o")

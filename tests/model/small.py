@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from skippipe.model.build import build_stage_module, stage_layers
@@ -24,6 +24,8 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2, "num_key_value_heads": 2}
+GEMMA = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 8}
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_key_value_heads": 2},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "attention_bias": True, "pad_token_id": 3},
@@ -35,6 +37,29 @@ MODELS: dict[str, dict[str, Any]] = {
         **WINDOW,
         "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
     },
+    "mistral": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 5},
+    "phi3": {
+        "model_type": "phi3",
+        "num_key_value_heads": 2,
+        "pad_token_id": None,
+        "sliding_window": 5,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "olmo2": {"model_type": "olmo2", "num_key_value_heads": 2, "pad_token_id": None},
+    "gemma2": {"model_type": "gemma2", **GEMMA, "attn_logit_softcapping": 0.1, "final_logit_softcapping": 0.2},
+    "gemma2-untied": {"model_type": "gemma2", **GEMMA, "tie_word_embeddings": False, "final_logit_softcapping": None},
+    "gemma3_text": {
+        "model_type": "gemma3_text",
+        **GEMMA,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "gemma3_text-untied": {"model_type": "gemma3_text", **GEMMA, "tie_word_embeddings": False},
+    "gpt2": {"model_type": "gpt2", "n_inner": 48, **NO_DROPOUT},
+    "gpt2-untied": {"model_type": "gpt2", "n_inner": 48, **NO_DROPOUT, "tie_word_embeddings": False},
     "gpt_neox": {"model_type": "gpt_neox"},
     "gpt_neox-serial": {"model_type": "gpt_neox", "use_parallel_residual": False, "tie_word_embeddings": True},
     "mixtral": {
@@ -58,7 +83,12 @@ CUTS = [
 
 def config_of(name: str, **more: Any) -> PretrainedConfig:
     """Configuration of one of `MODELS`, changed by `more`."""
-    return model_config({**SIZES, **MODELS[name], **more})
+    own = {key: value for key, value in SIZES.items() if key != "intermediate_size" or not name.startswith("gpt2")}
+    return model_config({**own, **MODELS[name], **more})
+
+
+TIED = [name for name in MODELS if config_of(name).tie_word_embeddings]
+"""those whose head is the embedding"""
 
 
 def parts_of(
@@ -102,3 +132,20 @@ def logits_of(parts: Sequence[StageModule], given: Tensor, route: Sequence[int] 
     for stage in range(len(parts)) if route is None else route:
         hidden, _ = parts[stage](hidden)
     return parts[0].logits(hidden)
+
+
+def run_along(model: Any, numbers: Sequence[int], given: Tensor, **asked: Any) -> Any:
+    """Outputs of a model of transformers that has these of its layers, in this order."""
+    body, name = model.base_model, family_of(model.config.model_type).layers
+    layers, config = getattr(body, name), body.config
+    kinds = getattr(config, "layer_types", None)
+    setattr(body, name, nn.ModuleList(layers[number] for number in numbers))
+    body.config = copy.deepcopy(config)
+    body.config.num_hidden_layers = len(numbers)
+    if kinds is not None:
+        body.config.layer_types = [kinds[number] for number in numbers]
+    try:
+        return model(given, use_cache=False, **asked)
+    finally:
+        setattr(body, name, layers)
+        body.config = config

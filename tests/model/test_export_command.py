@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, Run
+from conftest import Run
 from model.folders import change_weights, read_full_model
 from model.small import logits_of
 from tokenizers import Tokenizer
@@ -190,23 +190,6 @@ def test_a_token_beyond_the_vocabulary_is_never_trained_on(tmp_path: Path, monke
     job = make_job(data__prepared=str(tmp_path / "text"), folder=str(tmp_path))
     with pytest.raises(InputError, match=r"training.tokens: expected tokens below 1024, got 1024"):
         train_alone(job, tmp_path)
-
-
-def test_field_case_of_a_model_with_a_tokenizer_of_its_own(run: Run, tmp_path: Path) -> None:
-    model = SHARED / "field" / "1" / "model"
-    if not model.is_dir():
-        pytest.skip("needs the folder ../shared/field beside the checkout, which is not there")
-    out = on_the_way_out(model, tmp_path / "run", run, data__validation_blocks=4)
-    own, exported = ((folder / "tokenizer.json").read_text() for folder in (model, out))
-    assert difference(exported, own) is None
-    shipped = str(resources.files("skippipe.data") / "tokenizer.json")
-    for command in (
-        ["train", "--dry-run", "model=pretrained", f"model.folder={model}"],
-        ["evaluate", f"model={model}", "output=o"],
-    ):
-        result = run(*command, f"data.tokenizer={shipped}")
-        assert result.status == 2
-        assert "data.tokenizer: not the tokenizer of" in result.err
 
 
 def test_what_is_refused(trained: Trained, refused: Callable[..., str], run: Run, tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ def test_settings_come_from_the_file(name: str, tmp_path: Path) -> None:
     write_model(name, tmp_path)
     config = config_of(name)
     assert config_sha256(model_config({"folder": str(tmp_path)})) == config_sha256(config)
-    settings = resolved_settings({"folder": str(tmp_path), "attention_dropout": 0.25})
+    settings = resolved_settings({"folder": str(tmp_path), "initializer_range": 0.25})
     assert "folder" not in settings
     assert {"model_type": config.model_type, "hidden_size": 32, "num_hidden_layers": 4}.items() <= settings.items()
-    changed = model_config({"folder": str(tmp_path), "attention_dropout": 0.25})
-    assert plain_settings(changed) == plain_settings(config) | {"attention_dropout": 0.25}
+    changed = model_config({"folder": str(tmp_path), "initializer_range": 0.25})
+    assert plain_settings(changed) == plain_settings(config) | {"initializer_range": 0.25}
     assert resolved_settings(plain_settings(config)) == plain_settings(config)
 
 
@@ -103,7 +103,7 @@ def test_weights_are_converted(name: str, stored: torch.dtype, tmp_path: Path) -
         assert torch.isfinite(logits_of(parts, tokens(1, 8))).all()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "mixtral"])
 def test_files_in_pieces(name: str, tmp_path: Path) -> None:
     written = write_model(name, tmp_path, shard="50KB")
     assert (tmp_path / INDEX).is_file()
@@ -188,10 +188,13 @@ def test_building_leaves_the_generator_and_the_messages_of_transformers_alone(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("name", "head"), [("llama-tied", "lm_head.weight"), ("gpt_neox-serial", "embed_out.weight")])
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("llama-tied", "lm_head.weight"), ("gpt_neox-serial", "embed_out.weight"), ("gpt2", "lm_head.weight")],
+)
 def test_a_tied_head_in_the_file(name: str, head: str, tmp_path: Path) -> None:
     written = write_model(name, tmp_path)
-    embedding = next(key for key in load_file(tmp_path / WEIGHTS) if "embed" in key)
+    embedding = next(key for key in load_file(tmp_path / WEIGHTS) if "embed" in key or "wte" in key)
     change_weights(tmp_path, {head: written[embedding].clone()})
     part: Any = parts_in(tmp_path)[0]
     assert part.head.weight is part.embedding.weight
@@ -205,6 +208,19 @@ def test_a_tied_head_in_the_file(name: str, head: str, tmp_path: Path) -> None:
     untied: Any = parts_in(tmp_path, tie_word_embeddings=False)[0]
     assert torch.equal(untied.head.weight, written[embedding] + 1)
     assert torch.equal(untied.embedding.weight, written[embedding])
+
+
+def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
+    """Names without that of the body, masks among the weights, settings by their own names and some of no use."""
+    written = write_model("gpt2", tmp_path)
+    state = {key.removeprefix("transformer."): tensor for key, tensor in load_file(tmp_path / WEIGHTS).items()}
+    state |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(4)}
+    save_file(state, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    change_config(tmp_path, n_ctx=64, summary_type="cls_index", task_specific_params={}, n_embd=32)
+    parts = parts_in(tmp_path, [1, 3])
+    found = state_of(parts)
+    assert found.keys() == written.keys()
+    assert all(torch.equal(found[key], written[key]) for key in written)
 
 
 def test_a_tied_model_without_a_head_cannot_be_untied(tmp_path: Path) -> None:
@@ -327,7 +343,7 @@ def test_settings_that_change_shapes(own: dict[str, Any], message: str, llama: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: expected one of llama, "),
+        ({"model_type": "gemma3"}, "model_type: expected one of llama, "),
         ({"model_type": None}, "model_type: expected one of llama, "),
         (
             {"quantization_config": {"quant_method": "fp8"}},

@@ -1,25 +1,48 @@
 """Models' settings: what is accepted, what is refused, and the messages."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from model.small import MODELS, SIZES, config_of
 
+from skippipe.commands.groups import options
 from skippipe.errors import InputError, unexpected
+from skippipe.model.families import FAMILIES
 from skippipe.model.settings import config_sha256, model_config, plain_settings
 
 LLAMA = {**SIZES, "model_type": "llama"}
 QWEN = {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8}
+GEMMA = {**SIZES, "model_type": "gemma3_text"}
+GPT2 = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
 MIXTRAL = {**SIZES, "model_type": "mixtral", "num_key_value_heads": 2}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "", None, 3, ["llama"]])
-def test_other_architectures_are_refused_by_name(kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["gemma3", "bert", "", None, 3, ["llama"]])
+def test_other_architectures_are_refused_with_the_page_to_read(kind: Any) -> None:
     with pytest.raises(InputError) as refusal:
         model_config({**LLAMA, "model_type": kind})
-    expected = "one of llama, qwen2, qwen3, gpt_neox, mixtral"
-    assert str(refusal.value) == str(unexpected("model.model_type", kind, expected))
+    expected = "one of llama, mistral, qwen2, qwen3, phi3, olmo2, gemma2, gemma3_text, gpt_neox, gpt2, mixtral"
+    hint = "docs/models.md says how to add one"
+    assert str(refusal.value) == str(unexpected("model.model_type", kind, expected, hint=hint))
+
+
+def test_the_guide_lists_every_family_with_its_presets() -> None:
+    rows = [line for line in (ROOT / "docs" / "models.md").read_text().splitlines() if line.startswith("| `")]
+    families, presets = (" ".join(row.split(" | ")[column] for row in rows) for column in (0, 2))
+    assert set(re.findall(r"`(\w+)`", families)) == FAMILIES.keys() | {"model_type"}
+    assert set(re.findall(r"`(\w+)`", presets)) == options("model").keys() - {"pretrained"}
+
+
+def test_settings_go_by_their_common_names() -> None:
+    own = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 97}
+    config = model_config(own)
+    common = plain_settings(config)
+    assert SIZES.items() - {("intermediate_size", 48)} <= common.items()
+    assert not own.keys() & common.keys() - {"model_type", "vocab_size"}
+    assert config_sha256(model_config(common)) == config_sha256(config)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +70,27 @@ def test_other_architectures_are_refused_by_name(kind: Any) -> None:
             "model.num_key_value_heads: expected a divisor of num_attention_heads (4)",
         ),
         ({**LLAMA, "num_attention_heads": 3}, "3"),
+        ({**GPT2, "n_head": 3}, "model.num_attention_heads: expected a divisor of hidden_size (32), got 3"),
+        ({**GPT2, "n_layer": 0}, "model.num_hidden_layers: expected an integer of at least 1, got 0"),
+        (
+            {**GPT2, "summary_type": "first"},
+            "model.summary_type: unknown setting of gpt2; choose from vocab_size, max_po",
+        ),
+        ({**GPT2, "activation_function": "swoosh"}, "model.activation_function: expected one of "),
+        ({**GPT2, "resid_pdrop": 1}, "model.resid_pdrop: expected a number of at least 0 and below 1, got 1"),
+        ({**GPT2, "add_cross_attention": True}, "model.add_cross_attention: expected false, got True; there is no enc"),
+        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "model.scale_attn_by_inverse_layer_idx: expected false"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "model.use_bidirectional_attention: expected false, got True"),
+        (
+            {**GEMMA, "final_logit_softcapping": 0.0},
+            "model.final_logit_softcapping: expected a finite number of more th",
+        ),
+        ({**GEMMA, "sliding_window": None}, "model.sliding_window: expected a number for layers of sliding attention"),
+        ({**GEMMA, "hidden_activation": "swoosh"}, "model.hidden_activation: expected one of "),
+        (
+            {**GEMMA, "rope_parameters": {"sliding_attention": {"rope_type": "bent"}}},
+            "model.rope_parameters.sliding_attention.rope_type: expected one of ",
+        ),
         ({**LLAMA, "hidden_size": 12}, "dimensions of a head, got 3 of 3"),
         ({**LLAMA, "pad_token_id": 97}, "model.pad_token_id: expected a token below vocab_size (97), got 97"),
         ({**LLAMA, "pad_token_id": -1}, "model.pad_token_id: expected a token below vocab_size (97), got -1"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.small import MODELS, config_of, full_model_of, parts_of, tokens
+from model.small import MODELS, TIED, config_of, full_model_of, parts_of, run_along, tokens
 from torch import Tensor, nn
 
 from skippipe.runtime.stage import Stage, gradient_scale
@@ -59,26 +59,13 @@ def gradients_of(stages: Sequence[Stage]) -> dict[str, Tensor]:
     return named
 
 
-def along(model: Any, layers: Sequence[nn.Module], given: Tensor) -> Tensor:
-    """Logits of a model of transformers that has these layers, in this order."""
-    body = model.base_model
-    before = body.layers, body.config.num_hidden_layers
-    body.layers, body.config.num_hidden_layers = nn.ModuleList(layers), len(layers)
-    try:
-        logits: Tensor = model(given, use_cache=False).logits
-    finally:
-        body.layers, body.config.num_hidden_layers = before
-    return logits
-
-
 def plain_gradients(model: Any, cut: Sequence[int], routes: Sequence[Route]) -> dict[str, Tensor]:
     """Gradients of the mean token loss, by a plain loop over the microbatches."""
     model.zero_grad(set_to_none=True)
     ends = list(itertools.accumulate(cut, initial=0))
-    layers = list(model.base_model.layers)
     for number, route in enumerate(routes):
         given, labels = microbatch(number)
-        logits = along(model, [layer for s in route for layer in layers[ends[s] : ends[s + 1]]], given)
+        logits = run_along(model, [layer for s in route for layer in range(ends[s], ends[s + 1])], given).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         torch.autograd.backward(loss / valid_tokens(len(routes)))
     return {
@@ -94,8 +81,7 @@ def built(name: str, cut: Sequence[int], dtype: torch.dtype = torch.float32) -> 
     return [Stage(part) for part in parts], full_model_of(config, parts, dtype)
 
 
-UNTIED = [name for name in MODELS if not MODELS[name].get("tie_word_embeddings")]
-TIED = [name for name in MODELS if MODELS[name].get("tie_word_embeddings")]
+UNTIED = [name for name in MODELS if name not in TIED]
 
 
 @pytest.mark.parametrize("cut", [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]], ids=str)
@@ -128,7 +114,7 @@ def test_gradients_of_tied_embeddings(name: str, cut: list[int]) -> None:
             assert torch.equal(staged[key], expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-linear-rotary", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize("name", UNTIED)
 def test_skips_and_swaps_are_bit_equal_to_the_layers_run_in_that_order(name: str) -> None:
     cut = [1, 2, 1]
     stages, full_model = built(name, cut)

@@ -1,17 +1,18 @@
 """Parts of models against the full models of transformers."""
 
+import copy
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from model.small import CUTS, LAYERS, MODELS, config_of, full_model_of, logits_of, parts_of, state_of, tokens
+from model.small import CUTS, LAYERS, MODELS, TIED, config_of, full_model_of, logits_of, parts_of, state_of, tokens
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skippipe.errors import InputError
 from skippipe.model.build import build_stage_module, stage_layers
-from skippipe.model.families import FAMILIES
+from skippipe.model.families import FAMILIES, family_of
 from skippipe.model.memory import parameter_count
 from skippipe.model.stage_module import empty_stage_module
 
@@ -36,17 +37,17 @@ def test_every_cut_is_the_model_of_transformers(name: str, cut: list[int]) -> No
         assert torch.equal(logits_of(parts, given), full_model(given, use_cache=False).logits)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mixtral", "mistral", "phi3", "gemma2", "gemma3_text"])
 @torch.no_grad()
 def test_the_small_models_do_have_a_window(name: str) -> None:
     parts = parts_of(config_of(name), [1, 3])
     given = tokens(1, 40)
     other = given.clone()
     other[0, 0] = (given[0, 0] + 1) % 97
-    layer = parts[1] if name != "mixtral" else parts[0]
+    layer = parts[1] if name.startswith("qwen") else parts[0]
     hidden, changed = (layer(parts[0].embed(x))[0] for x in (given, other))
     last_is_the_same = torch.equal(hidden[0, -1], changed[0, -1])
-    assert last_is_the_same == (name == "mixtral"), "one layer sees 6 positions, of three layers the first sees all"
+    assert last_is_the_same == (layer is parts[0]), "one layer sees 6 positions, of three layers the first sees all"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,13 +72,28 @@ def test_weights_depend_on_seed_and_place() -> None:
     assert state["model.embed_tokens.weight"].std() == pytest.approx(config.initializer_range, rel=0.05)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_initial_weights_spread_as_those_of_transformers(name: str) -> None:
+    """Also where they depend on the number of layers, as in GPT-2."""
+    config = config_of(name, vocab_size=300, hidden_size=256)
+    ours = state_of(parts_of(config, [1, 3]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        make: Any = family_of(config.model_type).model_class()
+        theirs = make(copy.deepcopy(config)).state_dict()
+    for key, weight in theirs.items():
+        assert ours[key].mean().item() == pytest.approx(weight.mean().item(), abs=0.005), key
+        spread = weight.std().item() if weight.numel() > 1 else 0.0
+        assert ours[key].std().item() == pytest.approx(spread, rel=0.1), key
+
+
 def test_building_leaves_the_generator_of_the_process_alone() -> None:
     before = torch.get_rng_state()
     parts_of(config_of("llama"), [2, 2])
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "gpt_neox", "gpt2", "gemma3_text"])
 def test_weights_are_drawn_in_float32_and_then_converted(name: str) -> None:
     config = config_of(name)
     exact = state_of(parts_of(config, [1, 3]))
@@ -86,8 +102,7 @@ def test_weights_are_drawn_in_float32_and_then_converted(name: str) -> None:
         converted = state_of(parts)
         assert all(torch.equal(converted[key], exact[key].to(dtype)) for key in exact)
         frequencies = [buffer for part in parts for buffer in part.buffers()]
-        assert frequencies
-        assert {buffer.dtype for buffer in frequencies} == {torch.float32}
+        assert {buffer.dtype for buffer in frequencies} == (set() if name == "gpt2" else {torch.float32})
         assert torch.isfinite(logits_of(parts, tokens(2, 8))).all()
 
 
@@ -95,7 +110,7 @@ def test_weights_are_drawn_in_float32_and_then_converted(name: str) -> None:
 def test_embeddings_are_tied_where_the_model_has_it_so(name: str) -> None:
     config = config_of(name)
     part = parts_of(config, [4])[0]
-    assert (part.head.weight is part.embedding.weight) == bool(MODELS[name].get("tie_word_embeddings"))
+    assert (part.head.weight is part.embedding.weight) == (name in TIED)
     assert parameter_count(part) == sum(parameter.numel() for parameter in full_model_of(config, [part]).parameters())
 
 
@@ -147,17 +162,20 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
     assert 4 * own <= allocations.peak <= 1.5 * 4 * own
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "llama"])
-def test_dropout_comes_once_after_the_embedding(name: str) -> None:
-    config = config_of("gpt_neox", hidden_dropout=0.5) if name == "gpt_neox" else config_of("llama")
+@pytest.mark.parametrize(("name", "dropout"), [("gpt_neox", "hidden_dropout"), ("gpt2", "embd_pdrop"), ("llama", None)])
+def test_dropout_comes_once_after_the_embedding(name: str, dropout: str | None) -> None:
+    config = config_of(name) if dropout is None else config_of(name, **{dropout: 0.5})
     part = build_stage_module(config, stage=0, layers=range(0), first=True, seed=0)
     given = tokens(4, 16)
     embedded = part.embed(given)
     dropped = (embedded == 0).double().mean().item()
-    assert dropped == pytest.approx(0.5, abs=0.1) if name == "gpt_neox" else dropped == 0
+    assert dropped == (0 if dropout is None else pytest.approx(0.5, abs=0.1))
     assert torch.equal(part(embedded)[0], embedded), "a stage begins with no dropout of its own"
     part.eval()
-    assert torch.equal(part.embed(given), nn.functional.embedding(given, part.embedding.weight))  # type: ignore[arg-type]
+    expected = nn.functional.embedding(given, part.get_parameter(f"{part.family.body}.{part.family.embedding}.weight"))
+    if part.family.positions is not None:
+        expected = expected + part.get_parameter(f"{part.family.body}.{part.family.positions}.weight")[:16]
+    assert torch.equal(part.embed(given), expected)
 
 
 def balance_loss(logits: Tensor, chosen: int) -> Tensor:

@@ -36,7 +36,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["train.stage_gradient=mean"], "train.stage_gradient: expected one of exact, per_visit, got mean"),
         (["runtime.backend=mpi"], "runtime.backend: expected one of auto, gloo, nccl, got mpi"),
         (["runtime.timeout=3"], "runtime.timeout: unknown key; did you mean runtime.timeout_s?"),
-        (["model=gpt9"], "model: expected one of gpt_neox_tiny, llama_30m, llama_tiny"),
+        (["model=gpt9"], "model: expected one of gemma2_tiny, gemma3_tiny, gpt2_tiny, gpt_neox_tiny, "),
         (["data.training=[missing.txt]"], "data.training[0]: no such file: missing.txt"),
         (["data.validation=[a/*.txt]"], "data.validation[0]: no such file: a/*.txt"),
         (["data.tokenizer=missing.json"], "data.tokenizer: no such file: missing.json"),

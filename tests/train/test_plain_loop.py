@@ -13,13 +13,16 @@ from unittest.mock import patch
 import pool as pools
 import pytest
 import torch
+from model.small import run_along
 from torch import Tensor, nn
-from train.alone import EventDict, free_port, of_kind, rank_in_pool
+from train.alone import EventDict, free_port, of_kind, rank_in_pool, train_alone
 from train.conftest import Folder
 from train.jobs import make_job
 
 from skippipe._scheduler import Plan
+from skippipe.application import compose
 from skippipe.checkpoint import open_checkpoint
+from skippipe.commands.groups import options
 from skippipe.data.blocks import BlockOrder
 from skippipe.data.corpus import open_corpus
 from skippipe.model.build import build_stage_module
@@ -36,6 +39,12 @@ RATES = [0.005, 0.01, 0.00775, 0.00325, 0.001]
 """Of five iterations: up to 0.01 over two of them, then down to a tenth by a cosine."""
 CLIP_NORM = 0.25
 LLAMA: dict[str, Any] = {}
+SMALLER = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 2, "sliding_window": 12, "max_position_embeddings": 64, "query_pre_attn_scalar": 16,
+    "router_aux_loss_coef": 0.5,
+}  # fmt: skip
+"""Settings of presets made small."""
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
@@ -91,8 +100,6 @@ class Plain:
             self.model.set_experts_implementation("eager")  # the other one has no float64
         self.model.load_state_dict(whole.state_dict(), strict=False)
         self.named: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.body = self.model.model
-        self.layers = list(self.body.layers)
         self.corpus, self.size = open_corpus(prepared), job.train.microbatch_size
         self.optimizer = torch.optim.AdamW(
             [
@@ -106,15 +113,14 @@ class Plain:
     def losses(self, stages: Sequence[int], tokens: Tensor) -> Tensor:
         """Of sequences (b, s + 1) that visit these stages in this order: token losses, and losses of routers; sums."""
         layers = [[0], [1, 2], [3]]
-        self.body.layers = nn.ModuleList(self.layers[i] for s in stages for i in layers[s])
         asked = {"output_router_logits": True} if self.routed else {}
-        outputs = self.model(input_ids=tokens[:, :-1], use_cache=False, **asked)
+        outputs = run_along(self.model, [i for s in stages for i in layers[s]], tokens[:, :-1], **asked)
         loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
         balance = torch.zeros((), dtype=torch.float64)
         for logits in outputs.router_logits if self.routed else ():
             chosen = torch.zeros_like(logits).scatter(1, logits.topk(2, -1).indices, 1.0)
             balance = balance + 4 * (chosen.mean(0) * logits.softmax(-1).mean(0)).sum()
-        return torch.stack([loss, 0.5 * balance / len(self.layers) * tokens[:, 1:].numel()])
+        return torch.stack([loss, 0.5 * balance / 4 * tokens[:, 1:].numel()])
 
     def iterate(self, number: int) -> tuple[float, float, float]:
         """One iteration, from 1; mean loss of tokens and of routers, and norm before clipping."""
@@ -153,7 +159,7 @@ class Plain:
 
 def kept(name: str) -> bool:
     """Whether a parameter does not decay."""
-    return "norm" in name or "embed" in name
+    return any(part in name for part in ("norm", "embed", "ln_", "wte", "wpe", "bias"))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +172,27 @@ def test_a_training_is_a_plain_loop(
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
     job.model |= model
     results: list[tuple[list[EventDict], list[Done]]] = pool.run(noted, [(job, run, free_port())] * 4, timeout_s=120)
-    events = results[0][0]
+    check_against_plain_loop(results[0][0], job, run, prepared, 1e-6 if model else 1e-9)  # routers choose in float32
+    # An iteration lasts until the last rank has stepped, and all ranks know it.
+    for event, *ranks in zip(of_kind(results[0][0], "iteration"), *(done for _, done in results), strict=True):
+        assert {event["iteration_s"], *(done.seconds for done in ranks)} == {max(done.own_s for done in ranks)}
+
+
+@pytest.mark.parametrize("name", [name for name in options("model") if name.endswith("_tiny")])
+def test_a_training_of_every_tiny_preset_is_a_plain_loop(name: str, prepared: Path, folder: Folder) -> None:
+    """One process serves all nodes."""
+    run, job = folder("run"), job_on(prepared, schedule__skip_ratio=1 / 3)
+    preset = compose("train", [f"model={name}"]).model
+    job.model = preset | {key: value for key, value in SMALLER.items() if key in preset}
+    check_against_plain_loop(train_alone(job, run), job, run, prepared, 1e-6)  # norms and rotary tables are in float32
+
+
+def check_against_plain_loop(events: list[EventDict], job: TrainJob, run: Path, prepared: Path, rel: float) -> None:
+    """Compare what a training reports and leaves with the plain loop, to a relative error."""
     plan = Plan.from_json((run / "plan.json").read_text())
     visits = [len(m.stages) for m in plan.microbatches]
-    assert (min(visits) < 3) == (skip_ratio > 0), visits
+    assert (min(visits) < 3) == (plan.skip_ratio > 0), visits
     plain = Plain(job, plan, prepared)
-    rel = 1e-6 if model else 1e-9  # routers choose in float32
     assert of_kind(events, "plan")[0]["parameters"] == sum(p.numel() for p in plain.named.values())
     before, after = (event["loss"] for event in of_kind(events, "validation"))
     assert before == pytest.approx(plain.validate(), rel=1e-10)
@@ -182,7 +203,7 @@ def test_a_training_is_a_plain_loop(
         assert norm > 1.1 * CLIP_NORM
         assert event["loss"] == pytest.approx(loss, rel=rel)
         assert event["norm"] == pytest.approx(norm, rel=10 * rel)
-        assert event.get("router_loss") == (pytest.approx(router_loss, rel=rel) if model else None)
+        assert event.get("router_loss") == (pytest.approx(router_loss, rel=rel) if plain.routed else None)
     assert after == pytest.approx(plain.validate(), rel=rel)
     checkpoint = open_checkpoint(run)
     assert checkpoint.state.iteration == len(RATES)
@@ -190,9 +211,6 @@ def test_a_training_is_a_plain_loop(
     checkpoint.load(found)
     for name, parameter in plain.named.items():
         torch.testing.assert_close(found[name], parameter.detach(), rtol=100 * rel, atol=rel, msg=name)
-    # An iteration lasts until the last rank has stepped, and all ranks know it.
-    for event, *ranks in zip(iterations, *(done for _, done in results), strict=True):
-        assert {event["iteration_s"], *(done.seconds for done in ranks)} == {max(done.own_s for done in ranks)}
 
 
 def refused(pool: pools.Pool, jobs: Sequence[TrainJob], folder: Path) -> list[str]:

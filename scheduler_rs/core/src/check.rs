@@ -413,8 +413,10 @@ impl<'a> Checker<'a> {
                 let task = |microbatch: &Microbatch, kind| {
                     by_microbatch.get(&microbatch.id).and_then(|tasks| tasks.get(&(kind, 0)))
                 };
+                // Without CC1 the source may be elsewhere: home, and out again.
+                let way = a.nodes.first().map_or(0.0, |&n| self.transfer(n, a.source) + self.transfer(a.source, n));
                 if let (Some(last), Some(first)) = (task(a, Kind::B), task(b, Kind::F))
-                    && first.start_s < last.end_s - TOLERANCE
+                    && first.start_s < last.end_s + way - TOLERANCE
                 {
                     self.fail(format!("route {route}: wave {} starts before wave {} is complete", b.wave, a.wave));
                 }
