@@ -19,6 +19,7 @@ UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
 ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
+METHODS = ("auto", "cbs")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ MOST_NODES = 100_000
 UP_TO_ALL_NODES = Range(1, MOST_NODES)
 UP_TO_ALL_REGIONS = Range(1, 2_000)
 ABOVE_0 = Range(0, open_low=True)
+UP_TO_ALL_THREADS = Range(1, 1024)
+SEEDS = Range(0, 2**63 - 1)
 
 
 @dataclass
@@ -248,11 +251,31 @@ class ScheduleConfig:
 
 
 @dataclass
+class PhasePlannerConfig:
+    """Search budget and method of a phase; null: as in the group planner."""
+
+    method: str | None = setting(None, choices=METHODS)
+    """as planner.method"""
+    suboptimality: float | None = setting(None, within=AT_LEAST_1)
+    """as planner.suboptimality"""
+    time_limit_s: float | None = setting(None, within=AT_LEAST_0)
+    """as planner.time_limit_s"""
+    work_limit: int | None = setting(None, within=AT_LEAST_1)
+    """as planner.work_limit"""
+    threads: int | None = setting(None, within=UP_TO_ALL_THREADS)
+    """as planner.threads"""
+    seed: int | None = setting(None, within=SEEDS)
+    """as planner.seed"""
+
+
+@dataclass
 class PhaseConfig:
     """A part of a run with its own plan; all parts have the same sources and microbatches."""
 
     share: float | None = setting(None, within=Range(0, 1, open_low=True))
     """fraction of the run's iterations; null in the last phase, which takes the rest"""
+    tokens: float | None = setting(None, within=ABOVE_0)
+    """training tokens, in place of share, e.g. 75e6; without a run, as in skippipe plan, for every phase or none"""
     skip_ratio: float | None = setting(None, within=Range(0, 1))
     """fraction of visits skipped, over the stages in use; null: schedule.skip_ratio"""
     stages: float | None = setting(None, within=Range(0, open_low=True))
@@ -266,6 +289,8 @@ class PhaseConfig:
     allocation: str = setting("kept", choices=ALLOCATIONS)
     """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
     stay, and weights and optimizer state move between nodes when phases change"""
+    planner: PhasePlannerConfig = field(default_factory=PhasePlannerConfig)
+    """what is different from the group planner, e.g. {time_limit_s: 10}"""
 
 
 PhaseList = list[PhaseConfig]
@@ -283,7 +308,7 @@ class PhasesConfig:
 class PlannerConfig:
     """Search budget and method."""
 
-    method: str = setting("auto", choices=("auto", "cbs"))
+    method: str = setting("auto", choices=METHODS)
     """auto: a portfolio of all methods; cbs: conflict-based search alone, until the plan is proved optimal"""
     suboptimality: float = setting(1.0, within=AT_LEAST_1)
     """with method=cbs: stop at a plan within this factor of the lower bound"""
@@ -291,9 +316,9 @@ class PlannerConfig:
     """seconds; null: 1, or 5 if the allocation is searched as well; unlimited if work_limit is set"""
     work_limit: int | None = setting(None, within=AT_LEAST_1)
     """units of search effort; the same limit and seed give the same plan on any machine, with any number of threads"""
-    threads: int = setting(1, within=Range(1, 1024))
+    threads: int = setting(1, within=UP_TO_ALL_THREADS)
     """worker threads"""
-    seed: int = setting(0, within=Range(0, 2**63 - 1))
+    seed: int = setting(0, within=SEEDS)
     """random seed"""
 
 
@@ -406,9 +431,9 @@ class BenchAllocatorJob:
     """a folder of further clusters, NAME.cluster.json, with the stage sizes of NAME.json; data= is a synonym"""
     seconds: float = setting(1.0, within=Range(0, 3600, open_low=True))
     """search time per cluster in seconds, for the allocator and for random allocation alike"""
-    threads: int = setting(1, within=Range(1, 1024))
+    threads: int = setting(1, within=UP_TO_ALL_THREADS)
     """worker threads"""
-    seed: int = setting(0, within=Range(0, 2**63 - 1))
+    seed: int = setting(0, within=SEEDS)
     """random seed"""
     output: str | None = None
     """file to write the figures to, as JSON; null: none"""

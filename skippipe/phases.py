@@ -6,15 +6,25 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from skippipe._scheduler import AllocationScope, Cluster, Plan, UnallocatedProblem
 from skippipe.allocation import Allocation, allocation_of, even_shares
 from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
 from skippipe.planning import PlanningJob, allocated, make_plan, microbatches, rules_of, state_problem
+from skippipe.rules import bent_rules, numbers_text
 
 ROUNDING = 1e-9
 """Most by which shares that add up to 1 miss it."""
+
+
+class RunLength(NamedTuple):
+    """How long a run is."""
+
+    iterations: int
+    iteration_tokens: int
+    """tokens of an iteration"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Phase:
     """fraction of the run"""
     schedule: ScheduleConfig
     """what its plan is asked for"""
+    planner: PlannerConfig
+    """how it is searched"""
     allocation: Allocation
     """in which stages that no route visits are absent, and so are their nodes unless it is the phase's own"""
     anew: bool = False
@@ -46,18 +58,28 @@ class PhaseSummary:
     """over the stages in use"""
     left_out: float
     """fraction of (microbatch, decoder layer) executions of the full pipeline that the plan leaves out"""
+    bent_rules: list[str]
+    """the rules CC1 to TC2 that the plan bends, and the stages that it goes without"""
     iteration_s: float | None
     """predicted; None: the plan's times do not hold for the run"""
     lower_bound_s: float | None
 
 
-def resolve_phases(config: PhasesConfig, schedule: ScheduleConfig, allocation: Allocation) -> tuple[Phase, ...]:
+def resolve_phases(
+    config: PhasesConfig,
+    schedule: ScheduleConfig,
+    planner: PlannerConfig,
+    allocation: Allocation,
+    length: RunLength | None = None,
+) -> tuple[Phase, ...]:
     """Resolve the settings of phases, all of them on one allocation: those `anew` are still to be reallocated.
 
     Args:
         config: the settings.
         schedule: what phases fall back to.
+        planner: the same.
         allocation: of nodes to all stages.
+        length: of the run, if it is known.
 
     Raises:
         InputError: shares do not add up, or a phase uses stages that do not exist; the message names the phase.
@@ -66,10 +88,12 @@ def resolve_phases(config: PhasesConfig, schedule: ScheduleConfig, allocation: A
     present = [stage for stage in range(len(allocation.stages)) if stage not in allocation.absent_stages]
     phases: list[Phase] = []
     begin = 0.0
-    for number, (phase, share) in enumerate(zip(config.list, _shares(config), strict=True)):
+    for number, (phase, share) in enumerate(zip(config.list, _shares(config, length), strict=True)):
         absent = _absent_stages(phase, present, f"phases.list[{number}]")
         own = without_stages(allocation, absent)
-        phases.append(Phase(begin, share, phase_schedule(phase, schedule), own, anew=phase.allocation == "anew"))
+        asked = phase_schedule(phase, schedule)
+        anew = phase.allocation == "anew"
+        phases.append(Phase(begin, share, asked, phase_planner(phase, planner), own, anew=anew))
         begin += share
     return tuple(phases)
 
@@ -90,6 +114,12 @@ def phase_schedule(phase: PhaseConfig, schedule: ScheduleConfig) -> ScheduleConf
     )
 
 
+def phase_planner(phase: PhaseConfig, planner: PlannerConfig) -> PlannerConfig:
+    """The planner of a phase: what it sets takes the place of the run's settings."""
+    own = {name: value for name, value in dataclasses.asdict(phase.planner).items() if value is not None}
+    return dataclasses.replace(planner, **own)
+
+
 def allocating_phase(config: PhasesConfig) -> int | None:
     """Number of the phase for which the run's allocation is searched: the longest that keeps it and uses all stages.
 
@@ -104,24 +134,40 @@ def allocating_phase(config: PhasesConfig) -> int | None:
     return max(complete, key=lambda number: shares[number], default=None)
 
 
-def _shares(config: PhasesConfig) -> list[float]:
+def _shares(config: PhasesConfig, length: RunLength | None = None) -> list[float]:
     """Share of every phase; the last one takes the rest."""
     if not config.list:
         raise unexpected("phases.list", "an empty list", "at least one phase")
-    *first, last = [phase.share for phase in config.list]
+    total, tolerance = _run_tokens(config, length)
     shares: list[float] = []
-    for number, share in enumerate(first):
-        rest = 1.0 - sum(shares)
-        if share is None or share >= rest - ROUNDING:
-            expected = f"a number below {rest:.6g}: a later phase takes the rest"
-            raise unexpected(f"phases.list[{number}].share", share, expected)
+    for number, phase in enumerate(config.list):
+        share, key, unit = phase.share, f"phases.list[{number}].share", 1.0
+        if phase.tokens is not None:
+            if share is not None:
+                raise unexpected(key, share, "null, as tokens is set")
+            share, key, unit = phase.tokens / total, f"phases.list[{number}].tokens", total
+        rest, found = 1.0 - sum(shares), None if share is None else f"{share * unit:.6g}"
+        if number == len(config.list) - 1:
+            if share is not None and abs(share - rest) > tolerance:
+                raise unexpected(key, found, f"null or {rest * unit:.6g}: the last phase takes the rest")
+            share = rest
+        elif share is None or share >= rest - ROUNDING:
+            raise unexpected(key, found, f"a number below {rest * unit:.6g}: a later phase takes the rest")
         shares.append(share)
-    rest = 1.0 - sum(shares)
-    if last is not None and abs(last - rest) > ROUNDING:
-        raise unexpected(
-            f"phases.list[{len(shares)}].share", last, f"null or {rest:.6g}: the last phase takes the rest"
-        )
-    return [*shares, rest]
+    return shares
+
+
+def _run_tokens(config: PhasesConfig, length: RunLength | None) -> tuple[float, float]:
+    """Tokens of a run, and by how much the shares of its phases may miss 1."""
+    if length is not None:  # which has whole iterations, unlike settings in tokens
+        in_tokens = any(phase.tokens is not None for phase in config.list)
+        return float(length.iterations * length.iteration_tokens), 1 / length.iterations if in_tokens else ROUNDING
+    stated = [phase.tokens for phase in config.list]
+    if None in stated and set(stated) != {None}:
+        number = next(number for number, tokens in enumerate(stated) if tokens is not None)
+        hint = "the length of the run is not known here"
+        raise unexpected(f"phases.list[{number}].tokens", stated[number], "null, or tokens in every phase", hint=hint)
+    return sum(tokens or 0.0 for tokens in stated), ROUNDING
 
 
 def _absent_stages(phase: PhaseConfig, present: Sequence[int], key: str) -> tuple[int, ...]:
@@ -183,8 +229,16 @@ def errors_of_phase(config: PhasesConfig, number: int | None) -> Iterator[None]:
         raise in_phase(error, number) from error
 
 
-def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, planner: PlannerConfig) -> Phase:
+def reallocate(
+    cluster: Cluster, phase: Phase, allocating: AllocateConfig, planner: PlannerConfig | None = None
+) -> Phase:
     """Give all nodes to the stages in use of a phase that is to have its own allocation; its sources stay.
+
+    Args:
+        cluster: the nodes.
+        phase: on the run's allocation.
+        allocating: how nodes are allocated.
+        planner: how the allocation is searched; None: as the phase's plan.
 
     Raises:
         NoPlanError: no allocation was found within the limit.
@@ -194,6 +248,7 @@ def reallocate(cluster: Cluster, phase: Phase, allocating: AllocateConfig, plann
     in_use = [stage for stage, nodes in enumerate(kept.stages) if nodes]
     if not phase.anew or len(in_use) == 1:
         return phase
+    planner = planner or phase.planner
     sources = kept.stages[0]
     counts = microbatches(phase.schedule.microbatches_per_source, len(sources))
     rules, skip_ratio = rules_of(_renumbered(phase.schedule, in_use), counts, range(len(in_use)))
@@ -255,6 +310,7 @@ def summarize(phase: Phase, plan: Plan, *, predicts: bool = True) -> PhaseSummar
         stages_in_use=[stage for stage in range(stages) if stage not in plan.absent_stages],
         skip_ratio=plan.skip_ratio,
         left_out=1.0 - executed / (len(plan.microbatches) * sum(layers)),
+        bent_rules=bent_rules(plan.constraints, plan.absent_stages),
         iteration_s=predicted.iteration_s if predicts else None,
         lower_bound_s=predicted.lower_bound_s if predicts else None,
     )
@@ -271,6 +327,4 @@ def stages_text(numbers: Sequence[int], stages: int) -> str:
     """Name the stages in use: `all 6`, `0-2 of 6`, `0,1,5 of 6`."""
     if len(numbers) == stages:
         return f"all {stages}"
-    is_run = list(numbers) == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
-    shown = f"{numbers[0]}-{numbers[-1]}" if is_run else ",".join(map(str, numbers))
-    return f"{shown} of {stages}"
+    return f"{numbers_text(numbers)} of {stages}"

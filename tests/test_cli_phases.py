@@ -6,12 +6,16 @@ import pytest
 from conftest import Run
 from reference.independent import verdict
 
+from skippipe._scheduler import Constraints
 from skippipe.allocation import Allocation
-from skippipe.config import PhaseConfig, PhasesConfig, ScheduleConfig
-from skippipe.phases import allocating_phase, resolve_phases, stages_text
+from skippipe.config import PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
+from skippipe.errors import InputError
+from skippipe.phases import RunLength, allocating_phase, resolve_phases, stages_text
 from skippipe.plan import load_plan
+from skippipe.rules import bent_rules
 
 WORK = "planner.work_limit=20000"
+TEN_THOUSAND = RunLength(iterations=10, iteration_tokens=1000)
 
 
 def test_a_plan_for_each_phase(run: Run, tmp_path: Path) -> None:
@@ -32,7 +36,11 @@ def test_a_plan_for_each_phase(run: Run, tmp_path: Path) -> None:
     assert f"iteration time {sum(times) / 3:.3f} s, layer executions left out 33.3%" in average
     rows = [line.split() for line in result.out.splitlines() if " of 6 " in line or "all 6" in line][-3:]
     assert [row[2] for row in rows] == ["0-1", "0-3", "all"]
-    assert [row[-1] for row in rows] == [f"{time / sum(times):.1%}" for time in times]
+    assert [row[-4:-1] for row in rows[:2]] == [
+        [f"{times[0] / sum(times):.1%}", "without", "stages"],
+        [f"{times[1] / sum(times):.1%}", "without", "stages"],
+    ]
+    assert [row[-1] for row in rows] == ["2-5", "4-5", "none"]
 
 
 def test_classes_and_profiles_of_phases(run: Run, tmp_path: Path) -> None:
@@ -49,6 +57,49 @@ def test_classes_and_profiles_of_phases(run: Run, tmp_path: Path) -> None:
     visits = [sum(s in m.stages for m in load_plan(str(tmp_path / "plan_phase2.json")).microbatches) for s in range(6)]
     assert visits[1:] == sorted(visits[1:], reverse=True)
     assert visits[1] > visits[5] > 0
+
+
+def test_a_phase_may_state_tokens_and_a_planner(run: Run, tmp_path: Path) -> None:
+    first = "{tokens: 3e6, skip_ratio: 0, planner: {work_limit: 3000, seed: 4}}"
+    result = run("plan", "cluster=local4", WORK, f"phases.list=[{first}, {{tokens: 1e6}}]", "output=plan.json")
+    assert result.status == 0, result.err
+    plans = [load_plan(str(tmp_path / name)) for name in ("plan.json", "plan_phase2.json")]
+    assert [plan.solver.seed for plan in plans] == [4, 0]
+    (average,) = [line for line in result.out.splitlines() if line.startswith("average over the run")]
+    expected = 0.75 * plans[0].predicted.iteration_s + 0.25 * plans[1].predicted.iteration_s
+    assert f"iteration time {expected:.3f} s" in average
+
+
+def test_tokens_of_phases_within_a_run() -> None:
+    def shares(*phases: PhaseConfig, length: RunLength | None = TEN_THOUSAND) -> list[float]:
+        allocation = Allocation([[0], [1]])
+        found = resolve_phases(PhasesConfig([*phases]), ScheduleConfig(), PlannerConfig(), allocation, length)
+        return [phase.share for phase in found]
+
+    assert shares(PhaseConfig(tokens=2500.0), PhaseConfig()) == [0.25, 0.75]
+    assert shares(PhaseConfig(tokens=2500.0), PhaseConfig(share=0.5), PhaseConfig()) == [0.25, 0.5, 0.25]
+    # A run has whole iterations; the last phase may miss one.
+    assert shares(PhaseConfig(tokens=2500.0), PhaseConfig(tokens=8000.0)) == [0.25, 0.75]
+    with pytest.raises(InputError, match=r"phases.list\[1\].tokens: expected null or 7500: the last phase takes"):
+        shares(PhaseConfig(tokens=2500.0), PhaseConfig(tokens=9000.0))
+    with pytest.raises(InputError, match=r"phases.list\[0\].tokens: expected a number below 10000: a later phase"):
+        shares(PhaseConfig(tokens=1e6), PhaseConfig())
+    with pytest.raises(InputError, match=r"phases.list\[0\].share: expected null, as tokens is set"):
+        shares(PhaseConfig(share=0.5, tokens=2500.0), PhaseConfig())
+    with pytest.raises(InputError, match=r"phases.list\[0\].tokens: expected null, or tokens in every phase"):
+        shares(PhaseConfig(tokens=2500.0), PhaseConfig(), length=None)
+
+
+def test_which_rules_are_bent(run: Run) -> None:
+    assert bent_rules(Constraints()) == []
+    bent = Constraints(cc1=False, max_swaps=2, tc1="routes", tc2=False, profile=[1.0, 2.0])
+    assert bent_rules(bent, [3, 2]) == [
+        "CC1 off", "CC2 with 2 swaps", "CC3 by profile", "TC1 by routes", "TC2 off", "without stages 2-3",
+    ]  # fmt: skip
+    assert bent_rules(Constraints(cc2=False, cc3=False, tc1="off")) == ["CC2 off", "CC3 off", "TC1 off"]
+    result = run("plan", "cluster=local4", WORK, "schedule.cc3=false", "output=plan.json")
+    assert "rules bent: CC3 off" in result.out
+    assert "bent: CC3 off" in run("report", "plan=plan.json", "output=null").out
 
 
 def test_one_phase_has_no_table(run: Run) -> None:
@@ -79,7 +130,7 @@ def test_phases_that_cannot_be(settings: str, message: str, run: Run) -> None:
 def test_stages_are_relative_to_their_number() -> None:
     def absent(config: PhaseConfig, stages: int, lost: tuple[int, ...] = ()) -> tuple[int, ...]:
         allocation = Allocation([[] if stage in lost else [stage] for stage in range(stages)], lost)
-        (phase,) = resolve_phases(PhasesConfig([config]), ScheduleConfig(), allocation)
+        (phase,) = resolve_phases(PhasesConfig([config]), ScheduleConfig(), PlannerConfig(), allocation)
         return tuple(stage for stage in phase.allocation.absent_stages if stage not in lost)
 
     assert absent(PhaseConfig(stages=0.5), 8) == (4, 5, 6, 7)

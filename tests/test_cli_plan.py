@@ -123,7 +123,7 @@ def test_many_nodes_show_the_busiest(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", ["40", "250"])
 def test_width_is_kept(columns: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    result = run("plan", "cluster=geo20", QUICK)
+    result = run("plan", "cluster=geo20", "cluster.gradient_bytes=0", QUICK)
     chart = [line for line in result.out.splitlines() if re.match(r" \d+  \w+-\d ", line)]
     assert len(chart) == 20
     assert max(map(len, chart)) <= int(columns)

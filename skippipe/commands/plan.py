@@ -6,7 +6,7 @@ from pathlib import Path
 from skippipe import _scheduler
 from skippipe._scheduler import Plan
 from skippipe.allocation import allocation_of
-from skippipe.config import PlanJob, ScheduleConfig
+from skippipe.config import PlanJob, PlannerConfig, ScheduleConfig
 from skippipe.console.output import Console
 from skippipe.console.progress import planning_progress
 from skippipe.context import Context
@@ -18,6 +18,7 @@ from skippipe.phases import (
     average_iteration_s,
     check_phases,
     errors_of_phase,
+    phase_planner,
     phase_schedule,
     reallocate,
     resolve_phases,
@@ -50,6 +51,7 @@ from skippipe.report.terminal import (
     show_plan,
     show_savings,
 )
+from skippipe.rules import bent_rules
 from skippipe.workload import skipped_executions, throughput
 
 
@@ -58,13 +60,13 @@ def plan(job: PlanJob, context: Context) -> float:
     output = context.output(job.output)
     if output is not None:
         check_writable(output)
-    schedule = _allocating_schedule(job)
+    schedule, planner = _allocating(job)
     strategy = schedule.strategy
     with errors_of_phase(job.phases, allocating_phase(job.phases)):
         question = planning_job(job.cluster, job.allocate, schedule)
         with planning_progress(strategy) as progress:
             try:
-                made = _scheduler.plan(plan_request(question, strategy, job.planner), progress=progress)
+                made = _scheduler.plan(plan_request(question, strategy, planner), progress=progress)
             except InputError as error:
                 raise with_origin(error, job.cluster.file, job.allocate.stages) from None
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
@@ -75,8 +77,8 @@ def plan(job: PlanJob, context: Context) -> float:
     files = {} if output is None else {phase_file(output, number): plan for number, plan in enumerate(plans, 1)}
     for file, plan in files.items():
         save_plan(plan, file)
-    others = [] if stopped else _evaluate_others(job, schedule, question, made)
-    kind = describe_comparison(question, job.compare_allocation, strategy, job.planner) if others else None
+    others = [] if stopped else _evaluate_others(job, schedule, planner, question, made)
+    kind = describe_comparison(question, job.compare_allocation, strategy, planner) if others else None
     console = Console()
     if context.label is None:
         if len(summaries) > 1:
@@ -86,8 +88,8 @@ def plan(job: PlanJob, context: Context) -> float:
         _print(console, made, others, kind)
         for line in phase_lines(summaries):
             console.write_line(line)
-        limit_s = time_limit(job.planner, question.scope)
-        if limit_s is not None and may_gain(made, job.planner):
+        limit_s = time_limit(planner, question.scope)
+        if limit_s is not None and may_gain(made, planner):
             console.write_line(
                 f"The search ended at its default limit of {limit_s:g} s: more time may find a shorter "
                 f"iteration (planner.time_limit_s={10 * limit_s:g})."
@@ -102,16 +104,19 @@ def plan(job: PlanJob, context: Context) -> float:
     return average_iteration_s(summaries) or made.predicted.iteration_s
 
 
-def _allocating_schedule(job: PlanJob) -> ScheduleConfig:
-    """The schedule for which the allocation is searched that all phases keep."""
+def _allocating(job: PlanJob) -> tuple[ScheduleConfig, PlannerConfig]:
+    """For what, and how, the allocation is searched that all phases keep."""
     number = allocating_phase(job.phases)
-    return job.schedule if number is None else phase_schedule(job.phases.list[number], job.schedule)
+    if number is None:
+        return job.schedule, job.planner
+    phase = job.phases.list[number]
+    return phase_schedule(phase, job.schedule), phase_planner(phase, job.planner)
 
 
 def _phases(job: PlanJob, made: Plan) -> tuple[Phase, ...]:
     """The phases on the allocation of a plan."""
     allocation = allocation_of(made)
-    phases = resolve_phases(job.phases, job.schedule, allocation)
+    phases = resolve_phases(job.phases, job.schedule, job.planner, allocation)
     check_phases(made.cluster, phases)
     return phases
 
@@ -123,10 +128,10 @@ def _plan_phases(job: PlanJob, phases: Sequence[Phase], made: Plan) -> list[Plan
         if number == allocating_phase(job.phases):
             plans.append(made)
             continue
-        own = reallocate(made.cluster, phase, job.allocate, job.planner)
+        own = reallocate(made.cluster, phase, job.allocate)
         problem = state_problem(made.cluster, own.allocation, phase.schedule)
         with planning_progress(f"phase {number + 1}") as progress:
-            plans.append(make_plan(PlanningJob(problem), phase.schedule.strategy, job.planner, progress))
+            plans.append(make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner, progress))
     return plans
 
 
@@ -135,14 +140,16 @@ def phase_file(output: Path, number: int) -> Path:
     return output if number == 1 else output.with_stem(f"{output.stem}_phase{number}")
 
 
-def _evaluate_others(job: PlanJob, schedule: ScheduleConfig, question: PlanningJob, made: Plan) -> list[Outcome]:
+def _evaluate_others(
+    job: PlanJob, schedule: ScheduleConfig, planner: PlannerConfig, question: PlanningJob, made: Plan
+) -> list[Outcome]:
     """Plan the other strategies: from the same question with the same limits, or on the allocation of the plan."""
     if job.compare_allocation == "same":
         question = PlanningJob(on_allocation_of(made, schedule))
     outcomes = []
     for name in compared(job.compare, job.schedule.strategy):
         with planning_progress(name) as progress:
-            outcomes.append(evaluate_strategy(question, name, job.planner, progress))
+            outcomes.append(evaluate_strategy(question, name, planner, progress))
     return outcomes
 
 
@@ -162,6 +169,9 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
         f"on {routes} routes, skip ratio {made.skip_ratio:.4g}{executions}\n"
     )
     outcomes = [*others, outcome(made)]
+    bent = bent_rules(made.constraints, made.absent_stages)
+    if bent:
+        console.write_line(f"rules bent: {', '.join(bent)}")
     show_outcomes(console, outcomes)
     if kind is not None:
         show_comparison(console, kind)

@@ -8,6 +8,7 @@ from skippipe._scheduler import Allocated, AllocationReport, Plan, Segment
 from skippipe.report.analysis import PlanAnalysis, composition
 from skippipe.report.comparison import COMPARED, comparison
 from skippipe.report.stages import cost, costs_of_use, moved, slowest_inside
+from skippipe.rules import bent_rules
 from skippipe.workload import skipped_executions, throughput
 
 FORMAT = "skippipe.report/1"
@@ -30,6 +31,7 @@ def _plan(analysis: PlanAnalysis) -> dict[str, Any]:
         "iteration_s": predicted.iteration_s,
         "lower_bound_s": predicted.lower_bound_s,
         "skip_ratio": analysis.plan.skip_ratio,
+        "bent_rules": bent_rules(analysis.plan.constraints, analysis.plan.absent_stages),
         "skipped_executions": skipped_executions(analysis.plan),
         **dataclasses.asdict(throughput(analysis.plan)),
         "allocation": _allocation(analysis.plan),

@@ -7,7 +7,7 @@ from skippipe.report.format import percent, seconds
 
 HEADINGS = (
     "phase", "share", "stages in use", "skip ratio", "layer executions left out", "iteration", "lower bound",
-    "share of time",
+    "share of time", "rules bent",
 )  # fmt: skip
 
 
@@ -18,7 +18,7 @@ def phase_lines(phases: Sequence[PhaseSummary]) -> list[str]:
     average_s = average_iteration_s(phases)
     rows = [HEADINGS, *(_row(number, phase, average_s) for number, phase in enumerate(phases, 1))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    table = ["  ".join([*map(str.rjust, row[:-1], widths[:-1]), row[-1]]) for row in rows]
     left_out = sum(phase.share * phase.left_out for phase in phases)
     return [
         *table,
@@ -37,4 +37,5 @@ def _row(number: int, phase: PhaseSummary, average_s: float | None) -> tuple[str
         seconds(phase.iteration_s),
         seconds(phase.lower_bound_s),
         percent(time),
+        ", ".join(phase.bent_rules) or "none",
     )

@@ -8,6 +8,7 @@ from skippipe.report.comparison import COMPARED, comparison
 from skippipe.report.format import WORK_PER_S, percent, seconds, work_per_s
 from skippipe.report.stages import stage_table
 from skippipe.report.table import Table
+from skippipe.rules import bent_rules
 from skippipe.workload import skipped_executions, throughput
 
 MAX_LINKS = 10
@@ -40,7 +41,7 @@ def summary(plans: Sequence[PlanAnalysis]) -> Table:
         rates = [work_per_s(done, unit) for unit in WORK_PER_S]
         bounds = [seconds(predicted.lower_bound_s), percent(predicted.gap), seconds(predicted.pipeline_s)]
         rows.append([analysis.name, analysis.plan.strategy, seconds(predicted.iteration_s), *rates, *bounds])
-    rules = [_rules(analysis.plan.constraints) for analysis in plans]
+    rules = [_rules(analysis.plan.constraints, analysis.plan.absent_stages) for analysis in plans]
     notes = [f"Rules of {analysis.name}: {own}." for analysis, own in zip(plans, rules, strict=True)]
     shown = (f"Rules: {rules[0]}.",) if len(set(rules)) == 1 else tuple(notes)
     return Table("Summary", headings, rows, shown)
@@ -57,7 +58,7 @@ def work(plans: Sequence[PlanAnalysis]) -> Table:
     return Table("Work", headings, rows)
 
 
-def _rules(rules: Constraints) -> str:
+def _rules(rules: Constraints, absent_stages: Sequence[int]) -> str:
     parts = [name for name in ("cc1", "cc2", "cc3") if getattr(rules, name)]
     parts += [f"tc1 {rules.tc1}", "tc2" if rules.tc2 else "tc2 off", f"at most {rules.max_swaps} swaps"]
     parts += [f"waves {rules.waves}"] + (
@@ -66,7 +67,7 @@ def _rules(rules: Constraints) -> str:
     if rules.profile is not None:
         parts.append(f"profile {', '.join(f'{weight:.4g}' for weight in rules.profile)}")
     parts += [f"{routes} routes over stages {', '.join(map(str, stages))}" for stages, routes in rules.classes or []]
-    return ", ".join(parts)
+    return f"{', '.join(parts)}; bent: {', '.join(bent_rules(rules, absent_stages)) or 'none'}"
 
 
 def times(analysis: PlanAnalysis) -> Table:

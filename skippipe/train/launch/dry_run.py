@@ -62,7 +62,7 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     with corpus_folder(spec.data.text) as folder:
         batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, folder)
     layout = spec.layout
-    plans = [layout.plan or plan_phase(spec, phase, layout.cluster, model) for phase in spec.phases]
+    plans = [layout.plan or plan_phase(phase, layout.cluster, model) for phase in spec.phases]
     names_by_rank = assign_nodes(layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)

@@ -18,6 +18,7 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
 from skippipe.model.build import module_seed
+from skippipe.rules import bent_rules
 from skippipe.runtime.executor import Batches
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
@@ -223,6 +224,7 @@ class TrainingLoop:
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
+                bent_rules=bent_rules(plan.constraints, plan.absent_stages),
                 predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
                 moved_stages=moved, new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
                 seconds=time.perf_counter() - begin,

@@ -217,7 +217,8 @@ def utilization_lines(event: RunSummary) -> list[str]:
 def changed_lines(event: PlanChanged) -> list[str]:
     """The next phase of the run."""
     used = stages_text(event.stages, event.stages_in_all)
-    line = f"from iteration {event.iteration} on: stages {used}, skip ratio {event.skip_ratio:.4g}, with its own plan"
+    bent = f" ({', '.join(event.bent_rules)})" if event.bent_rules else ""
+    line = f"from iteration {event.iteration} on: stages {used}, skip ratio {event.skip_ratio:.4g}, own plan{bent}"
     how = "as copies of layers in use" if event.copied else "with their initial weights"
     done = [f"layers {_numbers(event.new_layers)} joined {how}"] if event.new_layers else []
     done += [f"stages {_numbers(event.moved_stages)} moved to other nodes"] if event.moved_stages else []

@@ -120,6 +120,8 @@ class PlanChanged(Event):
     """stages that other ranks serve than before"""
     new_layers: list[int]
     """decoder layers that join"""
+    bent_rules: list[str]
+    """the rules CC1 to TC2 that the phase bends, and the stages that it goes without"""
     copied: bool
     """whether these are copies of layers in use"""
     seconds: float

@@ -28,10 +28,10 @@ UNLIMITED_S = 24 * 3600.0
 """Time for planning that only a work limit ends."""
 
 
-def plan_phase(spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
+def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
     """Plan a phase of a run for a cluster, and write the model into the plan."""
     problem = state_problem(cluster, dataclasses.replace(phase.allocation, layers=tuple(model.layers)), phase.schedule)
-    plan = make_plan(PlanningJob(problem), phase.schedule.strategy, spec.planner)
+    plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
@@ -41,7 +41,7 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     asked = [
         spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
         model.layers, spec.calibrate,
-        *(dataclasses.asdict(part) for part in (phase.schedule, spec.planner, model.plan_model)),
+        *(dataclasses.asdict(part) for part in (phase.schedule, phase.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -79,7 +79,7 @@ def make_plans(
 
     def planned(key: str, phase: PlanPhase, cluster: Cluster) -> Plan:
         text = context.rendezvous.broadcast(
-            key, lambda: plan_phase(spec, phase, cluster, model).to_json(), planning_s(spec.planner)
+            key, lambda: plan_phase(phase, cluster, model).to_json(), planning_s(phase.planner)
         )
         return Plan.from_json(text)
 

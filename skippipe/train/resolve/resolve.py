@@ -13,7 +13,8 @@ from skippipe.devices import Precision
 from skippipe.errors import unexpected
 from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import resolved_settings, weights_folder
-from skippipe.phases import check_phases, reallocate, resolve_phases
+from skippipe.phases import RunLength, check_phases, reallocate, resolve_phases
+from skippipe.planning import microbatches
 from skippipe.ranks import shown_names
 from skippipe.train.config import TrainJob
 from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout
@@ -115,7 +116,8 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
         hint = "each phase of a run needs its own plan"
         raise unexpected("phases.list", f"{len(job.phases.list)}", f"published with plan={job.plan}", hint=hint)
     iterations = job.train.iterations
-    found = list(resolve_phases(job.phases, job.schedule, layout.allocation))
+    length = None if layout.plan is not None else _run_length(job, len(layout.stages[0]))
+    found = list(resolve_phases(job.phases, job.schedule, job.planner, layout.allocation, length))
     if layout.plan is None:
         check_phases(layout.cluster, found)
     for number, phase in enumerate(found):
@@ -123,7 +125,7 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
             expected = f"kept, as no process serves {shown_names(layout.unused)}"
             raise unexpected(f"phases.list[{number}].allocation", "anew", expected)
         allocating = dataclasses.replace(job.allocate, objective="surrogate")
-        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(job.planner))
+        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(phase.planner))
     ends = [*(round(phase.begin * iterations) for phase in found[1:]), iterations]
     phases: list[PlanPhase] = []
     after = 0
@@ -131,9 +133,15 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
         if end <= after:
             expected = f"a share of at least one of the {iterations} iterations (train.iterations)"
             raise unexpected(f"phases.list[{number}].share", f"{phase.share:.6g}", expected)
-        phases.append(PlanPhase(phase.begin, phase.share, phase.schedule, phase.allocation, phase.anew, after=after))
+        phases.append(PlanPhase(**vars(phase), after=after))
         after = end
     return tuple(phases)
+
+
+def _run_length(job: TrainJob, sources: int) -> RunLength:
+    """Iterations of a run, and what each trains on."""
+    counts = microbatches(job.schedule.microbatches_per_source, sources)
+    return RunLength(job.train.iterations, sum(counts) * job.train.microbatch_size * job.data.sequence)
 
 
 def _stated_model(job: TrainJob) -> dict[str, Any]:
