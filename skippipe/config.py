@@ -274,8 +274,6 @@ class PhaseConfig:
 
     share: float | None = setting(None, within=Range(0, 1, open_low=True))
     """fraction of the run's iterations; null in the last phase, which takes the rest"""
-    tokens: float | None = setting(None, within=ABOVE_0)
-    """training tokens, in place of share, e.g. 75e6; without a run, as in skippipe plan, for every phase or none"""
     skip_ratio: float | None = setting(None, within=Range(0, 1))
     """fraction of visits skipped, over the stages in use; null: schedule.skip_ratio"""
     stages: float | None = setting(None, within=Range(0, open_low=True))
@@ -289,6 +287,8 @@ class PhaseConfig:
     allocation: str = setting("kept", choices=ALLOCATIONS)
     """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
     stay, and weights and optimizer state move between nodes when phases change"""
+    tokens: float | None = setting(None, within=ABOVE_0)
+    """training tokens, in place of share, e.g. 75e6; without a run, as in skippipe plan, for every phase or none"""
     planner: PhasePlannerConfig = field(default_factory=PhasePlannerConfig)
     """what is different from the group planner, e.g. {time_limit_s: 10}"""
 

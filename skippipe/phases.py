@@ -12,7 +12,9 @@ from skippipe._scheduler import AllocationScope, Cluster, Plan, UnallocatedProbl
 from skippipe.allocation import Allocation, allocation_of, even_shares
 from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
+from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s
 from skippipe.planning import PlanningJob, allocated, make_plan, microbatches, rules_of, state_problem
+from skippipe.ranks import transfer_time
 from skippipe.rules import bent_rules, numbers_text
 
 ROUNDING = 1e-9
@@ -63,6 +65,8 @@ class PhaseSummary:
     iteration_s: float | None
     """predicted; None: the plan's times do not hold for the run"""
     lower_bound_s: float | None
+    change_s: float | None
+    """predicted for the change to this phase: weights and moments that move, and copies; None: unknown"""
 
 
 def resolve_phases(
@@ -299,7 +303,78 @@ def _with_stages(cluster: Cluster, stages: Sequence[int]) -> Cluster:
     return Cluster.from_json(json.dumps(content))
 
 
-def summarize(phase: Phase, plan: Plan, *, predicts: bool = True) -> PhaseSummary:
+def phase_changes(
+    phases: Sequence[Phase], rank_of: Sequence[int], stage_layers: Sequence[range], *, copy: bool
+) -> list[PhaseChange]:
+    """What changes before each phase, in a run without interruption; nothing before the first.
+
+    Args:
+        phases: of the run, allocated.
+        rank_of: the rank of every node.
+        stage_layers: the decoder layers of each stage.
+        copy: whether layers that join become copies of others.
+
+    """
+    served = [_serving(phase.allocation, rank_of) for phase in phases]
+    current: dict[int, frozenset[int]] = {}
+    for serving in served:
+        current |= {stage: current.get(stage, frozenset()) | ranks for stage, ranks in serving.items()}
+    holding, changes = Holding(current, frozenset()), list[PhaseChange]()
+    for serving in served:
+        layers = [layer for stage in serving for layer in stage_layers[stage]]
+        changes.append(change_phase(holding, serving, layers, stage_layers, copy=copy))
+        holding = changes[-1].after
+    return changes
+
+
+def changes_s(
+    changes: Sequence[PhaseChange],
+    clusters: Sequence[Cluster],
+    rank_of: Sequence[int],
+    stage_layers: Sequence[range],
+    weights: WeightBytes | None,
+) -> list[float | None]:
+    """Predicted seconds of each change of phases.
+
+    Args:
+        changes: by `phase_changes`.
+        clusters: for each of them, whose links it uses.
+        rank_of: the rank of every node.
+        stage_layers: the decoder layers of each stage.
+        weights: None: unknown.
+
+    """
+    return [
+        (None if change.moves or change.copies else 0.0)
+        if weights is None
+        else change_s(change, stage_layers, weights, transfer_time(cluster, rank_of))
+        for change, cluster in zip(changes, clusters, strict=True)
+    ]
+
+
+def peak_state_bytes(
+    phases: Sequence[Phase], nodes: Sequence[int], stage_layers: Sequence[range], weights: WeightBytes
+) -> float:
+    """Most bytes of weights and moments on a node: all stages that it serves in any phase, and one on its way."""
+    served = [_serving(phase.allocation, nodes) for phase in phases]
+    held: dict[int, set[int]] = {}
+    for serving in served:
+        for stage, own in serving.items():
+            for node in own:
+                held.setdefault(node, set()).add(stage)
+    state = [weights.state(stage, layers) for stage, layers in enumerate(stage_layers)]
+    return max(
+        sum(state[stage] for stage in stages) + (max(state[stage] for stage in stages) if len(stages) > 1 else 0.0)
+        for stages in held.values()
+    )
+
+
+def _serving(allocation: Allocation, rank_of: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The ranks that serve each stage that has nodes."""
+    return {stage: frozenset(rank_of[node] for node in nodes) for stage, nodes in enumerate(allocation.stages) if nodes}
+
+
+def summarize(phase: Phase, plan: Plan, change_s: float | None, *, predicts: bool = True) -> PhaseSummary:
     """Describe a phase and its plan in figures; `predicts` says whether the plan's times hold."""
     stages, predicted = len(plan.stages), plan.predicted
     layers = plan.layers or [1] * stages
@@ -313,14 +388,28 @@ def summarize(phase: Phase, plan: Plan, *, predicts: bool = True) -> PhaseSummar
         bent_rules=bent_rules(plan.constraints, plan.absent_stages),
         iteration_s=predicted.iteration_s if predicts else None,
         lower_bound_s=predicted.lower_bound_s if predicts else None,
+        change_s=change_s if predicts else None,
     )
 
 
-def average_iteration_s(summaries: Sequence[PhaseSummary]) -> float | None:
-    """Average iteration time of a run, in seconds; None if that of a phase is unknown."""
+def average_iteration_s(summaries: Sequence[PhaseSummary], iterations: int | None = None) -> float | None:
+    """Average iteration time of a run, in seconds; None if that of a phase is unknown.
+
+    With the number of iterations, the known times of changes between phases are included.
+    """
     times = [None if phase.iteration_s is None else phase.share * phase.iteration_s for phase in summaries]
     known = [time_s for time_s in times if time_s is not None]
-    return sum(known) if len(known) == len(times) else None
+    if len(known) < len(times):
+        return None
+    return sum(known) + (0.0 if iterations is None else sum(p.change_s or 0.0 for p in summaries) / iterations)
+
+
+def run_iterations(config: PhasesConfig, iteration_tokens: int | None) -> int | None:
+    """Iterations of a run whose phases are in tokens; None: unknown."""
+    stated = [phase.tokens for phase in config.list]
+    if iteration_tokens is None or None in stated:
+        return None
+    return max(1, round(sum(tokens or 0.0 for tokens in stated) / iteration_tokens))
 
 
 def stages_text(numbers: Sequence[int], stages: int) -> str:

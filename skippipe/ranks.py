@@ -1,10 +1,15 @@
 """Which process serves which node, matched by name before anything else happens in a job; and what ranks are called."""
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from skippipe._scheduler import Plan
+import numpy as np
+from numpy.typing import NDArray
+
+from skippipe._scheduler import Cluster, Plan
 from skippipe.errors import InputError, unexpected
+from skippipe.moves import TransferTime
 
 NO_RANK = -1
 """In place of a rank: no rank serves a node, because the node serves no stage."""
@@ -52,6 +57,17 @@ def iteration_s_on(plan: Plan, rank_of: Sequence[int]) -> float:
     if len(set(serving)) == len(serving):
         return plan.predicted.iteration_s
     return plan.iteration_s_on([max(serving) + 1 if rank == NO_RANK else rank for rank in rank_of])
+
+
+def transfer_time(cluster: Cluster, rank_of: Sequence[int]) -> TransferTime:
+    """Seconds of a transfer between two ranks over the link of their first nodes."""
+    node_of = {rank: node for node, rank in reversed([*enumerate(rank_of)])}
+
+    @functools.cache
+    def matrix(size_bytes: float) -> NDArray[np.float64]:
+        return cluster.transfer_matrix(size_bytes)
+
+    return lambda sender, receiver, size: float(matrix(size)[node_of[sender], node_of[receiver]])
 
 
 SHOWN = 6

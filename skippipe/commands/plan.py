@@ -1,29 +1,17 @@
 """`skippipe plan`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from skippipe import _scheduler
 from skippipe._scheduler import Plan
-from skippipe.allocation import allocation_of
+from skippipe.commands.planned_run import PlannedRun, allocating_settings, plan_run
 from skippipe.config import PlanJob, PlannerConfig, ScheduleConfig
 from skippipe.console.output import Console
 from skippipe.console.progress import planning_progress
 from skippipe.context import Context
 from skippipe.errors import InputError
 from skippipe.files import check_writable
-from skippipe.phases import (
-    Phase,
-    allocating_phase,
-    average_iteration_s,
-    check_phases,
-    errors_of_phase,
-    phase_planner,
-    phase_schedule,
-    reallocate,
-    resolve_phases,
-    summarize,
-)
+from skippipe.phases import allocating_phase, errors_of_phase
 from skippipe.plan import save_plan
 from skippipe.planning import (
     Outcome,
@@ -31,14 +19,12 @@ from skippipe.planning import (
     compared,
     describe_comparison,
     evaluate_strategy,
-    make_plan,
     may_gain,
     on_allocation_of,
     outcome,
     plan_request,
     planning_job,
     saving,
-    state_problem,
     time_limit,
     with_origin,
 )
@@ -60,7 +46,7 @@ def plan(job: PlanJob, context: Context) -> float:
     output = context.output(job.output)
     if output is not None:
         check_writable(output)
-    schedule, planner = _allocating(job)
+    schedule, planner = allocating_settings(job)
     strategy = schedule.strategy
     with errors_of_phase(job.phases, allocating_phase(job.phases)):
         question = planning_job(job.cluster, job.allocate, schedule)
@@ -71,22 +57,17 @@ def plan(job: PlanJob, context: Context) -> float:
                 raise with_origin(error, job.cluster.file, job.allocate.stages) from None
     # Stopped by hand: the best plan so far is shown and written, then the command ends as an interrupted one.
     stopped = made.solver.interrupted
-    phases = _phases(job, made)
-    plans = [made] if stopped else _plan_phases(job, phases, made)
-    summaries = [] if stopped else [summarize(phase, plan) for phase, plan in zip(phases, plans, strict=True)]
-    files = {} if output is None else {phase_file(output, number): plan for number, plan in enumerate(plans, 1)}
+    run = PlannedRun.of_one_plan(made) if stopped else plan_run(job, made)
+    files = {} if output is None else {phase_file(output, number): plan for number, plan in enumerate(run.plans, 1)}
     for file, plan in files.items():
         save_plan(plan, file)
     others = [] if stopped else _evaluate_others(job, schedule, planner, question, made)
     kind = describe_comparison(question, job.compare_allocation, strategy, planner) if others else None
     console = Console()
     if context.label is None:
-        if len(summaries) > 1:
-            number = allocating_phase(job.phases)
-            which = "all stages" if number is None else f"phase {number + 1} of {len(summaries)}"
-            console.write_line(f"plan of {which}, for which the allocation was searched:")
+        _print_run(console, job, run)
         _print(console, made, others, kind)
-        for line in phase_lines(summaries):
+        for line in _run_lines(run):
             console.write_line(line)
         limit_s = time_limit(planner, question.scope)
         if limit_s is not None and may_gain(made, planner):
@@ -97,42 +78,28 @@ def plan(job: PlanJob, context: Context) -> float:
         for file in files:
             console.write_line(f"plan written to {context.shown(file)}")
     else:
-        average = f", {average_iteration_s(summaries):.4f} s on average over the phases" if len(summaries) > 1 else ""
+        average = f", {run.iteration_s:.4f} s on average over the phases" if len(run.summaries) > 1 else ""
         console.write_line(f"{context.label} {_in_a_line(made, others, kind)}{average}")
     if stopped:
         raise KeyboardInterrupt
-    return average_iteration_s(summaries) or made.predicted.iteration_s
+    return run.iteration_s
 
 
-def _allocating(job: PlanJob) -> tuple[ScheduleConfig, PlannerConfig]:
-    """For what, and how, the allocation is searched that all phases keep."""
-    number = allocating_phase(job.phases)
-    if number is None:
-        return job.schedule, job.planner
-    phase = job.phases.list[number]
-    return phase_schedule(phase, job.schedule), phase_planner(phase, job.planner)
+def _print_run(console: Console, job: PlanJob, run: PlannedRun) -> None:
+    """Say of which phase the plan is that is shown."""
+    if len(run.plans) > 1:
+        number = allocating_phase(job.phases)
+        which = "all stages" if number is None else f"phase {number + 1} of {len(run.plans)}"
+        console.write_line(f"plan of {which}, for which the allocation was searched:")
 
 
-def _phases(job: PlanJob, made: Plan) -> tuple[Phase, ...]:
-    """The phases on the allocation of a plan."""
-    allocation = allocation_of(made)
-    phases = resolve_phases(job.phases, job.schedule, job.planner, allocation)
-    check_phases(made.cluster, phases)
-    return phases
-
-
-def _plan_phases(job: PlanJob, phases: Sequence[Phase], made: Plan) -> list[Plan]:
-    """The plan of every phase; `made` is that of the phase for which the allocation was searched."""
-    plans = []
-    for number, phase in enumerate(phases):
-        if number == allocating_phase(job.phases):
-            plans.append(made)
-            continue
-        own = reallocate(made.cluster, phase, job.allocate)
-        problem = state_problem(made.cluster, own.allocation, phase.schedule)
-        with planning_progress(f"phase {number + 1}") as progress:
-            plans.append(make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner, progress))
-    return plans
+def _run_lines(run: PlannedRun) -> list[str]:
+    """The phases of the run, and what a node has to hold where they move stages."""
+    lines = phase_lines(run.summaries, run.iterations)
+    if run.state_bytes is not None:
+        megabytes = f"{run.state_bytes / 1e6:,.0f} MB"
+        lines.append(f"weights and moments on a node: at most {megabytes}, the stages of all phases and one on its way")
+    return lines
 
 
 def phase_file(output: Path, number: int) -> Path:

@@ -27,11 +27,14 @@ from skippipe.evaluate.model import open_model
 from skippipe.model.build import build_stage_module
 from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
+from skippipe.moves import copy_sources
 from skippipe.plan import load_plan
 from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
 from skippipe.train.loop.optimizer import StageOptimizer
-from skippipe.train.loop.transfers import copy_sources
+from skippipe.train.observe.display import changed_lines
+from skippipe.train.observe.events import PlanChanged
+from skippipe.train.prepare.stages import partition_model, weight_bytes
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.layout import resolve_layout
 from skippipe.train.resolve.resolve import plan_phases, resolve
@@ -267,6 +270,23 @@ def test_several_microbatches_in_one_pass(folder: Folder) -> None:
         assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-8)
 
 
+def test_changes_of_phases_are_predicted(folder: Folder, pool: Pool) -> None:
+    """From measured links, as the iterations are; the text has both times."""
+    job = grow_job(MOVES, train__dtype="float32", train__validate_every=None, runtime__calibrate=True)
+    run = folder("run")
+    events = train_in_pool(pool, job, FOUR, run)
+    changed, (plan,) = of_kind(events, "plan_changed"), of_kind(events, "plan")
+    assert [bool(event["moved_stages"]) for event in changed] == [False, True]
+    assert [phase["change_s"] > 0 for phase in plan["phases"]] == [False, False, True]
+    for event, phase in zip(changed, plan["phases"][1:], strict=True):
+        assert event["predicted_change_s"] == phase["change_s"]
+        (_, line) = changed_lines(PlanChanged(**{key: value for key, value in event.items() if key != "event"}))
+        assert f"blocked for {event['seconds']:.3f} s (predicted {phase['change_s']:.3f} s)" in line
+    weights = weight_bytes(partition_model(resolve(job), model_config(job.model)), torch.float32)
+    saved = sum(tensor.nbytes for name, tensor in weights_of(run).items() if name.startswith("weights/"))
+    assert sum(weights.of_layer) + weights.outside == saved
+
+
 def test_phases_are_reported_with_their_plans(folder: Folder) -> None:
     run = folder("run")
     events = train_alone(grow_job(train__validate_every=None), run)
@@ -311,13 +331,6 @@ def test_a_half_grown_model_is_one_of_its_layers(folder: Folder, run: Run, tmp_p
     module = evaluated.load(torch.float32, torch.device("cpu"))
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name)), name
-
-
-def test_which_layers_are_copied() -> None:
-    assert copy_sources([4, 5, 6, 7], [0, 1, 2, 3]) == {4: 0, 5: 1, 6: 2, 7: 3}
-    assert copy_sources([3, 4], [0, 1, 2]) == {3: 0, 4: 1}
-    assert copy_sources([2, 3], [0, 1, 4, 5]) == {2: 4, 3: 5}
-    assert copy_sources([0, 1], []) == {}
 
 
 @pytest.mark.parametrize(

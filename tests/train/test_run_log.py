@@ -106,9 +106,8 @@ def test_every_event_is_read_as_it_is_written() -> None:
         values: dict[str, Any] = {item.name: item.name for item in dataclasses.fields(event)}
         values |= {"files": RunFiles({"0": "plan.json"}, "cluster.json", "config.yaml")} if kind == "plan" else {}
         values |= {"breakdown": TimeBreakdown(1, 2.0, {}, [])} if kind == "summary" else {}
-        values |= (
-            {"phases": (PhaseSummary(1.0, 3, [0, 1, 2], 0.5, 0.5, ["CC1 off"], 2.0, None),)} if kind == "plan" else {}
-        )
+        phase = PhaseSummary(1.0, 3, [0, 1, 2], 0.5, 0.5, ["CC1 off"], 2.0, None, 0.5)
+        values |= {"phases": (phase,)} if kind == "plan" else {}
         full = event(**values)
         assert from_json(to_json(full)) == full
         least = event(**{i.name: values[i.name] for i in dataclasses.fields(event) if i.default is dataclasses.MISSING})

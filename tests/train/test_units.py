@@ -220,7 +220,7 @@ def test_most_held() -> None:
 
 
 def test_memory_that_is_not_there() -> None:
-    ranks = [RankMemory((f"n{i}",), (0,), 1, 100 * i, 10, 1) for i in range(3)]
+    ranks = [RankMemory((f"n{i}",), (0,), 1, 100 * i, 10, 1, in_transit=11) for i in range(3)]
     check_memory(ranks, None)
     check_memory(ranks, 211)
     with pytest.raises(

@@ -12,6 +12,7 @@ from skippipe.errors import unexpected
 from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.settings import model_config
 from skippipe.model.weights import check_weights
+from skippipe.phases import phase_changes
 from skippipe.ranks import assign_ranks, node_title
 from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
@@ -40,11 +41,13 @@ class RankMemory:
     """of the microbatches that the plan lets its nodes hold at one time, and of one loss"""
     messages: int
     """receive buffers and sends in flight"""
+    in_transit: int
+    """weights and moments of the largest stage that changes ranks here; between iterations, so without the two above"""
 
     @property
     def total(self) -> int:
         """All together."""
-        return self.weights + self.activations + self.messages
+        return self.weights + max(self.activations + self.messages, self.in_transit)
 
 
 def dry_run(spec: RunSpec, console: Console) -> None:
@@ -70,6 +73,7 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     held = [spec.held_stages([layout.cluster.names.index(name) for name in names]) for names in names_by_rank]
     sends, recv_buffers = spec.communication.sends_in_flight, spec.communication.recv_buffers
     grouped, message_bytes = spec.device.group > 1, model.plan_model.message_bytes
+    in_transit = _in_transit(spec, model, rank_of, held, estimates)
     by_phase: list[list[RankMemory]] = []
     for plan in plans:
         programs = lower(plan, rank_of)
@@ -79,8 +83,8 @@ def dry_run(spec: RunSpec, console: Console) -> None:
         messages = [(receives + sends) * message_bytes for receives in peak_recv_buffers(programs, buffers)]
         by_phase.append(
             [
-                rank_memory(plan, stages, names, estimates, own, grouped=grouped)
-                for stages, names, own in zip(held, names_by_rank, messages, strict=True)
+                rank_memory(plan, stages, names, estimates, own, moving, grouped=grouped)
+                for stages, names, own, moving in zip(held, names_by_rank, messages, in_transit, strict=True)
             ]
         )
     ranks = [max(memories, key=lambda memory: memory.total) for memories in zip(*by_phase, strict=True)]
@@ -125,12 +129,13 @@ def _predict(spec: RunSpec, model: PartitionedModel, plan: Plan) -> Prediction:
     return prediction
 
 
-def rank_memory(  # noqa: PLR0913 - what memory depends on
+def rank_memory(  # noqa: PLR0913, PLR0917 - what memory depends on
     plan: Plan,
     stages: Sequence[int],
     names: Sequence[str],
     estimates: Sequence[StageMemory],
     messages: int,
+    in_transit: int = 0,
     *,
     grouped: bool = False,
 ) -> RankMemory:
@@ -153,7 +158,24 @@ def rank_memory(  # noqa: PLR0913 - what memory depends on
         + losses * sum(estimates[s].loss_bytes for s in stages)
         + max(estimates[s].recomputed_bytes for s in stages),
         messages=messages,
+        in_transit=in_transit,
     )
+
+
+def _in_transit(
+    spec: RunSpec,
+    model: PartitionedModel,
+    rank_of: Sequence[int],
+    held: Sequence[Sequence[int]],
+    estimates: Sequence[StageMemory],
+) -> list[int]:
+    """Most bytes of one stage that each rank sends or receives where phases change."""
+    most = [0] * len(held)
+    for change in phase_changes(spec.phases, rank_of, model.stage_layers, copy=False):
+        for stage, sender, _, receiver in change.moves:
+            size = estimates[stage].weight_bytes + estimates[stage].optimizer_bytes
+            most[sender], most[receiver] = max(most[sender], size), max(most[receiver], size)
+    return most
 
 
 def most_held(plan: Plan) -> Counter[int]:
@@ -179,10 +201,13 @@ def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
 
 
 def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
-    headings = ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "total")
+    headings = ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "in transit", "total")
     rows = []
     for number, rank in enumerate(ranks):
-        sizes = (f"{size / MEBIBYTE:,.1f} MiB" for size in (rank.weights, rank.activations, rank.messages, rank.total))
+        sizes = (
+            f"{size / MEBIBYTE:,.1f} MiB"
+            for size in (rank.weights, rank.activations, rank.messages, rank.in_transit, rank.total)
+        )
         stages = ",".join(map(str, rank.stages))
         rows.append([str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes])
     console.print(plain_table(headings, rows, left=(1,), gap=3))

@@ -18,6 +18,8 @@ from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
 from skippipe.model.build import module_seed
+from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s
+from skippipe.ranks import transfer_time
 from skippipe.rules import bent_rules
 from skippipe.runtime.executor import Batches
 from skippipe.runtime.stage import Stage
@@ -28,7 +30,7 @@ from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
-from skippipe.train.loop.transfers import Transfer, copy_sources, run_transfers, stage_moves
+from skippipe.train.loop.transfers import run_transfers
 from skippipe.train.observe.events import (
     IterationDone,
     PlanChanged,
@@ -88,6 +90,7 @@ class TrainingLoop:
         optimizer: StageOptimizer,
         start: RunProgress,
         batches: TokenBatches | None,
+        weights: WeightBytes,
         metadata: RunMetadata,
         saver: CheckpointSaver | None,
         trace: Path | None,
@@ -101,6 +104,7 @@ class TrainingLoop:
             optimizer: of this rank's stages.
             start: how far the run is.
             batches: the text, on ranks with a source.
+            weights: sizes of the model's weights.
             metadata: for checkpoints.
             saver: writes checkpoints; None: none are written.
             trace: the file for a trace of profiled iterations, on rank 0.
@@ -108,9 +112,8 @@ class TrainingLoop:
 
         """
         self._spec, self._context, self._engines = context.spec, context, engines
-        self._optimizer, self._start, self._joined = optimizer, start, start.layers
-        self._current = context.holding()
-        """ranks that have the current weights of each stage"""
+        self._optimizer, self._start, self._weights = optimizer, start, weights
+        self._holding = Holding(context.holding(), start.layers)
         scaled = context.spec.precision.autocast == "float16"
         self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
@@ -219,58 +222,54 @@ class TrainingLoop:
         """Begin the phase that an iteration belongs to."""
         begin = time.perf_counter()
         engine = self._engine(iteration)
-        moved, new = self._begin_phase(engine, iteration)
+        change, predicted_change_s = self._begin_phase(engine, iteration)
         plan = engine.plan
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
                 bent_rules=bent_rules(plan.constraints, plan.absent_stages),
                 predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
-                moved_stages=moved, new_layers=sorted(new), copied=bool(new) and self._spec.new_layers == "copy",
-                seconds=time.perf_counter() - begin,
+                moved_stages=sorted({move.target for move in change.moves}), new_layers=sorted(change.new),
+                copied=bool(change.new) and self._spec.new_layers == "copy",
+                seconds=time.perf_counter() - begin, predicted_change_s=predicted_change_s,
             )
         )  # fmt: skip
         return engine
 
-    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[list[int], frozenset[int]]:
+    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[PhaseChange, float | None]:
         """Bring the weights of a phase to the ranks that serve its stages, before `iteration`.
 
         Returns:
-            The stages that other ranks serve than before, and the layers that join.
+            What was done, and the seconds predicted for it; None: the plan's times do not hold.
 
         """
-        context, current = self._context, self._current
-        moves = stage_moves(engine.serving, current)
-        if moves:
+        context, before = self._context, self._holding
+        change = change_phase(
+            before, engine.serving, engine.layers, context.layers, copy=self._spec.new_layers == "copy"
+        )
+        if change.moves:
             here = {number: self._state_of(stage) for number, stage in context.stages.items()}
             run_transfers(
-                context.rendezvous, context.links.messages, moves, here, f"stages before iteration {iteration}"
+                context.rendezvous, context.links.control, change.moves, here, f"stages before iteration {iteration}"
             )
-        current = {stage: ranks | engine.serving.get(stage, frozenset()) for stage, ranks in current.items()}
-        new = engine.layers - self._joined
-        sources = copy_sources(new, self._joined) if self._spec.new_layers == "copy" else {}
-        if sources:
-            stage_of = {layer: stage for stage, layers in enumerate(context.layers) for layer in layers}
-            copies = [
-                Transfer(source, min(current[stage_of[source]]), layer, rank)
-                for layer, source in sources.items()
-                for rank in sorted(engine.serving[stage_of[layer]])
-            ]
+        if change.copies:
             here = {
                 layer: [p.data for _, p in sorted(stage.module.parameters_of_layer(layer).items())]
                 for stage in context.stages.values()
                 for layer in stage.module.layers
             }
             run_transfers(
-                context.rendezvous, context.links.messages, copies, here, f"layers before iteration {iteration}"
+                context.rendezvous, context.links.control, change.copies, here, f"layers before iteration {iteration}"
             )
-        self._joined |= new
-        self._current = current | engine.serving  # soon only these ranks are up to date
-        return sorted({move.target for move in moves}), new
+        self._holding = change.after
+        if engine.predicted_s is None:
+            return change, None
+        transfer = transfer_time(engine.plan.cluster, context.rank_of)
+        return change, change_s(change, context.layers, self._weights, transfer)
 
     def _state_of(self, stage: Stage) -> list[Tensor]:
         """Weights and optimizer state of a stage's layers that have joined, in the same order on all ranks."""
-        parameters = dict(sorted(stage.module.parameters_of(self._joined).items()))
+        parameters = dict(sorted(stage.module.parameters_of(self._holding.joined).items()))
         return [*(p.data for p in parameters.values()), *self._optimizer.tensors(parameters).values()]
 
     def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
@@ -355,9 +354,9 @@ class TrainingLoop:
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
         for number, stage in self._context.stages.items():
-            if min(self._current[number]) != self._context.rendezvous.rank:
+            if min(self._holding.current[number]) != self._context.rendezvous.rank:
                 continue
-            parameters = stage.module.parameters_of(self._joined)
+            parameters = stage.module.parameters_of(self._holding.joined)
             tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}
             tensors |= {f"{OPTIMIZER}/{name}": tensor for name, tensor in self._optimizer.tensors(parameters).items()}
         state = TrainingState(
@@ -368,7 +367,7 @@ class TrainingLoop:
             text=self._metadata.text_sha256,
             model=self._metadata.model,
             planning=engine.request_sha256,
-            layers=sorted(self._joined),
+            layers=sorted(self._holding.joined),
             new_layers=self._spec.new_layers,
             loss_scale=None if self._loss_scale is None else self._loss_scale.factor,
             loss_scale_iterations=0 if self._loss_scale is None else self._loss_scale.iterations,

@@ -119,7 +119,7 @@ def plan_lines(event: PlanReady) -> list[str]:
         f"{event.strategy}, skip ratio {event.skip_ratio:.4g}: {event.microbatches} microbatches of "
         f"{event.microbatch_size} x {event.sequence} tokens, {event.training_tokens:,} tokens of text"
     )
-    phases = phase_lines(event.phases)
+    phases = phase_lines(event.phases, event.iterations)
     if event.transport:
         work += f"; messages by {event.transport}"
     if event.predicted_s is None:
@@ -222,7 +222,9 @@ def changed_lines(event: PlanChanged) -> list[str]:
     how = "as copies of layers in use" if event.copied else "with their initial weights"
     done = [f"layers {_numbers(event.new_layers)} joined {how}"] if event.new_layers else []
     done += [f"stages {_numbers(event.moved_stages)} moved to other nodes"] if event.moved_stages else []
-    return [line, f"{', '.join(done)}; training was blocked for {seconds(event.seconds)}"] if done else [line]
+    predicted = "" if event.predicted_change_s is None else f" (predicted {seconds(event.predicted_change_s)})"
+    blocked = f"training was blocked for {seconds(event.seconds)}{predicted}"
+    return [line, f"{', '.join(done)}; {blocked}"] if done else [line]
 
 
 def _numbers(numbers: list[int]) -> str:

@@ -126,6 +126,8 @@ class PlanChanged(Event):
     """whether these are copies of layers in use"""
     seconds: float
     """that the change has taken"""
+    predicted_change_s: float | None
+    """predicted for moves and copies; None: the plan's times do not hold for this run"""
     plan_file: str | None = None
 
 

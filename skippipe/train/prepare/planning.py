@@ -9,7 +9,7 @@ from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
-from skippipe.phases import summarize
+from skippipe.phases import changes_s, phase_changes, summarize
 from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.stage import Stage
@@ -20,7 +20,7 @@ from skippipe.train.observe.events import PlanReady
 from skippipe.train.prepare.calibrate import measure_cluster, rehearse
 from skippipe.train.prepare.prediction import Prediction
 from skippipe.train.prepare.resume import ResumePoint
-from skippipe.train.prepare.stages import PartitionedModel
+from skippipe.train.prepare.stages import PartitionedModel, weight_bytes
 from skippipe.train.resolve.spec import PlanPhase, RunSpec
 from skippipe.workload import Workload
 
@@ -145,6 +145,10 @@ def plan_ready(  # noqa: PLR0913 - by keyword
 ) -> PlanReady:
     """Report what is about to be trained, and the predicted times as far as they hold."""
     plan, prediction = plans[0], predictions[0]
+    weights = weight_bytes(model, spec.precision.torch_dtype)
+    clusters, copy = [own.cluster for own in plans], spec.new_layers == "copy"
+    changes = phase_changes(spec.phases, rank_of, model.stage_layers, copy=copy)
+    seconds = changes_s(changes, clusters, rank_of, model.stage_layers, weights)
     return PlanReady(
         strategy=plan.strategy,
         skip_ratio=plan.skip_ratio,
@@ -167,7 +171,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         transport=transport,
         device=device,
         phases=tuple(
-            summarize(phase, plan, predicts=prediction.holds)
-            for phase, plan, prediction in zip(spec.phases, plans, predictions, strict=True)
+            summarize(phase, plan, change, predicts=prediction.holds)
+            for phase, plan, change, prediction in zip(spec.phases, plans, seconds, predictions, strict=True)
         ),
     )

@@ -45,6 +45,7 @@ from skippipe.train.prepare.stages import (
     iteration_flops,
     partition_model,
     warm_up,
+    weight_bytes,
 )
 from skippipe.train.resolve.spec import RunSpec
 
@@ -97,6 +98,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         optimizer=optimizer,
         start=resume.progress,
         batches=batches,
+        weights=weight_bytes(model, spec.precision.torch_dtype),
         metadata=metadata,
         saver=saver,
         trace=None if log is None else log.file(TRACE),

@@ -12,9 +12,9 @@ from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
 from skippipe.model.stage_module import empty_stage_module
+from skippipe.moves import WeightBytes, copy_sources
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
-from skippipe.train.loop.transfers import copy_sources
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
 from skippipe.train.resolve.spec import RunSpec
 
@@ -67,7 +67,7 @@ def _check_copies(spec: RunSpec, model: PartitionedModel) -> None:
     for phase in spec.phases:
         stages = [stage for stage, nodes in enumerate(phase.allocation.stages) if nodes]
         new = {layer for stage in stages for layer in model.stage_layers[stage]} - joined
-        for layer, source in copy_sources(new, joined).items():
+        for layer, source in copy_sources(new, joined, model.stage_layers).items():
             if _layer_shapes(model.config, layer) != _layer_shapes(model.config, source):
                 expected = f"init: layers {layer} and {source} have different weights"
                 raise unexpected("train.new_layers", spec.new_layers, expected)
@@ -147,6 +147,20 @@ def build_head(spec: RunSpec, model: PartitionedModel, device: torch.device) -> 
     return Stage(
         build_stage_module(model.config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device)
     )
+
+
+def weight_bytes(model: PartitionedModel, dtype: torch.dtype) -> WeightBytes:
+    """Bytes of the weights of every layer, and of embedding, final norm and head."""
+    modules = [
+        empty_stage_module(model.config, stage=number, layers=layers, first=number == 0).to(dtype)
+        for number, layers in enumerate(model.stage_layers)
+    ]
+    of_layer = [
+        float(sum(p.nbytes for p in module.parameters_of_layer(layer).values()))
+        for module in modules
+        for layer in module.layers
+    ]
+    return WeightBytes(of_layer, float(sum(p.nbytes for p in modules[0].parameters_of(()).values())))
 
 
 def iteration_flops(plan: Plan, model: PartitionedModel) -> float:
