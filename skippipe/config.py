@@ -287,6 +287,9 @@ class PhaseConfig:
     allocation: str = setting("kept", choices=ALLOCATIONS)
     """kept: the run's allocation, nodes of stages left out are idle; anew: all nodes serve the stages in use, sources
     stay, and weights and optimizer state move between nodes when phases change"""
+    layers: float | None = setting(None, within=Range(0, open_low=True))
+    """decoder layers in use of every stage, spread evenly over it: a fraction of them if below 1, else their number (or
+    all, where a stage has fewer); null: all"""
     tokens: float | None = setting(None, within=ABOVE_0)
     """training tokens, in place of share, e.g. 75e6; without a run, as in skippipe plan, for every phase or none"""
     planner: PhasePlannerConfig = field(default_factory=PhasePlannerConfig)
@@ -343,6 +346,29 @@ class PlanJob:
     use the allocation of schedule.strategy: the saving of routes and order alone"""
     output: str | None = None
     """file to write the plan to (skippipe.plan/1); null: none"""
+
+
+@dataclass
+class ProposeJob:
+    """Settings of `skippipe propose`."""
+
+    cluster: ClusterConfig = MISSING
+    """the cluster"""
+    allocate: AllocateConfig = field(default_factory=AllocateConfig)
+    """allocation of nodes to stages"""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """microbatches and constraints; the recipes set skip ratio, profile and classes"""
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    """search budget and method of every plan"""
+    depth: int | None = setting(None, within=AT_LEAST_1)
+    """decoder layers of the model, which have to be among the measured ones; null: allocate.decoder_layers, else those
+    of the cluster's workload"""
+    tokens: float | None = setting(None, within=ABOVE_0)
+    """training tokens of the run, which have to be among the measured ones; null: a proposal for each of these"""
+    costs: str | None = None
+    """a skippipe.costs/1 file of measured losses; null: the one that ships"""
+    output: str | None = None
+    """file to write the proposals to, as JSON; null: none"""
 
 
 @dataclass

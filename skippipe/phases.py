@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from skippipe._scheduler import AllocationScope, Cluster, Plan, UnallocatedProblem
+from skippipe._scheduler import AllocationScope, Cluster, Plan, Problem, UnallocatedProblem
 from skippipe.allocation import Allocation, allocation_of, even_shares
 from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
@@ -17,6 +17,8 @@ from skippipe.planning import PlanningJob, allocated, make_plan, microbatches, r
 from skippipe.ranks import transfer_time
 from skippipe.rules import bent_rules, numbers_text
 
+UNKNOWN_LAYERS = 1000
+"""Stands for the layers of a stage where their number is not known: any part of them is exact to a thousandth."""
 ROUNDING = 1e-9
 """Most by which shares that add up to 1 miss it."""
 
@@ -45,6 +47,8 @@ class Phase:
     """in which stages that no route visits are absent, and so are their nodes unless it is the phase's own"""
     anew: bool = False
     """whether the allocation is its own"""
+    layers: float | None = None
+    """decoder layers in use of every stage: a fraction below 1, or a number; None: all"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def resolve_phases(
         own = without_stages(allocation, absent)
         asked = phase_schedule(phase, schedule)
         anew = phase.allocation == "anew"
-        phases.append(Phase(begin, share, asked, phase_planner(phase, planner), own, anew=anew))
+        _check_layers(phase, f"phases.list[{number}]")
+        phases.append(Phase(begin, share, asked, phase_planner(phase, planner), own, anew=anew, layers=phase.layers))
         begin += share
     return tuple(phases)
 
@@ -125,7 +130,7 @@ def phase_planner(phase: PhaseConfig, planner: PlannerConfig) -> PlannerConfig:
 
 
 def allocating_phase(config: PhasesConfig) -> int | None:
-    """Number of the phase for which the run's allocation is searched: the longest that keeps it and uses all stages.
+    """Number of the phase for which the run's allocation is searched: the longest that keeps it and uses all layers.
 
     None: there is no such phase. Raises `InputError` if shares do not add up.
     """
@@ -133,7 +138,7 @@ def allocating_phase(config: PhasesConfig) -> int | None:
     complete = [
         number
         for number, phase in enumerate(config.list)
-        if phase.stages is None and not phase.absent_stages and phase.allocation == "kept"
+        if phase.stages is None and phase.layers is None and not phase.absent_stages and phase.allocation == "kept"
     ]
     return max(complete, key=lambda number: shares[number], default=None)
 
@@ -191,6 +196,63 @@ def _absent_stages(phase: PhaseConfig, present: Sequence[int], key: str) -> tupl
         expected = f"a fraction below 1, or a whole number up to the {len(present)} stages"
         raise unexpected(f"{key}.stages", phase.stages, expected)
     return tuple(present[int(phase.stages) :])
+
+
+def _check_layers(phase: PhaseConfig, key: str) -> None:
+    """Raise `InputError` where the layers in use of a phase are no number, or it has its own allocation."""
+    if phase.layers is None:
+        return
+    if phase.layers >= 1 and phase.layers != int(phase.layers):
+        raise unexpected(f"{key}.layers", phase.layers, "a fraction below 1, or a whole number")
+    if phase.allocation == "anew":
+        raise unexpected(f"{key}.allocation", "anew", "kept, as layers is set: all stages that it uses have work")
+
+
+def layers_in_use(setting: float | None, layers: range) -> list[int]:
+    """The decoder layers of a stage that a phase uses, by number: spread evenly, the first of the stage among them."""
+    if setting is None:
+        return list(layers)
+    wanted = int(setting * len(layers) + 0.5) if setting < 1 else int(setting)
+    count = min(max(wanted, 1), len(layers))
+    return [layers[index * len(layers) // count] for index in range(count)]
+
+
+def phase_problem(cluster: Cluster, phase: Phase, layers: Sequence[int]) -> Problem:
+    """State the problem of a phase.
+
+    Args:
+        cluster: its times hold for all layers of the stages that nodes serve.
+        phase: its allocation may lack the layers.
+        layers: decoder layers of each stage; empty: not known.
+
+    """
+    allocation = dataclasses.replace(phase.allocation, layers=tuple(layers))
+    if phase.layers is not None:
+        if not layers and phase.layers >= 1:
+            hint = "the layers of the model are not known (allocate.decoder_layers)"
+            raise unexpected("layers", phase.layers, "a fraction below 1", hint=hint)
+        known = [range(count) for count in layers or [UNKNOWN_LAYERS] * len(allocation.stages)]
+        fractions = [len(layers_in_use(phase.layers, own)) / len(own) for own in known]
+        of_node = [
+            1.0 if stage is None else fractions[stage] for stage in map(allocation.stage_of.get, range(len(cluster)))
+        ]
+        cluster = scaled_cluster(cluster, of_node, fractions)
+    return state_problem(cluster, allocation, phase.schedule)
+
+
+def scaled_cluster(cluster: Cluster, of_node: Sequence[float], of_stage: Sequence[float]) -> Cluster:
+    """The same cluster for fewer layers: times of layers and steps by node, gradients by stage, in proportion.
+
+    What a node holds of a microbatch is left as it is, an upper bound.
+    """
+    content = json.loads(cluster.to_json())
+    for node, fraction in zip(content["nodes"], of_node, strict=True):
+        node |= {name: node[name] * fraction for name in ("forward_s", "backward_s")}
+    for name, fractions in (("step_s", of_node), ("gradient_bytes", of_stage)):
+        if content.get(name):
+            content[name] = [value * fraction for value, fraction in zip(content[name], fractions, strict=True)]
+    content["source"] = f"{cluster.source}; times and gradients scaled to the decoder layers in use of a phase"
+    return Cluster.from_json(json.dumps(content))
 
 
 def without_stages(allocation: Allocation, absent: Collection[int]) -> Allocation:
@@ -320,8 +382,8 @@ def phase_changes(
     for serving in served:
         current |= {stage: current.get(stage, frozenset()) | ranks for stage, ranks in serving.items()}
     holding, changes = Holding(current, frozenset()), list[PhaseChange]()
-    for serving in served:
-        layers = [layer for stage in serving for layer in stage_layers[stage]]
+    for phase, serving in zip(phases, served, strict=True):
+        layers = [layer for stage in serving for layer in layers_in_use(phase.layers, stage_layers[stage])]
         changes.append(change_phase(holding, serving, layers, stage_layers, copy=copy))
         holding = changes[-1].after
     return changes
@@ -377,19 +439,31 @@ def _serving(allocation: Allocation, rank_of: Sequence[int]) -> dict[int, frozen
 def summarize(phase: Phase, plan: Plan, change_s: float | None, *, predicts: bool = True) -> PhaseSummary:
     """Describe a phase and its plan in figures; `predicts` says whether the plan's times hold."""
     stages, predicted = len(plan.stages), plan.predicted
-    layers = plan.layers or [1] * stages
-    executed = sum(layers[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
+    layers = plan.layers or [UNKNOWN_LAYERS] * stages
+    used = [len(layers_in_use(phase.layers, range(count))) for count in layers]
+    executed = sum(used[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
     return PhaseSummary(
         share=phase.share,
         stages=stages,
         stages_in_use=[stage for stage in range(stages) if stage not in plan.absent_stages],
         skip_ratio=plan.skip_ratio,
         left_out=1.0 - executed / (len(plan.microbatches) * sum(layers)),
-        bent_rules=bent_rules(plan.constraints, plan.absent_stages),
+        bent_rules=bent_rules(plan.constraints, plan.absent_stages, phase_layers(phase.layers, plan)),
         iteration_s=predicted.iteration_s if predicts else None,
         lower_bound_s=predicted.lower_bound_s if predicts else None,
         change_s=change_s if predicts else None,
     )
+
+
+def phase_layers(setting: float | None, plan: Plan) -> str | None:
+    """Which part of the layers of its stages a phase uses, as text; None: all."""
+    if setting is None:
+        return None
+    own = [count for stage, count in enumerate(plan.layers) if stage not in plan.absent_stages]
+    if not own:
+        return f"{setting:.4g} of the layers of each stage"
+    used = sum(len(layers_in_use(setting, range(count))) for count in own)
+    return None if used == sum(own) else f"{used} of {sum(own)} layers"
 
 
 def average_iteration_s(summaries: Sequence[PhaseSummary], iterations: int | None = None) -> float | None:

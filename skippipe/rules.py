@@ -5,10 +5,16 @@ from collections.abc import Collection, Sequence
 from skippipe._scheduler import Constraints
 
 
-def bent_rules(rules: Constraints, absent_stages: Collection[int] = ()) -> list[str]:
+def bent_rules(rules: Constraints, absent_stages: Collection[int] = (), layers: str | None = None) -> list[str]:
     """Name the rules CC1 to TC2 that are switched off, weakened or replaced, and the stages that no route visits.
 
     Of the default rules, with all stages present, none is bent.
+
+    Args:
+        rules: of the plan.
+        absent_stages: those that no route visits.
+        layers: which part of the layers of the other stages is in use; None: all.
+
     """
     replaced = "by classes" if rules.classes is not None else "by profile" if rules.profile is not None else None
     return [
@@ -19,6 +25,7 @@ def bent_rules(rules: Constraints, absent_stages: Collection[int] = ()) -> list[
         *([] if rules.tc1 == "held" else ["TC1 off" if rules.tc1 == "off" else "TC1 by routes"]),
         *([] if rules.tc2 else ["TC2 off"]),
         *([f"without stages {numbers_text(sorted(absent_stages))}"] if absent_stages else []),
+        *([layers] if layers else []),
     ]
 
 

@@ -11,7 +11,7 @@ from skippipe._scheduler import Constraints
 from skippipe.allocation import Allocation
 from skippipe.config import PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
-from skippipe.phases import RunLength, allocating_phase, resolve_phases, stages_text
+from skippipe.phases import RunLength, allocating_phase, layers_in_use, resolve_phases, stages_text
 from skippipe.plan import load_plan
 from skippipe.rules import bent_rules
 
@@ -84,6 +84,35 @@ def test_moves_between_nodes_take_time(run: Run) -> None:
     assert "changes of phases: unknown in all" in unknown.out
 
 
+def test_growth_inside_of_stages(run: Run, tmp_path: Path) -> None:
+    result = run(
+        "plan", "cluster=five_clusters", "allocate.decoder_layers=24", "phases=grow_inside", WORK, "output=plan.json"
+    )
+    assert result.status == 0, result.err
+    half, whole = (load_plan(str(tmp_path / name)) for name in ("plan.json", "plan_phase2.json"))
+    assert half.stages == whole.stages
+    assert half.layers == whole.layers == [4] * 6
+    served = [node for nodes in whole.stages for node in nodes]
+    assert half.cluster.forward_s[served] == pytest.approx(whole.cluster.forward_s[served] / 2)
+    assert half.cluster.backward_s[served] == pytest.approx(whole.cluster.backward_s[served] / 2)
+    assert half.cluster.gradient_bytes == [size / 2 for size in whole.cluster.gradient_bytes]
+    assert list(half.cluster.loss_s) == list(whole.cluster.loss_s)
+    assert half.predicted.iteration_s < whole.predicted.iteration_s
+    assert "12 of 24 layers" in result.out
+    assert "changes of phases" not in result.out, "nothing moves"
+    checker = load_checker()
+    assert checker is None or verdict(checker, (tmp_path / "plan.json").read_text()) == []
+
+
+def test_layers_in_use_are_spread_evenly() -> None:
+    assert layers_in_use(None, range(4, 7)) == [4, 5, 6]
+    assert layers_in_use(0.5, range(4, 8)) == [4, 6]
+    assert layers_in_use(0.5, range(4, 7)) == [4, 5]
+    assert layers_in_use(0.01, range(4, 7)) == [4]
+    assert layers_in_use(2, range(6)) == [0, 3]
+    assert layers_in_use(5, range(3)) == [0, 1, 2]
+
+
 def test_tokens_of_phases_within_a_run() -> None:
     def shares(*phases: PhaseConfig, length: RunLength | None = TEN_THOUSAND) -> list[float]:
         allocation = Allocation([[0], [1]])
@@ -132,7 +161,15 @@ def test_one_phase_has_no_table(run: Run) -> None:
             "phases.list=[{classes: [{stages: [0], depth: 0.5, share: 1}]}]",
             "phases.list[0].classes[0].depth: expected null",
         ),
-        ("phases=mars", "phases: expected one of grow, grow_steps, published, robust, tail, two_classes"),
+        (
+            "phases.list=[{share: 0.5, layers: 1.5}, {}]",
+            "phases.list[0].layers: expected a fraction below 1",
+        ),
+        (
+            "phases.list=[{share: 0.5, layers: 0.5, allocation: anew}, {}]",
+            "phases.list[0].allocation: expected kept, as layers is set",
+        ),
+        ("phases=mars", "phases: expected one of grow, grow_inside, grow_steps, published, robust, tail, two_classes"),
     ],
 )
 def test_phases_that_cannot_be(settings: str, message: str, run: Run) -> None:

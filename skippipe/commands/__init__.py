@@ -53,6 +53,21 @@ skippipe plan -m schedule.skip_ratio=0,0.25,0.5 output=plan.json
                                                        a sweep; plans go to multirun/DATE/TIME/N""",
     ),
     Command(
+        name="propose",
+        summary="propose phases: the least predicted time to the full pipeline's loss, by measured costs",
+        settings="skippipe.config:ProposeJob",
+        run="skippipe.commands.propose:propose",
+        groups={"cluster": "geo20", "schedule": "skippipe", "planner": "default"},
+        packages=("mpmath",),
+        notes="""\
+Losses are measured ones (skippipe/proposal/costs.json, or a file of your own), times are predicted for the cluster.
+Depth, tokens and shares have to be among the measured ones: nothing is extrapolated.""",
+        examples="""\
+skippipe propose depth=16                              for 16 layers with the node times of geo20
+skippipe propose cluster=five_clusters depth=16 tokens=150e6 output=proposal.json
+skippipe propose cluster.file=my.json costs=mine.json planner.time_limit_s=10""",
+    ),
+    Command(
         name="simulate",
         summary="run a plan through the event simulator",
         settings="skippipe.config:SimulateJob",

@@ -9,6 +9,7 @@ from skippipe._scheduler import Plan
 from skippipe.allocation import allocation_of
 from skippipe.config import PlanJob, PlannerConfig, ScheduleConfig
 from skippipe.console.progress import planning_progress
+from skippipe.errors import InputError
 from skippipe.moves import WeightBytes
 from skippipe.phases import (
     Phase,
@@ -17,16 +18,18 @@ from skippipe.phases import (
     average_iteration_s,
     changes_s,
     check_phases,
+    in_phase,
     peak_state_bytes,
     phase_changes,
     phase_planner,
+    phase_problem,
     phase_schedule,
     reallocate,
     resolve_phases,
     run_iterations,
     summarize,
 )
-from skippipe.planning import PlanningJob, make_plan, state_problem
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.workload import microbatch_tokens
 
 
@@ -67,12 +70,13 @@ def allocating_settings(job: PlanJob) -> tuple[ScheduleConfig, PlannerConfig]:
     return phase_schedule(phase, job.schedule), phase_planner(phase, job.planner)
 
 
-def plan_run(job: PlanJob, made: Plan) -> PlannedRun:
+def plan_run(job: PlanJob, made: Plan, *, copy: bool = False) -> PlannedRun:
     """Plan every phase of a run.
 
     Args:
         job: its settings.
         made: the plan of the phase for which the allocation was searched, or of none of them.
+        copy: whether layers that join are copies of others, which is training's choice.
 
     Raises:
         InputError: a phase asks for what the nodes cannot do.
@@ -87,7 +91,7 @@ def plan_run(job: PlanJob, made: Plan) -> PlannedRun:
         for number, phase in enumerate(phases)
     ]
     nodes, stage_layers, weights = range(len(made.cluster)), layers_of_stages(made), weight_bytes(made)
-    changes = phase_changes(phases, nodes, stage_layers, copy=False)  # whether layers are copied is training's choice
+    changes = phase_changes(phases, nodes, stage_layers, copy=copy)
     seconds = changes_s(changes, [plan.cluster for plan in plans], nodes, stage_layers, weights)
     tokens, moving = microbatch_tokens(made), any(change.moves for change in changes)
     return PlannedRun(
@@ -99,7 +103,10 @@ def plan_run(job: PlanJob, made: Plan) -> PlannedRun:
 
 
 def _plan_phase(made: Plan, phase: Phase, number: int) -> Plan:
-    problem = state_problem(made.cluster, phase.allocation, phase.schedule)
+    try:
+        problem = phase_problem(made.cluster, phase, made.layers)
+    except InputError as error:
+        raise in_phase(error, number) from error
     with planning_progress(f"phase {number + 1}") as progress:
         return make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner, progress)
 

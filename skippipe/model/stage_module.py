@@ -68,6 +68,8 @@ class StageModule(nn.Module):
             self.add_module(family.head, model.get_submodule(family.head))
         _hollow_out(body, family)
         self._run = LayerRunner(body, family.layers, list(own_layers))
+        self._in_use: Sequence[int] = range(len(layers))
+        """indices of the layers that `forward` runs"""
 
     def parameters_of(self, layers: Collection[int]) -> dict[str, nn.Parameter]:
         """Parameters by name: those of some decoder layers, and all that are in none."""
@@ -77,9 +79,14 @@ class StageModule(nn.Module):
         """Parameters of a decoder layer by name."""
         return {name: p for name, p in self.named_parameters() if self.family.layer_of(name) == layer}
 
-    def parameters_outside_layers(self) -> list[nn.Parameter]:
-        """Parameters of embedding, final norm and head that are trained; none but on stage 0."""
-        return [parameter for parameter in self.parameters_of(()).values() if parameter.requires_grad]
+    def use_layers(self, layers: Collection[int]) -> None:
+        """From now on run only those of the stage's layers whose numbers in the full model are in `layers`."""
+        self._in_use = [index for index, number in enumerate(self.layers) if number in layers]
+
+    def trained_parameters(self, *, layers: bool = True) -> list[nn.Parameter]:
+        """Parameters that are trained: those of the layers in use, unless excluded, and of embedding, norm and head."""
+        numbers = [self.layers[index] for index in self._in_use] if layers else []
+        return [parameter for parameter in self.parameters_of(numbers).values() if parameter.requires_grad]
 
     def named_units(self) -> dict[str, nn.Module]:
         """Its decoder layers and its parts outside them, by name."""
@@ -113,7 +120,7 @@ class StageModule(nn.Module):
         return hidden if self._autocast is None else hidden.to(self._autocast)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Run the stage's layers under a causal mask.
+        """Run the stage's layers in use under a causal mask.
 
         Args:
             hidden: (b, s, hidden), the output of whichever layer came before.
@@ -125,7 +132,7 @@ class StageModule(nn.Module):
         """
         self._router_logits.clear()
         with self._casting(hidden):
-            output = self._run(hidden)
+            output = self._run(hidden, self._in_use)
         return output, self._router_loss()
 
     def run_layers(self, hidden: Tensor, layers: Sequence[int]) -> Tensor:

@@ -74,7 +74,7 @@ class Stage:
             raise ValueError(f"an iteration of {valid_tokens} valid tokens has no mean loss")
         self._valid_tokens, self._scale, self._finished = valid_tokens, scale / loss_scale, False
         self._loss_scale = loss_scale
-        self._reached = self.parameters if visited else self.module.parameters_outside_layers()
+        self._reached = self.module.trained_parameters(layers=visited)
         self._drop()
         self.module.zero_grad(set_to_none=True)
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,9 +145,14 @@ def _decisive_phases(
     return {"phases": set_here}
 
 
-def skip_changes(phases: Sequence[PhaseConfig], skip_ratio: float) -> list[tuple[float, float]]:
-    """For every phase but the first: fraction of the run before it, and its skip ratio (null: `skip_ratio`)."""
-    begins = itertools.accumulate(phase.share or 0.0 for phase in phases[:-1])
+def skip_changes(
+    phases: Sequence[PhaseConfig], skip_ratio: float, tokens: float = math.inf
+) -> list[tuple[float, float]]:
+    """For every phase but the first: fraction of the run before it, and its skip ratio (null: `skip_ratio`).
+
+    `tokens` is the length of the run, for phases that state theirs.
+    """
+    begins = itertools.accumulate(phase.share or (phase.tokens or 0.0) / tokens for phase in phases[:-1])
     ratios = (skip_ratio if phase.skip_ratio is None else phase.skip_ratio for phase in phases[1:])
     return list(zip(begins, ratios, strict=True))
 

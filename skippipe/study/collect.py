@@ -79,7 +79,7 @@ def planned_record(arm: Arm) -> ArmRecord:
         tokens=arm.tokens,
         strategy=schedule.strategy,
         skip_ratio=schedule.skip_ratio if first is None else first,
-        skip_changes=skip_changes(phases, schedule.skip_ratio),
+        skip_changes=skip_changes(phases, schedule.skip_ratio, arm.tokens),
         stages_in_use=stages_in_use(phases),
         rules={name: getattr(schedule, name) for name in RULES},
     )
@@ -90,6 +90,8 @@ def stages_in_use(phases: Sequence[PhaseConfig]) -> list[str]:
     texts = [
         f"without {','.join(map(str, phase.absent_stages))}"
         if phase.absent_stages
+        else f"all, {phase.layers:.4g} of the layers of each"
+        if phase.layers is not None
         else "all"
         if phase.stages is None
         else f"{phase.stages:.4g}"

@@ -301,6 +301,67 @@ def test_phases_are_reported_with_their_plans(folder: Folder) -> None:
     assert json.loads((run / "plan.json").read_text())["layers"] == [1, 1, 1, 1]
 
 
+INSIDE = PhasesConfig([PhaseConfig(1 / 3, 0.0, layers=1), PhaseConfig(1 / 3, 0.25), PhaseConfig(None, layers=0.5)])
+"""One of two layers of every stage, then all, then one of them again."""
+
+
+class PlainLoopOfTwo(PlainLoop):
+    """The same for two stages of two layers each, of which `used` names those in use."""
+
+    used: Sequence[int] = (0,)
+
+    def loss(self, stages: Sequence[int], tokens: Tensor) -> Tensor:
+        return super().loss([2 * stage + layer for stage in stages for layer in self.used], tokens)
+
+
+@pytest.mark.parametrize("new_layers", ["init", "copy"])
+def test_growth_inside_of_stages_is_a_plain_loop(
+    new_layers: str, prepared: Path, folder: Folder, pool: Pool, run: Run, tmp_path: Path
+) -> None:
+    """Also where layers that have joined pause: no step, no decay."""
+    path = folder("run")
+    job = grow_job(
+        INSIDE, cluster=make_cluster(2, [1, 1]), data__prepared=str(prepared), train__new_layers=new_layers,
+        schedule__skip_ratio=0.0,
+    )  # fmt: skip
+    events = train_in_pool(pool, job, FOUR[:2], path)
+    plain = PlainLoopOfTwo(job, path, prepared)
+    validations = {event["iteration"]: event for event in of_kind(events, "validation")}
+    for event in of_kind(events, "iteration"):
+        number = event["iteration"]
+        if number == 3 and new_layers == "copy":
+            plain.copy({1: 0, 3: 2})
+        plain.used = (0, 1) if number in {3, 4} else (0,)
+        loss, norm = plain.iterate(number)
+        assert event["loss"] == pytest.approx(loss, rel=1e-9)
+        assert event["norm"] == pytest.approx(norm, rel=1e-8)
+        assert validations[number]["loss"] == pytest.approx(plain.validate([0, 1]), rel=1e-9)
+        assert validations[number].get("layers") == (None if number in {3, 4} else [0, 2])
+    found = weights_of(path)
+    for name, parameter in plain.named.items():
+        torch.testing.assert_close(found[f"weights/{name}"], parameter.detach(), rtol=1e-7, atol=1e-9, msg=name)
+        assert float(found[f"optimizer/{name}/step"]) == float(plain.optimizer.state[parameter]["step"]), name
+    first, second = of_kind(events, "plan_changed")
+    assert (first["moved_stages"], first["new_layers"], first["bent_rules"]) == ([], [1, 3], [])
+    assert (second["new_layers"], second["bent_rules"]) == ([], ["2 of 4 layers"])
+    assert [phase["left_out"] for phase in of_kind(events, "plan")[0]["phases"]] == [0.5, 0.25, 0.5]
+
+
+def test_growth_inside_resumes_and_is_exported_as_it_is(folder: Folder, run: Run, tmp_path: Path) -> None:
+    job = grow_job(INSIDE, cluster=make_cluster(2, [1, 1]), train__dtype="float32", train__new_layers="copy")
+    spec, whole, cut = resolve(job), folder("whole"), folder("cut")
+    train_rank(spec, only_rank(spec), whole, record_into([]))
+    assert train_rank(spec, only_rank(spec), cut, stopping_at(1, [])) is not None
+    stored = {name.split("layers.")[1][0] for name in weights_of(cut) if "layers." in name}
+    assert stored == {"0", "2"}, "layers that have not joined are not stored"
+    exported = run("export", f"checkpoint={cut}", "output=model")
+    assert exported.out.startswith("iteration 2, the layers in use (0,2 of 4): "), exported.err
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "model").config.num_hidden_layers == 2
+    assert open_model(EvaluateJob(checkpoint=str(cut))).sizes == (1, 1)
+    train_rank(spec, only_rank(spec), cut, record_into([]))
+    check_equal(whole, cut)
+
+
 def test_a_resumed_run_adds_layers_as_it_began(folder: Folder) -> None:
     run = folder("run")
     spec = resolve(grow_job())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from skippipe._scheduler import Plan
 from skippipe.errors import SchedulerError
+from skippipe.phases import layers_in_use
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
@@ -112,8 +113,10 @@ class Engine:
         self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]
         self.serving = context.serving(plan.stages)
         """the ranks that serve each stage in use"""
-        self.layers = frozenset(layer for stage in self.stages_in_use for layer in context.layers[stage])
-        """decoder layers of the stages in use"""
+        self.layers = frozenset(
+            layer for stage in self.stages_in_use for layer in layers_in_use(phase.layers, context.layers[stage])
+        )
+        """decoder layers in use"""
         self._measured_s = 0.0
         self.recv_buffers = context.spec.communication.recv_buffers
         """receives posted and not consumed, per sending rank"""

@@ -19,6 +19,7 @@ from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
 from skippipe.model.build import module_seed
 from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s
+from skippipe.phases import phase_layers
 from skippipe.ranks import transfer_time
 from skippipe.rules import bent_rules
 from skippipe.runtime.executor import Batches
@@ -227,7 +228,9 @@ class TrainingLoop:
         self._report(
             PlanChanged(
                 iteration=iteration, skip_ratio=plan.skip_ratio, strategy=plan.strategy,
-                bent_rules=bent_rules(plan.constraints, plan.absent_stages),
+                bent_rules=bent_rules(
+                    plan.constraints, plan.absent_stages, phase_layers(engine.phase.layers, plan)
+                ),
                 predicted_s=engine.predicted_s, stages=engine.stages_in_use, stages_in_all=len(plan.stages),
                 moved_stages=sorted({move.target for move in change.moves}), new_layers=sorted(change.new),
                 copied=bool(change.new) and self._spec.new_layers == "copy",
@@ -262,6 +265,8 @@ class TrainingLoop:
                 context.rendezvous, context.links.control, change.copies, here, f"layers before iteration {iteration}"
             )
         self._holding = change.after
+        for stage in context.stages.values():
+            stage.module.use_layers(engine.layers)
         if engine.predicted_s is None:
             return change, None
         transfer = transfer_time(engine.plan.cluster, context.rank_of)
@@ -318,6 +323,7 @@ class TrainingLoop:
             ValidationDone(
                 iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss,
                 stages=None if len(engine.stages_in_use) == len(engine.plan.stages) else engine.stages_in_use,
+                layers=None if engine.phase.layers is None else sorted(engine.layers),
             )
         )  # fmt: skip
         check_validation(loss, iteration, "the validation text")

@@ -139,6 +139,8 @@ def validation_lines(event: ValidationDone) -> list[str]:
     """One validation."""
     training = "" if event.training_loss is None else f", {event.training_loss:.4f} on training text"
     model = "full model" if event.stages is None else f"the model of stages {','.join(map(str, event.stages))}"
+    if event.layers is not None:
+        model = f"the model of layers {','.join(map(str, event.layers))}"
     over = f"({model}, {event.tokens:,} tokens)"
     return [f"validation loss {event.loss:.4f}{training} after {event.iteration} iterations {over}"]
 

@@ -169,6 +169,8 @@ class ValidationDone(Event):
     """the same on as much of the training text"""
     stages: list[int] | None = None
     """in use; None: all of them"""
+    layers: list[int] | None = None
+    """decoder layers in use, where a phase leaves some of its stages' layers out; None: all of the stages in use"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
-from skippipe.phases import changes_s, phase_changes, summarize
+from skippipe.phases import changes_s, phase_changes, phase_problem, summarize
 from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.stage import Stage
@@ -30,7 +30,7 @@ UNLIMITED_S = 24 * 3600.0
 
 def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
     """Plan a phase of a run for a cluster, and write the model into the plan."""
-    problem = state_problem(cluster, dataclasses.replace(phase.allocation, layers=tuple(model.layers)), phase.schedule)
+    problem = phase_problem(cluster, phase, model.layers)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
@@ -40,7 +40,7 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     allocation = phase.allocation
     asked = [
         spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
-        model.layers, spec.calibrate,
+        model.layers, phase.layers, spec.calibrate,
         *(dataclasses.asdict(part) for part in (phase.schedule, phase.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -85,10 +85,13 @@ def make_plans(
 
     def cluster_of(number: int, allocation: Allocation) -> Cluster:
         own = [(phase, kept[n]) for n, phase in enumerate(spec.phases) if spec.allocation_of(phase) == allocation]
-        known = next((plan.cluster for _, plan in own if plan is not None), None)
-        if known is not None or not spec.calibrate or not own:
-            return known or layout.cluster
+        if not own or not spec.calibrate or all(plan is not None for _, plan in own):
+            return layout.cluster
+        known = next((plan.cluster for phase, plan in own if plan is not None and phase.layers is None), None)
+        if known is not None:
+            return known
         most = min((phase for phase, _ in own), key=lambda phase: len(phase.allocation.absent_stages))
+        most = dataclasses.replace(most, layers=None)  # all layers are timed
         measured = measure_cluster(context, allocation, workloads[number], build_head, f"allocation {number}")
         first = planned(f"first plan {number}", most, measured)
         return with_times(first, rehearse(context, Engine(context, most, first), f"rehearsal {number}")).cluster

@@ -221,12 +221,14 @@ def _prepare_engines(
             plan,
             predicts=prediction.holds,
             request_sha256=request,
-            flops=iteration_flops(plan, model),
+            flops=iteration_flops(phase, plan, model),
         )
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
-    full = _full_pipelines(context, model, plans[0].cluster) if predictions[0].holds else {}
+    for_all_layers = [p.cluster for phase, p in zip(spec.phases, plans, strict=True) if phase.layers is None]
+    known = predictions[0].holds and for_all_layers
+    full = _full_pipelines(context, model, for_all_layers[0]) if known else {}
     if log is not None:
         event = plan_ready(
             spec, model, plans, predictions, full, rank_of=context.rank_of, parameters=parameters,

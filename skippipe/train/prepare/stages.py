@@ -13,10 +13,11 @@ from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
 from skippipe.model.stage_module import empty_stage_module
 from skippipe.moves import WeightBytes, copy_sources
+from skippipe.phases import layers_in_use
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import PlanPhase, RunSpec
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _check_copies(spec: RunSpec, model: PartitionedModel) -> None:
     joined: set[int] = set()
     for phase in spec.phases:
         stages = [stage for stage, nodes in enumerate(phase.allocation.stages) if nodes]
-        new = {layer for stage in stages for layer in model.stage_layers[stage]} - joined
+        new = {layer for s in stages for layer in layers_in_use(phase.layers, model.stage_layers[s])} - joined
         for layer, source in copy_sources(new, joined, model.stage_layers).items():
             if _layer_shapes(model.config, layer) != _layer_shapes(model.config, source):
                 expected = f"init: layers {layer} and {source} have different weights"
@@ -163,10 +164,11 @@ def weight_bytes(model: PartitionedModel, dtype: torch.dtype) -> WeightBytes:
     return WeightBytes(of_layer, float(sum(p.nbytes for p in modules[0].parameters_of(()).values())))
 
 
-def iteration_flops(plan: Plan, model: PartitionedModel) -> float:
-    """FLOPs of one iteration of a plan, forward and backward, over the visits that its routes make."""
+def iteration_flops(phase: PlanPhase, plan: Plan, model: PartitionedModel) -> float:
+    """FLOPs of one iteration of a phase, forward and backward, over the visits that its routes make."""
     sequence = model.plan_model.sequence
-    of_stage = [sum(layer_flops(model.config, layer, sequence) for layer in layers) for layers in model.stage_layers]
+    used = [layers_in_use(phase.layers, layers) for layers in model.stage_layers]
+    of_stage = [sum(layer_flops(model.config, layer, sequence) for layer in layers) for layers in used]
     visited = sum(of_stage[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
     head = head_flops(model.config) * len(plan.microbatches)
     return (1 + BACKWARD) * model.plan_model.microbatch_tokens * (visited + head)
