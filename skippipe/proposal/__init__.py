@@ -1,0 +1,1 @@
+"""Which phases a run should have: measured costs in loss, predicted times on a cluster, and what follows."""
