@@ -5,17 +5,19 @@ import signal
 from collections.abc import Sequence
 
 from skippipe.checkpoint.key import load_key
+from skippipe.commands.study_times import predict_times
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
 from skippipe.context import Context
 from skippipe.devices import find_devices
 from skippipe.errors import SIGNALLED, SUCCESS
-from skippipe.study.arms import compose_arms
+from skippipe.study.arms import Arm, compose_arms
 from skippipe.study.config import StudyJob
 from skippipe.study.display import console_table
 from skippipe.study.markdown import millions
 from skippipe.study.records import ArmRecord
 from skippipe.study.study import Study
+from skippipe.study.time_to_loss import Times
 from skippipe.train.signals import StopRequest, outlasting_terminal
 
 
@@ -27,6 +29,8 @@ def study(job: StudyJob, context: Context) -> float:
     arms = compose_arms(job.arms, job.prepared, job.overrides, lambda overrides: context.compose("train", overrides))
     # Wrong settings of evaluations and checkpoints are reported now, not after the first arm.
     context.compose("evaluate", [*job.evaluation, "output=evaluation"])
+    if job.times:
+        context.compose("plan", job.times)
     if job.key is not None:
         load_key(job.key)
     with StopRequest() as request:
@@ -41,7 +45,7 @@ def study(job: StudyJob, context: Context) -> float:
                 progress.begin("study")
                 current.run(devices, lambda: request.signal is not None, lambda: _show(progress, current.entries))
         if not job.dry_run:
-            written = current.write()
+            written = current.write(_times(job, arms, context))
             print_line(f"written: {', '.join(context.shown(path) for path in written)}")
     console.print(console_table(current.entries))
     if request.signal == signal.SIGINT:
@@ -50,6 +54,13 @@ def study(job: StudyJob, context: Context) -> float:
         trained = sum(entry.tokens_left for entry in current.entries) < left
         raise SystemExit(SUCCESS if trained else SIGNALLED + request.signal)
     return sum(entry.tokens_left for entry in current.entries) / 1e6
+
+
+def _times(job: StudyJob, arms: Sequence[Arm], context: Context) -> Times | None:
+    """Predicted times of the arms on the cluster asked for; None: none are."""
+    if not job.times:
+        return None
+    return Times(" ".join(job.times), predict_times(arms, job.baseline, context.compose("plan", job.times)))
 
 
 def _show(progress: ProgressDisplay, entries: Sequence[ArmRecord]) -> None:

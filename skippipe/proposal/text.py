@@ -88,9 +88,7 @@ def certainty(chosen: Candidate, full: Candidate, costs: CostTable) -> str:
     seeds = f"{chosen.seeds} seed{'s' if chosen.seeds > 1 else ''} against {full.seeds}"
     if not math.isfinite(chosen.above_full.high):
         return f"not at all by an interval ({seeds}); two seeds of a recipe have differed by {costs.seeds_differ_by:g}"
-    verdict = (
-        "below the full pipeline, outside the interval" if chosen.certain else "the interval includes a worse loss"
-    )
+    verdict = "below the full pipeline" if chosen.certain else "the interval includes a higher loss"
     return f"{difference(chosen.above_full)} nats over common seeds ({seeds}): {verdict}"
 
 

@@ -43,6 +43,8 @@ class StudyJob:
     """omissions of `skippipe evaluate` for each finished arm; []: no evaluation"""
     evaluation: list[str] = field(default_factory=list)
     """additional settings of these evaluations"""
+    times: list[str] = field(default_factory=list)
+    """settings of `skippipe plan` for which times to the loss are predicted, e.g. ["cluster=geo20"]; []: none"""
     key: str | None = None
     """file with the key that signs checkpoints, to resume on another machine; null: the user's default key
     (~/.config/skippipe)"""

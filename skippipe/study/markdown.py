@@ -7,8 +7,9 @@ from skippipe.evaluate.table import markdown
 from skippipe.report.format import markdown_table, percent
 from skippipe.study.comparison import LossDifference, loss_differences, t_interval
 from skippipe.study.records import ArmRecord
+from skippipe.study.time_to_loss import Times, time_text
 
-CURVES, OMITTED = "curves", "omitted"
+CURVES, TIMES, OMITTED = "curves", "times", "omitted"
 """Suffixes of the plots' file names, after the study's name."""
 RULES = ("cc1", "cc2", "cc3")
 NONE = "-"
@@ -24,8 +25,10 @@ LEGEND = (
 )
 
 
-def study_page(name: str, entries: Sequence[ArmRecord], baseline: str | None, figures: Sequence[str]) -> str:
-    """Write the page of a study; `figures` are the existing plots."""
+def study_page(
+    name: str, entries: Sequence[ArmRecord], baseline: str | None, figures: Sequence[str], times: Times | None = None
+) -> str:
+    """Write the page of a study; `figures` are the existing plots, `times` predicted ones."""
     parts = [
         f"# {name}",
         FROM.format(name=name),
@@ -38,6 +41,10 @@ def study_page(name: str, entries: Sequence[ArmRecord], baseline: str | None, fi
         parts.append(f"![validation loss over tokens]({name}_{CURVES}.png)")
     if baseline is not None:
         parts += [f"## Loss difference to {baseline}", difference_text(entries, baseline)]
+    if baseline is not None and times is not None:
+        parts += [f"## Time to the loss of {baseline}", time_text(entries, baseline, times)]
+    if TIMES in figures:
+        parts.append(f"![validation loss over predicted time]({name}_{TIMES}.png)")
     evaluated = {entry.key.title: entry.evaluation for entry in entries if entry.evaluation}
     if evaluated:
         parts += [

@@ -14,6 +14,7 @@ from skippipe.study.markdown import millions, study_page
 from skippipe.study.plots import draw_figures
 from skippipe.study.records import ArmKey, ArmRecord, Records, load_records, merged, save_records
 from skippipe.study.runner import Runner, RunnerCallbacks, StepResult
+from skippipe.study.time_to_loss import Times
 
 PrintLine = Callable[[str], None]
 
@@ -84,17 +85,17 @@ class Study:
         with locked(self._runs, unwritable(self._job.folder, "another study runs there", "folder")):
             runner.run(seconds, self._job.grace_s, stop)
 
-    def write(self) -> list[Path]:
-        """Write records, page and plots; returns their paths."""
+    def write(self, times: Times | None = None) -> list[Path]:
+        """Write records, page and plots, with predicted `times` if there are any; returns their paths."""
         self._save()
         entries = self.entries
         name, written = self._file.stem, [self._file]
-        figures = draw_figures(entries)
+        figures = draw_figures(entries, times)
         for figure, content in figures.items():
             written.append(self._file.with_name(f"{name}_{figure}.png"))
             write_bytes(written[-1], content)
         written.append(self._file.with_suffix(".md"))
-        write_text(written[-1], study_page(name, entries, self._job.baseline, list(figures)))
+        write_text(written[-1], study_page(name, entries, self._job.baseline, list(figures), times))
         return written
 
     def log(self, step: StudyStep) -> Path:
