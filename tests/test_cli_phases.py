@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 from reference.independent import verdict
 
-from skippipe._scheduler import Constraints
+from skippipe._scheduler import Constraints, simulate
 from skippipe.allocation import Allocation
 from skippipe.config import PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
@@ -97,7 +97,11 @@ def test_growth_inside_of_stages(run: Run, tmp_path: Path) -> None:
     assert half.cluster.backward_s[served] == pytest.approx(whole.cluster.backward_s[served] / 2)
     assert half.cluster.gradient_bytes == [size / 2 for size in whole.cluster.gradient_bytes]
     assert list(half.cluster.loss_s) == list(whole.cluster.loss_s)
-    assert half.predicted.iteration_s < whole.predicted.iteration_s
+    assert half.predicted.lower_bound_s <= half.predicted.iteration_s < whole.predicted.iteration_s
+    again = simulate(whole.with_cluster(half.cluster))
+    assert half.predicted.iteration_s <= again.predicted.iteration_s, "no worse than the other phase's routes"
+    assert half.predicted.lower_bound_s < whole.predicted.lower_bound_s
+    assert half.problem().lower_bound_s() <= half.predicted.lower_bound_s * (1 + 1e-9)
     assert "12 of 24 layers" in result.out
     assert "changes of phases" not in result.out, "nothing moves"
     checker = load_checker()
