@@ -10,6 +10,7 @@ NEEDED = [
     "py.typed",
     "_scheduler.pyi",
     "presets/regions12.json",
+    "proposal/costs.json",
     "report/page/page.html",
     "report/page/page.css",
     "report/page/main.js",

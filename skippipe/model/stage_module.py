@@ -83,9 +83,14 @@ class StageModule(nn.Module):
         """From now on run only those of the stage's layers whose numbers in the full model are in `layers`."""
         self._in_use = [index for index, number in enumerate(self.layers) if number in layers]
 
+    @property
+    def layers_in_use(self) -> list[int]:
+        """Numbers of the layers that `forward` runs."""
+        return [self.layers[index] for index in self._in_use]
+
     def trained_parameters(self, *, layers: bool = True) -> list[nn.Parameter]:
         """Parameters that are trained: those of the layers in use, unless excluded, and of embedding, norm and head."""
-        numbers = [self.layers[index] for index in self._in_use] if layers else []
+        numbers = self.layers_in_use if layers else []
         return [parameter for parameter in self.parameters_of(numbers).values() if parameter.requires_grad]
 
     def named_units(self) -> dict[str, nn.Module]:

@@ -194,7 +194,7 @@ class Stage:
         """
         self._fill()
         reached = {id(parameter) for parameter in self._reached}
-        outside = self.module.parameters_outside_layers()
+        outside = self.module.trained_parameters(layers=False)
         parts = [*self._layer_parameters()[::-1], outside]
         return [
             [_gradient(parameter) for parameter in part]
@@ -223,8 +223,8 @@ class Stage:
             _filled(parameter)
 
     def _layer_parameters(self) -> list[list[nn.Parameter]]:
-        """The trained parameters of each layer."""
-        of_layers = (self.module.parameters_of_layer(layer).values() for layer in self.module.layers)
+        """The trained parameters of each layer in use."""
+        of_layers = (self.module.parameters_of_layer(layer).values() for layer in self.module.layers_in_use)
         return [[parameter for parameter in parameters if parameter.requires_grad] for parameters in of_layers]
 
     def take_losses(self) -> dict[int, float]:
