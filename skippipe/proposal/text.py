@@ -31,7 +31,7 @@ def _row(each: Candidate, proposal: Proposal) -> list[str]:
         each.recipe.name + mark,
         str(each.seeds),
         f"{each.loss:.4f}",
-        difference(each.above_full),
+        "-" if each is proposal.full else difference(each.above_full),
         "not as measured" if timing is None else f"{timing.iteration_s:.3f} s",
         "-" if run_s is None else duration(run_s),
         "-" if run_s is None or not full_s else f"{run_s / full_s:.2f}",

@@ -245,17 +245,22 @@ def test_moved_stages_resume_exactly(folder: Folder, pool: Pool) -> None:
     check_equal(whole, cut)
 
 
-def test_replicas_get_the_same_copies(folder: Folder, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("early", "new"),
+    [(PhaseConfig(0.5, 0.0, 2), [3]), (PhaseConfig(0.5, 0.0, layers=0.5), [1])],
+    ids=["stages", "layers"],
+)
+def test_replicas_get_the_same_copies(early: PhaseConfig, new: list[int], folder: Folder, pool: Pool) -> None:
     """Two ranks serve the stage that joins, and the ranks of a copied layer are two as well."""
     cluster = make_cluster(5, [2, 1, 2])
     job = make_job(
-        cluster=cluster, phases=PhasesConfig([PhaseConfig(0.5, 0.0, 2), PhaseConfig()]), train__new_layers="copy",
+        cluster=cluster, phases=PhasesConfig([early, PhaseConfig()]), train__new_layers="copy",
         train__layers=[2, 1, 1], train__iterations=4,
     )  # fmt: skip
     many, run = [(f"local-{node}",) for node in range(5)], folder("run")
     events = train_in_pool(pool, job, many, run)
     (changed,) = of_kind(events, "plan_changed")
-    assert (changed["new_layers"], changed["stages"], changed["copied"]) == ([3], [0, 1, 2], True)
+    assert (changed["new_layers"], changed["stages"], changed["copied"]) == (new, [0, 1, 2], True)
     alone = of_kind(train_alone(job, folder("alone")), "iteration")
     for ours, theirs in zip(alone, of_kind(events, "iteration"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
