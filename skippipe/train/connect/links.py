@@ -91,7 +91,7 @@ def choose_backend(wanted: Literal["auto", "gloo", "nccl"], devices: Sequence[st
     elif not dist.is_nccl_available():
         obstacle = "this torch has no NCCL"
     elif len(devices) == 1:
-        return "gloo"
+        obstacle = "there is one rank only"
     else:
         return "gloo" if wanted == "gloo" else "nccl"
     if wanted == "nccl":
