@@ -9,7 +9,7 @@ from reference.independent import verdict
 from skippipe.allocation import Allocation
 from skippipe.config import PhaseConfig, PhasesConfig, ScheduleConfig
 from skippipe.phases import allocating_phase, resolve_phases, stages_text
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 
 WORK = "planner.work_limit=20000"
 

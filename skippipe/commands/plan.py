@@ -23,7 +23,7 @@ from skippipe.phases import (
     resolve_phases,
     summarize,
 )
-from skippipe.plan import save_plan
+from skippipe.plan_file import save_plan
 from skippipe.planning import (
     Outcome,
     PlanningJob,
