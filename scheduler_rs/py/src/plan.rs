@@ -158,7 +158,7 @@ impl Plan {
     /// The plan's tasks as columns, in the order of `tasks`: a dict of arrays of shape (tasks,) with the keys `node`,
     /// `stage`, `microbatch` and `hop` (int64), `kind` ("F", "L" or "B"), `start_s` and `end_s` (float64). A data frame
     /// is made of it by `pandas.DataFrame(plan.task_arrays())`.
-    #[pyo3(signature = () -> "dict[str, numpy.typing.NDArray[typing.Any]]")]
+    #[pyo3(signature = () -> "dict[str, NDArray[Any]]")]
     fn task_arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let plan = &self.0;
         let mut stage_of = vec![0; plan.cluster.nodes().len()];
