@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from skippipe._scheduler import Problem
+from skippipe import Problem
 from skippipe.allocation import Allocation, even_sizes
 from skippipe.application import compose
 from skippipe.config import ScheduleConfig, SyntheticConfig
