@@ -58,7 +58,8 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None))]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None),
+        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None)")]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(

@@ -221,7 +221,7 @@ pub struct Problem(pub FirstAllocation);
 #[pymethods]
 impl Problem {
     #[new]
-    #[pyo3(signature = (cluster, stages=None, microbatches=Counts::Each(6), *, sizes=None, sources=None, max_replica_transfer_s=None, skip_ratio=0.3333333333333333, constraints=None, layers=Vec::new(), absent_stages=Vec::new(), absent_nodes=Vec::new()))]
+    #[pyo3(signature = (cluster, stages=None, microbatches=Counts::Each(6), *, sizes=None, sources=None, max_replica_transfer_s=None, skip_ratio=0.3333333333333333, constraints=None, layers=Vec::new(), absent_stages=Vec::new(), absent_nodes=Vec::new()), text_signature = "(cluster, stages=None, microbatches=6, *, sizes=None, sources=None, max_replica_transfer_s=None, skip_ratio=0.3333333333333333, constraints=None, layers=(), absent_stages=(), absent_nodes=())")]
     #[expect(clippy::too_many_arguments, reason = "the parts of a question")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
