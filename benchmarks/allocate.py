@@ -31,7 +31,8 @@ from synthetic import preset
 from skippipe._scheduler import allocate, greedy_allocation, score_allocation
 from skippipe.allocation import even_sizes, read_allocation
 from skippipe.benchmark import AllocationCase, random_stages
-from skippipe.cluster import load_cluster, preset_spec
+from skippipe.cluster import load_cluster
+from skippipe.presets import preset_spec
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 FILES = ("published20", "fresh20", "scale100", "scale1000")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from skippipe._scheduler import Cluster
+from skippipe import Cluster
 
 Stages = list[list[int]]
 MICROSECOND = 1_000_000

@@ -30,7 +30,7 @@ from output import Row, markdown, note, percent, save
 from torch import Tensor
 from torch import distributed as dist
 
-from skippipe._scheduler import Cluster, Plan, Problem
+from skippipe import Cluster, Plan, Problem
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.benchmark import ALLOCATING

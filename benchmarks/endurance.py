@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from output import Row, markdown, save
 
-from skippipe._scheduler import Cluster, Plan
+from skippipe import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.model.build import build_stage_module, stage_layers

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 from output import OUT, Row, markdown, note, percent, save
 from synthetic import draw, preset
 
-from skippipe._scheduler import Cluster, Plan, simulate
+from skippipe import Cluster, Plan, simulate
 from skippipe.allocation import allocation_of
 from skippipe.config import ORDERS, LinkProfile, PlannerConfig, ScheduleConfig, SyntheticConfig
 from skippipe.errors import DeadlockError, SchedulerError

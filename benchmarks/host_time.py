@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links.collectives import RingSums

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.benchmark import environment, load_case, violations
 from skippipe.files import write_text
 

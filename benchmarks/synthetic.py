@@ -3,12 +3,12 @@
 from dataclasses import replace
 from random import Random
 
-from skippipe._scheduler import Problem
+from skippipe import Problem
 from skippipe.allocation import Allocation, even_sizes
 from skippipe.application import compose
-from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
 from skippipe.planning import state_problem
+from skippipe.presets import preset_spec
 
 
 def preset() -> SyntheticConfig:

@@ -20,7 +20,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from output import OUT, Row, markdown, note, percent, save
 
-from skippipe._scheduler import Cluster, Problem
+from skippipe import Cluster, Problem
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.benchmark import ALLOCATING

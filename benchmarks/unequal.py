@@ -22,9 +22,9 @@ from output import Row, markdown, note, percent, save
 from skippipe import _scheduler
 from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate
 from skippipe.allocation import even_sizes
-from skippipe.cluster import preset_spec
 from skippipe.config import ScheduleConfig, SyntheticConfig
 from skippipe.planning import saving
+from skippipe.presets import preset_spec
 
 LAYERS = 24
 GRADIENT_BYTES = 201326592.0

@@ -7,7 +7,7 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "UnallocatedProblem", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
+__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
 
 @final
 class Allocated:
@@ -98,6 +98,7 @@ class AllocationScope:
     two nodes of one stage takes longer, in seconds (None: any).
     """
     def __eq__(self, value: object, /) -> bool: ...
+    def __getnewargs_ex__(self, /) -> "tuple[tuple[()], dict[str, object]]": ...
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> AllocationScope: ...
     def __repr__(self, /) -> str: ...
@@ -132,14 +133,50 @@ class Cluster:
     """
     The machines and the links between them (`skippipe.cluster/1`); always valid.
 
-    Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per
-    second. Link matrices are row = sender, N x N over nodes, or R x R over regions with `region_of`. Give either
-    `transfer_s`, or `latency_s` and `bandwidth`.
+    Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per second. Of N
+    nodes, link matrices have the shape (N, N), row = sender; with `region_of` (R, R) over regions, their diagonal for two
+    nodes of one region. Give either `transfer_s`, or `latency_s` and `bandwidth`: a message of b bytes then takes
+    latency_s + b / bandwidth + overhead_s.
+
+    Args:
+        names: a name for each node.
+        forward_s: seconds of a forward on each node, shape (N,).
+        backward_s: seconds of a backward on each node, shape (N,).
+        loss_s: seconds of head and loss, forward and backward together, on each node, where it is a source, shape (N,).
+        memory: the most microbatches whose activations each node can hold, shape (N,).
+        transfer_s: seconds of a whole message; no `gradient_bytes` then.
+        latency_s: seconds.
+        bandwidth: bytes per second; the diagonal over nodes is ignored.
+        overhead_s: seconds added to every transfer between two different nodes.
+        region_of: region of each node, shape (N,).
+        activation_bytes: bytes of a message, forward or backward.
+        gradient_bytes: bytes that the replicas of each stage all-reduce, one for each stage; empty: not modelled.
+        step_s: seconds of the optimizer step on each node; empty: none.
+        norm_s: seconds of the exchange of the global gradient norm.
+        source: where the figures come from.
+        workload: what the times hold for: a JSON object as text.
+
+    Raises:
+        skippipe.errors.InputError: a value that cannot be used; the message names the key.
+
+    Example:
+        >>> import numpy as np
+        >>> import skippipe
+        >>> cluster = skippipe.Cluster(
+        ...     names=["a", "b"], forward_s=[0.1, 0.2], backward_s=[0.2, 0.4], loss_s=[0.05, 0.1], memory=[4, 4],
+        ...     latency_s=np.full((2, 2), 0.01), bandwidth=np.full((2, 2), 1e8), activation_bytes=1e6,
+        ... )
+        >>> cluster.transfer_matrix()
+        array([[0.  , 0.02],
+               [0.02, 0.  ]])
+        >>> skippipe.Cluster.from_json(cluster.to_json()) == cluster
+        True
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __len__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None) -> Cluster: ...
+    def __reduce__(self, /) -> tuple[Any, tuple[type]]: ...
     def __repr__(self, /) -> str: ...
     @property
     def activation_bytes(self, /) -> float:
@@ -239,6 +276,7 @@ class Constraints:
     `classes` are pairs of stages and the number of routes that visit exactly these.
     """
     def __eq__(self, value: object, /) -> bool: ...
+    def __getnewargs_ex__(self, /) -> "tuple[tuple[()], dict[str, object]]": ...
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, *, cc1: bool = True, cc2: bool = True, cc3: bool = True, tc1: str = "held", tc2: bool = True, max_swaps: SupportsIndex = 1, waves: SupportsIndex = 1, max_stage_jump: SupportsIndex | None = None, profile: SupportsGetItem[int, SupportsFloat | SupportsIndex] | None = None, classes: SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]] | None = None) -> Constraints: ...
     def __repr__(self, /) -> str: ...
@@ -432,10 +470,12 @@ class Microbatch:
 @final
 class Plan:
     """
-    The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`).
+    The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`), as `skippipe.plan` and
+    `skippipe.load_plan` give it.
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
+    def __reduce__(self, /) -> tuple[Any, tuple[type]]: ...
     def __repr__(self, /) -> str: ...
     @property
     def absent_nodes(self, /) -> list[int]:
@@ -498,6 +538,12 @@ class Plan:
         """
         What model it was made for: a JSON object as text, or None.
         """
+    def plot(self, /, axes: Any | None = None) -> Any:
+        """
+        Draws the plan as a Gantt chart, its critical path outlined, and gives the matplotlib axes that it is on: `axes`,
+        or those of a new figure, so that `plan.plot().figure.savefig("plan.svg")` writes a file. Raises InputError where
+        matplotlib is not installed (`pip install "skippipe[plot]"`), DeadlockError where the plan's order cannot be executed.
+        """
     @property
     def predicted(self, /) -> Predicted:
         """
@@ -505,7 +551,7 @@ class Plan:
         """
     def problem(self, /) -> Problem:
         """
-        The question that the plan answers.
+        The question that the plan answers, with the plan's allocation.
         """
     @property
     def skip_ratio(self, /) -> float:
@@ -526,6 +572,12 @@ class Plan:
     def strategy(self, /) -> str:
         """
         "full", "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe".
+        """
+    def task_arrays(self, /) -> "dict[str, NDArray[Any]]":
+        """
+        The plan's tasks as columns, in the order of `tasks`: a dict of arrays of shape (tasks,) with the keys `node`,
+        `stage`, `microbatch` and `hop` (int64), `kind` ("F", "L" or "B"), `start_s` and `end_s` (float64). A data frame
+        is made of it by `pandas.DataFrame(plan.task_arrays())`.
         """
     @property
     def tasks(self, /) -> list[Task]:
@@ -552,13 +604,13 @@ class Plan:
 @final
 class PlanRequest:
     """
-    What `plan` is asked for: `first`, a problem with its allocation or one whose first allocation is the surrogate's;
-    `scope`, what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
+    What `plan` is asked for: `first`, a problem, whose first allocation is the surrogate's where it has none; `scope`,
+    what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
     "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or "cbs" for conflict-based search
     alone, which with `suboptimality` above 1 ends with a plan of at most so many times the lower bound; `work_limit`
     counts search steps. Same seed and work limit: same plan, whatever the number of threads.
     """
-    def __new__(cls, /, first: Problem | UnallocatedProblem, strategy: str = "skippipe", *, scope: AllocationScope | None = None, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0) -> PlanRequest: ...
+    def __new__(cls, /, first: Problem, strategy: str = "skippipe", *, scope: AllocationScope | None = None, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0) -> PlanRequest: ...
 
 @final
 class Predicted:
@@ -597,13 +649,46 @@ class Predicted:
 @final
 class Problem:
     """
-    The question that a plan answers: a cluster, the nodes of each stage, the microbatches of each node of stage 0
-    (in the order of `stages[0]`), the share of stage visits left out, the rules. `absent_nodes` are those that serve no
-    stage.
+    The question that a plan answers: how one training iteration runs on a cluster; always consistent.
+
+    Give either `stages`, the nodes of each stage by number, or `sizes`, how many nodes each stage has: then `skippipe.plan`
+    decides which ones. Stage 0 comes first; its nodes are the sources.
+
+    Args:
+        cluster: the nodes and the links between them.
+        stages: nodes of each stage; None where `sizes` is given.
+        microbatches: microbatches that each source starts per iteration: one number, or one for each source, in the order
+            of `stages[0]` or `sources`. Default: 6.
+        sizes: number of nodes of each stage; they add up to the nodes of the cluster.
+        sources: with `sizes`, the nodes of stage 0; None: any.
+        max_replica_transfer_s: with `sizes`, no message between two nodes of a stage takes longer, in seconds; None: any.
+        skip_ratio: share of all stage visits left out, stage 0 counted: from 0 to (stages - 1) / stages.
+        constraints: the rules to keep; None: all of them, as `Constraints()` has them.
+        layers: decoder layers of each stage; empty: not known.
+        absent_stages: stages without nodes, which no route visits.
+        absent_nodes: with `stages`, the nodes that serve no stage.
+
+    Raises:
+        skippipe.errors.InputError: a value that cannot be used; the message names the key.
+
+    Example:
+        >>> import numpy as np
+        >>> import skippipe
+        >>> cluster = skippipe.Cluster(
+        ...     ["a", "b", "c", "d"], np.full(4, 0.1), np.full(4, 0.2), np.full(4, 0.05), [4] * 4,
+        ...     transfer_s=np.full((4, 4), 0.01),
+        ... )
+        >>> problem = skippipe.Problem(cluster, sizes=[2, 1, 1], microbatches=4)
+        >>> problem
+        Problem(4 nodes, sizes=[2, 1, 1], microbatches=[4, 4], skip_ratio=0.3333333333333333)
+        >>> problem.with_rules(problem.constraints, skip_ratio=0.0).skip_ratio
+        0.0
     """
     def __eq__(self, value: object, /) -> bool: ...
+    def __getnewargs_ex__(self, /) -> "tuple[tuple[Cluster], dict[str, object]]": ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, absent_stages: SupportsGetItem[int, SupportsIndex] = ..., layers: SupportsGetItem[int, SupportsIndex] = ..., absent_nodes: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    def __new__(cls, /, cluster: Cluster, stages: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]] | None = None, microbatches: SupportsIndex | SupportsGetItem[int, SupportsIndex] = ..., *, sizes: SupportsGetItem[int, SupportsIndex] | None = None, sources: SupportsGetItem[int, SupportsIndex] | None = None, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, skip_ratio: SupportsFloat | SupportsIndex = 0.3333333333333333, constraints: Constraints | None = None, layers: SupportsGetItem[int, SupportsIndex] = ..., absent_stages: SupportsGetItem[int, SupportsIndex] = ..., absent_nodes: SupportsGetItem[int, SupportsIndex] = ...) -> Problem: ...
+    def __repr__(self, /) -> str: ...
     @property
     def absent_nodes(self, /) -> list[int]:
         """
@@ -620,13 +705,24 @@ class Problem:
         The nodes and the links between them.
         """
     @property
+    def constraints(self, /) -> Constraints:
+        """
+        The rules to keep.
+        """
+    @property
     def layers(self, /) -> list[int]:
         """
         Decoder layers of each stage; empty: not known.
         """
     def lower_bound_s(self, /) -> float:
         """
-        A bound in seconds that no plan of this allocation and these rules can beat.
+        A bound in seconds that no plan of this allocation and these rules can beat. Raises InputError where the nodes are
+        still to be chosen.
+        """
+    @property
+    def max_replica_transfer_s(self, /) -> float | None:
+        """
+        The most seconds of a message within a stage, where the nodes are still to be chosen; None: any.
         """
     @property
     def microbatches(self, /) -> list[int]:
@@ -634,9 +730,24 @@ class Problem:
         Microbatches of each node of stage 0, in their order.
         """
     @property
+    def sizes(self, /) -> list[int]:
+        """
+        Number of nodes of each stage.
+        """
+    @property
+    def skip_ratio(self, /) -> float:
+        """
+        Share of stage visits left out.
+        """
+    @property
+    def sources(self, /) -> list[int] | None:
+        """
+        Nodes of stage 0; None where they are still to be chosen.
+        """
+    @property
     def stages(self, /) -> list[list[int]]:
         """
-        Nodes of each stage.
+        Nodes of each stage; empty where they are still to be chosen.
         """
     def with_rules(self, /, constraints: Constraints, *, skip_ratio: SupportsFloat | SupportsIndex) -> Problem:
         """
@@ -869,22 +980,6 @@ class Task:
     def start_s(self, /) -> float:
         """
         Seconds from the start of the iteration.
-        """
-
-@final
-class UnallocatedProblem:
-    """
-    A problem whose allocation is still to be found, first by the surrogate: see `allocate` for `sizes`, `sources` and
-    `max_replica_transfer_s`, and `Problem` for the rest. Microbatches are given in the order of `sources`, where those
-    are fixed.
-    """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, cluster: Cluster, sizes: SupportsGetItem[int, SupportsIndex], microbatches: SupportsGetItem[int, SupportsIndex], *, skip_ratio: SupportsFloat | SupportsIndex, constraints: Constraints | None = None, sources: SupportsGetItem[int, SupportsIndex] | None = None, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, layers: SupportsGetItem[int, SupportsIndex] = ...) -> UnallocatedProblem: ...
-    @property
-    def cluster(self, /) -> Cluster:
-        """
-        The nodes and the links between them.
         """
 
 @final

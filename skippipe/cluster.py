@@ -1,15 +1,15 @@
-"""Clusters: read from a file, or built from a preset's settings."""
+"""Clusters, read from files."""
+
+from pathlib import Path
 
 from skippipe._scheduler import Cluster
-from skippipe.config import ClusterConfig, RegionsConfig, SitesConfig, SyntheticConfig
-from skippipe.errors import InputError, in_file, unexpected
+from skippipe.errors import InputError, in_file
 from skippipe.files import read_text
-from skippipe.presets import ClusterSpec, regions_cluster, sites_cluster, synthetic_cluster
 
-__all__ = ["Cluster", "load_cluster", "preset_spec"]
+__all__ = ["Cluster", "load_cluster"]
 
 
-def load_cluster(path: str) -> Cluster:
+def load_cluster(path: str | Path) -> Cluster:
     """Read a `skippipe.cluster/1` file.
 
     Raises:
@@ -17,21 +17,8 @@ def load_cluster(path: str) -> Cluster:
             file, key, value and what was expected.
 
     """
-    text = read_text(path)
+    text = read_text(str(path))
     try:
         return Cluster.from_json(text)
     except InputError as error:
         raise in_file(error, path) from None
-
-
-def preset_spec(config: ClusterConfig) -> ClusterSpec:
-    """Build the nodes and links of a preset; the type of its settings determines its kind."""
-    match config:
-        case SitesConfig():
-            return sites_cluster(config)
-        case RegionsConfig():
-            return regions_cluster(config)
-        case SyntheticConfig():
-            return synthetic_cluster(config)
-        case _:
-            raise unexpected("cluster", "neither", "a preset, or cluster.file")

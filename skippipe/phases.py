@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from skippipe._scheduler import AllocationScope, Cluster, Plan, Problem, UnallocatedProblem
+from skippipe._scheduler import AllocationScope, Cluster, Plan, Problem
 from skippipe.allocation import Allocation, allocation_of, even_shares
 from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError, in_group, unexpected
@@ -318,10 +318,10 @@ def reallocate(
     sources = kept.stages[0]
     counts = microbatches(phase.schedule.microbatches_per_source, len(sources))
     rules, skip_ratio = rules_of(_renumbered(phase.schedule, in_use), counts, range(len(in_use)))
-    problem = UnallocatedProblem(
+    problem = Problem(
         _with_stages(cluster, in_use),
-        [len(sources), *even_shares(len(cluster) - len(sources), len(in_use) - 1)],
-        counts,
+        microbatches=counts,
+        sizes=[len(sources), *even_shares(len(cluster) - len(sources), len(in_use) - 1)],
         skip_ratio=skip_ratio,
         constraints=rules,
         sources=sources,

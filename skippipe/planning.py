@@ -4,14 +4,14 @@ import dataclasses
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem, UnallocatedProblem
+from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem
 from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
-from skippipe.cluster import load_cluster, preset_spec
+from skippipe.cluster import load_cluster
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, RouteClass, ScheduleConfig
 from skippipe.errors import (
     DeadlockError,
@@ -22,14 +22,10 @@ from skippipe.errors import (
     in_group,
     unexpected,
 )
+from skippipe.presets import preset_spec
+from skippipe.scheduler import SearchProgress, effective_time_limit_s
 from skippipe.workload import Throughput, throughput, workload_of
 
-PlanningProgress = Callable[[float, float, float, int], None]
-"""Called while planning with elapsed seconds, best iteration so far, lower bound (both in seconds), and work done."""
-
-DEFAULT_TIME_LIMIT_S = 1.0
-DEFAULT_SEARCH_LIMIT_S = 5.0
-"""If the allocation is searched as well."""
 ALLOCATING_WORK = 500_000
 """Work limit of a planner whose allocation, a share of it, must be the same on every machine."""
 SMALL_GAP = 0.02
@@ -48,7 +44,7 @@ JOINT = ("full-routed", "skippipe")
 class PlanningJob:
     """A planning question, without strategy and limits."""
 
-    first: Problem | UnallocatedProblem
+    first: Problem
     """cluster, constraints, skip ratio and microbatches; without allocation: the surrogate's comes first"""
     scope: AllocationScope | None = None
     """what the search may change of the first allocation; None: nothing"""
@@ -93,10 +89,10 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
         layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
         counts = microbatches(schedule.microbatches_per_source, sizes[0])
         rules, skip_ratio = rules_of(schedule, counts, range(len(sizes)))
-        first = UnallocatedProblem(
+        first = Problem(
             cluster,
-            sizes,
-            counts,
+            microbatches=counts,
+            sizes=sizes,
             skip_ratio=skip_ratio,
             constraints=rules,
             sources=allocating.sources,
@@ -271,9 +267,7 @@ def plan_request(job: PlanningJob, strategy: str, planner: PlannerConfig) -> Pla
     )
 
 
-def make_plan(
-    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: PlanningProgress | None = None
-) -> Plan:
+def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress: SearchProgress | None = None) -> Plan:
     """Plan with one strategy, on the best allocation found within the scope of the job.
 
     Raises:
@@ -302,13 +296,8 @@ def allocated(job: PlanningJob, planner: PlannerConfig) -> Problem:
 
 
 def time_limit(planner: PlannerConfig, scope: AllocationScope | None = None) -> float | None:
-    """Time limit in seconds; None by default with a work limit, since a clock would make results vary.
-
-    The default is longer if `scope` includes the allocation in the search.
-    """
-    if planner.time_limit_s is None and planner.work_limit is None:
-        return DEFAULT_TIME_LIMIT_S if scope is None else DEFAULT_SEARCH_LIMIT_S
-    return planner.time_limit_s
+    """Time limit in seconds of a search for a plan; None: unlimited."""
+    return effective_time_limit_s(planner.time_limit_s, planner.work_limit, scope)
 
 
 def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
@@ -334,7 +323,7 @@ def outcome(plan: Plan) -> Outcome:
 
 
 def evaluate_strategy(
-    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: PlanningProgress | None = None
+    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: SearchProgress | None = None
 ) -> Outcome:
     """Plan with `strategy` as `make_plan` does; having no plan is an outcome too."""
     try:
@@ -347,7 +336,7 @@ def evaluate_strategy(
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: PlanningProgress | None) -> Outcome:
+def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: SearchProgress | None) -> Outcome:
     """Random routes vary, so their result is the median over seeds; a bound holds for the routes of one seed only.
 
     The allocation search uses other random routes than these.
@@ -379,7 +368,7 @@ def describe_comparison(job: PlanningJob, kind: str, strategy: str, planner: Pla
         planner: limits of each search.
 
     """
-    if isinstance(job.first, Problem):
+    if job.first.stages:
         return "all strategies on the given allocation"
     if job.scope is None:
         return "all strategies on the surrogate's allocation"

@@ -13,7 +13,7 @@ from scripts import load_script
 
 from skippipe._scheduler import Cluster
 from skippipe.benchmark import random_stages
-from skippipe.cluster import preset_spec
+from skippipe.presets import preset_spec
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from reference.independent import verdict
 
 from skippipe._scheduler import Plan, score_allocation
 from skippipe.application import compose
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.report.stages import cost, members, moved, slowest_inside, stage_table
 from skippipe.train.resolve.layout import resolve_layout
 
@@ -227,7 +227,7 @@ def test_nodes_that_only_cost_are_left_out(run: Run, write: Write, tmp_path: Pat
 
 def test_a_search_that_ends_early_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where nobody has said how long it is to be, and where it is not done."""
-    monkeypatch.setattr("skippipe.planning.DEFAULT_SEARCH_LIMIT_S", 0.5)
+    monkeypatch.setattr("skippipe.scheduler.DEFAULT_SEARCH_LIMIT_S", 0.5)
     hint = "more time may find a shorter iteration (planner.time_limit_s=5)"
     early = run("plan", f"cluster.file={TWO_SITES}", "schedule.skip_ratio=0", "allocate.unused=forbid")
     assert early.status == 0, early.err

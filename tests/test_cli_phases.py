@@ -12,7 +12,7 @@ from skippipe.allocation import Allocation
 from skippipe.config import PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.phases import RunLength, allocating_phase, layers_in_use, resolve_phases, stages_text
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.rules import bent_rules
 
 WORK = "planner.work_limit=20000"

@@ -13,7 +13,7 @@ import skippipe
 from skippipe.application import compose
 from skippipe.benchmark import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.plan_metrics import gantt_rows, node_utilization, visits_per_stage
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 
 PYTHON_M = [sys.executable, "-m", "skippipe"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 
 QUICK = ("cluster=local4", "planner.time_limit_s=0.1")
 

@@ -105,7 +105,7 @@ def test_packages_that_are_missing_are_named(
     name: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = BY_NAME[name]
-    monkeypatch.setattr("skippipe.commands.command.find_spec", lambda _: None)
+    monkeypatch.setattr("skippipe.packages.find_spec", lambda _: None)
     message = refused(*name.split(), *(["output=out"] if "output" in command.writes else []))
     needed = f"skippipe {name}: skippipe {name}: requires {', '.join(command.packages)} (not installed)"
     assert message == f"{needed}; pip install 'skippipe[train]'\n"

@@ -20,7 +20,7 @@ from test_joint import goes_forward, in_order, problem_of, ways_to_allocate
 from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate, plan
 from skippipe.application import compose
 from skippipe.config import PlannerConfig, ScheduleConfig
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.planning import RANDOM_SEEDS, PlanningJob, evaluate_strategy, make_plan, on_allocation_of, planning_job
 
 BASELINES = ("full", "full-routed", "random-skip", "skippipe-no-tc2")

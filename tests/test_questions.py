@@ -17,7 +17,6 @@ from skippipe._scheduler import (
     Plan,
     PlanRequest,
     Problem,
-    UnallocatedProblem,
     allocate,
     first_allocation,
     plan,
@@ -54,12 +53,12 @@ def cluster() -> Cluster:
 @pytest.fixture(scope="module")
 def made(cluster: Cluster) -> Plan:
     """A plan whose allocation was searched from the surrogate's."""
-    first = UnallocatedProblem(cluster, SIZES, [2, 3, 2], skip_ratio=0.25)
+    first = Problem(cluster, microbatches=[2, 3, 2], sizes=SIZES, skip_ratio=0.25)
     return plan(PlanRequest(first, scope=AllocationScope(unused=True), **WORK))
 
 
 def test_the_surrogate_comes_first_with_its_part_of_the_work(cluster: Cluster) -> None:
-    first = UnallocatedProblem(cluster, SIZES, [2, 3, 2], skip_ratio=0.25)
+    first = Problem(cluster, microbatches=[2, 3, 2], sizes=SIZES, skip_ratio=0.25)
     found = allocate(cluster, SIZES, time_limit_s=None, work_limit=4_000)
     request = PlanRequest(first, **WORK)
     problem, surrogate = first_allocation(request)
@@ -73,7 +72,7 @@ def test_the_surrogate_comes_first_with_its_part_of_the_work(cluster: Cluster) -
 
 
 def test_microbatches_are_those_of_the_sources_in_their_order(cluster: Cluster) -> None:
-    first = UnallocatedProblem(cluster, SIZES, [1, 2, 4], skip_ratio=0.25, sources=[6, 0, 3], layers=[2, 2, 1])
+    first = Problem(cluster, microbatches=[1, 2, 4], sizes=SIZES, skip_ratio=0.25, sources=[6, 0, 3], layers=[2, 2, 1])
     problem, _ = first_allocation(PlanRequest(first, **WORK))
     assert (problem.stages[0], problem.microbatches, problem.layers) == ([6, 0, 3], [1, 2, 4], [2, 2, 1])
     assert problem.cluster == first.cluster == cluster
@@ -96,7 +95,7 @@ def test_microbatches_are_those_of_the_sources_in_their_order(cluster: Cluster) 
 def test_what_cannot_be_asked_is_refused_before_any_search(changes: dict[str, Any], key: str, cluster: Cluster) -> None:
     asked: dict[str, Any] = {"sizes": SIZES, "microbatches": [2, 3, 2], "skip_ratio": 0.25} | changes
     with pytest.raises(InputError) as caught:
-        UnallocatedProblem(cluster, **asked)
+        Problem(cluster, **asked)
     assert caught.value.key == key
 
 

@@ -9,9 +9,10 @@ from scripts import load_script
 
 from skippipe._scheduler import Cluster
 from skippipe.application import compose
-from skippipe.cluster import load_cluster, preset_spec
+from skippipe.cluster import load_cluster
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.planning import PlanningJob, make_plan
+from skippipe.presets import preset_spec
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, which the dependency group bench brings")
 WORK = PlannerConfig(work_limit=5_000)

@@ -13,7 +13,7 @@ from skippipe._scheduler import Problem
 from skippipe.cluster import Cluster
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError
-from skippipe.plan import Plan, load_plan
+from skippipe.plan_file import Plan, load_plan
 from skippipe.planning import PlanningJob, make_plan
 from skippipe.report.plan_metrics import assumed_layers
 from skippipe.workload import (

@@ -18,7 +18,7 @@ def reference() -> str:
     ]
     overview = "\n".join(["| command | what it does |", "| --- | --- |", *names])
     sections = [part for command in COMMANDS for part in _section(command)]
-    return "\n\n".join([*head, overview, f"```\n{FLAGS}\n```", *sections]) + "\n"
+    return "\n\n".join([*head, overview, f"```text\n{FLAGS}\n```", *sections]) + "\n"
 
 
 def _section(command: Command) -> Iterator[str]:

@@ -11,9 +11,9 @@ from skippipe import _scheduler
 from skippipe._scheduler import Cluster
 from skippipe.allocation import choose_sizes
 from skippipe.benchmark.cases import Cases
-from skippipe.cluster import preset_spec
 from skippipe.config import BenchAllocatorJob, ClusterConfig
-from skippipe.planning import PlanningProgress
+from skippipe.presets import preset_spec
+from skippipe.scheduler import SearchProgress
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def allocation_cases_of(cases: Cases) -> dict[str, AllocationCase]:
 
 
 def measure_allocator(
-    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: PlanningProgress | None = None
+    name: str, case: AllocationCase, job: BenchAllocatorJob, progress: SearchProgress | None = None
 ) -> AllocatorRow:
     """Allocate one cluster with the job's time limit, threads and seed.
 

@@ -14,7 +14,8 @@ from skippipe._scheduler import Plan
 from skippipe.benchmark.cases import RULES, BestKnown, Case
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
-from skippipe.planning import PlanningProgress, evaluate_strategy, make_plan, on_allocation_of
+from skippipe.planning import evaluate_strategy, make_plan, on_allocation_of
+from skippipe.scheduler import SearchProgress
 
 TOLERANCE = 1e-9
 """Relative tolerance of seconds that are equal in nanoseconds."""
@@ -48,7 +49,7 @@ class PlannerRow:
     note: str = ""
 
 
-def with_shared_allocation(case: Case, planner: PlannerConfig, progress: PlanningProgress | None = None) -> Case:
+def with_shared_allocation(case: Case, planner: PlannerConfig, progress: SearchProgress | None = None) -> Case:
     """Fix the allocation: the instance's own, else the one found for skippipe.
 
     Raises:
@@ -62,7 +63,7 @@ def with_shared_allocation(case: Case, planner: PlannerConfig, progress: Plannin
 
 
 def measure_planner(
-    case: Case, strategy: str, planner: PlannerConfig, progress: PlanningProgress | None = None
+    case: Case, strategy: str, planner: PlannerConfig, progress: SearchProgress | None = None
 ) -> tuple[PlannerRow, Plan | None]:
     """Plan one instance with one strategy, searching for the allocation if the instance has none.
 

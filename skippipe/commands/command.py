@@ -3,11 +3,10 @@
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from skippipe.context import Context
-from skippipe.errors import InputError
+from skippipe.packages import check_installed
 
 Run = Callable[[Any, Context], float]
 """Does a command's work; the value returned is what a Hydra sweeper may minimise."""
@@ -59,11 +58,3 @@ class Command:
         check_installed(f"skippipe {self.name}", self.packages)
         found: Run = pkgutil.resolve_name(self.run)
         return found
-
-
-def check_installed(what: str, packages: Sequence[str]) -> None:
-    """Raise `InputError` if packages that `what` needs are missing."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        reason, hint = f"requires {', '.join(missing)} (not installed)", "pip install 'skippipe[train]'"
-        raise InputError(reason, key=what, hint=hint)

@@ -12,7 +12,7 @@ from skippipe.context import Context
 from skippipe.errors import InputError
 from skippipe.files import check_writable
 from skippipe.phases import allocating_phase, errors_of_phase
-from skippipe.plan import save_plan
+from skippipe.plan_file import save_plan
 from skippipe.planning import (
     Outcome,
     PlanningJob,

@@ -4,13 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 
-from skippipe.commands.command import check_installed
 from skippipe.config import ReportJob
 from skippipe.console.output import Console
 from skippipe.context import Context
 from skippipe.errors import DeadlockError, from_origin, unexpected
 from skippipe.files import check_writable, write_bytes
-from skippipe.plan import load_plan
+from skippipe.packages import check_installed
+from skippipe.plan_file import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
 from skippipe.report.document import document
 from skippipe.report.format import seconds

@@ -1,12 +1,12 @@
 """`skippipe simulate`."""
 
-from skippipe import _scheduler
+from skippipe import scheduler
 from skippipe.config import SimulateJob
 from skippipe.console.output import Console
 from skippipe.context import Context
 from skippipe.errors import DeadlockError, from_origin
 from skippipe.files import check_writable
-from skippipe.plan import load_plan, save_plan
+from skippipe.plan_file import load_plan, save_plan
 from skippipe.planning import outcome
 from skippipe.report.format import seconds, throughput_text
 from skippipe.report.terminal import show_outcomes, show_plan
@@ -20,7 +20,7 @@ def simulate(job: SimulateJob, context: Context) -> float:
         check_writable(output)
     planned = load_plan(job.plan)
     try:
-        simulated = _scheduler.simulate(planned, order=job.order)
+        simulated = scheduler.simulate(planned, order=job.order)
     except DeadlockError as error:
         raise from_origin(error, job.plan) from None
     if output is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skippipe.allocation import choose_sizes, even_shares
-from skippipe.cluster import load_cluster, preset_spec
+from skippipe.cluster import load_cluster
 from skippipe.commands.planned_run import allocating_settings, plan_run
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.console.progress import planning_progress
@@ -14,6 +14,7 @@ from skippipe.files import write_text
 from skippipe.model.settings import resolved_settings
 from skippipe.phases import scaled_cluster
 from skippipe.planning import make_plan, planning_job
+from skippipe.presets import preset_spec
 from skippipe.study.arms import Arm
 from skippipe.study.time_to_loss import RunTimes
 from skippipe.train.resolve.layout import resolve_layout

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from skippipe.console.output import Console
 
 if TYPE_CHECKING:
-    from skippipe.planning import PlanningProgress
+    from skippipe.scheduler import SearchProgress
 
 LINE_EVERY_S = 10.0
 
@@ -91,7 +91,7 @@ def _columns(is_open_ended: bool) -> tuple[ProgressColumn, ...]:  # noqa: FBT001
 
 
 @contextlib.contextmanager
-def planning_progress(strategy: str) -> "Iterator[PlanningProgress | None]":
+def planning_progress(strategy: str) -> "Iterator[SearchProgress | None]":
     """Show the progress of a search on standard error if that is a terminal; else yield None."""
     console = Console(stderr=True)
     if not console.is_terminal:

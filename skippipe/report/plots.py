@@ -4,6 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from skippipe._scheduler import Explanation, Plan, explain
+from skippipe.packages import check_installed
 from skippipe.report.analysis import PlanAnalysis
 from skippipe.report.plan_metrics import reductions
 
@@ -17,32 +19,54 @@ MOST_NAMED = 120
 """nodes; with more, rows are too low for labels"""
 
 
+def plot_plan(plan: Plan, axes: Any = None) -> Any:
+    """Draw a plan on `axes` (default: those of a new figure) and return them; see `Plan.plot`."""
+    check_installed("Plan.plot", ["matplotlib"])
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    explanation = explain(plan)
+    if axes is None:
+        height = min(max(0.3 * sum(map(len, plan.stages)), 2), 36)
+        _, axes = plt.subplots(figsize=(10, height), layout="constrained")
+    _draw_chart(axes, explanation, plan.strategy)
+    axes.set_xlim(0, explanation.plan.predicted.iteration_s * 1.01 or 1.0)
+    axes.set_xlabel("seconds")
+    _add_legend(axes)
+    return axes
+
+
 def draw_gantt(plans: Sequence[PlanAnalysis]) -> bytes:
     """Gantt charts of plans, one below the other, with the critical path outlined."""
     # Imported late: it takes a second, and reports do without.
     from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
 
     rows = [sum(len(nodes) for nodes in analysis.plan.stages) for analysis in plans]
     heights = [min(max(0.19 * count, 1.5), 36) for count in rows]
     figure = Figure(figsize=(14, sum(heights) + 1.2 * len(plans)), dpi=100, layout="constrained")
     charts = figure.subplots(len(plans), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, analysis in zip(charts, plans, strict=True):
-        _draw_chart(axes, analysis)
+        _draw_chart(axes, analysis.explanation, f"{plain(analysis.name)}: {analysis.plan.strategy}")
     longest = max(analysis.plan.predicted.iteration_s for analysis in plans)
     charts[0].set_xlim(0, longest * 1.01 or 1.0)
     charts[-1].set_xlabel("seconds")
-    patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES[k], edgecolor="0.35", label=NAMES[k]) for k in COLOURS]
-    patches.append(Patch(facecolor="0.6", label="all-reduce"))
-    patches.append(Patch(facecolor="none", edgecolor=ACCENT, label="critical path"))
-    charts[0].legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8, frameon=False)
+    _add_legend(charts[0])
     return png(figure)
 
 
-def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
+def _add_legend(axes: Any) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES[k], edgecolor="0.35", label=NAMES[k]) for k in COLOURS]
+    patches.append(Patch(facecolor="0.6", label="all-reduce"))
+    patches.append(Patch(facecolor="none", edgecolor=ACCENT, label="critical path"))
+    axes.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8, frameon=False)
+
+
+def _draw_chart(axes: Any, explanation: Explanation, title: str) -> None:
     from matplotlib.collections import LineCollection, PolyCollection  # noqa: PLC0415
 
-    plan, tasks = analysis.plan, analysis.tasks
+    plan = explanation.plan
+    tasks = plan.tasks
     serving = [(stage, node) for stage, nodes in enumerate(plan.stages) for node in nodes]
     row = {node: index for index, (_, node) in enumerate(serving)}
 
@@ -63,7 +87,7 @@ def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
         for node in plan.stages[stage]
     ]
     axes.add_collection(PolyCollection(reducing, facecolor="0.6"))
-    path = analysis.explanation.critical
+    path = explanation.critical
     outlined = [box(segment.task) for segment in path if segment.task is not None]
     axes.add_collection(PolyCollection(outlined, facecolor="none", edgecolor=ACCENT, linewidth=1.2))
     hops = [[(s.start_s, row[s.link[0]]), (s.end_s, row[s.link[1]])] for s in path if s.link is not None]
@@ -80,8 +104,8 @@ def _draw_chart(axes: Any, analysis: PlanAnalysis) -> None:
     ends = [index for index in range(1, len(serving)) if serving[index][0] != serving[index - 1][0]]
     axes.hlines([end - 0.5 for end in ends], 0, plan.predicted.iteration_s, color="0.75", linewidth=0.6)
     predicted = plan.predicted
-    title = f"{plain(analysis.name)}: {plan.strategy}, {predicted.iteration_s:.3f} s"
-    axes.set_title(f"{title}, lower bound {predicted.lower_bound_s:.3f} s", fontsize=9, loc="left")
+    times = f"{predicted.iteration_s:.3f} s, lower bound {predicted.lower_bound_s:.3f} s"
+    axes.set_title(f"{title}, {times}", fontsize=9, loc="left")
 
 
 def _middles(stages: Sequence[Sequence[int]]) -> list[float]:

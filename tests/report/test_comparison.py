@@ -11,7 +11,7 @@ from conftest import Run
 from report.conftest import command
 
 from skippipe._scheduler import Plan
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan
 from skippipe.report.comparison import comparison, messages
 from skippipe.report.page import make_page

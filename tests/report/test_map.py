@@ -15,7 +15,7 @@ from report.conftest import HOSTILE
 from report.test_report_command import shape_of
 
 from skippipe._scheduler import Cluster
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.report.map_layout import (
     arranged,
     group_nodes,

@@ -13,7 +13,7 @@ from report.browser import Browser
 from report.conftest import HOSTILE
 
 from skippipe._scheduler import explain
-from skippipe.plan import Plan, load_plan
+from skippipe.plan_file import Plan, load_plan
 
 CHART = "skippipe.charts[0]"
 VIEW = "({...skippipe.view})"

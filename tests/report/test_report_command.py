@@ -13,7 +13,7 @@ from conftest import Run
 from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
 from skippipe._scheduler import Plan, SearchEvent, SearchReport, explain, upgrades
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
 
@@ -151,7 +151,7 @@ def test_refusals(refused: Refused, plans: Path) -> None:
 def test_plots_without_matplotlib(refused: Refused, plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     absent = lambda name, *rest: None if name == "matplotlib" else find(name, *rest)  # noqa: E731
-    monkeypatch.setattr("skippipe.commands.command.find_spec", absent)
+    monkeypatch.setattr("skippipe.packages.find_spec", absent)
     message = refused("report", f"plan={plans / 'plan.json'}", "picture=gantt.png")
     assert "requires matplotlib (not installed)" in message
 

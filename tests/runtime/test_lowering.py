@@ -14,9 +14,9 @@ from runtime.machine import hangs, random_ranks
 
 from skippipe import planning
 from skippipe._scheduler import Plan
-from skippipe.cluster import preset_spec
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
+from skippipe.presets import preset_spec
 from skippipe.runtime.actions import MAX_HOP, MAX_MICROBATCH, Norm, Recv, Reduce, Send, Step, Task, message_tag
 from skippipe.runtime.deadlock import min_recv_buffers, peak_recv_buffers, prove_deadlock_free
 from skippipe.runtime.lower import lower, lower_evaluation

@@ -19,7 +19,7 @@ from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.errors import InputError
 from skippipe.model.build import build_stage_module
 from skippipe.model.settings import model_config
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import check_single_process
 from skippipe.train.rank import train_rank

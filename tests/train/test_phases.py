@@ -28,7 +28,7 @@ from skippipe.model.build import build_stage_module
 from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
 from skippipe.moves import copy_sources
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
 from skippipe.train.loop.optimizer import StageOptimizer

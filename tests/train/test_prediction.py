@@ -15,7 +15,7 @@ from train.jobs import TINY, make_job
 from skippipe._scheduler import Plan
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
-from skippipe.plan import load_plan, save_plan
+from skippipe.plan_file import load_plan, save_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.train.prepare.prediction import Prediction, judge_prediction
 from skippipe.train.prepare.stages import PartitionedModel

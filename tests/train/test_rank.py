@@ -14,7 +14,7 @@ from skippipe.data.corpus import open_corpus
 from skippipe.data.prepare import corpus_folder
 from skippipe.model.build import build_stage_module
 from skippipe.model.settings import model_config
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.ranks import iteration_s_on
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]

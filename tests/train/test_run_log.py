@@ -21,7 +21,7 @@ from skippipe._scheduler import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.phases import PhaseSummary
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.study.run_history import read_run_history
 from skippipe.train.loop.engine import DivergedError, check_validation

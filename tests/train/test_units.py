@@ -13,7 +13,7 @@ from train.jobs import make_job
 from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.model.settings import model_config
-from skippipe.plan import Plan
+from skippipe.plan_file import Plan
 from skippipe.ranks import iteration_s_on
 from skippipe.train.connect.rank_spec import assign_nodes, node_names, torchrun_rank
 from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held

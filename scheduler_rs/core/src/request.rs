@@ -28,12 +28,35 @@ impl PlanRequest {
 }
 
 /// Where an allocation comes from, before any plan is made for it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum FirstAllocation {
     /// It is the problem's.
     Given(Problem),
     /// The surrogate's best one.
     Surrogate(UnallocatedProblem),
+}
+
+impl FirstAllocation {
+    /// The problem; of one without allocation, all but its stages.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        match self {
+            Self::Given(problem) => problem,
+            Self::Surrogate(open) => &open.problem,
+        }
+    }
+
+    /// The same question with other rules or another ratio.
+    ///
+    /// # Errors
+    /// As [`Problem::new`].
+    pub fn with(&self, skip_ratio: f64, constraints: Constraints) -> Result<Self> {
+        let problem = self.problem().with(skip_ratio, constraints)?;
+        Ok(match self {
+            Self::Given(_) => Self::Given(problem),
+            Self::Surrogate(open) => Self::Surrogate(UnallocatedProblem { problem, request: open.request.clone() }),
+        })
+    }
 }
 
 /// A problem whose allocation is still to be found; always consistent.
@@ -65,10 +88,10 @@ impl UnallocatedProblem {
         Ok(Self { problem: problem.with_layers(layers)?, request })
     }
 
-    /// The cluster.
+    /// What is to be allocated.
     #[must_use]
-    pub fn cluster(&self) -> &Cluster {
-        self.problem.cluster()
+    pub fn request(&self) -> &allocate::Request {
+        &self.request
     }
 
     /// The problem on the best allocation by the surrogate that is found within `budget`, and what the surrogate says.

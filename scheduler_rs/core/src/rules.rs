@@ -261,6 +261,27 @@ impl Strategy {
     /// Whether the strategy runs every stage (k = 0).
     #[must_use]
     pub fn is_full(self) -> bool {
-        matches!(self, Self::Full | Self::FullRouted)
+        match self {
+            Self::Full | Self::FullRouted => true,
+            Self::RandomSkip | Self::SkippipeNoTc2 | Self::Skippipe => false,
+        }
+    }
+
+    /// Whether its routes are drawn, so that a result is the median over draws.
+    #[must_use]
+    pub fn is_random(self) -> bool {
+        match self {
+            Self::RandomSkip => true,
+            Self::Full | Self::FullRouted | Self::SkippipeNoTc2 | Self::Skippipe => false,
+        }
+    }
+
+    /// Whether its lower bound holds for the plan's own routes alone: it does not look for the best ones.
+    #[must_use]
+    pub fn is_bound_by_routes(self) -> bool {
+        match self {
+            Self::RandomSkip | Self::SkippipeNoTc2 => true,
+            Self::Full | Self::FullRouted | Self::Skippipe => false,
+        }
     }
 }

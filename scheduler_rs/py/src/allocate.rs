@@ -13,7 +13,7 @@ use crate::waiting::{Ended, Limits, wait_for};
 
 /// An allocation and what the surrogate says of it, in seconds. `stages` holds the nodes of each stage, stage 0 first,
 /// the others in the order of the shortest tour.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Scored {
     /// Nodes of each stage.
@@ -46,7 +46,7 @@ impl From<core::Scored> for Scored {
 }
 
 /// The best allocation found, and what is known of all others.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Allocated {
     /// The best allocation.

@@ -1,6 +1,7 @@
 //! `Cluster`, with NumPy arrays in and out.
 
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use skippipe_core::cluster::{Cluster as Core, ClusterParts, Links, Node};
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::workload::Workload;
@@ -10,10 +11,45 @@ use crate::errors::OrRaise;
 
 /// The machines and the links between them (`skippipe.cluster/1`); always valid.
 ///
-/// Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per
-/// second. Link matrices are row = sender, N x N over nodes, or R x R over regions with `region_of`. Give either
-/// `transfer_s`, or `latency_s` and `bandwidth`.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+/// Times are seconds for one microbatch and the stage that a node serves, sizes bytes, bandwidths bytes per second. Of N
+/// nodes, link matrices have the shape (N, N), row = sender; with `region_of` (R, R) over regions, their diagonal for two
+/// nodes of one region. Give either `transfer_s`, or `latency_s` and `bandwidth`: a message of b bytes then takes
+/// latency_s + b / bandwidth + overhead_s.
+///
+/// Args:
+///     names: a name for each node.
+///     forward_s: seconds of a forward on each node, shape (N,).
+///     backward_s: seconds of a backward on each node, shape (N,).
+///     loss_s: seconds of head and loss, forward and backward together, on each node, where it is a source, shape (N,).
+///     memory: the most microbatches whose activations each node can hold, shape (N,).
+///     transfer_s: seconds of a whole message; no `gradient_bytes` then.
+///     latency_s: seconds.
+///     bandwidth: bytes per second; the diagonal over nodes is ignored.
+///     overhead_s: seconds added to every transfer between two different nodes.
+///     region_of: region of each node, shape (N,).
+///     activation_bytes: bytes of a message, forward or backward.
+///     gradient_bytes: bytes that the replicas of each stage all-reduce, one for each stage; empty: not modelled.
+///     step_s: seconds of the optimizer step on each node; empty: none.
+///     norm_s: seconds of the exchange of the global gradient norm.
+///     source: where the figures come from.
+///     workload: what the times hold for: a JSON object as text.
+///
+/// Raises:
+///     skippipe.errors.InputError: a value that cannot be used; the message names the key.
+///
+/// Example:
+///     >>> import numpy as np
+///     >>> import skippipe
+///     >>> cluster = skippipe.Cluster(
+///     ...     names=["a", "b"], forward_s=[0.1, 0.2], backward_s=[0.2, 0.4], loss_s=[0.05, 0.1], memory=[4, 4],
+///     ...     latency_s=np.full((2, 2), 0.01), bandwidth=np.full((2, 2), 1e8), activation_bytes=1e6,
+///     ... )
+///     >>> cluster.transfer_matrix()
+///     array([[0.  , 0.02],
+///            [0.02, 0.  ]])
+///     >>> skippipe.Cluster.from_json(cluster.to_json()) == cluster
+///     True
+#[pyclass(frozen, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Cluster(pub Core);
 
@@ -22,7 +58,8 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None))]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None),
+        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None)")]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
@@ -77,6 +114,11 @@ impl Cluster {
     /// Writes `skippipe.cluster/1`.
     fn to_json(&self) -> String {
         self.0.to_json()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let read = slf.py().import("operator")?.call_method1("methodcaller", ("from_json", slf.get().to_json()))?;
+        Ok((read, (slf.get_type(),)))
     }
 
     fn __len__(&self) -> usize {

@@ -31,7 +31,7 @@ mod _scheduler {
     #[pymodule_export]
     use crate::report::{AllocationReport, LeftOut, RunnerUp, SearchEvent, SearchReport};
     #[pymodule_export]
-    use crate::request::{AllocationScope, PlanRequest, UnallocatedProblem};
+    use crate::request::{AllocationScope, PlanRequest};
     #[pymodule_export]
     use crate::search::{benchmark_simulator, first_allocation, plan, simulate};
 }

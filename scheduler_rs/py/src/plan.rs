@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 
+use numpy::{PyArray1, PyFixedUnicode};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyType};
 use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
 use skippipe_core::report::SearchReport as CoreReport;
+use skippipe_core::request::FirstAllocation;
 use skippipe_core::simulate::iteration_on_processors;
 use skippipe_core::workload::Workload;
 
+use crate::arrays::{Floats, Integers};
 use crate::cluster::Cluster;
 use crate::errors::OrRaise;
 use crate::problem::{Constraints, Problem};
 use crate::report::SearchReport;
 
 /// One microbatch and its route through the pipeline.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Microbatch {
     /// Unique number.
@@ -46,7 +50,7 @@ impl From<CoreMicrobatch> for Microbatch {
 }
 
 /// One task of one microbatch on one node.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Task {
     /// Node that runs it.
@@ -78,7 +82,7 @@ impl From<CoreTask> for Task {
 }
 
 /// What the simulator gives for a plan, and how far from the best it can be.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Predicted {
     /// Seconds of the whole iteration.
@@ -107,8 +111,9 @@ impl From<CorePredicted> for Predicted {
     }
 }
 
-/// The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`).
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+/// The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`), as `skippipe.plan` and
+/// `skippipe.load_plan` give it.
+#[pyclass(frozen, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Plan(pub Core);
 
@@ -145,9 +150,42 @@ impl Plan {
         py.detach(move || iteration_on_processors(plan, &processor_of)).or_raise()
     }
 
-    /// The question that the plan answers.
+    /// The question that the plan answers, with the plan's allocation.
     fn problem(&self) -> PyResult<Problem> {
-        self.0.problem().or_raise().map(Problem)
+        self.0.problem().or_raise().map(FirstAllocation::Given).map(Problem)
+    }
+
+    /// The plan's tasks as columns, in the order of `tasks`: a dict of arrays of shape (tasks,) with the keys `node`,
+    /// `stage`, `microbatch` and `hop` (int64), `kind` ("F", "L" or "B"), `start_s` and `end_s` (float64). A data frame
+    /// is made of it by `pandas.DataFrame(plan.task_arrays())`.
+    #[pyo3(signature = () -> "dict[str, NDArray[Any]]")]
+    fn task_arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let plan = &self.0;
+        let mut stage_of = vec![0; plan.cluster.nodes().len()];
+        for (stage, nodes) in plan.stages.iter().enumerate() {
+            nodes.iter().for_each(|node| stage_of[*node] = stage);
+        }
+        let integers =
+            |value: &dyn Fn(&CoreTask) -> usize| Integers(plan.tasks.iter().map(|task| value(task) as i64).collect());
+        let floats = |value: &dyn Fn(&CoreTask) -> f64| Floats(plan.tasks.iter().map(value).collect());
+        let kinds = plan.tasks.iter().map(|task| PyFixedUnicode([u32::from(task.kind.letter())]));
+        let columns = PyDict::new(py);
+        columns.set_item("node", integers(&|task| task.node))?;
+        columns.set_item("stage", integers(&|task| stage_of[task.node]))?;
+        columns.set_item("microbatch", integers(&|task| task.microbatch))?;
+        columns.set_item("kind", PyArray1::from_iter(py, kinds))?;
+        columns.set_item("hop", integers(&|task| task.hop))?;
+        columns.set_item("start_s", floats(&|task| task.start_s))?;
+        columns.set_item("end_s", floats(&|task| task.end_s))?;
+        Ok(columns)
+    }
+
+    /// Draws the plan as a Gantt chart, its critical path outlined, and gives the matplotlib axes that it is on: `axes`,
+    /// or those of a new figure, so that `plan.plot().figure.savefig("plan.svg")` writes a file. Raises InputError where
+    /// matplotlib is not installed (`pip install "skippipe[plot]"`), DeadlockError where the plan's order cannot be executed.
+    #[pyo3(signature = (axes=None))]
+    fn plot<'py>(slf: &Bound<'py, Self>, axes: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("skippipe.report.plots")?.call_method1("plot_plan", (slf, axes))
     }
 
     /// The cluster that it was made for.
@@ -265,6 +303,11 @@ impl Plan {
             ..Workload::default()
         };
         Self(Core { model: workload.model(), ..self.0.clone() })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let read = slf.py().import("operator")?.call_method1("methodcaller", ("from_json", slf.get().to_json()))?;
+        Ok((read, (slf.get_type(),)))
     }
 
     fn __repr__(&self) -> String {

@@ -9,7 +9,7 @@ use skippipe_core::report as core;
 use crate::allocate::Allocated;
 
 /// What a search reports of itself: the part `solver` of a plan. What a plan of others does not say is None or empty.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct SearchReport {
     /// Seconds that the search took.
@@ -58,7 +58,7 @@ impl From<core::SearchReport> for SearchReport {
 }
 
 /// Best plan and best bound from a moment of a search on.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct SearchEvent {
     /// Seconds since the search began.
@@ -78,7 +78,7 @@ impl From<core::SearchEvent> for SearchEvent {
 }
 
 /// How the search for an allocation by the iteration went.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct AllocationReport {
     /// Seconds of the iteration on the first allocation.
@@ -108,7 +108,7 @@ impl From<core::AllocationReport> for AllocationReport {
 }
 
 /// An allocation, and the iteration of its best plan.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct RunnerUp {
     /// Nodes of each stage.
@@ -118,7 +118,7 @@ pub struct RunnerUp {
 }
 
 /// What an absent node would cost in the stage where it costs least, routes and order being the same.
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct LeftOut {
     /// The node.

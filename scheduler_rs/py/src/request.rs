@@ -3,62 +3,16 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use skippipe_core::allocate::Request;
+use pyo3::types::{PyDict, PyTuple};
 use skippipe_core::allocate::joint::AllocationScope as CoreScope;
 use skippipe_core::error::{Result, invalid};
-use skippipe_core::request::{
-    FirstAllocation, Method, Options, PlanRequest as Core, UnallocatedProblem as CoreUnallocated,
-};
+use skippipe_core::request::{Method, Options, PlanRequest as Core};
 use skippipe_core::rules::Strategy;
 
-use crate::cluster::{Cluster, index};
+use crate::cluster::index;
 use crate::errors::OrRaise;
-use crate::problem::{Constraints, Problem, numbers};
+use crate::problem::Problem;
 use crate::waiting::Limits;
-
-/// A problem whose allocation is still to be found, first by the surrogate: see `allocate` for `sizes`, `sources` and
-/// `max_replica_transfer_s`, and `Problem` for the rest. Microbatches are given in the order of `sources`, where those
-/// are fixed.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
-#[derive(Clone, PartialEq)]
-pub struct UnallocatedProblem(CoreUnallocated);
-
-#[pymethods]
-impl UnallocatedProblem {
-    #[new]
-    #[pyo3(signature = (cluster, sizes, microbatches, *, skip_ratio, constraints=None, sources=None, max_replica_transfer_s=None, layers=Vec::new()))]
-    #[expect(clippy::too_many_arguments, reason = "the parts of a question")]
-    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
-    fn new(
-        cluster: &Bound<'_, Cluster>,
-        sizes: Vec<i64>,
-        microbatches: Vec<i64>,
-        skip_ratio: f64,
-        constraints: Option<&Bound<'_, Constraints>>,
-        sources: Option<Vec<i64>>,
-        max_replica_transfer_s: Option<f64>,
-        layers: Vec<i64>,
-    ) -> PyResult<Self> {
-        let build = || {
-            let request = Request {
-                sizes: numbers("sizes", &sizes)?,
-                sources: sources.as_deref().map(|sources| numbers("sources", sources)).transpose()?,
-                max_replica_transfer_s,
-            };
-            let rules = constraints.map(|rules| rules.get().0.clone()).unwrap_or_default();
-            let counts = numbers("microbatches", &microbatches)?;
-            let layers = numbers("layers", &layers)?;
-            CoreUnallocated::new(cluster.get().0.clone(), request, counts, skip_ratio, rules, layers)
-        };
-        build().or_raise().map(Self)
-    }
-
-    /// The nodes and the links between them.
-    #[getter]
-    fn cluster(&self) -> Cluster {
-        Cluster(self.0.cluster().clone())
-    }
-}
 
 /// What a search may change of a problem's allocation, beside which node serves which stage.
 ///
@@ -67,7 +21,7 @@ impl UnallocatedProblem {
 /// stages, and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of
 /// the layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
 /// two nodes of one stage takes longer, in seconds (None: any).
-#[pyclass(frozen, get_all, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct AllocationScope {
     /// Stages may have other numbers of nodes.
@@ -97,6 +51,17 @@ impl AllocationScope {
         Ok(Self { sizes, layers, sources, max_replica_transfer_s, unused })
     }
 
+    #[pyo3(signature = () -> "tuple[tuple[()], dict[str, object]]")]
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let scope = PyDict::new(py);
+        scope.set_item("sizes", self.sizes)?;
+        scope.set_item("layers", self.layers)?;
+        scope.set_item("sources", self.sources)?;
+        scope.set_item("max_replica_transfer_s", self.max_replica_transfer_s)?;
+        scope.set_item("unused", self.unused)?;
+        Ok((PyTuple::empty(py), scope))
+    }
+
     fn __repr__(&self) -> String {
         let flag = |on: bool| if on { "True" } else { "False" };
         let Self { sizes, layers, sources, max_replica_transfer_s, unused } = self;
@@ -117,8 +82,8 @@ impl AllocationScope {
     }
 }
 
-/// What `plan` is asked for: `first`, a problem with its allocation or one whose first allocation is the surrogate's;
-/// `scope`, what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
+/// What `plan` is asked for: `first`, a problem, whose first allocation is the surrogate's where it has none; `scope`,
+/// what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
 /// "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or "cbs" for conflict-based search
 /// alone, which with `suboptimality` above 1 ends with a plan of at most so many times the lower bound; `work_limit`
 /// counts search steps. Same seed and work limit: same plan, whatever the number of threads.
@@ -138,7 +103,7 @@ impl PlanRequest {
     ))]
     #[expect(clippy::too_many_arguments, reason = "the options of a search")]
     fn new(
-        first: First<'_>,
+        first: &Bound<'_, Problem>,
         strategy: &str,
         scope: Option<&Bound<'_, AllocationScope>>,
         method: &str,
@@ -148,10 +113,7 @@ impl PlanRequest {
         threads: i64,
         seed: i64,
     ) -> PyResult<Self> {
-        let first = match first {
-            First::Given(problem) => FirstAllocation::Given(problem.get().0.clone()),
-            First::Surrogate(problem) => FirstAllocation::Surrogate(problem.get().0.clone()),
-        };
+        let first = first.get().0.clone();
         let build = || {
             let limits = Limits::new(time_limit_s, work_limit, threads, seed)?;
             let options = options(strategy, method, suboptimality, &limits)?;
@@ -160,13 +122,6 @@ impl PlanRequest {
         };
         build().or_raise()
     }
-}
-
-/// A problem with its allocation, or without.
-#[derive(FromPyObject)]
-enum First<'py> {
-    Given(Bound<'py, Problem>),
-    Surrogate(Bound<'py, UnallocatedProblem>),
 }
 
 fn options(strategy: &str, method: &str, suboptimality: f64, limits: &Limits) -> Result<Options> {

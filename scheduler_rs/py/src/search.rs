@@ -6,6 +6,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use skippipe_core::budget::Budget;
 use skippipe_core::error::{Result, invalid};
+use skippipe_core::request::FirstAllocation;
 use skippipe_core::search::first_allocation as core_first_allocation;
 use skippipe_core::simulate::{Dispatch, count_evaluations, resimulate};
 
@@ -48,7 +49,7 @@ pub fn first_allocation(py: Python<'_>, request: &Bound<'_, PlanRequest>) -> PyR
     };
     let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, None, search)?;
     let (problem, found) = interrupted.map_or_else(|| result.or_raise(), Err)?;
-    Ok((Problem(problem), found.map(Allocated::from)))
+    Ok((Problem(FirstAllocation::Given(problem)), found.map(Allocated::from)))
 }
 
 fn dispatch(order: &str) -> Result<Dispatch> {

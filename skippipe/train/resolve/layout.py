@@ -8,7 +8,7 @@ from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, allocation_of
 from skippipe.config import AllocateConfig, PlannerConfig
 from skippipe.errors import unexpected
-from skippipe.plan import load_plan
+from skippipe.plan_file import load_plan
 from skippipe.planning import ALLOCATING_WORK, allocated, planning_job
 from skippipe.train.config import TrainJob
 

@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::plan::{Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
 use crate::request::Options;
-use crate::rules::Strategy;
 use crate::search::context::Solution;
 use crate::simulate::{MicrobatchRoute, Simulator};
 use crate::time::{Time, seconds};
@@ -32,8 +31,7 @@ pub fn assemble(
     debug_assert!(bound <= outcome.iteration + 2 * simulator.task_count() as Time, "a bound above a plan");
     // Two roundings apart, a proof can miss by some nanoseconds; the plan's own time is a bound no lower.
     let lower_bound_s = seconds(bound).min(iteration_s);
-    let optimal = is_tight(outcome.iteration, bound)
-        && !matches!(options.strategy, Strategy::RandomSkip | Strategy::SkippipeNoTc2);
+    let optimal = is_tight(outcome.iteration, bound) && !options.strategy.is_bound_by_routes();
     report.wall_s = Some(budget.elapsed_s());
     report.seed = Some(options.seed);
     report.threads = Some(options.threads);

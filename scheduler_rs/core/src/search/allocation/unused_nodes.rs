@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::plan::{Plan, Predicted};
 use crate::problem::Instance;
 use crate::report::{LeftOut, SearchEvent};
-use crate::rules::Strategy;
 use crate::simulate::{Dispatch, Replay, resimulate};
 use crate::time::{Rounding, Time, seconds};
 
@@ -35,8 +34,8 @@ pub fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<Plan> {
     }
     let mut plan = resimulate(&with_stages(&plan, stages), Dispatch::Planned)?;
     let problem = plan.problem()?;
-    let is_random = matches!(plan.strategy, Strategy::RandomSkip | Strategy::SkippipeNoTc2);
-    let bound = if is_random {
+    let own_routes = plan.strategy.is_bound_by_routes();
+    let bound = if own_routes {
         let below = Instance::new(&problem, Rounding::Down);
         route_bound(&below, Replay::new(&plan, &below)?.microbatches())
     } else {
@@ -45,7 +44,7 @@ pub fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<Plan> {
     let iteration_s = plan.predicted.iteration_s;
     let lower_bound_s = seconds(bound).min(iteration_s);
     plan.predicted = Predicted { lower_bound_s, gap: Predicted::gap_of(iteration_s, lower_bound_s), ..plan.predicted };
-    let optimal = !is_random && is_tight(Rounding::Up.nanoseconds(iteration_s), bound);
+    let optimal = !own_routes && is_tight(Rounding::Up.nanoseconds(iteration_s), bound);
     plan.solver.optimal = Some(optimal);
     follow(&mut plan.solver.events, iteration_s, lower_bound_s);
     Ok(plan)

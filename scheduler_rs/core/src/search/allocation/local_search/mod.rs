@@ -245,7 +245,7 @@ impl<'a> LocalSearch<'a> {
 
     /// The plan without nodes that only cost, where they may be left out. Which nodes random routes leave idle is chance.
     fn without_idle(&self, plan: Plan, bound: Time) -> Result<Plan> {
-        let is_chance = self.options.strategy == Strategy::RandomSkip;
+        let is_chance = self.options.strategy.is_random();
         let stays = !self.scope.unused || is_chance || self.budget.is_cancelled();
         if stays { Ok(plan) } else { unused_nodes::without_idle(plan, bound, self.budget) }
     }

@@ -63,14 +63,16 @@ impl<'a> Construction<'a> {
         match self.strategy {
             Strategy::Full => self.straight(instance),
             Strategy::RandomSkip => self.drawn(instance, &tasks, FIRST_STREAM + sample * DRAWS * TRIES, DRAWS),
-            _ => self.fastest(instance, &tasks, budget),
+            Strategy::FullRouted | Strategy::SkippipeNoTc2 | Strategy::Skippipe => {
+                self.fastest(instance, &tasks, budget)
+            }
         }
     }
 
     /// What counts for an allocation that the strategy has planned, and the work of finding that out: the iteration of
     /// the plan, or where routes are random the median over draws that the local search has not seen.
     pub fn validate(self, problem: &Problem, iteration: Time) -> (Time, u64) {
-        if self.strategy != Strategy::RandomSkip {
+        if !self.strategy.is_random() {
             return (iteration, 0);
         }
         let instance = Instance::new(problem, Rounding::Up);

@@ -11,7 +11,7 @@ __all__ = ["Plan", "load_plan", "save_plan"]
 MAX_SHOWN = 10
 
 
-def load_plan(path: str) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """Read a `skippipe.plan/1` file and check it.
 
     Raises:
@@ -19,7 +19,7 @@ def load_plan(path: str) -> Plan:
             the message names the file and what is wrong with it.
 
     """
-    text = read_text(path)
+    text = read_text(str(path))
     try:
         plan = Plan.from_json(text)
     except InputError as error:
@@ -33,8 +33,8 @@ def load_plan(path: str) -> Plan:
     return plan
 
 
-def save_plan(plan: Plan, path: Path) -> None:
-    """Write a plan that holds every rule.
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a `skippipe.plan/1` file, whole or not at all, of a plan that keeps every rule.
 
     Raises:
         SchedulerError: the plan breaks a rule; nothing is written.
@@ -44,7 +44,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     broken = plan.check()
     if broken:
         raise SchedulerError(f"a plan that breaks its own rules is not written: {_listed(broken)}")
-    write_text(path, plan.to_json())
+    write_text(Path(path), plan.to_json())
 
 
 def _listed(broken: list[str]) -> str:
