@@ -139,7 +139,7 @@ class Cluster:
     def __eq__(self, value: object, /) -> bool: ...
     def __len__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None) -> Cluster: ...
+    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None, measured: str | None = None) -> Cluster: ...
     def __repr__(self, /) -> str: ...
     @property
     def activation_bytes(self, /) -> float:
@@ -170,6 +170,11 @@ class Cluster:
     def loss_s(self, /) -> NDArray[float64]:
         """
         Seconds of head and loss on each node, where it is a source, shape (N,).
+        """
+    @property
+    def measured(self, /) -> str | None:
+        """
+        How the figures were measured, a JSON object as text (the part `measured` of the file); None: not known.
         """
     @property
     def memory(self, /) -> NDArray[int64]:

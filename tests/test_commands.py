@@ -111,11 +111,14 @@ def test_packages_that_are_missing_are_named(
     assert message == f"{needed}; pip install 'skippipe[train]'\n"
 
 
+TOP_LEVEL = ["plan", "simulate", "report", "measure", "train", "evaluate", "study", "data", "export", "bench"]
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("skippipe ", ["plan", "simulate", "report", "train", "evaluate", "study", "data", "export", "bench"]),
-        ("skippipe b", ["plan", "simulate", "report", "train", "evaluate", "study", "data", "export", "bench"]),
+        ("skippipe ", TOP_LEVEL),
+        ("skippipe b", TOP_LEVEL),
         ("skippipe bench p", ["simulator", "planner", "allocator"]),
         ("skippipe bench planner planner.t", ["planner.threads=", "planner.time_limit_s="]),
         ("skippipe plan cluster=l", ["cluster=local4"]),

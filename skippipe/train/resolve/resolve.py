@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from skippipe.config import PhasesConfig
+from skippipe.config import PhasesConfig, PlannerConfig
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.devices import Precision
 from skippipe.errors import unexpected
@@ -15,10 +15,11 @@ from skippipe.model.folder import own_tokenizer
 from skippipe.model.settings import resolved_settings, weights_folder
 from skippipe.phases import check_phases, reallocate, resolve_phases
 from skippipe.ranks import shown_names
-from skippipe.train.config import TrainJob
-from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout
+from skippipe.train.config import RuntimeConfig, TrainJob
+from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout, searches_layers
 from skippipe.train.resolve.plan_model import check_model
 from skippipe.train.resolve.spec import (
+    AllocationSearch,
     CheckpointSpec,
     CommunicationSpec,
     DataSpec,
@@ -53,14 +54,15 @@ def resolve(job: TrainJob) -> RunSpec:
     return RunSpec(
         layout=layout,
         phases=phases,
+        search=AllocationSearch(job.allocate, job.schedule, job.phases) if searches_layers(job) else None,
         planner=job.planner,
         model=ModelSpec(job.model, folder, None if train.layers is None else tuple(train.layers)),
         data=DataSpec(text, train.microbatch_size),
-        precision=_precision(job),
-        device=_select(DeviceSpec, job.runtime),
-        communication=_communication(job),
-        optimizer=_select(OptimizerSpec, train),
-        checkpoints=_select(CheckpointSpec, job.checkpoint),
+        precision=precision_of(job.train.dtype, job.runtime),
+        device=select(DeviceSpec, job.runtime),
+        communication=communication_of(job.runtime),
+        optimizer=select(OptimizerSpec, train),
+        checkpoints=select(CheckpointSpec, job.checkpoint),
         launch=LaunchSpec(
             job.runtime.node, job.runtime.processes, job.runtime.port, job.runtime.threads, folder=job.folder
         ),
@@ -77,19 +79,21 @@ def resolve(job: TrainJob) -> RunSpec:
     )
 
 
-def _precision(job: TrainJob) -> Precision:
-    if job.runtime.wire_dtype == "float16" and job.runtime.autocast != "float16":
+def precision_of(dtype: str, runtime: RuntimeConfig) -> Precision:
+    """Number types of a job with weights of type `dtype`; raises `InputError` if they do not go together."""
+    if runtime.wire_dtype == "float16" and runtime.autocast != "float16":
         raise unexpected(
             "runtime.wire_dtype",
             "float16",
-            f"another dtype with runtime.autocast={job.runtime.autocast}",
+            f"another dtype with runtime.autocast={runtime.autocast}",
             hint="gradients of a loss that is not scaled are mostly below its range",
         )
-    return Precision(job.train.dtype, job.runtime.autocast, job.runtime.wire_dtype)
+    return Precision(dtype, runtime.autocast, runtime.wire_dtype)
 
 
-def _communication(job: TrainJob) -> CommunicationSpec:
-    communication = _select(CommunicationSpec, job.runtime)
+def communication_of(runtime: RuntimeConfig) -> CommunicationSpec:
+    """How the processes of a job communicate; raises `InputError` for settings of emulated links beside real ones."""
+    communication = select(CommunicationSpec, runtime)
     if communication.links == "real":
         for name in ("time_scale", "contention"):
             value, default = getattr(communication, name), getattr(CommunicationSpec, name)
@@ -98,7 +102,7 @@ def _communication(job: TrainJob) -> CommunicationSpec:
     return communication
 
 
-def _select(spec: type[Spec], settings: object) -> Spec:
+def select(spec: type[Spec], settings: object) -> Spec:
     """Take over the settings that have the names of a description's fields."""
     names = [item.name for item in dataclasses.fields(cast("Any", spec))]
     return spec(**{name: getattr(settings, name) for name in names})
@@ -114,16 +118,23 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
     if job.plan is not None and job.phases != PhasesConfig():
         hint = "each phase of a run needs its own plan"
         raise unexpected("phases.list", f"{len(job.phases.list)}", f"published with plan={job.plan}", hint=hint)
-    iterations = job.train.iterations
-    found = list(resolve_phases(job.phases, job.schedule, layout.allocation))
+    question = AllocationSearch(job.allocate, job.schedule, job.phases)
+    return divide_phases(question, job.planner, job.train.iterations, layout)
+
+
+def divide_phases(
+    question: AllocationSearch, planner: PlannerConfig, iterations: int, layout: Layout
+) -> tuple[PlanPhase, ...]:
+    """The phases of a run of so many iterations; errors are those of `plan_phases`."""
+    found = list(resolve_phases(question.phases, question.schedule, layout.allocation))
     if layout.plan is None:
         check_phases(layout.cluster, found)
     for number, phase in enumerate(found):
         if phase.anew and layout.unused:
             expected = f"kept, as no process serves {shown_names(layout.unused)}"
             raise unexpected(f"phases.list[{number}].allocation", "anew", expected)
-        allocating = dataclasses.replace(job.allocate, objective="surrogate")
-        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(job.planner))
+        allocating = dataclasses.replace(question.allocate, objective="surrogate")
+        found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(planner))
     ends = [*(round(phase.begin * iterations) for phase in found[1:]), iterations]
     phases: list[PlanPhase] = []
     after = 0
@@ -144,7 +155,7 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
         "layers": model.get("num_hidden_layers"),
         "microbatch_size": job.train.microbatch_size,
         "sequence": job.data.sequence,
-        "wire_dtype": _precision(job).wire_dtype,
+        "wire_dtype": precision_of(job.train.dtype, job.runtime).wire_dtype,
     }
     return {name: value for name, value in stated.items() if value}
 
