@@ -106,15 +106,15 @@ def test_what_is_measured_is_planned_for_and_trained_by(
 def test_emulated_links_are_measured_as_they_are(measure: Callable[..., tuple[Cluster, list[Any]]]) -> None:
     """Those that are too slow to be sampled in both directions are sampled in one."""
     slow = dataclasses.replace(
-        make_cluster(3, [1, 1, 1]), between=LinkProfile(0.01, 2e4), inside=LinkProfile(0.01, 2e4)
+        make_cluster(3, [1, 1, 1]), between=LinkProfile(0.01, 1e4), inside=LinkProfile(0.01, 1e4)
     )
     cluster, _ = measure(make_measure_job(slow, links="emulated"), THREE)
     messages = json.loads(cluster.measured or "")["links"]["messages"]
     for i, j in itertools.permutations(range(3), 2):
         assert cluster.transfer_matrix(0.0)[i, j] >= 0.01, "nothing arrives earlier"
         assert messages[i][j] == int((i + j) % 2 == (0 if i < j else 1))
-        # 8,192 bytes at 20,000 bytes a second; a busy machine only makes it longer, but for the latency taken off.
-        assert cluster.transfer_matrix()[i, j] > 0.3
+        # 8,192 bytes at 10,000 bytes a second; a busy machine only makes it longer, but for the latency taken off.
+        assert cluster.transfer_matrix()[i, j] > 0.4 * messages[i][j]
     assert "extrapolated" in (cluster.source or "")
 
 
