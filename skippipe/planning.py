@@ -22,6 +22,7 @@ from skippipe.errors import (
     in_group,
     unexpected,
 )
+from skippipe.measured import for_planning, layers_by_node
 from skippipe.presets import preset_spec
 from skippipe.scheduler import SearchProgress, effective_time_limit_s
 from skippipe.workload import Throughput, throughput, workload_of
@@ -84,24 +85,54 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
     if parts is not None and machines.gradient_bytes > 0:
         cluster = parts.cluster(machines, [machines.gradient_bytes] * len(sizes))
     try:
-        if allocation is not None:
-            return PlanningJob(state_problem(cluster, allocation, schedule))
-        layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
-        counts = microbatches(schedule.microbatches_per_source, sizes[0])
-        rules, skip_ratio = rules_of(schedule, counts, range(len(sizes)))
-        first = Problem(
-            cluster,
-            microbatches=counts,
-            sizes=sizes,
-            skip_ratio=skip_ratio,
-            constraints=rules,
-            sources=allocating.sources,
-            max_replica_transfer_s=allocating.max_replica_transfer_s,
-            layers=layers,
-        )
-        return PlanningJob(first, scope_of(allocating, layers))
+        return question_for(cluster, sizes, allocation, allocating, schedule)
     except InputError as error:
         raise with_origin(error, machines.file, allocating.stages) from None
+
+
+def question_for(
+    cluster: Cluster,
+    sizes: list[int],
+    allocation: Allocation | None,
+    allocating: AllocateConfig,
+    schedule: ScheduleConfig,
+) -> PlanningJob:
+    """State the question for a cluster.
+
+    Args:
+        cluster: the nodes; figures of a measured one become those of the plan's stages.
+        sizes: nodes of each stage, to begin with.
+        allocation: if it is given.
+        allocating: what is searched.
+        schedule: strategy and constraints.
+
+    Raises:
+        InputError: they do not fit each other.
+
+    """
+    cluster = for_planning(
+        cluster,
+        len(sizes),
+        total=allocating.decoder_layers,
+        searched=allocating.layers == "auto",
+        node_layers=None if allocation is None else layers_by_node(allocation.stages, allocation.layers, cluster),
+    )
+    if allocation is not None:
+        return PlanningJob(state_problem(cluster, allocation, schedule))
+    layers = choose_layers(allocating, len(sizes), workload_of(cluster).layers)
+    counts = microbatches(schedule.microbatches_per_source, sizes[0])
+    rules, skip_ratio = rules_of(schedule, counts, range(len(sizes)))
+    first = Problem(
+        cluster,
+        microbatches=counts,
+        sizes=sizes,
+        skip_ratio=skip_ratio,
+        constraints=rules,
+        sources=allocating.sources,
+        max_replica_transfer_s=allocating.max_replica_transfer_s,
+        layers=layers,
+    )
+    return PlanningJob(first, scope_of(allocating, layers))
 
 
 def check_scope(allocating: AllocateConfig, schedule: ScheduleConfig) -> None:

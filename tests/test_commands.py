@@ -111,7 +111,9 @@ def test_packages_that_are_missing_are_named(
     assert message == f"{needed}; pip install 'skippipe[train]'\n"
 
 
-COMMAND_WORDS = ["plan", "propose", "simulate", "report", "train", "evaluate", "study", "data", "export", "bench"]
+COMMAND_WORDS = [
+    "plan", "propose", "simulate", "report", "measure", "train", "evaluate", "study", "data", "export", "bench",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

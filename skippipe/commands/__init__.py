@@ -90,6 +90,29 @@ skippipe report plan=plan.json picture=gantt.png curve=search.png map=map.png js
 xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's route, and the critical path""",
     ),
     Command(
+        name="measure",
+        summary="measure nodes and links, and write them as a cluster file",
+        settings="skippipe.train.measuring.config:MeasureJob",
+        run="skippipe.commands.measure:measure",
+        groups={"cluster": "local4", "model": "llama_tiny", "runtime": "gloo"},
+        packages=("torch", "transformers"),
+        texts=("runtime.node",),
+        notes="""\
+Settings that training has too are called the same, and are to have the values of the training to come: model, sequence
+and microbatch size, dtypes, compilation, checkpointing, device. On its own, it starts one process per node of the
+cluster preset on this machine. Under torchrun each process is one rank, for the nodes named by runtime.node. Needs
+the extra that installs torch: pip install 'skippipe[train]'.""",
+        examples="""\
+skippipe measure output=cluster.json                   four processes of this machine, a small Llama
+skippipe plan cluster.file=cluster.json output=plan.json && skippipe train plan=plan.json
+skippipe measure model=pretrained model.folder=FOLDER data.sequence=1024 train.microbatch_size=2 output=cluster.json
+skippipe measure -m train.microbatch_size=1,2,4 'output=/figures/${train.microbatch_size}.json'
+                                                       several sizes, each in a file of its own
+torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    -m skippipe measure runtime.node=NAME output=cluster.json
+                                                       on every machine, with its own name; rank 0 writes""",
+    ),
+    Command(
         name="train",
         summary="train a model by a plan, on this machine or, under torchrun, on many",
         settings="skippipe.train.config:TrainJob",

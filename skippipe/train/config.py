@@ -152,8 +152,7 @@ class TrainJob:
     cluster: ClusterConfig = MISSING
     """the cluster, if no plan is given"""
     allocate: AllocateConfig = field(default_factory=AllocateConfig)
-    """allocation of nodes to stages, if no plan is given: by the surrogate, since stages are built before anything is
-    measured"""
+    """allocation of nodes to stages, if no plan is given: by the surrogate, or searched with layers=auto"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """strategy, skip ratio and constraints, if no plan is given"""
     phases: PhasesConfig = field(default_factory=PhasesConfig)

@@ -16,7 +16,9 @@ from skippipe.data.prepare import corpus_folder
 from skippipe.devices import find_device, use_deterministic_kernels, use_device
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import model_config, plain_settings
+from skippipe.ranks import assign_ranks
 from skippipe.train.connect.authentication import authenticate
+from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
 from skippipe.train.observe.events import Report
@@ -24,7 +26,8 @@ from skippipe.train.observe.run_log import RunLog
 from skippipe.train.prepare.planning import plan_sha256
 from skippipe.train.prepare.prepare import is_source, prepare_rank
 from skippipe.train.prepare.resume import find_resume_point
-from skippipe.train.prepare.stages import check_groups
+from skippipe.train.prepare.search import with_searched_allocation
+from skippipe.train.prepare.stages import check_groups, message_spec_of
 from skippipe.train.resolve.spec import RunSpec
 
 
@@ -62,12 +65,16 @@ def train_rank(
         authenticate(rendezvous, spec.checkpoints.key)
         rendezvous.check_equal("settings", shared_settings(spec, config))
         resume = find_resume_point(spec.checkpoints, folder, rendezvous)
+        rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
+        message_spec = message_spec_of(config, spec.data.microbatch_size, spec.data.sequence, spec.precision, device)
+        links = open_links(spec.communication, spec.layout.cluster, rendezvous, message_spec, rank_of, stack)
+        spec = with_searched_allocation(spec, config, rendezvous, links, message_spec, rank_of, resume)
         if text is None and is_source(spec, rendezvous):
             text = stack.enter_context(corpus_folder(spec.data.text))
         log = None
         if rendezvous.rank == 0:
             log = stack.enter_context(contextlib.closing(RunLog(folder, report, resume.progress.iteration)))
-        return prepare_rank(spec, config, device, rendezvous, resume, text, log, stack).run()
+        return prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, log).run()
 
 
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:

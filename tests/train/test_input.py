@@ -41,7 +41,7 @@ def plan_file(run: Run, tmp_path: Path) -> Path:
         (["data.validation=[a/*.txt]"], "data.validation[0]: no such file: a/*.txt"),
         (["data.tokenizer=missing.json"], "data.tokenizer: no such file: missing.json"),
         (["plan=missing.json"], "missing.json: cannot be read"),
-        (["allocate.layers=auto"], "allocate.layers: expected equal in training, got auto; stages are built before"),
+        (["allocate.layers=auto", "runtime.calibrate=false"], "runtime.calibrate: expected true, as allocate"),
         (["allocate.decoder_layers=4"], "allocate.decoder_layers: expected null in training, got 4"),
         (["allocate.sources=[4]"], "allocate.sources[0]: expected different numbers below 4, got 4"),
         (["cluster.file=missing.json"], "missing.json: cannot be read"),

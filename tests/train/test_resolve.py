@@ -91,7 +91,7 @@ def test_only_the_first_step_sees_settings() -> None:
         for path in (PACKAGE / "train").rglob("*.py")
         if "skippipe.train.config" in imports_of(path)
     }
-    assert readers == {"launch/launch.py", "resolve/layout.py", "resolve/resolve.py"}
+    assert readers == {"launch/launch.py", "measuring/config.py", "resolve/layout.py", "resolve/resolve.py"}
 
 
 def test_data_flows_in_one_direction() -> None:

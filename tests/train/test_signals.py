@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from skippipe.errors import SIGNALLED
-from skippipe.train.launch.launch import _ending_in_order
+from skippipe.train.launch.launch import ending_in_order
 from skippipe.train.signals import SIGNALS, StopRequest, heeded_signals
 
 
@@ -27,7 +27,7 @@ def test_noted_while_training_and_the_end_before(number: signal.Signals) -> None
         signal.raise_signal(signal.SIGTERM)
     assert request.signal == number
     assert signal.getsignal(number) == before
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, _ending_in_order():
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, ending_in_order():
         signal.raise_signal(number)
     if isinstance(ended.value, SystemExit):
         assert ended.value.code == SIGNALLED + number
@@ -37,7 +37,7 @@ def test_noted_while_training_and_the_end_before(number: signal.Signals) -> None
 
 def test_one_that_comes_while_a_stopped_run_ends_changes_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with _ending_in_order():
+    with ending_in_order():
         with StopRequest() as request:
             signal.raise_signal(signal.SIGTERM)
             request.heeded = True
@@ -49,6 +49,6 @@ def test_one_that_comes_while_a_stopped_run_ends_changes_nothing() -> None:
 def test_a_hangup_that_nohup_has_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert signal.SIGHUP not in heeded_signals()
-    with _ending_in_order(), StopRequest() as request:
+    with ending_in_order(), StopRequest() as request:
         signal.raise_signal(signal.SIGHUP)
     assert request.signal is None

@@ -15,6 +15,7 @@ from train.conftest import Folder
 from train.jobs import make_job
 
 from skippipe.errors import ActionError, InputError, from_origin, unexpected
+from skippipe.measure.links import rounds, time_links, time_norm
 from skippipe.runtime.executor import Executor, Timings
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.collectives import RingSums
@@ -27,7 +28,6 @@ from skippipe.train.launch.supervisor import Worker, _error
 from skippipe.train.launch.workers import report_failure
 from skippipe.train.loop.engine import SLOWEST_HEALTHY, message_timeout_s
 from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
-from skippipe.train.prepare.calibrate import _time_norm, rounds, time_links
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 
@@ -144,7 +144,7 @@ class Lonely(Rendezvous):
 
     def all_gather(self, key: str, text: str, extra_s: float = 0.0) -> list[str]:
         self.asked.append(key)
-        return [text]
+        return [text if rank == self.rank else "{}" for rank in range(self.world)]
 
 
 def lonely(rank: int, world: int) -> Lonely:
@@ -178,7 +178,7 @@ def test_a_peer_that_does_not_answer_while_links_are_timed() -> None:
     with pytest.raises(
         ActionError, match=r"^an exchange of the norm to be timed, with node n0 \(rank 0\), node n2 .*: gone$"
     ):
-        _time_norm(lonely(1, 4), Instant(ConnectionError("gone")), 3)
+        time_norm(lonely(1, 4), Instant(ConnectionError("gone")), 3)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Result, breaks_lines, invalid};
 use crate::format::{check_duration, check_format, check_number, objects, optional_object, parse, pretty};
+use crate::measured::Measured;
 use crate::workload::Workload;
 
 /// Version that this module reads and writes.
@@ -102,6 +103,8 @@ pub struct ClusterParts {
     pub source: Option<String>,
     /// What the times hold for; None: not known.
     pub workload: Option<Workload>,
+    /// How the figures were measured; None: they were not, or it is not known.
+    pub measured: Option<Measured>,
 }
 
 impl ClusterParts {
@@ -118,6 +121,7 @@ impl ClusterParts {
             norm_s: 0.0,
             source: None,
             workload: None,
+            measured: None,
         }
     }
 }
@@ -172,6 +176,9 @@ impl Cluster {
         check_duration(|| format!("{prefix}norm_s"), parts.norm_s)?;
         if let Some(workload) = &parts.workload {
             workload.check(n, prefix)?;
+        }
+        if let Some(measured) = &parts.measured {
+            measured.check(n, prefix)?;
         }
         if parts.region_of.is_none() {
             parts.links.write_diagonal();
@@ -257,6 +264,12 @@ impl Cluster {
     #[must_use]
     pub fn workload(&self) -> Option<&Workload> {
         self.0.workload.as_ref()
+    }
+
+    /// How the figures were measured, where that is known.
+    #[must_use]
+    pub fn measured(&self) -> Option<&Measured> {
+        self.0.measured.as_ref()
     }
 
     /// The same machines with one node twice as fast: forward, loss and backward take half as long.
@@ -444,6 +457,8 @@ pub(crate) struct ClusterFile {
     norm_s: f64,
     #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
     workload: Option<Workload>,
+    #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
+    measured: Option<Measured>,
 }
 
 /// A key may be absent, but not null.
@@ -490,6 +505,7 @@ impl ClusterFile {
             norm_s: self.norm_s,
             source: self.source,
             workload: self.workload,
+            measured: self.measured,
         };
         Cluster::new(parts, prefix)
     }
@@ -517,6 +533,7 @@ impl From<&Cluster> for ClusterFile {
             step_s: parts.step_s.clone(),
             norm_s: parts.norm_s,
             workload: parts.workload.clone(),
+            measured: parts.measured.clone(),
         };
         match &parts.links {
             Links::Transfer(rows) => file.transfer_s = Some(rows.clone()),

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod error;
 pub mod explain;
 mod format;
+pub mod measured;
 pub mod plan;
 pub mod problem;
 pub mod quotas;

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use skippipe_core::cluster::{Cluster as Core, ClusterParts, Links, Node};
 use skippipe_core::error::{Result, invalid};
+use skippipe_core::measured::Measured;
 use skippipe_core::workload::Workload;
 
 use crate::arrays::{Floats, Integers, Square};
@@ -58,8 +59,8 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None),
-        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None)")]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None, measured=None),
+        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None, measured=None)")]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
@@ -79,9 +80,11 @@ impl Cluster {
         norm_s: f64,
         source: Option<String>,
         workload: Option<&str>,
+        measured: Option<&str>,
     ) -> PyResult<Self> {
         let build = || {
             let workload = workload.map(Workload::from_json).transpose()?;
+            let measured = measured.map(Measured::from_json).transpose()?;
             let nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
             let links = links(transfer_s, latency_s, bandwidth, overhead_s)?;
             let region_of = region_of
@@ -98,6 +101,7 @@ impl Cluster {
                     norm_s,
                     source,
                     workload,
+                    measured,
                 },
                 "",
             )
@@ -208,6 +212,12 @@ impl Cluster {
     #[getter]
     fn workload(&self) -> Option<String> {
         self.0.workload().map(Workload::to_json)
+    }
+
+    /// How the figures were measured, a JSON object as text (the part `measured` of the file); None: not known.
+    #[getter]
+    fn measured(&self) -> Option<String> {
+        self.0.measured().map(Measured::to_json)
     }
 
     /// The same cluster with other seconds of forward, backward, and head and loss on each node, each of shape (N,).

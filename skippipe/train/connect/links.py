@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
+from skippipe._scheduler import Cluster
 from skippipe.devices import device_identity
 from skippipe.errors import unexpected
 from skippipe.runtime.links import Link
@@ -18,7 +19,7 @@ from skippipe.runtime.links.peer import PeerEdges
 from skippipe.runtime.links.staged import StagedLink
 from skippipe.runtime.message import MessageSpec
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import CommunicationSpec
 
 Backend = Literal["gloo", "nccl"]
 ON_CPU = ""
@@ -36,20 +37,23 @@ class Links(NamedTuple):
     """of the messages, for people"""
 
 
-def open_links(
-    spec: RunSpec,
+def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
+    communication: CommunicationSpec,
+    network: Cluster,
     rendezvous: Rendezvous,
     message_spec: MessageSpec,
     rank_of: Sequence[int],
     stack: ExitStack,
 ) -> Links:
-    """The links to the other ranks, emulated if the run asks for it; closed with the stack. All ranks call this.
+    """The links to the other ranks, those of `network` emulated if the job asks for it. All ranks call this.
+
+    They are closed with the stack.
 
     Raises:
         InputError: NCCL is asked for where it cannot be used, or emulated links between several machines.
 
     """
-    communication, gloo, device = spec.communication, GlooLink(rendezvous.group), message_spec.device
+    gloo, device = GlooLink(rendezvous.group), message_spec.device
     devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
     control: Link = gloo
     if choose_backend(communication.backend, devices) == "nccl":
@@ -66,7 +70,7 @@ def open_links(
         messages, transport = gloo, "Gloo"
     if communication.links == "emulated":
         rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
-        uplink = uplink_of(spec.layout.cluster, rank_of, rendezvous.rank, communication.time_scale)
+        uplink = uplink_of(network, rank_of, rendezvous.rank, communication.time_scale)
         messages, control = (EmulatedLink(link, uplink, communication.contention) for link in (messages, gloo))
         transport += ", as slowly as over the cluster's links"
     return Links(messages, control, transport if rendezvous.world > 1 else "")

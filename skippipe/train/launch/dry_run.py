@@ -97,6 +97,8 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     )  # fmt: skip
     for line in plan_lines(event):
         console.write_line(line)
+    if spec.search is not None:
+        console.write_line("that is an even partition; training searches nodes and layers of stages (allocate.layers)")
     _show(console, ranks)
     if not grouped:
         console.write_line(f"proved deadlock-free with recv_buffers={recv_buffers}, sends_in_flight={sends}")

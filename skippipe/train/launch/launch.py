@@ -54,12 +54,12 @@ def launch(job: TrainJob, context: Context) -> float:
         dry_run(spec, Console())
         return 0.0
     check_input(spec.data.text)
-    with _ending_in_order():
+    with ending_in_order():
         return _one_rank(spec, context) if under_torchrun() else _alone(spec, context)
 
 
 @contextlib.contextmanager
-def _ending_in_order() -> Iterator[None]:
+def ending_in_order() -> Iterator[None]:
     """Within: a signal ends the command as Ctrl-C does, so that nothing is left behind; that is no success."""
 
     def end(number: int, _frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerErro
 from skippipe.files import open_new
 from skippipe.ranks import node_title
 from skippipe.train.connect.rank_spec import RankSpec
-from skippipe.train.launch.workers import Assignment
+from skippipe.train.launch.workers import Assignment, Work
 from skippipe.train.observe.events import (
     Event,
     EventReader,
@@ -134,10 +134,33 @@ def train_locally(
         WorkerError: a worker failed or died.
 
     """
+
+    def prepare(stack: contextlib.ExitStack) -> dict[str, Any]:
+        # Here, once for all workers, while their parent imports torch.
+        return {"folder": folder, "text": stack.enter_context(corpus_folder(spec.data.text, folder))}
+
+    work = Work("skippipe.train.rank:train_rank", spec, spec.model.settings)
+    return run_locally(work, spec.launch.port, names_by_rank, folder, report, prepare=prepare, verified=verified)
+
+
+def run_locally(  # noqa: PLR0913 - by keyword
+    work: Work,
+    port: int,
+    names_by_rank: Sequence[tuple[str, ...]],
+    folder: Path,
+    report: Report,
+    *,
+    prepare: Callable[[contextlib.ExitStack], dict[str, Any]] = lambda _: {},
+    verified: str | None = None,
+) -> signal.Signals | None:
+    """Have several processes of this machine do their work as ranks of one job; arguments as of `train_locally`.
+
+    `prepare` gives what all of them need beside their description, by name; what it enters lasts as long as the job.
+    """
     (folder / "log").mkdir(exist_ok=True)
     workers = [Worker(rank, names, folder / "log" / f"{rank}.txt") for rank, names in enumerate(names_by_rank)]
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listening(spec.launch.port))
+        listener = stack.enter_context(_listening(port))
         pipes = _event_pipes(len(workers), stack)
         parent = stack.enter_context(_parent([listener.fileno(), *pipes.writing], folder))
         ranks = _rank_specs(names_by_rank, listener, verified)
@@ -146,14 +169,13 @@ def train_locally(
             os.close(descriptor)
         listener.close()
         report(WorkersStarting(processes=len(workers)))
-        _send(parent, spec)
+        _send(parent, work)
         try:
-            # Here, once for all workers, while their parent imports torch.
-            text = stack.enter_context(corpus_folder(spec.data.text, folder))
+            arguments = prepare(stack)
         except BaseException:
             parent.kill()  # there are no workers yet
             raise
-        _send(parent, Assignment(folder, text, ranks, pipes.writing))
+        _send(parent, Assignment(folder, arguments, ranks, pipes.writing))
         stop = stack.enter_context(ForwardedStop(workers[0]))
         _watch(parent, workers, pipes.reading, stop.watching(report))
         return stop.outcome

@@ -8,29 +8,42 @@ kernel does if the supervisor dies. A worker in turn ends when this process is g
 
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from skippipe.errors import InputError, SchedulerError, exit_status
 from skippipe.files import open_new
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.observe.events import EventWriter, WorkerEnded, WorkerFailed, WorkerStarted
-from skippipe.train.resolve.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker does; comes over standard input."""
+
+    run: str
+    """MODULE:FUNCTION, called with `spec`, `rank_spec`, `report` and the assignment's arguments"""
+    spec: Any
+    """description of the job"""
+    model: Mapping[str, Any]
+    """settings of its model, as `skippipe.model.settings` takes them"""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the workers do; comes over standard input after the description of the run."""
+    """How the workers do it; comes over standard input after the work."""
 
     folder: Path
     """of the run"""
-    text: Path
-    """folder of the prepared text"""
+    arguments: dict[str, Any]
+    """by name, for all ranks the same"""
     ranks: list[RankSpec]
     """by rank"""
     pipes: list[int]
@@ -43,11 +56,11 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no event
     try:
         # Sent by our own supervisor over a pipe that nobody else can write to.
-        spec: RunSpec = pickle.load(sys.stdin.buffer)  # noqa: S301
+        work: Work = pickle.load(sys.stdin.buffer)  # noqa: S301
         from skippipe.model.settings import model_config  # noqa: PLC0415 - takes ten seconds: where the supervisor waits
 
-        model_config(spec.model.settings)  # imports what the architecture needs
-        import skippipe.train.rank  # noqa: F401, PLC0415
+        model_config(work.model)  # imports what the architecture needs
+        pkgutil.resolve_name(work.run)
 
         assignment: Assignment = pickle.load(sys.stdin.buffer)  # noqa: S301
     except EOFError:
@@ -55,13 +68,13 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
         report_failure(error, report)
         return exit_status(error)
-    return Children(spec, assignment, report).wait()
+    return Children(work, assignment, report).wait()
 
 
 class Children:
     """The workers, as their parent sees them."""
 
-    def __init__(self, spec: RunSpec, assignment: Assignment, report: EventWriter) -> None:
+    def __init__(self, work: Work, assignment: Assignment, report: EventWriter) -> None:
         self._report = report
         self._alive: dict[int, int] = {}
         """rank by process"""
@@ -72,7 +85,7 @@ class Children:
             if process == 0:
                 for descriptor in (own_end, report.descriptor, *_listeners_of_others(assignment, rank_spec)):
                     os.close(descriptor)
-                _be_worker(spec, assignment, rank_spec, life)
+                _be_worker(work, assignment, rank_spec, life)
             self._alive[process] = rank_spec.rank
             report(WorkerStarted(rank=rank_spec.rank, process=process))
         # From here on only the worker itself holds its pipe: its end is seen at the other one.
@@ -106,11 +119,11 @@ def _listeners_of_others(assignment: Assignment, rank_spec: RankSpec | None) -> 
     return [listener for listener in listeners if listener is not None]
 
 
-def _be_worker(spec: RunSpec, assignment: Assignment, rank_spec: RankSpec, life: int) -> NoReturn:
+def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> NoReturn:
     """Do a rank's work and end this process."""
     status = 1
     try:
-        status = _work(spec, assignment, rank_spec, life)
+        status = _work(work, assignment, rank_spec, life)
     except BaseException:  # noqa: BLE001 - nothing may get past this fork
         traceback.print_exc()
     finally:
@@ -118,7 +131,7 @@ def _be_worker(spec: RunSpec, assignment: Assignment, rank_spec: RankSpec, life:
         os._exit(status)
 
 
-def _work(spec: RunSpec, assignment: Assignment, rank_spec: RankSpec, life: int) -> int:
+def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> int:
     own = assignment.pipes[rank_spec.rank]
     for pipe in assignment.pipes:
         if pipe != own:
@@ -132,10 +145,9 @@ def _work(spec: RunSpec, assignment: Assignment, rank_spec: RankSpec, life: int)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it ends without being flushed
     threading.Thread(target=_end_with_parent, args=[life], daemon=True).start()
     report = EventWriter(own)
-    from skippipe.train.rank import train_rank  # noqa: PLC0415 - imported before the fork
-
     try:
-        train_rank(spec, rank_spec, assignment.folder, report, assignment.text)
+        run = pkgutil.resolve_name(work.run)  # imported before the fork
+        run(spec=work.spec, rank_spec=rank_spec, report=report, **assignment.arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor has to know
         report_failure(error, report)
         return exit_status(error)

@@ -308,6 +308,27 @@ class WorkerFailed(Event):
     """fields of an `InputError`"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuringProgress(Event):
+    """How far `skippipe measure` is; in no file."""
+
+    kind = "measuring"
+    done: int
+    """steps"""
+    total: int
+    what: str
+    """that is being measured"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterMeasured(Event):
+    """What `skippipe measure` has found; in no file."""
+
+    kind = "measured"
+    cluster: str
+    """as JSON text"""
+
+
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
 """By their kinds."""
 _NESTED: dict[str, type[Any]] = {"files": RunFiles, "breakdown": TimeBreakdown}

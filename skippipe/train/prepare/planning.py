@@ -41,6 +41,7 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     asked = [
         spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
         model.layers, phase.layers, spec.calibrate,
+        None if spec.search is None else dataclasses.asdict(spec.search.allocate),
         *(dataclasses.asdict(part) for part in (phase.schedule, phase.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from skippipe._scheduler import Cluster
@@ -16,9 +14,8 @@ from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
 from skippipe.model.settings import plain_settings
-from skippipe.ranks import assign_ranks
 from skippipe.runtime.message import MessageBuffers, MessageSpec
-from skippipe.train.connect.links import Links, open_links
+from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -40,7 +37,7 @@ from skippipe.train.prepare.prediction import judge_prediction, measured_workloa
 from skippipe.train.prepare.resume import READING_S, ResumePoint
 from skippipe.train.prepare.stages import (
     PartitionedModel,
-    build_head,
+    build_probe,
     build_stages,
     iteration_flops,
     partition_model,
@@ -56,38 +53,37 @@ SAVING_TIMEOUT_S = 3600.0
 def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     spec: RunSpec,
     config: Any,
-    device: torch.device,
+    message_spec: MessageSpec,
     rendezvous: Rendezvous,
     resume: ResumePoint,
+    rank_of: Sequence[int],
+    links: Links,
     text: Path | None,
     log: RunLog | None,
-    stack: ExitStack,
 ) -> TrainingLoop:
     """Prepare one rank of a run. All ranks call this.
 
     Args:
         spec: the run.
         config: of the model.
-        device: on which the stages compute.
+        message_spec: shape and type of messages, and the device on which the stages compute.
         rendezvous: all ranks.
         resume: where the run begins.
+        rank_of: the rank that serves each node.
+        links: to the other ranks.
         text: folder of the prepared text, on ranks with a source.
         log: takes the events, on rank 0.
-        stack: closes the links to the other ranks.
 
     Raises:
         InputError: model, plan, text and checkpoint do not fit each other, or ranks differ.
         SchedulerError: a rank did not answer, or there is no plan.
 
     """
-    rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
     model = partition_model(spec, config)
     _check_layout(spec, model, rendezvous)
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
-    message_spec = _message_spec(spec, model, device)
-    links = open_links(spec, rendezvous, message_spec, rank_of, stack)
     context = _make_context(spec, model, message_spec, rendezvous, rank_of, links, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
     saver = _make_saver(spec, rendezvous, resume)
@@ -136,17 +132,6 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         buffers=MessageBuffers(message_spec),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
-    )
-
-
-def _message_spec(spec: RunSpec, model: PartitionedModel, device: torch.device) -> MessageSpec:
-    return MessageSpec(
-        spec.data.microbatch_size,
-        spec.data.sequence,
-        model.config.hidden_size,
-        dtype=spec.precision.torch_hidden_dtype,
-        device=device,
-        wire_dtype=spec.precision.torch_wire_dtype,
     )
 
 
@@ -210,7 +195,7 @@ def _prepare_engines(
         workloads=[
             measured_workload(model, allocation, len(spec.layout.cluster), device) for allocation in spec.allocations
         ],
-        build_head=lambda: build_head(spec, model, context.device),
+        build_head=lambda: build_probe(model.config, 0, spec.precision, spec.device, context.device, head=True),
     )
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
     predictions = [judge_prediction(plan, model, spec, device) for plan in plans]

@@ -7,17 +7,32 @@ from typing import Any
 import torch
 
 from skippipe._scheduler import Plan
+from skippipe.devices import Precision
 from skippipe.errors import unexpected
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.flops import BACKWARD, head_flops, layer_flops
 from skippipe.model.settings import config_sha256
-from skippipe.model.stage_module import empty_stage_module
+from skippipe.model.stage_module import StageModule, empty_stage_module
 from skippipe.moves import WeightBytes, copy_sources
 from skippipe.phases import layers_in_use
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
-from skippipe.train.resolve.spec import PlanPhase, RunSpec
+from skippipe.train.resolve.spec import DeviceSpec, PlanPhase, RunSpec
+
+
+def message_spec_of(
+    config: Any, microbatch_size: int, sequence: int, precision: Precision, device: torch.device
+) -> MessageSpec:
+    """Shape and type of the messages of a model: microbatches of so many sequences of so many tokens."""
+    return MessageSpec(
+        microbatch_size,
+        sequence,
+        config.hidden_size,
+        dtype=precision.torch_hidden_dtype,
+        device=device,
+        wire_dtype=precision.torch_wire_dtype,
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,6 @@ def build_stages(
     Weights of layers that have joined are loaded from the checkpoint afterwards.
     """
     stages: dict[int, Stage] = {}
-    autocast = spec.precision.torch_autocast
     for number in served:
         module = build_stage_module(
             model.config,
@@ -107,13 +121,18 @@ def build_stages(
             device=device,
             weights=None if {*model.stage_layers[number]} <= {*joined} else spec.model.folder,
         )
-        if autocast is not None:
-            module.enable_autocast(autocast)
-        module.enable_activation_checkpointing(spec.device.activation_checkpointing)
-        if spec.device.compile:
-            module.enable_compile()
-        stages[number] = Stage(module, spec.device.loss_chunk)
+        stages[number] = equip(module, spec.precision, spec.device)
     return stages
+
+
+def equip(module: StageModule, precision: Precision, device: DeviceSpec) -> Stage:
+    """Have a stage's layers run as a job asks for: autocast, activation checkpointing, compiled, loss in chunks."""
+    if precision.torch_autocast is not None:
+        module.enable_autocast(precision.torch_autocast)
+    module.enable_activation_checkpointing(device.activation_checkpointing)
+    if device.compile:
+        module.enable_compile()
+    return Stage(module, device.loss_chunk)
 
 
 def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
@@ -142,12 +161,20 @@ def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
         stage.begin(1)
 
 
-def build_head(spec: RunSpec, model: PartitionedModel, device: torch.device) -> Stage:
-    """Build embedding, norm and head alone, for a rank that does not serve stage 0 to time them."""
-    dtype = spec.precision.torch_dtype
-    return Stage(
-        build_stage_module(model.config, stage=0, layers=range(0), first=True, seed=0, dtype=dtype, device=device)
+def build_probe(  # noqa: PLR0913 - what a stage depends on
+    config: Any, layers: int, precision: Precision, device_spec: DeviceSpec, device: torch.device, *, head: bool
+) -> Stage:
+    """Build a stage of the first decoder layers of a model to be timed; with embedding, norm and head if `head`."""
+    module = build_stage_module(
+        config,
+        stage=0 if head else 1,
+        layers=range(layers),
+        first=head,
+        seed=0,
+        dtype=precision.torch_dtype,
+        device=device,
     )
+    return equip(module, precision, device_spec)
 
 
 def weight_bytes(model: PartitionedModel, dtype: torch.dtype) -> WeightBytes:

@@ -1,15 +1,16 @@
 """Nodes and stages of a job: read from its plan, or allocated for its cluster before a plan is made."""
 
 import copyreg
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from skippipe._scheduler import Cluster, Plan
 from skippipe.allocation import Allocation, allocation_of
-from skippipe.config import AllocateConfig, PlannerConfig
+from skippipe.config import PlannerConfig
 from skippipe.errors import unexpected
 from skippipe.plan_file import load_plan
-from skippipe.planning import ALLOCATING_WORK, allocated, planning_job
+from skippipe.planning import ALLOCATING_WORK, allocated, check_scope, planning_job
 from skippipe.train.config import TrainJob
 
 
@@ -45,7 +46,7 @@ class Layout:
 
 
 def resolve_layout(job: TrainJob) -> Layout:
-    """Read the plan of a job, or allocate the nodes of its cluster by the surrogate.
+    """Read the plan of a job, or allocate the nodes of its cluster by the surrogate, layers as even as possible.
 
     Raises:
         InputError: files or settings that cannot be used.
@@ -54,8 +55,9 @@ def resolve_layout(job: TrainJob) -> Layout:
     if job.plan is not None:
         plan = load_plan(job.plan)
         return Layout(plan.cluster, allocation_of(plan), plan, job.plan)
-    _check_allocate(job.allocate)
-    problem = allocated(planning_job(job.cluster, job.allocate, job.schedule), allocating_planner(job.planner))
+    _check_allocate(job)
+    allocating = replace(job.allocate, layers="equal")  # until they are searched
+    problem = allocated(planning_job(job.cluster, allocating, job.schedule), allocating_planner(job.planner))
     return Layout(problem.cluster, allocation_of(problem), None, job.allocate.stages or "the plan")
 
 
@@ -64,14 +66,23 @@ def allocating_planner(planner: PlannerConfig) -> PlannerConfig:
     return replace(planner, work_limit=planner.work_limit or ALLOCATING_WORK, time_limit_s=None)
 
 
-def _check_allocate(config: AllocateConfig) -> None:
-    """Raise `InputError` for settings that training can only honour once stages are measured or the model is known."""
+def searches_layers(job: TrainJob) -> bool:
+    """Whether layers and nodes of each stage are searched for measured times, before any stage is built."""
+    return job.plan is None and job.allocate.layers == "auto"
+
+
+def _check_allocate(job: TrainJob) -> None:
+    """Raise `InputError` for settings of the allocation that training cannot honour."""
+    config = job.allocate
+    check_scope(config, job.schedule)
     if config.layers == "auto":
-        hint = (
-            "stages are built before their times are measured; skippipe plan allocate.layers=auto output=plan.json "
-            "makes a plan to train with (plan=plan.json)"
-        )
-        raise unexpected("allocate.layers", "auto", "equal in training", hint=hint)
+        for key, found, expected in (
+            ("allocate.stages", config.stages, None),
+            ("train.layers", job.train.layers, None),
+            ("runtime.calibrate", job.runtime.calibrate, True),
+        ):
+            if found != expected:
+                raise unexpected(key, found, f"{json.dumps(expected)}, as allocate.layers is auto")
     if config.decoder_layers is not None:
         hint = "the model has its own number (model.num_hidden_layers)"
         raise unexpected("allocate.decoder_layers", config.decoder_layers, "null in training", hint=hint)

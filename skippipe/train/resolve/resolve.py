@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from skippipe.config import PhasesConfig
+from skippipe.config import PhasesConfig, PlannerConfig
 from skippipe.data.model_tokenizer import with_tokenizer_of
 from skippipe.devices import Precision
 from skippipe.errors import unexpected
@@ -16,10 +16,11 @@ from skippipe.model.settings import resolved_settings, weights_folder
 from skippipe.phases import RunLength, check_phases, reallocate, resolve_phases
 from skippipe.planning import microbatches
 from skippipe.ranks import shown_names
-from skippipe.train.config import TrainJob
-from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout
+from skippipe.train.config import RuntimeConfig, TrainJob
+from skippipe.train.resolve.layout import Layout, allocating_planner, resolve_layout, searches_layers
 from skippipe.train.resolve.plan_model import check_model
 from skippipe.train.resolve.spec import (
+    AllocationSearch,
     CheckpointSpec,
     CommunicationSpec,
     DataSpec,
@@ -54,14 +55,15 @@ def resolve(job: TrainJob) -> RunSpec:
     return RunSpec(
         layout=layout,
         phases=phases,
+        search=AllocationSearch(job.allocate, job.schedule, job.phases) if searches_layers(job) else None,
         planner=job.planner,
         model=ModelSpec(job.model, folder, None if train.layers is None else tuple(train.layers)),
         data=DataSpec(text, train.microbatch_size),
-        precision=_precision(job),
-        device=_select(DeviceSpec, job.runtime),
-        communication=_communication(job),
-        optimizer=_select(OptimizerSpec, train),
-        checkpoints=_select(CheckpointSpec, job.checkpoint),
+        precision=precision_of(job.train.dtype, job.runtime),
+        device=select(DeviceSpec, job.runtime),
+        communication=communication_of(job.runtime),
+        optimizer=select(OptimizerSpec, train),
+        checkpoints=select(CheckpointSpec, job.checkpoint),
         launch=LaunchSpec(
             job.runtime.node, job.runtime.processes, job.runtime.port, job.runtime.threads, folder=job.folder
         ),
@@ -78,19 +80,21 @@ def resolve(job: TrainJob) -> RunSpec:
     )
 
 
-def _precision(job: TrainJob) -> Precision:
-    if job.runtime.wire_dtype == "float16" and job.runtime.autocast != "float16":
+def precision_of(dtype: str, runtime: RuntimeConfig) -> Precision:
+    """Number types of a job with weights of type `dtype`; raises `InputError` if they do not go together."""
+    if runtime.wire_dtype == "float16" and runtime.autocast != "float16":
         raise unexpected(
             "runtime.wire_dtype",
             "float16",
-            f"another dtype with runtime.autocast={job.runtime.autocast}",
+            f"another dtype with runtime.autocast={runtime.autocast}",
             hint="gradients of a loss that is not scaled are mostly below its range",
         )
-    return Precision(job.train.dtype, job.runtime.autocast, job.runtime.wire_dtype)
+    return Precision(dtype, runtime.autocast, runtime.wire_dtype)
 
 
-def _communication(job: TrainJob) -> CommunicationSpec:
-    communication = _select(CommunicationSpec, job.runtime)
+def communication_of(runtime: RuntimeConfig) -> CommunicationSpec:
+    """How the processes of a job communicate; raises `InputError` for settings of emulated links beside real ones."""
+    communication = select(CommunicationSpec, runtime)
     if communication.links == "real":
         for name in ("time_scale", "contention"):
             value, default = getattr(communication, name), getattr(CommunicationSpec, name)
@@ -99,7 +103,7 @@ def _communication(job: TrainJob) -> CommunicationSpec:
     return communication
 
 
-def _select(spec: type[Spec], settings: object) -> Spec:
+def select(spec: type[Spec], settings: object) -> Spec:
     """Take over the settings that have the names of a description's fields."""
     names = [item.name for item in dataclasses.fields(cast("Any", spec))]
     return spec(**{name: getattr(settings, name) for name in names})
@@ -115,16 +119,27 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
     if job.plan is not None and job.phases != PhasesConfig():
         hint = "each phase of a run needs its own plan"
         raise unexpected("phases.list", f"{len(job.phases.list)}", f"published with plan={job.plan}", hint=hint)
-    iterations = job.train.iterations
-    length = None if layout.plan is not None else _run_length(job, len(layout.stages[0]))
-    found = list(resolve_phases(job.phases, job.schedule, job.planner, layout.allocation, length))
+    question = AllocationSearch(job.allocate, job.schedule, job.phases)
+    tokens = job.train.microbatch_size * job.data.sequence
+    return divide_phases(question, job.planner, job.train.iterations, tokens, layout)
+
+
+def divide_phases(
+    question: AllocationSearch, planner: PlannerConfig, iterations: int, microbatch_tokens: int, layout: Layout
+) -> tuple[PlanPhase, ...]:
+    """The phases of a run of so many iterations and tokens per microbatch; errors are those of `plan_phases`."""
+    length = None
+    if layout.plan is None:
+        counts = microbatches(question.schedule.microbatches_per_source, len(layout.stages[0]))
+        length = RunLength(iterations, sum(counts) * microbatch_tokens)
+    found = list(resolve_phases(question.phases, question.schedule, planner, layout.allocation, length))
     if layout.plan is None:
         check_phases(layout.cluster, found)
     for number, phase in enumerate(found):
         if phase.anew and layout.unused:
             expected = f"kept, as no process serves {shown_names(layout.unused)}"
             raise unexpected(f"phases.list[{number}].allocation", "anew", expected)
-        allocating = dataclasses.replace(job.allocate, objective="surrogate")
+        allocating = dataclasses.replace(question.allocate, objective="surrogate")
         found[number] = reallocate(layout.cluster, phase, allocating, allocating_planner(phase.planner))
     ends = [*(round(phase.begin * iterations) for phase in found[1:]), iterations]
     phases: list[PlanPhase] = []
@@ -138,12 +153,6 @@ def plan_phases(job: TrainJob, layout: Layout) -> tuple[PlanPhase, ...]:
     return tuple(phases)
 
 
-def _run_length(job: TrainJob, sources: int) -> RunLength:
-    """Iterations of a run, and what each trains on."""
-    counts = microbatches(job.schedule.microbatches_per_source, sources)
-    return RunLength(job.train.iterations, sum(counts) * job.train.microbatch_size * job.data.sequence)
-
-
 def _stated_model(job: TrainJob) -> dict[str, Any]:
     """Fields of `PlanModel` as far as settings alone say them: the hash of the configuration takes torch."""
     model = resolved_settings(job.model)
@@ -152,7 +161,7 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
         "layers": model.get("num_hidden_layers"),
         "microbatch_size": job.train.microbatch_size,
         "sequence": job.data.sequence,
-        "wire_dtype": _precision(job).wire_dtype,
+        "wire_dtype": precision_of(job.train.dtype, job.runtime).wire_dtype,
     }
     return {name: value for name, value in stated.items() if value}
 

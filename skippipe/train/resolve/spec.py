@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skippipe.allocation import Allocation
-from skippipe.config import PlannerConfig
+from skippipe.config import AllocateConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
 from skippipe.phases import Phase
@@ -127,6 +127,15 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True)
+class AllocationSearch:
+    """What is asked of an allocation that is searched once all nodes are measured; until then it is provisional."""
+
+    allocate: AllocateConfig
+    schedule: ScheduleConfig
+    phases: PhasesConfig
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """How processes are started; the only part that may differ between ranks."""
 
@@ -150,6 +159,8 @@ class RunSpec:
     """nodes, stages, and the plan if one is given"""
     phases: tuple[PlanPhase, ...]
     """in order; the first one begins the run"""
+    search: AllocationSearch | None
+    """what is asked of an allocation for measured nodes; None: the allocation stays as it is"""
     planner: PlannerConfig
     model: ModelSpec
     data: DataSpec

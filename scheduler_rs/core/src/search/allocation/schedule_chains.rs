@@ -150,6 +150,7 @@ mod tests {
             norm_s: 0.0,
             source: None,
             workload: None,
+            measured: None,
         };
         let rules = Constraints {
             cc1: rng.random_bool(0.8),
