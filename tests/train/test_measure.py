@@ -11,7 +11,6 @@ import pool as pools
 import pytest
 import torch
 from conftest import Run
-from skippipe.plan import save_plan
 from train.alone import free_port, record_into, train_in_pool
 from train.conftest import Folder
 from train.jobs import TINY, TINY_MODEL, make_cluster, make_job
