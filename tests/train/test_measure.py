@@ -24,6 +24,7 @@ from skippipe.measure.node import layer_share, layers_to_time
 from skippipe.measure.timing import Timing, summarize
 from skippipe.model.memory import stage_memory
 from skippipe.model.settings import model_config
+from skippipe.plan_file import save_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.runtime.message import MessageSpec
 from skippipe.train.config import RuntimeConfig
