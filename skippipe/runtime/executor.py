@@ -4,7 +4,7 @@ One thread issues all communication. Receives are posted ahead, per sender in se
 them unconsumed; a tensor is consumed when the task that needs it starts. At most `sends_in_flight` sends are in flight;
 beyond that the oldest is waited for. `skippipe.runtime.deadlock` proves that these rules exclude deadlock.
 
-On a GPU, with links that order its streams in place of blocking the host (`skippipe.runtime.links.nccl`), the host runs
+On a GPU, with links that order its streams in place of blocking the host (`skippipe.runtime.links.gpu`), the host runs
 ahead of the GPU by up to an iteration: then "thread" means the stream on which the stages compute, and the same rules
 hold for it. The host waits for the GPU twice: for the norm of the gradient, and at the end.
 """
