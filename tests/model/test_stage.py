@@ -250,12 +250,12 @@ def test_backward_frees_what_a_microbatch_held() -> None:
     for stage in stages:
         stage.begin(valid_tokens(2))
     hidden = [forward(stages, number, [0, 1]) for number in (0, 1)]
-    outputs = [weakref.ref(stages[1]._saved[number].output) for number in (0, 1)]
+    inputs = [weakref.ref(stages[1]._saved[number].leaf) for number in (0, 1)]
     gradient = stages[0].loss(0, hidden[0], microbatch(0)[1])
     backward(stages, 0, [0, 1], gradient)
     gc.collect()
-    assert outputs[0]() is None
-    assert outputs[1]() is not None
+    assert inputs[0]() is None
+    assert inputs[1]() is not None
     assert [len(stage._saved) for stage in stages] == [1, 1]
 
 
