@@ -34,6 +34,7 @@ use crate::errors::OrRaise;
 ///     norm_s: seconds of the exchange of the global gradient norm.
 ///     source: where the figures come from.
 ///     workload: what the times hold for: a JSON object as text.
+///     measured: how the figures were measured: a JSON object as text.
 ///
 /// Raises:
 ///     skippipe.errors.InputError: a value that cannot be used; the message names the key.
