@@ -19,6 +19,8 @@ from skippipe.train.resolve.layout import resolve_layout
 
 Write = Callable[[str, Any], Path]
 WORK = "planner.work_limit=20000"
+FREE_SUMS = "cluster.gradient_bytes=0"
+"""Replicas cost nothing, so that all nodes serve."""
 UNEQUAL = ("cluster=synthetic", "cluster.nodes=10", "cluster.speed_spread=4", "cluster.memory_spread=4")
 
 
@@ -42,7 +44,8 @@ def test_sources_that_are_given(planned: Callable[..., Plan]) -> None:
     """They are stage 0, and microbatches given source by source are theirs."""
     counts = "schedule.microbatches_per_source=[7,2,3]"
     for strategy in ("skippipe", "random-skip"):
-        plan = planned("schedule.stages=4", "allocate.sources=[9,4,0]", counts, f"schedule.strategy={strategy}")
+        settings = ("schedule.stages=4", "allocate.sources=[9,4,0]", counts, FREE_SUMS)
+        plan = planned(*settings, f"schedule.strategy={strategy}")
         assert sorted(plan.stages[0]) == [0, 4, 9]
         assert plan.microbatches_per_source == {9: 7, 4: 2, 0: 3}
         assert sorted(len(stage) for stage in plan.stages) == [3, 5, 6, 6]
@@ -50,9 +53,9 @@ def test_sources_that_are_given(planned: Callable[..., Plan]) -> None:
 
 @pytest.mark.parametrize("strategy", ["skippipe", "skippipe-no-tc2"])
 def test_no_slow_link_within_a_stage(strategy: str, planned: Callable[..., Plan]) -> None:
-    free = planned(f"schedule.strategy={strategy}")
+    free = planned(f"schedule.strategy={strategy}", FREE_SUMS)
     limit = 0.9 * max(filter(None, slowest_inside(free)))
-    near = planned(f"schedule.strategy={strategy}", f"allocate.max_replica_transfer_s={limit}")
+    near = planned(f"schedule.strategy={strategy}", FREE_SUMS, f"allocate.max_replica_transfer_s={limit}")
     transfer_s = near.cluster.transfer_matrix()
     assert all(transfer_s[i, j] <= limit for stage in near.stages for i in stage for j in stage)
     assert sorted(map(len, near.stages)) == sorted(map(len, free.stages))
@@ -150,7 +153,7 @@ def test_layers_alone_where_the_sizes_are_given(planned: Callable[..., Plan]) ->
 
 
 def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
-    result = run("plan", WORK, "allocate.decoder_layers=24", "output=plan.json")
+    result = run("plan", WORK, FREE_SUMS, "allocate.decoder_layers=24", "output=plan.json")
     plan, solver = load_plan(str(tmp_path / "plan.json")), json.loads((tmp_path / "plan.json").read_text())["solver"]
     scored = score_allocation(plan.cluster, plan.stages)
     assert f"Surrogate cost: {scored.score_s:.3f} s = {scored.replica_s:.3f} s within stages + " in result.out
