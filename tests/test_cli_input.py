@@ -218,7 +218,7 @@ def test_simulate_needs_a_plan(refused: Refused) -> None:
 def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) -> None:
     message = refused(*arguments)
     assert asked in message
-    assert "; choose one of plan, simulate, report, train, evaluate, study, data prepare, " in message
+    assert "; choose one of plan, propose, simulate, report, measure, train, evaluate, study, " in message
 
 
 @pytest.mark.parametrize(
