@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
-from skippipe import _scheduler
+import skippipe._scheduler as core
 from skippipe._scheduler import Allocated, AllocationScope, Cluster, Plan, PlanRequest, Problem
 
 __all__ = ["allocate", "plan", "simulate"]
@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913 - each of them may be asked for
         threads=threads,
         seed=seed,
     )
-    return _scheduler.plan(request, progress=progress)
+    return core.plan(request, progress=progress)
 
 
 def effective_time_limit_s(
@@ -135,7 +135,7 @@ def simulate(plan: Plan, *, order: str = "plan") -> Plan:
         True
 
     """
-    return _scheduler.simulate(plan, order=order)
+    return core.simulate(plan, order=order)
 
 
 def allocate(  # noqa: PLR0913 - each of them may be asked for
@@ -186,7 +186,7 @@ def allocate(  # noqa: PLR0913 - each of them may be asked for
         [[0, 2], [1, 3]]
 
     """
-    return _scheduler.allocate(
+    return core.allocate(
         cluster,
         list(sizes),
         sources=None if sources is None else list(sources),
