@@ -103,13 +103,13 @@ and microbatch size, dtypes, compilation, checkpointing, device. On its own, it 
 cluster preset on this machine. Under torchrun each process is one rank, for the nodes named by runtime.node. Needs
 the extra that installs torch: pip install 'skippipe[train]'.""",
         examples="""\
-skippipe measure output=cluster.json                   four processes of this machine, a small Llama
-skippipe plan cluster.file=cluster.json output=plan.json && skippipe train plan=plan.json
-skippipe measure model=pretrained model.folder=FOLDER data.sequence=1024 train.microbatch_size=2 output=cluster.json
+skippipe measure output=mine.json                   four processes of this machine, a small Llama
+skippipe plan cluster.file=mine.json output=plan.json && skippipe train plan=plan.json
+skippipe measure model=pretrained model.folder=FOLDER data.sequence=1024 train.microbatch_size=2 output=mine.json
 skippipe measure -m train.microbatch_size=1,2,4 'output=/figures/${train.microbatch_size}.json'
                                                        several sizes, each in a file of its own
 torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-    -m skippipe measure runtime.node=NAME output=cluster.json
+    -m skippipe measure runtime.node=NAME output=mine.json
                                                        on every machine, with its own name; rank 0 writes""",
     ),
     Command(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pool import Failure, Pool
+from reference.plans import random_plan
 from runtime.fakes import (
     MESSAGE_SPEC,
     Ran,
@@ -329,11 +330,12 @@ def test_sums_begin_in_the_same_order_everywhere() -> None:
     early_ones = 0
     for seed in range(200):
         rng = Random(seed)
-        sizes = [rng.randint(1, 3) for _ in range(rng.randint(1, 4))]
-        plan = Plan.from_json(make_plan(rng, sizes, rng.choice([0.0, 0.2]), 3))
-        for program in lower(plan, random_ranks(rng, sum(sizes), 3)):
+        content = random_plan(rng)
+        ranks = random_ranks(rng, len(content["cluster"]["nodes"]), 3)
+        for program in lower(Plan.from_json(json.dumps(content)), ranks):
             reduces = [action for action in program.actions if isinstance(action, Reduce)]
-            early = [early_sums(program.actions)[a] for a in program.actions if a in early_sums(program.actions)]
+            begun = early_sums(program.actions)
+            early = [begun[action] for action in program.actions if action in begun]
             assert early == reduces[: len(early)]
             early_ones += len(early)
     assert early_ones > 50
