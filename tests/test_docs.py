@@ -115,6 +115,8 @@ def check_line(line: str, run: Run) -> None:
         words = shlex.split(part)
         if "skippipe.train" in words:  # torchrun
             check_command(["train", *words[words.index("skippipe.train") + 1 :]], run)
+        elif words[0] == "torchrun" and "skippipe" in words:
+            check_command(words[words.index("skippipe") + 1 :], run)
         elif words[0] == "skippipe":
             check_command(words[1:], run)
         elif words[:3] == ["python", "-m", "pytest"]:
