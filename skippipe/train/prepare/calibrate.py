@@ -85,9 +85,9 @@ def _stated(cluster: Cluster, node: int) -> StageTimes:
 
 def rehearse(context: RankContext, engine: Engine, key: str) -> NodeTimes:
     """Seconds of each kind of task on each node in iterations that change nothing. All ranks call this."""
-    tokens, _ = random_microbatch(context.message_spec, context.vocabulary)
+    tokens = random_microbatch(context.message_spec, context.vocabulary)[0].cpu()
     times = TaskTimes()
     with torch.random.fork_rng(devices=[]):
         for _ in range(REHEARSALS):
-            times.add(engine.iterate(lambda _: (tokens.cpu(), tokens.cpu()), lambda _: None).timings)
+            times.add(engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings)
     return merge_times(context.rendezvous.all_gather(f"rehearsed times, {key}", times.to_json()))
