@@ -14,7 +14,7 @@ from skippipe.config import AllocateConfig, PhaseConfig, PhasesConfig, PlannerCo
 from skippipe.errors import InputError, in_group, unexpected
 from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s
 from skippipe.planning import PlanningJob, allocated, make_plan, microbatches, rules_of, state_problem
-from skippipe.ranks import transfer_time
+from skippipe.ranks import holding_ranks, serving_ranks, transfer_time
 from skippipe.rules import bent_rules, numbers_text
 
 UNKNOWN_LAYERS = 1000
@@ -377,12 +377,10 @@ def phase_changes(
         copy: whether layers that join become copies of others.
 
     """
-    served = [_serving(phase.allocation, rank_of) for phase in phases]
-    current: dict[int, frozenset[int]] = {}
-    for serving in served:
-        current |= {stage: current.get(stage, frozenset()) | ranks for stage, ranks in serving.items()}
+    current = holding_ranks((phase.allocation.stages for phase in phases), rank_of)
     holding, changes = Holding(current, frozenset()), list[PhaseChange]()
-    for phase, serving in zip(phases, served, strict=True):
+    for phase in phases:
+        serving = serving_ranks(phase.allocation.stages, rank_of)
         layers = [layer for stage in serving for layer in layers_in_use(phase.layers, stage_layers[stage])]
         changes.append(change_phase(holding, serving, layers, stage_layers, copy=copy))
         holding = changes[-1].after
@@ -418,22 +416,15 @@ def peak_state_bytes(
     phases: Sequence[Phase], nodes: Sequence[int], stage_layers: Sequence[range], weights: WeightBytes
 ) -> float:
     """Most bytes of weights and moments on a node: all stages that it serves in any phase, and one on its way."""
-    served = [_serving(phase.allocation, nodes) for phase in phases]
     held: dict[int, set[int]] = {}
-    for serving in served:
-        for stage, own in serving.items():
-            for node in own:
-                held.setdefault(node, set()).add(stage)
+    for stage, own in holding_ranks((phase.allocation.stages for phase in phases), nodes).items():
+        for node in own:
+            held.setdefault(node, set()).add(stage)
     state = [weights.state(stage, layers) for stage, layers in enumerate(stage_layers)]
     return max(
         sum(state[stage] for stage in stages) + (max(state[stage] for stage in stages) if len(stages) > 1 else 0.0)
         for stages in held.values()
     )
-
-
-def _serving(allocation: Allocation, rank_of: Sequence[int]) -> dict[int, frozenset[int]]:
-    """The ranks that serve each stage that has nodes."""
-    return {stage: frozenset(rank_of[node] for node in nodes) for stage, nodes in enumerate(allocation.stages) if nodes}
 
 
 def summarize(phase: Phase, plan: Plan, change_s: float | None, *, predicts: bool = True) -> PhaseSummary:

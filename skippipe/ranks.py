@@ -48,6 +48,20 @@ def assign_ranks(
     return [NO_RANK if name in unused else rank_of[name] for name in node_names]
 
 
+def serving_ranks(stages: Sequence[Sequence[int]], rank_of: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The ranks that serve each stage that has nodes, by number; `stages` are nodes."""
+    return {stage: frozenset(rank_of[node] for node in nodes) for stage, nodes in enumerate(stages) if nodes}
+
+
+def holding_ranks(allocations: Iterable[Sequence[Sequence[int]]], rank_of: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The ranks that serve each stage in any of several allocations, and so hold its weights."""
+    found: dict[int, frozenset[int]] = {}
+    for stages in allocations:
+        for stage, ranks in serving_ranks(stages, rank_of).items():
+            found[stage] = found.get(stage, frozenset()) | ranks
+    return found
+
+
 def iteration_s_on(plan: Plan, rank_of: Sequence[int]) -> float:
     """Predicted iteration time of a plan on these ranks, in seconds; `rank_of` as from `assign_ranks`.
 

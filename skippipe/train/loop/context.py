@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from skippipe.ranks import holding_ranks, serving_ranks
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.links import Links
@@ -51,15 +52,11 @@ class RankContext:
 
     def serving(self, stages: Sequence[Sequence[int]]) -> dict[int, frozenset[int]]:
         """The ranks that serve each stage that has nodes, by number."""
-        return {stage: frozenset(self.rank_of[node] for node in nodes) for stage, nodes in enumerate(stages) if nodes}
+        return serving_ranks(stages, self.rank_of)
 
     def holding(self) -> dict[int, frozenset[int]]:
         """The ranks that serve each stage in any phase, and so hold its weights."""
-        found: dict[int, frozenset[int]] = {}
-        for allocation in self.spec.allocations:
-            for stage, ranks in self.serving(allocation.stages).items():
-                found[stage] = found.get(stage, frozenset()) | ranks
-        return found
+        return holding_ranks((allocation.stages for allocation in self.spec.allocations), self.rank_of)
 
     def owned_stages(self) -> dict[int, Stage]:
         """The stages for which this rank speaks: it is the lowest that holds them."""
