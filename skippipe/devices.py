@@ -161,22 +161,30 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def use_deterministic_kernels() -> None:
-    """From now on have this process use deterministic kernels only; before the first work on a GPU."""
+def open_device(name: str, key: str, process: int, *, deterministic: bool) -> "torch.device":
+    """Find the device that a setting names, and have this process compute on it; before the first work on a GPU.
+
+    Args:
+        name: as for `find_device`.
+        key: the same.
+        process: the same.
+        deterministic: whether only deterministic kernels are used from now on.
+
+    Raises:
+        InputError: the device is unknown or absent.
+
+    """
     import torch
 
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with a fixed workspace only
-    torch.use_deterministic_algorithms(mode=True)
-
-
-def use_device(device: "torch.device") -> None:
-    """Make a GPU the current one of this process, before its first use."""
-    import torch
-
+    device = find_device(name, key, process)
     if device.type == "cuda":
         # Streams that share a hardware queue wait for each other, and each link has a stream.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         torch.cuda.set_device(device)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs a workspace of fixed size for it
+        torch.use_deterministic_algorithms(mode=True)
+    return device
 
 
 def synchronize(device: "torch.device") -> None:

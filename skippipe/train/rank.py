@@ -4,23 +4,22 @@ The same for a worker of a local run and a rank under torchrun.
 """
 
 import contextlib
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import skippipe
 from skippipe.data.prepare import corpus_folder
-from skippipe.devices import find_device, use_deterministic_kernels, use_device
+from skippipe.devices import open_device
 from skippipe.model.folder import weights_sha256
-from skippipe.model.settings import model_config, plain_settings
+from skippipe.model.settings import model_config
 from skippipe.ranks import assign_ranks
 from skippipe.train.connect.authentication import authenticate
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
+from skippipe.train.connect.shared import with_version_and_model
 from skippipe.train.observe.events import Report
 from skippipe.train.observe.run_log import RunLog
 from skippipe.train.prepare.planning import plan_sha256
@@ -54,10 +53,9 @@ def train_rank(
     torch.set_num_threads(spec.launch.threads)
     config = model_config(spec.model.settings)
     check_groups(spec, config)
-    device = find_device(spec.device.device, "runtime.device", rank_spec.local_rank)
-    use_device(device)
-    if spec.device.deterministic:
-        use_deterministic_kernels()
+    device = open_device(
+        spec.device.device, "runtime.device", rank_spec.local_rank, deterministic=spec.device.deterministic
+    )
     with (
         join(rank_spec, spec.communication, spec.layout.cluster.names) as rendezvous,
         contextlib.ExitStack() as stack,
@@ -80,10 +78,9 @@ def train_rank(
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:
     """What has to be equal on all ranks, by name."""
     plan, folder = spec.layout.plan, spec.model.folder
-    return {
-        "version of skippipe": skippipe.__version__,
+    stated = {
         "plan": "null" if plan is None else f"a file with the hash {plan_sha256(plan)[:12]}",
         "weights of model.folder": "null" if folder is None else weights_sha256(folder),
         **spec.shared_settings,
-        **{f"model.{name}": json.dumps(value, sort_keys=True) for name, value in plain_settings(config).items()},
     }
+    return with_version_and_model(stated, config)

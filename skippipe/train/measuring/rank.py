@@ -1,18 +1,16 @@
 """One rank of a measurement, from the rendezvous to the end; rank 0 reports."""
 
 import contextlib
-import json
-from typing import Any
 
 import torch
 
-import skippipe
-from skippipe.devices import find_device, use_deterministic_kernels, use_device
-from skippipe.model.settings import model_config, plain_settings
+from skippipe.devices import open_device
+from skippipe.model.settings import model_config
 from skippipe.ranks import assign_ranks
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
+from skippipe.train.connect.shared import with_version_and_model
 from skippipe.train.measuring.profile import profile_cluster
 from skippipe.train.measuring.spec import MeasureSpec
 from skippipe.train.observe.events import ClusterMeasured, MeasuringProgress, Report
@@ -35,17 +33,16 @@ def measure_rank(spec: MeasureSpec, rank_spec: RankSpec, report: Report) -> None
     torch.set_num_threads(spec.launch.threads)
     profile = spec.profile
     config = model_config(spec.model)
-    device = find_device(profile.device.device, "runtime.device", rank_spec.local_rank)
-    use_device(device)
-    if profile.device.deterministic:
-        use_deterministic_kernels()
+    device = open_device(
+        profile.device.device, "runtime.device", rank_spec.local_rank, deterministic=profile.device.deterministic
+    )
 
     def progress(done: int, total: int, what: str) -> None:
         if rank_spec.rank == 0:
             report(MeasuringProgress(done=done, total=total, what=what))
 
     with join(rank_spec, profile.communication) as rendezvous, contextlib.ExitStack() as stack:
-        rendezvous.check_equal("settings", _shared_settings(spec, config))
+        rendezvous.check_equal("settings", with_version_and_model(spec.settings, config))
         named = [name for names in rendezvous.names_by_rank for name in names]
         own = spec.network.names
         emulated = profile.communication.links == "emulated"
@@ -66,12 +63,3 @@ def measure_rank(spec: MeasureSpec, rank_spec: RankSpec, report: Report) -> None
         )
         if rendezvous.rank == 0:
             report(ClusterMeasured(cluster=cluster.to_json()))
-
-
-def _shared_settings(spec: MeasureSpec, config: Any) -> dict[str, str]:
-    """What has to be equal on all ranks, by name."""
-    return {
-        "version of skippipe": skippipe.__version__,
-        **spec.settings,
-        **{f"model.{name}": json.dumps(value, sort_keys=True) for name, value in plain_settings(config).items()},
-    }
