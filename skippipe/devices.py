@@ -195,6 +195,14 @@ def synchronize(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
+def await_stream(device: "torch.device") -> None:
+    """Wait until a GPU has done what was issued on its current stream; other streams may still wait for other ranks."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def autocast(device: "torch.device", dtype: "torch.dtype | None") -> AbstractContextManager[object]:
     """Within: torch's autocast to `dtype`; None: nothing."""
     import torch

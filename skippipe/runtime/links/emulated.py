@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from skippipe._scheduler import Cluster
+from skippipe.devices import await_stream
 from skippipe.errors import unexpected
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
@@ -130,7 +131,7 @@ class EmulatedLink(RingSums):
 
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> EmulatedSend:
         """Start a send; see `Link`. A message leaves when the device has computed it."""
-        await_device(tensor)
+        await_stream(tensor.device)
         delivered_at = self._delivered_at(to_rank, tensor.nbytes)
         header = torch.tensor([delivered_at], dtype=torch.float64, device=tensor.device).view(torch.uint8)
         buffer = torch.cat([header, _bytes_of(tensor)])
@@ -150,12 +151,6 @@ class EmulatedLink(RingSums):
         begin = max(now, self._free_at.get(channel, now))
         self._free_at[channel] = begin + self._uplink.occupied_s(to_rank, size_bytes)
         return begin + self._uplink.transfer_s(to_rank, size_bytes)
-
-
-def await_device(tensor: Tensor) -> None:
-    """Wait until a GPU has computed a tensor."""
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from skippipe.devices import await_stream
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import RingSums
 
@@ -53,7 +54,7 @@ class StagedLink(RingSums):
         if tensor.is_cuda:
             staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             staged.copy_(tensor, non_blocking=True)
-            torch.cuda.current_stream(tensor.device).synchronize()
+            await_stream(tensor.device)
         return StagedSend(self._link.isend(staged, to_rank, tag), staged)
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
