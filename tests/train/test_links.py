@@ -1,12 +1,17 @@
 """Which way messages travel, and which GPU a process takes."""
 
+from collections.abc import Collection
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from skippipe.devices import find_device
 from skippipe.errors import InputError
+from skippipe.runtime.links.gpu import GpuLink
+from skippipe.runtime.links.peer import Edge, PeerEdges, PeerWork
 from skippipe.train.connect.links import ON_CPU, choose_backend
 
 OBSTACLES = [
@@ -46,3 +51,42 @@ def test_gpus_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [torch.device("cuda", number) for number in (0, 1, 2, 0, 1)] * 2
     assert find_device("cuda:1", "runtime.device", 2) == torch.device("cuda:1")
     assert find_device("cpu", "runtime.device", 2) == torch.device("cpu")
+
+
+class Neighbours(PeerEdges):
+    """Edges between ranks 0 and 1, the only ones on this machine, that carry nothing."""
+
+    def __init__(self) -> None:
+        self.reached: set[Edge] = set()
+        self.asked: list[list[Edge]] = []
+        self.carried: list[tuple[str, int]] = []
+
+    def connect(self, edges: Collection[Edge]) -> None:
+        self.asked.append(list(edges))
+        self.reached |= {(0, 1), (1, 0)} & set(edges)
+
+    def send(self, tensor: Tensor, to_rank: int) -> PeerWork:
+        self.carried.append(("to", to_rank))
+        return PeerWork(torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+    def receive(self, into: Tensor, from_rank: int) -> PeerWork:
+        self.carried.append(("from", from_rank))
+        return PeerWork(torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+
+def test_only_edges_to_other_machines_have_communicators() -> None:
+    peers, made = Neighbours(), list[Edge]()
+    link = GpuLink(0, torch.device("cpu"), peers)
+    with (
+        patch.object(GpuLink, "_new_group", side_effect=lambda ranks, _: made.append(ranks)),
+        patch.object(GpuLink, "_try_edge"),
+    ):
+        for pairs in ([(0, 1), (2, 0)], [(1, 0), (1, 2)], [(0, 2)]):
+            link.connect(pairs)
+    assert made == [(0, 2), (2, 0), (1, 2), (2, 1)], "each once, whichever pair was named"
+    assert peers.asked == [[(0, 1), (1, 0), (0, 2), (2, 0)], [(1, 2), (2, 1)]], "what is connected is not asked again"
+    link.isend(torch.zeros(1), 1, 0)
+    link.irecv(torch.zeros(1), 1, 0)
+    assert peers.carried == [("to", 1), ("from", 1)]
+    with pytest.raises(AssertionError, match="no communicator from rank 0 to 2"):
+        link.isend(torch.zeros(1), 2, 0)

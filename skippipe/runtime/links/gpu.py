@@ -61,8 +61,6 @@ class GpuLink:
 
         """
         self._rank, self._device, self._peers = rank, device, peers
-        self._near: set[Edge] = set()
-        """edges that `peers` has connected"""
         self._edges: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
@@ -81,12 +79,11 @@ class GpuLink:
 
     def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
         """Connect edges, and make communicators for the others and for groups; see `Link`."""
-        edges = edges_of(pairs)
-        if self._peers is not None:
-            new = [edge for edge in edges if edge not in self._near and edge not in self._edges]
-            self._near |= self._peers.connect(new) if new else set()
-        for edge in edges:
-            if edge not in self._edges and edge not in self._near:
+        new = [edge for edge in edges_of(pairs) if edge not in self._edges and self._peers_over(edge) is None]
+        if self._peers is not None and new:
+            self._peers.connect(new)
+        for edge in new:
+            if self._peers_over(edge) is None:
                 self._edges[edge] = self._new_group(edge, BLOCKS_PER_TRANSFER)
                 self._try_edge(edge)
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
@@ -99,18 +96,18 @@ class GpuLink:
     def isend(self, tensor: Tensor, to_rank: int, tag: int) -> Work:
         """Start a send; see `Link`."""
         del tag
-        if (self._rank, to_rank) in self._near and self._peers is not None:
-            return self._peers.send(tensor, to_rank)
-        return self._transfer((self._rank, to_rank), tensor)
+        edge = (self._rank, to_rank)
+        peers = self._peers_over(edge)
+        return self._transfer(edge, tensor) if peers is None else peers.send(tensor, to_rank)
 
     def irecv(self, tensor: Tensor, from_rank: int, tag: int) -> Work:
         """Start a receive; see `Link`."""
         del tag
-        if (from_rank, self._rank) in self._near and self._peers is not None:
-            return self._peers.receive(tensor, from_rank)
-        return self._transfer((from_rank, self._rank), tensor)
+        edge = (from_rank, self._rank)
+        peers = self._peers_over(edge)
+        return self._transfer(edge, tensor) if peers is None else peers.receive(tensor, from_rank)
 
-    def isum(self, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int]) -> "NcclWork":
+    def isum(self, tensors: Sequence[Tensor], rank: int, ranks: Sequence[int]) -> NcclWork:
         """Sum by NCCL's own all-reduce, tensors of one type in one kernel; see `Link`."""
         del rank
         group = self._groups[tuple(sorted(ranks))]
@@ -119,6 +116,10 @@ class GpuLink:
         for tensor in tensors:
             by_type.setdefault(tensor.dtype, []).append(tensor)
         return NcclWork(*(group.allreduce_coalesced(same) for same in by_type.values()))
+
+    def _peers_over(self, edge: Edge) -> PeerEdges | None:
+        """What transfers over an edge within this machine; None: NCCL does."""
+        return self._peers if self._peers is not None and edge in self._peers.reached else None
 
     def _transfer(self, edge: tuple[int, int], tensor: Tensor) -> NcclWork:
         group = self._edges.get(edge)

@@ -120,16 +120,13 @@ class PeerEdges:
 
         """
         self._rank, self._device, self._slot_bytes, self._exchange = rank, device, slot_bytes, exchange
+        self.reached: set[Edge] = set()
+        """edges that are connected, the same on all ranks"""
         self._inboxes: dict[int, Inbox] = {}
         self._outboxes: dict[int, Outbox] = {}
 
-    def connect(self, edges: Collection[Edge]) -> set[Edge]:
-        """Connect edges. All ranks call this with the same ones.
-
-        Returns:
-            The edges whose ends can reach each other, the same on all ranks.
-
-        """
+    def connect(self, edges: Collection[Edge]) -> None:
+        """Connect the edges whose ends can reach each other. All ranks call this with the same ones."""
         inboxes = {(a, b): Inbox(self._device, self._slot_bytes) for a, b in edges if b == self._rank}
         outboxes = {(a, b): Outbox(self._device) for a, b in edges if a == self._rank}
         ends: dict[Edge, Inbox | Outbox] = {**inboxes, **outboxes}
@@ -149,9 +146,9 @@ class PeerEdges:
                 failed.append(edge)
         unreachable = {tuple(edge) for text in self._exchange(json.dumps(failed)) for edge in json.loads(text)}
         reached = set(edges) - unreachable
+        self.reached |= reached
         self._inboxes |= {edge[0]: inbox for edge, inbox in inboxes.items() if edge in reached}
         self._outboxes |= {edge[1]: outbox for edge, outbox in outboxes.items() if edge in reached}
-        return reached
 
     def send(self, tensor: Tensor, to_rank: int) -> PeerWork:
         """Start a send over a connected edge."""
