@@ -7,7 +7,7 @@ from typing import Protocol
 from skippipe.measure.memory import available_bytes, held_bytes
 from skippipe.measure.stages import StageTimes, time_embedding, time_head, time_stage
 from skippipe.measure.timing import Timing
-from skippipe.model.memory import ADAMW_STATES
+from skippipe.moves import MOMENTS
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 
@@ -112,8 +112,8 @@ def profile_device(  # noqa: PLR0913 - by keyword
         loss_spread_s=_added(loss, embedding),
         held_bytes=int(held[larger] - larger * layer_held),
         layer_held_bytes=int(layer_held),
-        layer_state_bytes=(2 + ADAMW_STATES) * layer_bytes,
-        fixed_bytes=(2 + ADAMW_STATES) * head_bytes + loss_bytes + messages * message_spec.payload_bytes,
+        layer_state_bytes=(2 + MOMENTS) * layer_bytes,
+        fixed_bytes=(2 + MOMENTS) * head_bytes + loss_bytes + messages * message_spec.payload_bytes,
         memory_bytes=memory_bytes,
         layer_gradient_bytes=layer_bytes,
         head_gradient_bytes=head_bytes,

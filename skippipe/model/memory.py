@@ -12,12 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from skippipe.model.build import rebuild_buffers
 from skippipe.model.stage_module import StageModule, empty_stage_module
+from skippipe.moves import MOMENTS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-ADAMW_STATES = 2
-"""first and second moment"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         parameters=parameter_count(module),
         weight_bytes=weights,
         gradient_bytes=weights,
-        optimizer_bytes=ADAMW_STATES * weights,
+        optimizer_bytes=MOMENTS * weights,
         activation_bytes=held,
         recomputed_bytes=recomputed,
         loss_bytes=_loss_bytes(module, microbatch_size, sequence, dtype, loss_chunk) if first else 0,
