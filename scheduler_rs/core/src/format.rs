@@ -35,6 +35,24 @@ pub fn parse<T: for<'de> Deserialize<'de>>(text: &str, format: &str) -> Result<T
     })
 }
 
+/// Parses the object under `key` of a file, given alone.
+///
+/// # Errors
+/// [`Error::Format`] naming the key.
+pub fn part_from_json<T: for<'de> Deserialize<'de>>(key: &str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::Format {
+        key: key.to_owned(),
+        reason: error.to_string(),
+        position: None,
+        hint: None,
+    })
+}
+
+/// Writes such an object alone, with its keys in order.
+pub fn part_to_json(part: &impl serde::Serialize) -> String {
+    serde_json::to_value(part).unwrap_or_default().to_string()
+}
+
 fn read<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let mut track = serde_path_to_error::Track::new();

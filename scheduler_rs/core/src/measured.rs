@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::{Error, Result, invalid};
-use crate::format::{check_duration, check_number};
+use crate::error::{Result, invalid};
+use crate::format::{check_duration, check_number, part_from_json, part_to_json};
 
 /// The part `measured` of a cluster, as `skippipe measure` writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -70,18 +70,13 @@ impl Measured {
     /// # Errors
     /// [`crate::Error::Format`] naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::Format {
-            key: "measured".to_owned(),
-            reason: error.to_string(),
-            position: None,
-            hint: None,
-        })
+        part_from_json("measured", text)
     }
 
     /// Writes a JSON object of this part alone.
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_value(self).unwrap_or_default().to_string()
+        part_to_json(self)
     }
 
     /// Refuses negative figures, and figures of another number of nodes; `prefix` stands before the keys.

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result, invalid};
+use crate::error::{Result, invalid};
+use crate::format::{part_from_json, part_to_json};
 
 /// The part `workload` of a cluster. What is not known is absent, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,18 +45,13 @@ impl Workload {
     /// # Errors
     /// [`crate::Error::Format`] naming the key.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::Format {
-            key: "workload".to_owned(),
-            reason: error.to_string(),
-            position: None,
-            hint: None,
-        })
+        part_from_json("workload", text)
     }
 
     /// Writes a JSON object of this part alone.
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_value(self).unwrap_or_default().to_string()
+        part_to_json(self)
     }
 
     /// Refuses numbers of 0, and layers that are not those of `nodes` nodes; `prefix` stands before the keys.
