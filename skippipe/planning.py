@@ -11,7 +11,6 @@ from typing import Any
 from skippipe import _scheduler
 from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem
 from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
-from skippipe.cluster import load_cluster
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, RouteClass, ScheduleConfig
 from skippipe.errors import (
     DeadlockError,
@@ -23,7 +22,7 @@ from skippipe.errors import (
     unexpected,
 )
 from skippipe.measured import for_planning, layers_by_node
-from skippipe.presets import preset_spec
+from skippipe.presets import configured_cluster
 from skippipe.scheduler import SearchProgress, effective_time_limit_s
 from skippipe.workload import Throughput, throughput, workload_of
 
@@ -72,9 +71,8 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
 
     """
     check_scope(allocating, schedule)
-    parts = None if machines.file is not None else preset_spec(machines)
-    cluster = load_cluster(str(machines.file)) if parts is None else parts.cluster(machines)
-    preset = None if parts is None else machines.stage_sizes
+    cluster = configured_cluster(machines)
+    preset = None if machines.file is not None else machines.stage_sizes
     # One entry per stage.
     wanted = schedule.stages or len(allocating.sizes or cluster.gradient_bytes) or None
     allocation = None if allocating.stages is None else given_allocation(allocating, cluster, schedule.stages)
@@ -82,8 +80,8 @@ def planning_job(machines: ClusterConfig, allocating: AllocateConfig, schedule: 
         sizes = choose_sizes(allocating.sizes, len(cluster), wanted, preset, allocating.sources)
     else:
         sizes = [len(stage) for stage in allocation.stages]
-    if parts is not None and machines.gradient_bytes > 0:
-        cluster = parts.cluster(machines, [machines.gradient_bytes] * len(sizes))
+    if machines.file is None and machines.gradient_bytes > 0:
+        cluster = configured_cluster(machines, len(sizes))
     try:
         return question_for(cluster, sizes, allocation, allocating, schedule)
     except InputError as error:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skippipe.allocation import choose_sizes, even_shares
-from skippipe.cluster import load_cluster
 from skippipe.commands.planned_run import allocating_settings, plan_run
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.console.progress import planning_progress
@@ -14,7 +13,7 @@ from skippipe.files import write_text
 from skippipe.model.settings import resolved_settings
 from skippipe.phases import scaled_cluster
 from skippipe.planning import make_plan, planning_job
-from skippipe.presets import preset_spec
+from skippipe.presets import configured_cluster
 from skippipe.study.arms import Arm
 from skippipe.study.time_to_loss import RunTimes
 from skippipe.train.resolve.layout import resolve_layout
@@ -78,7 +77,8 @@ def _of_arm(arm: Arm, job: PlanJob, stages: int, strategy: str | None) -> PlanJo
     """The same cluster with schedule, phases and microbatches of an arm, and the same sizes of stages for all arms."""
     per_iteration = arm.job.train.microbatch_size * arm.job.data.sequence * arm.job.train.iterations
     preset = None if job.cluster.file is not None else job.cluster.stage_sizes
-    sizes = choose_sizes(job.allocate.sizes, _nodes(job.cluster), stages, preset, job.allocate.sources)
+    nodes = len(configured_cluster(job.cluster))
+    sizes = choose_sizes(job.allocate.sizes, nodes, stages, preset, job.allocate.sources)
     schedule = dataclasses.replace(
         arm.job.schedule,
         strategy=strategy or arm.job.schedule.strategy,
@@ -89,16 +89,9 @@ def _of_arm(arm: Arm, job: PlanJob, stages: int, strategy: str | None) -> PlanJo
     return dataclasses.replace(job, allocate=allocate, schedule=schedule, phases=arm.job.phases)
 
 
-def _nodes(machines: ClusterConfig) -> int:
-    return len(load_cluster(machines.file) if machines.file is not None else preset_spec(machines).cluster(machines))
-
-
 def _scaled(machines: ClusterConfig, stages: int, fraction: float, path: Path) -> ClusterConfig:
     """The cluster as a file, with node times and gradients for a fraction of the layers of each stage."""
-    if machines.file is not None:
-        cluster = load_cluster(machines.file)
-    else:
-        cluster = preset_spec(machines).cluster(machines, [machines.gradient_bytes] * stages)
+    cluster = configured_cluster(machines, stages)
     scaled = scaled_cluster(cluster, [fraction] * len(cluster), [fraction] * len(cluster.gradient_bytes))
     write_text(path, scaled.to_json())
     return ClusterConfig(file=str(path))

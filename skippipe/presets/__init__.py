@@ -1,5 +1,7 @@
-"""Preset clusters: settings in, arrays out. Pure functions."""
+"""Clusters by settings: presets, which are pure functions from settings to arrays, or a file."""
 
+from skippipe._scheduler import Cluster
+from skippipe.cluster import load_cluster
 from skippipe.config import ClusterConfig, RegionsConfig, SitesConfig, SyntheticConfig
 from skippipe.errors import unexpected
 from skippipe.presets.regions import regions_cluster
@@ -7,7 +9,24 @@ from skippipe.presets.sites import sites_cluster
 from skippipe.presets.spec import ClusterSpec
 from skippipe.presets.synthetic import synthetic_cluster
 
-__all__ = ["ClusterSpec", "preset_spec", "regions_cluster", "sites_cluster", "synthetic_cluster"]
+__all__ = ["ClusterSpec", "configured_cluster", "preset_spec", "regions_cluster", "sites_cluster", "synthetic_cluster"]
+
+
+def configured_cluster(config: ClusterConfig, stages: int = 0) -> Cluster:
+    """The cluster that settings describe.
+
+    Args:
+        config: a preset, or a file.
+        stages: each of which has the gradients that a preset states; 0: they are left out.
+
+    Raises:
+        InputError: the file cannot be used.
+
+    """
+    if config.file is not None:
+        return load_cluster(str(config.file))
+    gradient_bytes = [config.gradient_bytes] * stages if config.gradient_bytes > 0 else []
+    return preset_spec(config).cluster(config, gradient_bytes)
 
 
 def preset_spec(config: ClusterConfig) -> ClusterSpec:

@@ -9,13 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from skippipe._scheduler import Cluster
-from skippipe.cluster import load_cluster
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
 from skippipe.context import Context
 from skippipe.errors import SchedulerError, from_origin, unexpected
 from skippipe.files import check_writable, write_text
-from skippipe.presets import preset_spec
+from skippipe.presets import configured_cluster
 from skippipe.ranks import node_title
 from skippipe.report.cluster import show_cluster
 from skippipe.train.connect.rank_spec import assign_nodes, torchrun_rank, under_torchrun
@@ -61,11 +60,7 @@ def resolve(job: MeasureJob) -> MeasureSpec:
 
     """
     runtime = job.runtime
-    network = (
-        load_cluster(job.cluster.file)
-        if job.cluster.file is not None
-        else preset_spec(job.cluster).cluster(job.cluster)
-    )
+    network = configured_cluster(job.cluster)
     # Launch and memory may differ between ranks.
     own = {"node", "processes", "port", "threads", "memory_bytes"}
     compared = {
