@@ -26,6 +26,7 @@ from output import Row, markdown, save
 from skippipe import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.devices import on_device
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.settings import model_config
 from skippipe.planning import PlanningJob, make_plan, state_problem
@@ -38,7 +39,7 @@ from skippipe.runtime.links.peer import PeerEdges
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
-from skippipe.train.loop.engine import connect, on_device
+from skippipe.train.loop.engine import connect
 from skippipe.train.prepare.stages import warm_up
 
 BATCH, SEQUENCE, HIDDEN, VOCABULARY = 2, 64, 128, 512

@@ -187,6 +187,16 @@ def open_device(name: str, key: str, process: int, *, deterministic: bool) -> "t
     return device
 
 
+def on_device(
+    batch: "tuple[torch.Tensor, torch.Tensor]", device: "torch.device"
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """A batch on a device; the host does not wait for a GPU, as other ranks may wait for it meanwhile."""
+    if device.type == "cpu":
+        return batch
+    tokens, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
+    return tokens, labels
+
+
 def synchronize(device: "torch.device") -> None:
     """Wait until a GPU has finished all work; a CPU always has."""
     import torch

@@ -70,6 +70,8 @@ class StageModule(nn.Module):
         self._run = LayerRunner(body, family.layers, list(own_layers))
         self._in_use: Sequence[int] = range(len(layers))
         """indices of the layers that `forward` runs"""
+        self._trained: dict[bool, list[nn.Parameter]] = {}
+        """what `trained_parameters` has found, by its argument"""
 
     def parameters_of(self, layers: Collection[int]) -> dict[str, nn.Parameter]:
         """Parameters by name: those of some decoder layers, and all that are in none."""
@@ -82,6 +84,7 @@ class StageModule(nn.Module):
     def use_layers(self, layers: Collection[int]) -> None:
         """From now on run only those of the stage's layers whose numbers in the full model are in `layers`."""
         self._in_use = [index for index, number in enumerate(self.layers) if number in layers]
+        self._trained.clear()
 
     @property
     def layers_in_use(self) -> list[int]:
@@ -90,8 +93,10 @@ class StageModule(nn.Module):
 
     def trained_parameters(self, *, layers: bool = True) -> list[nn.Parameter]:
         """Parameters that are trained: those of the layers in use, unless excluded, and of embedding, norm and head."""
-        numbers = self.layers_in_use if layers else []
-        return [parameter for parameter in self.parameters_of(numbers).values() if parameter.requires_grad]
+        if layers not in self._trained:
+            found = self.parameters_of(self.layers_in_use if layers else []).values()
+            self._trained[layers] = [parameter for parameter in found if parameter.requires_grad]
+        return self._trained[layers]
 
     def named_units(self) -> dict[str, nn.Module]:
         """Its decoder layers and its parts outside them, by name."""

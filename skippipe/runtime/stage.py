@@ -26,6 +26,19 @@ class SavedActivation(NamedTuple):
     """auxiliary loss of the stage's layers, if any"""
 
 
+class StageResults(NamedTuple):
+    """What an iteration leaves in a stage: tensors of its device."""
+
+    factors: tuple[float, ...]
+    """on losses and gradients, as `begin` was told"""
+    gradients: list[Tensor]
+    """of the parameters reached, complete"""
+    losses: dict[int, Tensor]
+    """sums of token losses by microbatch"""
+    local_losses: dict[int, Tensor]
+    """sums of router losses by microbatch"""
+
+
 ReadyGradients = Callable[[Sequence[Tensor]], None]
 """Takes the gradients of a layer, once no backward will add to them."""
 
@@ -76,7 +89,8 @@ class Stage:
         self._loss_scale = loss_scale
         self._reached = self.module.trained_parameters(layers=visited)
         self._drop()
-        self.module.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         """Embed tokens on stage 0: (b, s) int64 to (b, s, hidden)."""
@@ -214,6 +228,22 @@ class Stage:
             if found and self._scale != 1.0:
                 torch._foreach_mul_(found, self._scale)
         return found
+
+    @property
+    def _factors(self) -> tuple[float, ...]:
+        return self._valid_tokens, self._scale, self._loss_scale
+
+    def results(self) -> StageResults:
+        """What the iteration has left here; its tensors are the stage's own."""
+        return StageResults(self._factors, self.gradients(), dict(self._losses), dict(self._local_losses))
+
+    def restore(self, results: StageResults) -> None:
+        """Take over what an iteration that began with the same arguments left, as if it had run since `begin`."""
+        assert results.factors == self._factors, f"{results.factors} became {self._factors}"
+        for parameter, gradient in zip(self._reached, results.gradients, strict=True):
+            parameter.grad = gradient
+        self._losses, self._local_losses = dict(results.losses), dict(results.local_losses)
+        self._finished = True
 
     def _fill(self) -> None:
         """Give a gradient to all parameters that the iteration reaches."""

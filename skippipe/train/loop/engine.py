@@ -12,9 +12,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from skippipe._scheduler import Plan
+from skippipe.devices import on_device
 from skippipe.errors import SchedulerError
 from skippipe.phases import layers_in_use
 from skippipe.ranks import iteration_s_on
@@ -164,10 +164,16 @@ class Engine:
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
         full = dict.fromkeys(range(context.validation_microbatches), self.stages_in_use)
         most = context.spec.device.group
+        graph = context.spec.device.cuda_graphs and can_be_graphed(context)
         return (
-            GroupedExecutor(routes, context.stages, most),
-            GroupedExecutor(full, context.stages, most, train=False),
+            GroupedExecutor(routes, context.stages, most, self._device, graph=graph),
+            GroupedExecutor(full, context.stages, most, self._device, train=False),
         )
+
+    def release(self) -> None:
+        """Free what the engine holds of a GPU's memory between iterations."""
+        if isinstance(self._training, GroupedExecutor):
+            self._training.release()
 
     def iterate(
         self,
@@ -202,7 +208,7 @@ class Engine:
             step(global_norm)
 
         timeout_s = self._message_timeout_s()
-        timings = self._training.run(self._on_device(lambda m: batches(self._index_of[m])), finish, timeout_s)
+        timings = self._training.run(self._placed(lambda m: batches(self._index_of[m])), finish, timeout_s)
         loss, router_loss, seconds, combined = self._gather(self._index_of, timeout_s, timings.ends[-1], flags())
         self._measured_s = seconds
         if router_loss is not None:
@@ -216,15 +222,15 @@ class Engine:
         with ExitStack() as stack:
             for stage in self._stages.values():
                 stack.enter_context(stage.evaluating())
-            self._validation.run(self._on_device(batches), lambda _: None, timeout_s)
+            self._validation.run(self._placed(batches), lambda _: None, timeout_s)
             gathered = self._gather(self._validation_index_of, timeout_s, 0.0, RankFlags())
             return gathered.loss / self.validation_tokens
 
-    def _on_device(self, batches: Batches) -> Batches:
-        def moved(microbatch: int) -> tuple[Tensor, Tensor]:
-            return on_device(batches(microbatch), self._device)
-
-        return moved
+    def _placed(self, batches: Batches) -> Batches:
+        """Batches where the executor takes them: grouped, it moves many at once."""
+        if isinstance(self._training, GroupedExecutor):
+            return batches
+        return lambda microbatch: on_device(batches(microbatch), self._device)
 
     def _message_timeout_s(self, iterations: float = 1.0) -> float:
         timeout_s, predicted_s = self._spec.communication.timeout_s, self._planned_s
@@ -270,12 +276,13 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
     return timeout_s + SLOWEST_HEALTHY * iterations * max(predicted_s, measured_s)
 
 
-def on_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """A batch on the device where stages compute; the host does not wait, as other ranks may wait for it meanwhile."""
-    if device.type == "cpu":
-        return batch
-    tokens, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
-    return tokens, labels
+def can_be_graphed(context: RankContext) -> bool:
+    """Whether each iteration issues the same work to a GPU.
+
+    With experts it depends on the tokens, and with float16 on the loss scale.
+    """
+    routed = any(stage.module.family.router is not None for stage in context.stages.values())
+    return context.device.type == "cuda" and context.spec.precision.autocast != "float16" and not routed
 
 
 def connect(link: Link, programs: Sequence[Program]) -> None:

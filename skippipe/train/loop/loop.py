@@ -222,6 +222,7 @@ class TrainingLoop:
     def _change_plan(self, iteration: int) -> Engine:
         """Begin the phase that an iteration belongs to."""
         begin = time.perf_counter()
+        self._engine(iteration - 1).release()
         engine = self._engine(iteration)
         change, predicted_change_s = self._begin_phase(engine, iteration)
         plan = engine.plan

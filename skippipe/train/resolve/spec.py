@@ -48,6 +48,8 @@ class DeviceSpec:
     """as `skippipe.devices.find_device` takes it"""
     group: int = 1
     """most microbatches in one pass through a stage"""
+    cuda_graphs: bool = True
+    """whether passes of several microbatches are launched as one CUDA graph, where that can be"""
     compile: bool = False
     """whether layers and loss run compiled"""
     activation_checkpointing: int = 0
