@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Constraints, Plan, Problem
+from skippipe import Cluster, Constraints, Plan, Problem, _scheduler
 from skippipe.errors import InputError, SchedulerError
 
 

@@ -28,7 +28,7 @@ from runtime.machine import random_ranks
 from runtime.models import make_plan
 from torch import Tensor
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers

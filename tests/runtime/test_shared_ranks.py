@@ -9,7 +9,7 @@ from reference.simulator import Durations
 from runtime.machine import random_ranks
 from runtime.models import make_plan
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import InputError
 from skippipe.ranks import NO_RANK, iteration_s_on
 from skippipe.runtime.actions import Task
