@@ -75,7 +75,7 @@ fn numbers_of(value: &Value, path: &str) -> Vec<String> {
 }
 
 fn pointer(path: &str) -> String {
-    format!("/{}", path.replace('.', "/").replace('[', "/").replace(']', ""))
+    format!("/{}", path.replace(['.', '['], "/").replace(']', ""))
 }
 
 proptest! {
