@@ -24,6 +24,7 @@ from skippipe._scheduler import (
     AllocationScope,
     Cluster,
     Constraints,
+    Explanation,
     LeftOut,
     Microbatch,
     Plan,
@@ -33,11 +34,13 @@ from skippipe._scheduler import (
     Scored,
     SearchEvent,
     SearchReport,
+    Segment,
     Task,
+    Upgrade,
 )
-from skippipe.cluster import load_cluster
+from skippipe.cluster import load_cluster, preset_cluster
 from skippipe.plan_file import load_plan, save_plan
-from skippipe.scheduler import allocate, plan, simulate
+from skippipe.scheduler import allocate, explain, plan, score_allocation, simulate, upgrades
 
 __all__ = [
     "Allocated",
@@ -45,6 +48,7 @@ __all__ = [
     "AllocationScope",
     "Cluster",
     "Constraints",
+    "Explanation",
     "LeftOut",
     "Microbatch",
     "Plan",
@@ -54,13 +58,19 @@ __all__ = [
     "Scored",
     "SearchEvent",
     "SearchReport",
+    "Segment",
     "Task",
+    "Upgrade",
     "allocate",
+    "explain",
     "load_cluster",
     "load_plan",
     "plan",
+    "preset_cluster",
     "save_plan",
+    "score_allocation",
     "simulate",
+    "upgrades",
 ]
 
 __version__ = version("skippipe")

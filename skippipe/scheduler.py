@@ -4,9 +4,19 @@ from collections.abc import Callable, Iterable
 from typing import SupportsIndex
 
 import skippipe._scheduler as core
-from skippipe._scheduler import Allocated, AllocationScope, Cluster, Plan, PlanRequest, Problem
+from skippipe._scheduler import (
+    Allocated,
+    AllocationScope,
+    Cluster,
+    Explanation,
+    Plan,
+    PlanRequest,
+    Problem,
+    Scored,
+    Upgrade,
+)
 
-__all__ = ["allocate", "plan", "simulate"]
+__all__ = ["allocate", "explain", "plan", "score_allocation", "simulate", "upgrades"]
 
 SearchProgress = Callable[[float, float, float, int], None]
 """Called about twenty times a second during a search with elapsed seconds, the best value so far (infinite as long as
@@ -197,3 +207,49 @@ def allocate(  # noqa: PLR0913 - each of them may be asked for
         seed=seed,
         progress=progress,
     )
+
+
+def score_allocation(cluster: Cluster, stages: Iterable[Iterable[SupportsIndex]]) -> Scored:
+    """Score an allocation by the surrogate of `allocate`.
+
+    Args:
+        cluster: the nodes and links.
+        stages: the nodes of each stage, stage 0 first; every node serves one.
+
+    Returns:
+        The score and its parts in seconds, with the stages after stage 0 in the order of the tour.
+
+    Raises:
+        skippipe.errors.InputError: an argument that cannot be used.
+
+    """
+    return core.score_allocation(cluster, [list(members) for members in stages])
+
+
+def explain(plan: Plan) -> Explanation:
+    """Explain where the time of an iteration goes, the order of every node kept.
+
+    Args:
+        plan: which is simulated in its own order.
+
+    Returns:
+        Slack and waiting times of every task, and the critical path; times in seconds.
+
+    Raises:
+        skippipe.errors.DeadlockError: tasks wait for each other in a cycle.
+
+    """
+    return core.explain(plan)
+
+
+def upgrades(explanation: Explanation) -> list[Upgrade]:
+    """Rank the nodes and links whose doubled speed would shorten the iteration.
+
+    Args:
+        explanation: of a plan, from `explain`.
+
+    Returns:
+        The upgrades, best first, each with the seconds of the iteration that it leads to; routes stay as they are.
+
+    """
+    return core.upgrades(explanation)

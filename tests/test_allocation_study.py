@@ -11,7 +11,7 @@ from reference.allocator import Surrogate
 from reference.instances import random_cluster
 from scripts import load_script
 
-from skippipe._scheduler import Cluster
+from skippipe import Cluster
 from skippipe.benchmark import random_stages
 from skippipe.presets import preset_spec
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reference.allocator import Stages, Surrogate
 from reference.instances import random_cluster
 
-from skippipe._scheduler import Cluster, Scored, allocate, score_allocation
+from skippipe import Cluster, Scored, score_allocation
+from skippipe._scheduler import allocate
 from skippipe.allocation import read_allocation
 from skippipe.cluster import load_cluster
 from skippipe.errors import ImpossibleError, InputError, NoPlanError

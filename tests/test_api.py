@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import skippipe
+from skippipe.application import compose
 from skippipe.cli import main
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.planning import make_plan, planning_job, time_limit
+from skippipe.presets import configured_cluster
 
 NODES = 4
 
@@ -51,7 +53,7 @@ def test_the_example_of_the_package() -> None:
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-@pytest.mark.parametrize("name", ["Cluster", "Problem", "allocate", "plan", "simulate"])
+@pytest.mark.parametrize("name", ["Cluster", "Problem", "allocate", "plan", "preset_cluster", "simulate"])
 def test_examples_of_the_help(name: str) -> None:
     examples = doctest.DocTestFinder(recurse=False).find(getattr(skippipe, name), name, module=False, globs={})
     assert [example.name for example in examples if example.examples] == [name]
@@ -72,7 +74,11 @@ def test_public_names_are_public(name: str) -> None:
 
 
 def test_every_argument_is_described() -> None:
-    for function in (skippipe.plan, skippipe.simulate, skippipe.allocate):
+    functions = (
+        skippipe.plan, skippipe.simulate, skippipe.allocate, skippipe.preset_cluster, skippipe.explain,
+        skippipe.upgrades, skippipe.score_allocation,
+    )  # fmt: skip
+    for function in functions:
         for argument in inspect.signature(function).parameters:
             assert f"        {argument}: " in (function.__doc__ or ""), argument
     for kind in (skippipe.Cluster, skippipe.Problem):
@@ -130,6 +136,42 @@ def test_the_same_question_has_the_same_plan_as_on_the_command_line() -> None:
     answer = skippipe.plan(problem, work_limit=5_000)
     assert answer.stages == expected.stages
     assert answer.tasks == expected.tasks
+
+
+@pytest.mark.parametrize("name", ["five_clusters", "geo20", "local4", "single_cluster", "synthetic"])
+def test_presets_are_those_of_the_command(name: str) -> None:
+    config = compose("plan", [f"cluster={name}"]).cluster
+    stages = len(config.stage_sizes or [])
+    assert skippipe.preset_cluster(name) == configured_cluster(config, stages)
+    changed = compose("plan", [f"cluster={name}", "cluster.node.memory=7", "cluster.overhead_s=0.5"]).cluster
+    assert skippipe.preset_cluster(name, stages=2, node={"memory": 7}, overhead_s=0.5) == configured_cluster(changed, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "key"),
+    [
+        ("mars", {}, "name"),
+        ("synthetic", {"nodes": 0}, "nodes"),
+        ("synthetic", {"nodes": "many"}, "nodes"),
+        ("geo20", {"sites": 2}, "sites"),
+        ("geo20", {"node": {"speed": 2}}, "node.speed"),
+    ],
+)
+def test_presets_refuse(name: str, settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as caught:
+        skippipe.preset_cluster(name, **settings)
+    assert caught.value.key == key
+    assert str(caught.value).startswith(f"{key}: ")
+
+
+def test_explanations_and_upgrades(plan: skippipe.Plan) -> None:
+    explanation = skippipe.explain(plan)
+    assert explanation.critical[-1].end_s == plan.predicted.iteration_s
+    best, *_ = skippipe.upgrades(explanation)
+    faster = skippipe.simulate(plan.with_cluster(best.apply(plan.cluster)))
+    assert faster.predicted.iteration_s == best.iteration_s < plan.predicted.iteration_s
+    found = skippipe.allocate(plan.cluster, [2, 1, 1], work_limit=1_000)
+    assert skippipe.score_allocation(plan.cluster, found.best.stages) == found.best
 
 
 def test_tasks_as_arrays(plan: skippipe.Plan) -> None:

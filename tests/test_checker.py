@@ -14,7 +14,7 @@ from reference.independent import opinions
 from reference.instances import Json
 from reference.plans import random_plan
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import InputError
 
 

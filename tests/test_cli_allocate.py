@@ -11,7 +11,7 @@ import pytest
 from conftest import Result, Run
 from reference.independent import verdict
 
-from skippipe._scheduler import Plan, score_allocation
+from skippipe import Plan, score_allocation
 from skippipe.application import compose
 from skippipe.plan_file import load_plan
 from skippipe.report.stages import cost, members, moved, slowest_inside, stage_table

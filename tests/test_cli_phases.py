@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 from reference.independent import verdict
 
-from skippipe._scheduler import Constraints, simulate
+from skippipe import Constraints, simulate
 from skippipe.allocation import Allocation
 from skippipe.config import PhaseConfig, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError

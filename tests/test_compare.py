@@ -17,7 +17,8 @@ from reference.independent import verdict
 from reference.instances import random_cluster
 from test_joint import goes_forward, in_order, problem_of, ways_to_allocate
 
-from skippipe._scheduler import AllocationScope, Cluster, Plan, PlanRequest, Problem, allocate, plan
+from skippipe import AllocationScope, Cluster, Plan, Problem
+from skippipe._scheduler import PlanRequest, allocate, plan
 from skippipe.application import compose
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.plan_file import load_plan

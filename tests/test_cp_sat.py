@@ -11,7 +11,7 @@ from reference.instances import Json, random_cluster, random_rules, random_skip_
 from reference.optimum import optimum
 from scripts import load_script
 
-from skippipe._scheduler import Cluster, Plan
+from skippipe import Cluster, Plan
 from skippipe.allocation import Allocation
 from skippipe.benchmark import Case, violations
 from skippipe.config import ScheduleConfig

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skippipe import _scheduler
-from skippipe._scheduler import Cluster, Constraints, Plan, Problem
+from skippipe import Cluster, Constraints, Plan, Problem, _scheduler
 from skippipe.errors import InputError, SchedulerError
 
 
@@ -40,14 +39,14 @@ def test_memory_without_end_is_as_good_as_plenty() -> None:
 
 @pytest.mark.parametrize("jump", [1, 2, None])
 def test_thousands_of_microbatches_end_with_the_time_limit(jump: int | None) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     try:
         made = plan(problem([3000, 3000], max_stage_jump=jump), time_limit_s=1.0, work_limit=None)
     except SchedulerError:
         assert jump == 1  # nobody reaches stage 2 then
     else:
         assert made.check() == []
-    assert time.monotonic() - begin < 30
+    assert time.process_time() - begin < 10, "of the processor: other work does not count"
 
 
 @pytest.mark.parametrize("count", [20_001, 2**63 - 1])

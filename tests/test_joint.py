@@ -13,17 +13,8 @@ from reference.allocator import Stages
 from reference.independent import verdict
 from reference.instances import Json, random_cluster
 
-from skippipe._scheduler import (
-    AllocationReport,
-    AllocationScope,
-    Cluster,
-    Constraints,
-    Plan,
-    PlanRequest,
-    Problem,
-    allocate,
-    plan,
-)
+from skippipe import AllocationReport, AllocationScope, Cluster, Constraints, Plan, Problem
+from skippipe._scheduler import PlanRequest, allocate, plan
 from skippipe.errors import ImpossibleError, NoPlanError
 
 WORK = 20_000

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from skippipe._scheduler import Cluster
+from skippipe import Cluster
 from skippipe.moves import Holding, Transfer, WeightBytes, change_phase, change_s, copy_sources, transfers_s
 from skippipe.ranks import transfer_time
 

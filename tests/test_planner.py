@@ -30,7 +30,8 @@ from reference.optimum import best_order, optimum, route_sets
 from reference.plans import times_of
 from reference.simulator import run_dispatch, run_order
 
-from skippipe._scheduler import Cluster, Constraints, Plan, PlanRequest, Problem, plan, simulate
+from skippipe import Cluster, Constraints, Plan, Problem, simulate
+from skippipe._scheduler import PlanRequest, plan
 from skippipe.errors import DeadlockError, ImpossibleError, InputError, NoPlanError, SchedulerError
 
 STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")

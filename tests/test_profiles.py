@@ -13,7 +13,7 @@ from reference.instances import Json, extended, random_instance
 from reference.optimum import optimum, route_sets
 from test_planner import STRATEGIES, check_plan_of, nanoseconds_at_most, problem_of, solve, tiny_instance
 
-from skippipe._scheduler import Constraints, Plan
+from skippipe import Constraints, Plan
 from skippipe.config import RouteClass
 from skippipe.errors import DeadlockError, ImpossibleError, InputError, NoPlanError
 from skippipe.planning import class_routes

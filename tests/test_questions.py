@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skippipe._scheduler import (
-    AllocationScope,
-    Cluster,
-    Constraints,
-    Plan,
-    PlanRequest,
-    Problem,
-    allocate,
-    first_allocation,
-    plan,
-    simulate,
-)
+from skippipe import AllocationScope, Cluster, Constraints, Plan, Problem, simulate
+from skippipe._scheduler import PlanRequest, allocate, first_allocation, plan
 from skippipe.cluster import load_cluster
 from skippipe.config import SyntheticConfig
 from skippipe.errors import DeadlockError, ImpossibleError, InputError, in_file, in_group, unexpected

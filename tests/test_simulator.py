@@ -24,7 +24,7 @@ from reference.plans import plan_of, plan_of_orders, times_of
 from reference.simpy_simulator import run_simpy
 from reference.simulator import Durations, Outcome, nanoseconds, run_dispatch, run_order
 
-from skippipe._scheduler import Cluster, Plan, simulate
+from skippipe import Cluster, Plan, simulate
 from skippipe.errors import DeadlockError
 
 TASK = re.compile(r"(\d+)([FLB])(\d+)@(\d+)")

@@ -7,7 +7,7 @@ import pytest
 from conftest import PUBLISHED
 from scripts import load_script
 
-from skippipe._scheduler import Cluster
+from skippipe import Cluster
 from skippipe.application import compose
 from skippipe.cluster import load_cluster
 from skippipe.config import PlannerConfig, ScheduleConfig

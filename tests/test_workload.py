@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import Run
 
-from skippipe._scheduler import Problem
+from skippipe import Problem
 from skippipe.cluster import Cluster
 from skippipe.config import PlannerConfig
 from skippipe.errors import InputError

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException, MissingConfigException
@@ -113,7 +114,9 @@ def _composed_location(error: Exception, files: UserFiles) -> Location | None:
 
 def _run_hydra(task: _JobFunction, arguments: Sequence[str]) -> None:
     """Call Hydra's main, with errors raised instead of printed."""
-    with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice():
+    shows_help = "--help" in arguments or "-h" in arguments
+    groups = _without_config_groups() if shows_help else contextlib.nullcontext()
+    with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice(), groups:
         hydra.main(config_path=f"pkg://{FOLDER}", config_name=register(task.command.name), version_base="1.3")(task)()
 
 
@@ -136,6 +139,11 @@ def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(holder, name, before)
+
+
+def _without_config_groups() -> contextlib.AbstractContextManager[None]:
+    """Hydra lists all configuration groups for any help, which takes it long; ours says itself what can be chosen."""
+    return _replaced(Hydra, "format_config_groups", lambda *_: "")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from train.jobs import make_job
 
 from skippipe.checkpoint import manifest, open_checkpoint
 from skippipe.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
+from skippipe.checkpoint.exchange import gather_json
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.reading import latest_complete, open_shared
 from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
@@ -167,10 +168,16 @@ def save_with_forged_records(rank: int, folder: Path, records: object) -> str:
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     saver = CheckpointSaver(CheckpointDirectory(folder / CHECKPOINTS), group, key=load_key(None), keep=1)
-    if rank == 1:
-        saver._describe = lambda _: records  # type: ignore[assignment, method-assign, return-value]
-    saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, {}, None))
-    saver.wait()
+
+    def gather_forged(mine: dict[str, Any], group: dist.ProcessGroup) -> list[Any]:
+        """Of what a rank tells the others, its file records alone are a mapping."""
+        is_forged = rank == 1 and isinstance(mine["value"], dict)
+        return gather_json(mine | {"value": records} if is_forged else mine, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skippipe.checkpoint.saving.gather_json", gather_forged)
+        saver.save({name: torch.ones(1) for name in names_of(rank)}, CheckpointContents(a_state(1), PLAN, {}, None))
+        saver.wait()
     (done,) = saver.take_results()
     dist.destroy_process_group(group)
     return str(done.error)

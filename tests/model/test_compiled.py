@@ -37,7 +37,9 @@ def gradients(part: StageModule, size: int) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler is here")
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
 @pytest.mark.timeout(300)
-def test_compiled_parts_are_the_plain_ones() -> None:
+def test_compiled_parts_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each further compiler is a process that imports torch, which takes longer than what it would compile.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     counters.clear()
     plain, compiled = one_stage(compiled=False), one_stage(compiled=True)
     for size in SIZES:

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from skippipe.errors import InputError
-from skippipe.model import export as module
 from skippipe.model.export import export_model
 from skippipe.model.families import FAMILIES
 from skippipe.model.settings import config_sha256, model_config, plain_settings
@@ -187,7 +186,7 @@ def test_a_full_disk_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pyte
     if step == "save":
         monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
     elif step == "sync":
-        monkeypatch.setattr(module, "_sync", full)
+        monkeypatch.setattr("os.fsync", full)
     else:
         monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(InputError, match=r"^output: .*out cannot be written: No space left on device$"):

@@ -33,7 +33,7 @@ class Durations:
             for kind, name in (("F", "forward_s"), ("L", "loss_s"), ("B", "backward_s"))
         }
         self.memory = [node["memory"] for node in nodes]
-        self.allreduce = [self._allreduce(s, members) for s, members in enumerate(stages)]
+        self.allreduce = [self.allreduce_of(s, members) for s, members in enumerate(stages)]
         steps = cluster.get("step_s") or [0.0]
         self.after = nanoseconds(cluster.get("norm_s", 0.0)) + max(nanoseconds(x) for x in steps)
 
@@ -53,7 +53,7 @@ class Durations:
         """What one activation or gradient takes from node i to node j."""
         return nanoseconds(self.seconds(i, j, self.cluster.get("activation_bytes", 0.0)))
 
-    def _allreduce(self, stage: int, members: list[int]) -> int:
+    def allreduce_of(self, stage: int, members: list[int]) -> int:
         sizes, r = self.cluster.get("gradient_bytes") or [], len(members)
         if r < 2 or not sizes:
             return 0

@@ -10,7 +10,7 @@ import pytest
 from conftest import Run
 from report.conftest import command
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.plan_file import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan
 from skippipe.report.comparison import comparison, messages

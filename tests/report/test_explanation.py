@@ -11,7 +11,7 @@ from reference.instances import Json, TaskKey
 from reference.plans import random_plan, times_of
 from reference.simulator import Outcome, Work, run_dispatch, run_order
 
-from skippipe._scheduler import Explanation, Plan, Upgrade, explain, simulate, upgrades
+from skippipe import Explanation, Plan, Upgrade, explain, simulate, upgrades
 
 SEEDS = range(120)
 UPGRADE_SEEDS = range(40)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from report.conftest import HOSTILE
 from report.test_report_command import shape_of
 
-from skippipe._scheduler import Cluster
+from skippipe import Cluster
 from skippipe.plan_file import load_plan
 from skippipe.report.map_layout import (
     arranged,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from report.browser import Browser
 from report.conftest import HOSTILE
 
-from skippipe._scheduler import explain
+from skippipe import explain
 from skippipe.plan_file import Plan, load_plan
 
 CHART = "skippipe.charts[0]"

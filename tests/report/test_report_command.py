@@ -12,7 +12,7 @@ import pytest
 from conftest import Run
 from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
-from skippipe._scheduler import Plan, SearchEvent, SearchReport, explain, upgrades
+from skippipe import Plan, SearchEvent, SearchReport, explain, upgrades
 from skippipe.plan_file import load_plan
 from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded

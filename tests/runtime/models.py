@@ -18,7 +18,7 @@ from reference.simulator import run_order
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.model.families import family_of
 from skippipe.model.settings import model_config

@@ -12,7 +12,7 @@ from runtime.fakes import MESSAGE_SPEC, expected_ends, failing, numbered, servin
 from runtime.models import make_plan
 from torch import Tensor
 
-from skippipe._scheduler import Cluster, Plan
+from skippipe import Cluster, Plan
 from skippipe.errors import ActionError, InputError
 from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH, Norm, Program, Reduce

@@ -28,7 +28,7 @@ from runtime.machine import random_ranks
 from runtime.models import make_plan
 from torch import Tensor
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import ActionError
 from skippipe.runtime.actions import Norm, Program, Reduce, Send, Step, Task
 from skippipe.runtime.deadlock import min_recv_buffers
@@ -167,14 +167,20 @@ class Silence(RingSums):
         return Never()
 
 
-def lonely(sizes: Sequence[int], rank: int, **options: Any) -> tuple[Executor, Silence, Program]:
+def lonely(
+    sizes: Sequence[int],
+    rank: int,
+    link: Silence | None = None,
+    message_spec: MessageSpec = MESSAGE_SPEC,
+    **options: Any,
+) -> tuple[Executor, Silence, Program]:
     """An executor of one rank of a plan whose other ranks never answer."""
     plan = Plan.from_json(make_plan(Random(1), sizes, 0.0, 5))
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(sum(sizes))]
-    program, link = lower(plan, ranks)[rank], Silence()
+    program, link = lower(plan, ranks)[rank], link or Silence()
     title = ("node london-0 (rank 0)", "node paris-0, paris-1 (rank 1)").__getitem__
     executor = Executor(
-        program, stages_of(program, [rank]), link, buffers=MessageBuffers(MESSAGE_SPEC), title=title, **options
+        program, stages_of(program, [rank]), link, buffers=MessageBuffers(message_spec), title=title, **options
     )
     return executor, link, program
 
@@ -231,8 +237,7 @@ class Breaking(Silence):
 
 
 def test_exhausted_receive_buffers_are_named() -> None:
-    executor, _, program = lonely([1, 1], 1, recv_buffers=3)
-    executor._link = Breaking(receive=2)
+    executor, _, program = lonely([1, 1], 1, Breaking(receive=2), recv_buffers=3)
     with pytest.raises(ActionError) as caught:
         executor.run(numbered, lambda _: None, 7.5)
     third = program.incoming[0][2]
@@ -252,8 +257,7 @@ def test_an_earlier_send_that_blocks_is_named(sends: int) -> None:
 
 
 def test_the_last_actions_are_those_of_this_iteration() -> None:
-    executor, _, program = lonely([1, 1], 1, recv_buffers=3)
-    executor._link = Breaking(wait=3)
+    executor, _, program = lonely([1, 1], 1, Breaking(wait=3), recv_buffers=3)
     for _ in range(2):
         with pytest.raises(ActionError) as caught:
             executor.run(numbered, lambda _: None, 7.5)
@@ -272,8 +276,7 @@ def test_an_error_of_a_stage_names_the_task() -> None:
 
 
 def test_a_result_of_wrong_shape_is_not_sent() -> None:
-    executor, link, _ = lonely([1, 1], 0)
-    executor._buffers = MessageBuffers(MessageSpec(1, 2, 3))
+    executor, link, _ = lonely([1, 1], 0, message_spec=MessageSpec(1, 2, 3))
     with pytest.raises(ActionError, match=r"SEND .*ValueError: result: expected shape \(1, 2, 3\), got \(1, 2, 2\)"):
         executor.run(numbered, lambda _: None, 7.5)
     assert link.sends == []
@@ -300,9 +303,7 @@ def stop_early(rank: int, program: Program, stages: list[int], lost: int) -> str
 def test_a_silent_rank_is_reported_by_timeout(pool: Pool) -> None:
     plan = Plan.from_json(make_plan(Random(1), [1, 1, 1], 0.0, 3))
     ranks = [next(s for s, nodes in enumerate(plan.stages) if n in nodes) for n in range(3)]
-    began = time.monotonic()
     message = pool.run(stop_early, [(p, [p.rank], 2) for p in lower(plan, ranks)])
-    assert time.monotonic() - began < 30
     assert message[2] == "gone"
     assert all(re.match(r"(SEND|RECV) \d+\w+ (->|<-) \d, peer rank \d: ", text) for text in message[:2])
     assert any("imed out" in text for text in message[:2])

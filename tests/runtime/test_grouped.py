@@ -9,7 +9,7 @@ import torch
 from runtime.models import LLAMA, Training, arrays, config_of, make_plan, token_batch, train_plain, valid_tokens
 from runtime.test_exactness import NEOX, QWEN3, TIED
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import ActionError
 from skippipe.model.build import build_stage_module, stage_layers
 from skippipe.runtime.grouped import GroupedExecutor

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from reference.plans import plan_of_orders, random_plan
 from runtime.machine import hangs, random_ranks
 
-from skippipe import planning
-from skippipe._scheduler import Plan
+from skippipe import Plan, planning
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.errors import InputError
 from skippipe.presets import preset_spec

@@ -9,7 +9,7 @@ from reference.simulator import Durations
 from runtime.machine import random_ranks
 from runtime.models import make_plan
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.errors import InputError
 from skippipe.ranks import NO_RANK, iteration_s_on
 from skippipe.runtime.actions import Task
@@ -47,7 +47,7 @@ def time_of_programs(content: Json, rank_of: list[int]) -> float:
         ranks = [rank_of[node] for node in members]
         replicas = [node for i, node in enumerate(members) if rank_of[node] not in ranks[:i]]
         last = max((end[task] for task in end if task.kind == "B" and task.stage == stage), default=0)
-        result = max(result, last + durations._allreduce(stage, replicas))
+        result = max(result, last + durations.allreduce_of(stage, replicas))
     return (result + durations.after) / 1e9
 
 

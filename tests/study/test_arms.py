@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from study.entries import make_entry, make_row
 
 import skippipe.conf
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.application import compose
 from skippipe.errors import InputError
 from skippipe.overrides import quoted

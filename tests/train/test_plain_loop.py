@@ -19,7 +19,7 @@ from train.alone import EventDict, free_port, of_kind, rank_in_pool, train_alone
 from train.conftest import Folder
 from train.jobs import make_job
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.application import compose
 from skippipe.checkpoint import open_checkpoint
 from skippipe.commands.groups import options

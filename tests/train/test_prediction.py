@@ -12,7 +12,7 @@ from train.alone import of_kind, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import TINY, make_job
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.plan_file import load_plan, save_plan

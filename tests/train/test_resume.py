@@ -22,7 +22,7 @@ from train.jobs import make_cluster, make_job
 
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.directory import CHECKPOINTS
-from skippipe.checkpoint.saving import CheckpointSaver
+from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.tensors import open_tensors
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
@@ -374,17 +374,25 @@ def test_before_the_first_iteration_one_stands(folder: Folder) -> None:
     assert [json.loads(line) for line in lines] == [*first, *again], "a torn line is cut off"
 
 
+class SlowTensor(Tensor):
+    """Takes longer than an iteration to be copied."""
+
+    def detach(self) -> Tensor:
+        time.sleep(0.3)
+        return self.as_subclass(Tensor).detach()
+
+
 def test_weights_do_not_change_before_they_are_copied(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the copy of a checkpoint takes, it holds what was there after its iteration."""
     plain, slow = folder("plain"), folder("slow")
     train_alone(with_every(job_of()), plain)
-    copy = CheckpointSaver._copy
+    save = CheckpointSaver.save
 
-    def late(self: CheckpointSaver, tensors: Mapping[str, Tensor], copied: dict[str, Tensor]) -> None:
-        time.sleep(0.3)  # longer than an iteration
-        copy(self, tensors, copied)
+    def save_slowly(self: CheckpointSaver, tensors: Mapping[str, Tensor], contents: CheckpointContents) -> None:
+        first = next(iter(tensors))
+        save(self, {**tensors, first: tensors[first].detach().as_subclass(SlowTensor)}, contents)
 
-    monkeypatch.setattr(CheckpointSaver, "_copy", late)
+    monkeypatch.setattr(CheckpointSaver, "save", save_slowly)
     reported = train_alone(with_every(job_of()), slow)
     assert sum(event["blocked_s"] for event in of_kind(reported, "checkpoint")) > 0.1, "training had to wait"
     for path in (slow / CHECKPOINTS).iterdir():

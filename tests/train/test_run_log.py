@@ -17,7 +17,7 @@ from train.conftest import Folder
 from train.jobs import make_job
 from train.test_resume import NEVER, back_to, job_of, one_rank, with_every
 
-from skippipe._scheduler import Plan
+from skippipe import Plan
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.phases import PhaseSummary

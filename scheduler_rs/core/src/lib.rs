@@ -29,5 +29,11 @@ pub mod time;
 pub mod upgrade;
 pub mod workload;
 
+#[cfg(test)]
+extern crate self as skippipe_core;
+#[cfg(test)]
+#[path = "../tests/common/clusters.rs"]
+mod test_clusters;
+
 pub use error::{Error, Result};
 pub use search::plan;

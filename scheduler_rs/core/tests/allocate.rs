@@ -2,30 +2,28 @@
 //! partitions, its bounds below them.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
+
+use clusters::{matrix, node};
 use proptest::prelude::*;
 use skippipe_core::allocate::matching::bottleneck;
 use skippipe_core::allocate::tour::{best_tour, length_of, tour_bound};
 use skippipe_core::allocate::{Allocated, Costs, Options, Partition, Request, Scored, allocate, greedy, score};
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::cluster::{Cluster, ClusterParts, Links};
 use skippipe_core::error::Error;
 
 /// Nodes with these forwards; links over nodes, or over regions.
 fn cluster(forwards: &[f64], transfer_s: Vec<Vec<f64>>, region_of: Option<Vec<usize>>) -> Cluster {
-    let node = |(i, forward_s): (usize, &f64)| Node {
-        name: format!("node-{i}"),
-        forward_s: *forward_s,
-        backward_s: 1.0,
-        loss_s: 0.1,
-        memory: 2,
-    };
-    let nodes = forwards.iter().enumerate().map(node).collect();
+    let nodes = forwards.iter().enumerate().map(|(i, forward_s)| node(i, [*forward_s, 1.0, 0.1], 2)).collect();
     let parts = ClusterParts { region_of, ..ClusterParts::new(nodes, Links::Transfer(transfer_s)) };
     Cluster::new(parts, "").unwrap()
 }
 
-fn matrix(side: usize, numbers: &[f64]) -> Vec<Vec<f64>> {
-    (0..side).map(|i| (0..side).map(|j| numbers[(i * side + j) % numbers.len()]).collect()).collect()
+/// These numbers, row by row, from the first again where they run out.
+fn filled(side: usize, numbers: &[f64]) -> Vec<Vec<f64>> {
+    matrix(side, |i, j| numbers[(i * side + j) % numbers.len()])
 }
 
 fn sizes() -> impl Strategy<Value = Vec<usize>> {
@@ -44,7 +42,7 @@ prop_compose! {
         let nodes: usize = sizes.iter().sum();
         let regions = by_region.then(|| (0..nodes).map(|i| i * i % 3).collect());
         let side = if by_region { 3 } else { nodes };
-        (cluster(&forwards[..nodes], matrix(side, &links), regions), sizes)
+        (cluster(&forwards[..nodes], filled(side, &links), regions), sizes)
     }
 }
 
@@ -276,7 +274,7 @@ proptest! {
 
     #[test]
     fn threads_change_nothing(links in numbers(144), forwards in numbers(12), limit in prop::option::of(6_u32..9)) {
-        let cluster = cluster(&forwards, matrix(12, &links), None);
+        let cluster = cluster(&forwards, filled(12, &links), None);
         let mut request = request(&[4, 3, 3, 2]);
         request.max_replica_transfer_s = limit.map(f64::from);
         let results = [1, 2, 4].map(|threads| run(&cluster, &request, 9_000, threads));
@@ -292,7 +290,7 @@ fn plane(nodes: usize) -> Cluster {
         let ((a, b), (c, d)) = (position(i), position(j));
         0.2 + (a - c).hypot(b - d)
     };
-    cluster(&vec![0.5; nodes], (0..nodes).map(|i| (0..nodes).map(|j| time(i, j)).collect()).collect(), None)
+    cluster(&vec![0.5; nodes], matrix(nodes, time), None)
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! A plan small enough to be followed by hand: two nodes with room for one microbatch each, two microbatches.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
+
+use clusters::equal_nodes;
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::explain::{Explanation, Part, Reason, Waits, explain};
 use skippipe_core::plan::Kind;
 use skippipe_core::problem::Problem;
@@ -13,10 +16,7 @@ use skippipe_core::upgrade::{Upgrade, gains};
 /// Each microbatch: F 0 to 1, F 1.25 to 2.25, L 2.5 to 3, B 3.25 to 5.25, B 5.5 to 7.5; the second when the first is
 /// complete, for node 0 holds no more than one.
 fn explanation() -> Explanation {
-    let node = |name: &str| Node { name: name.to_owned(), forward_s: 1.0, backward_s: 2.0, loss_s: 0.5, memory: 1 };
-    let links = Links::Transfer(vec![vec![0.0, 0.25], vec![0.25, 0.0]]);
-    let parts = ClusterParts::new(vec![node("a"), node("b")], links);
-    let cluster = Cluster::new(parts, "").unwrap();
+    let cluster = equal_nodes([1.0, 2.0, 0.5], 1, vec![vec![0.0, 0.25], vec![0.25, 0.0]]);
     let problem = Problem::new(cluster, vec![vec![0], vec![1]], vec![], vec![2], 0.0, Constraints::default()).unwrap();
     let options = Options::new(Strategy::Full, 0);
     explain(&skippipe_core::plan(&PlanRequest::given(problem.clone(), options), &Budget::new(None, Some(100))).unwrap())

@@ -9,7 +9,7 @@ mod problems;
 #[path = "common/scope.rs"]
 mod scope;
 
-use clusters::equal_nodes;
+use clusters::{equal_nodes, matrix};
 use problems::problems;
 use proptest::prelude::*;
 use scope::{check_kept, plan, plan_if_any};
@@ -76,7 +76,7 @@ fn one_second_nodes(transfer_s: Vec<Vec<f64>>) -> Cluster {
 }
 
 fn times(count: usize, time: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
-    (0..count).map(|i| (0..count).map(|j| if i == j { 0.0 } else { time(i, j) }).collect()).collect()
+    matrix(count, |i, j| if i == j { 0.0 } else { time(i, j) })
 }
 
 fn planned(problem: &Problem) -> f64 {

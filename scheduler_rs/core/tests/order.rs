@@ -1,11 +1,15 @@
 //! The best order for given routes, against plain simulation and an exhaustive search.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
+
+use clusters::{matrix, node};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::cluster::{Cluster, ClusterParts, Links};
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::methods::tabu::{OrderSearch, improve};
@@ -20,19 +24,9 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
     }
     let n = stages.concat().len();
     let mut whole = |most: u32| f64::from(rng.random_range(0..=most));
-    let node = |i: usize, whole: &mut dyn FnMut(u32) -> f64| Node {
-        name: format!("n{i}"),
-        forward_s: whole(3),
-        backward_s: whole(3),
-        loss_s: whole(1),
-        memory: 1 + whole(memory - 1) as u32,
-    };
-    let nodes = (0..n).map(|i| node(i, &mut whole)).collect();
-    let links = Links::Rated {
-        latency_s: (0..n).map(|_| (0..n).map(|_| whole(3)).collect()).collect(),
-        bandwidth: vec![vec![60.0; n]; n],
-        overhead_s: 0.0,
-    };
+    let nodes = (0..n).map(|i| node(i, [whole(3), whole(3), whole(1)], 1 + whole(memory - 1) as u32)).collect();
+    let links =
+        Links::Rated { latency_s: matrix(n, |_, _| whole(3)), bandwidth: vec![vec![60.0; n]; n], overhead_s: 0.0 };
     let parts = ClusterParts {
         gradient_bytes: (0..3).map(|_| 60.0 * whole(3)).collect(),
         norm_s: whole(1),

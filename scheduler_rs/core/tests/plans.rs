@@ -2,6 +2,8 @@
 //! written reads back.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
 #[path = "common/problems.rs"]
 mod problems;
 

@@ -2,6 +2,8 @@
 //! allocation is never left for a worse one, and threads change nothing.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "common/clusters.rs"]
+mod clusters;
 #[path = "common/problems.rs"]
 mod problems;
 #[path = "common/scope.rs"]

@@ -10,7 +10,7 @@ use crate::errors::OrRaise;
 use crate::plan::Plan;
 
 /// A time interval on a path through the iteration.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Segment(CoreSegment);
 
@@ -74,7 +74,7 @@ impl Segment {
 }
 
 /// Why a plan takes as long as it does. Arrays have one entry for each of the plan's tasks.
-#[pyclass(frozen, module = "skippipe._scheduler")]
+#[pyclass(frozen, module = "skippipe")]
 pub struct Explanation(Core);
 
 #[pymethods]
@@ -150,7 +150,7 @@ impl Explanation {
 }
 
 /// A node or a link made twice as fast, and what that gains with the routes of a plan unchanged.
-#[pyclass(frozen, module = "skippipe._scheduler", eq)]
+#[pyclass(frozen, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct Upgrade(Gain);
 

@@ -348,7 +348,8 @@ mod tests {
     use super::super::score::scored;
     use super::*;
     use crate::budget::Budget;
-    use crate::cluster::{Cluster, ClusterParts, Links, Node};
+    use crate::cluster::{Cluster, ClusterParts, Links};
+    use crate::test_clusters::{matrix, node};
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
 
@@ -357,15 +358,8 @@ mod tests {
         let times = [0.5, 1.0, 2.0, 3.5, 6.0];
         let side = if regions { 3 } else { count };
         let mut time = |_: usize| times[rng.random_range(0..times.len())];
-        let node = |i: usize, forward_s: f64| Node {
-            name: format!("n{i}"),
-            forward_s,
-            backward_s: 1.0,
-            loss_s: 0.0,
-            memory: 1,
-        };
-        let nodes = (0..count).map(|i| node(i, time(i))).collect();
-        let links = Links::Transfer((0..side).map(|_| (0..side).map(&mut time).collect()).collect());
+        let nodes = (0..count).map(|i| node(i, [time(i), 1.0, 0.0], 1)).collect();
+        let links = Links::Transfer(matrix(side, |_, j| time(j)));
         let region_of = regions.then(|| (0..count).map(|i| i % side).collect());
         let parts = ClusterParts { region_of, ..ClusterParts::new(nodes, links) };
         Cluster::new(parts, "").unwrap()

@@ -58,13 +58,16 @@ pub(super) fn check_sizes(cluster: &Cluster, sizes: &[usize]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{ClusterParts, Links, Node};
+    use crate::cluster::{ClusterParts, Links};
+    use crate::test_clusters::node;
 
     fn two_sites() -> Cluster {
-        let node = |i: usize| Node { name: format!("n{i}"), forward_s: 1.0, backward_s: 1.0, loss_s: 0.0, memory: 1 };
         let links = Links::Transfer(vec![vec![0.1, 5.0], vec![5.0, 0.1]]);
         let region_of = Some(vec![0, 1, 0, 1, 0, 1]);
-        let parts = ClusterParts { region_of, ..ClusterParts::new((0..6).map(node).collect(), links) };
+        let parts = ClusterParts {
+            region_of,
+            ..ClusterParts::new((0..6).map(|i| node(i, [1.0, 1.0, 0.0], 1)).collect(), links)
+        };
         Cluster::new(parts, "").unwrap()
     }
 

@@ -8,12 +8,13 @@
 
 use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 use skippipe_core::problem::{Instance, MicrobatchClass, Problem};
 use skippipe_core::route::{RouteTask, route_tasks};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::methods::cbs::{Subproblem, VisitDemand};
 use skippipe_core::time::{NEVER, Rounding, Time};
+
+use super::clusters::{equal_nodes, matrix};
 
 /// One unit of processing time.
 pub const UNIT: Time = 1_000_000_000;
@@ -80,15 +81,10 @@ impl Shop {
         let nodes = jobs + self.machines;
         let longest = self.jobs.iter().flatten().map(|task| task.1).sum::<Time>();
         let transfer = |from: usize, to: usize| if to < jobs && from >= jobs { longest as f64 } else { 0.0 };
-        let machines = (0..nodes)
-            .map(|i| Node { name: format!("{i}"), forward_s: 0.0, backward_s: 0.0, loss_s: 0.0, memory: 1 })
-            .collect();
-        let links = Links::Transfer((0..nodes).map(|i| (0..nodes).map(|j| transfer(i, j)).collect()).collect());
-        let parts = ClusterParts::new(machines, links);
+        let cluster = equal_nodes([0.0; 3], 1, matrix(nodes, transfer));
         let rules = Constraints { cc2: false, cc3: false, tc1: MemoryRule::Off, waves: 1, ..Constraints::default() };
         let stages = std::iter::once((0..jobs).collect()).chain((jobs..nodes).map(|node| vec![node])).collect();
-        let problem =
-            Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![1; jobs], 0.0, rules).unwrap();
+        let problem = Problem::new(cluster, stages, vec![], vec![1; jobs], 0.0, rules).unwrap();
         let mut instance = Instance::new(&problem, Rounding::Up);
         instance.classes = (0..jobs).map(|job| self.class(job)).collect();
         for (class, source) in instance.sources.iter_mut().enumerate() {

@@ -1,25 +1,20 @@
 //! Random problems of all kinds.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use proptest::prelude::*;
-use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
+use skippipe_core::cluster::{Cluster, ClusterParts, Links};
 use skippipe_core::problem::Problem;
 use skippipe_core::rules::{Constraints, MemoryRule, RouteClass};
+
+use super::clusters::{matrix, node};
 
 /// A cluster of `n` nodes in three regions with unequal speeds, memories and links.
 pub fn cluster(n: usize, gradients: usize, numbers: &[f64]) -> Cluster {
     let number = |i: usize| numbers[i % numbers.len()];
-    let node = |i: usize| Node {
-        name: format!("node-{i}"),
-        forward_s: 0.1 + number(i),
-        backward_s: 0.2 + number(2 * i + 1),
-        loss_s: 0.1 * number(3 * i),
-        memory: 1 + (number(5 * i) * 4.0) as u32,
-    };
-    let matrix = |low: f64, scale: f64, shift: usize| {
-        (0..3).map(|i| (0..3).map(|j| low + scale * number(shift + 3 * i + j)).collect()).collect()
-    };
-    let nodes = (0..n).map(node).collect();
-    let links = Links::Rated { latency_s: matrix(0.0, 0.2, 7), bandwidth: matrix(1e6, 1e8, 11), overhead_s: 0.01 };
+    let times_s = |i: usize| [0.1 + number(i), 0.2 + number(2 * i + 1), 0.1 * number(3 * i)];
+    let nodes = (0..n).map(|i| node(i, times_s(i), 1 + (number(5 * i) * 4.0) as u32)).collect();
+    let between = |low: f64, scale: f64, shift: usize| matrix(3, |i, j| low + scale * number(shift + 3 * i + j));
+    let links = Links::Rated { latency_s: between(0.0, 0.2, 7), bandwidth: between(1e6, 1e8, 11), overhead_s: 0.01 };
     let parts = ClusterParts {
         region_of: Some((0..n).map(|i| i % 3).collect()),
         activation_bytes: 3e7,

@@ -117,12 +117,13 @@ mod tests {
 
     use super::*;
     use crate::allocate::joint::AllocationScope;
-    use crate::cluster::{Cluster, ClusterParts, Links, Node};
+    use crate::cluster::{Cluster, ClusterParts, Links};
     use crate::problem::Instance;
     use crate::route::route_tasks;
     use crate::rules::{Constraints, MemoryRule, Strategy};
     use crate::search::methods::routes::{Routes, microbatches_of_paths};
     use crate::simulate::Simulator;
+    use crate::test_clusters::node;
     use crate::time::Rounding;
 
     const NODES: usize = 9;
@@ -133,24 +134,11 @@ mod tests {
         let (forward, backward) = (between(NODES), between(NODES));
         let mut square = || (0..NODES).map(|_| between(NODES)).collect();
         let (latency_s, bandwidth) = (square(), square());
-        let node = |i: usize| Node {
-            name: format!("n{i}"),
-            forward_s: forward[i],
-            backward_s: backward[i],
-            loss_s: 0.1,
-            memory: 2 + i as u32 % 3,
-        };
+        let nodes = (0..NODES).map(|i| node(i, [forward[i], backward[i], 0.1], 2 + i as u32 % 3)).collect();
         let parts = ClusterParts {
-            nodes: (0..NODES).map(node).collect(),
-            links: Links::Rated { latency_s, bandwidth, overhead_s: 0.0 },
-            region_of: None,
             activation_bytes: 0.1,
             gradient_bytes: vec![1.0; 3],
-            step_s: vec![],
-            norm_s: 0.0,
-            source: None,
-            workload: None,
-            measured: None,
+            ..ClusterParts::new(nodes, Links::Rated { latency_s, bandwidth, overhead_s: 0.0 })
         };
         let rules = Constraints {
             cc1: rng.random_bool(0.8),

@@ -5,7 +5,7 @@ use rand_pcg::Pcg64;
 use smallvec::SmallVec;
 
 use crate::budget::Budget;
-use crate::cluster::{Cluster, ClusterParts, Links, Node};
+use crate::cluster::{Cluster, ClusterParts, Links};
 use crate::plan::Kind;
 use crate::problem::{Instance, Problem};
 use crate::route::{Lengths, RouteTask, StageOrder, route_tasks};
@@ -15,23 +15,18 @@ use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Path, Routes, microbatches_of_paths, paths_of_microbatches};
 use crate::search::methods::schedule_annealing::{Schedule, ScheduleAnnealing};
 use crate::simulate::Simulator;
+use crate::test_clusters::{matrix, node};
 use crate::time::Rounding;
 
 /// 14 nodes in five stages, two sources, random times and links, random rules.
 fn instance(rng: &mut Pcg64) -> Instance {
     let nodes = (0..14)
-        .map(|i| Node {
-            name: format!("n{i}"),
-            forward_s: rng.random_range(0.1..1.0),
-            backward_s: rng.random_range(0.1..1.0),
-            loss_s: rng.random_range(0.0..0.2),
-            memory: rng.random_range(2..5),
+        .map(|i| {
+            let times_s = [rng.random_range(0.1..1.0), rng.random_range(0.1..1.0), rng.random_range(0.0..0.2)];
+            node(i, times_s, rng.random_range(2..5))
         })
         .collect();
-    let parts = ClusterParts::new(
-        nodes,
-        Links::Transfer((0..14).map(|_| (0..14).map(|_| rng.random_range(0.0..3.0)).collect()).collect()),
-    );
+    let parts = ClusterParts::new(nodes, Links::Transfer(matrix(14, |_, _| rng.random_range(0.0..3.0))));
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
         cc2: rng.random_bool(0.8),

@@ -5,13 +5,14 @@ use rand_pcg::Pcg64;
 
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
-use crate::cluster::{Cluster, ClusterParts, Links, Node};
+use crate::cluster::{Cluster, ClusterParts, Links};
 use crate::problem::{Instance, Problem};
 use crate::route::{RouteTask, StageOrder, StageSet, Visits, stage_bit};
 use crate::rules::{Constraints, MemoryRule};
 use crate::search::methods::prioritised::partial_schedule::{PartialSchedule, Targets};
 use crate::search::methods::prioritised::router::{Request, Router};
 use crate::search::methods::prioritised::timeline::Reservation;
+use crate::test_clusters::{matrix, node};
 use crate::time::{NEVER, Rounding, Time};
 
 const SECOND: Time = 1_000_000_000;
@@ -34,16 +35,14 @@ fn case(rng: &mut Pcg64) -> Option<Case> {
     }
     let seconds = |rng: &mut Pcg64, most: u32| f64::from(rng.random_range(0..=most));
     let nodes = (0..n)
-        .map(|i| Node {
-            name: format!("n{i}"),
-            forward_s: seconds(rng, 2),
-            // Not 0: to hold for no time at all where no room is left is allowed by the rule, not by the router.
-            backward_s: 1.0 + seconds(rng, 2),
-            loss_s: seconds(rng, 1),
-            memory: rng.random_range(1..3),
+        .map(|i| {
+            // Backwards are not 0: to hold for no time at all where no room is left is allowed by the rule, not by the
+            // router.
+            let times_s = [seconds(rng, 2), 1.0 + seconds(rng, 2), seconds(rng, 1)];
+            node(i, times_s, rng.random_range(1..3))
         })
         .collect();
-    let transfer = (0..n).map(|_| (0..n).map(|_| seconds(rng, 2)).collect()).collect();
+    let transfer = matrix(n, |_, _| seconds(rng, 2));
     let parts = ClusterParts::new(nodes, Links::Transfer(transfer));
     let rules = Constraints {
         cc1: rng.random_bool(0.8),
