@@ -111,10 +111,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def studies(session: nox.Session) -> None:
-    """Run the studies of `benchmarks`, some two hours in all; arguments after `--`: one study and its arguments."""
+    """Run the studies of `benchmarks`, some three hours in all; arguments after `--`: one study and its arguments."""
     session.install(".", *nox.project.dependency_groups(PROJECT, "bench"))
     name, *arguments = session.posargs or [""]
-    for study in [name] if name else ["tc2", "heterogeneity", "effort", "allocate", "unequal"]:
+    for study in [name] if name else ["tc2", "heterogeneity", "effort", "allocate", "unequal", "leave_one_out"]:
         session.run("python", str(ROOT / "benchmarks" / f"{study}.py"), *arguments)
 
 

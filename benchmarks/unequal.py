@@ -57,13 +57,18 @@ def equal_cut(cluster: Cluster) -> Problem:
     return Problem(cluster, stages, counts, skip_ratio=skip_ratio, layers=[LAYERS // STAGES] * STAGES)
 
 
+def problem(links: str, seed: int) -> Problem:
+    """One of the clusters, cut into equal stages."""
+    config = cluster_settings(links, seed)
+    return equal_cut(preset_spec(config).cluster(config, [GRADIENT_BYTES] * STAGES))
+
+
 def measure(links: str, seed: int, seconds: float) -> list[Row]:
     """Plan one cluster within every scope."""
-    config = cluster_settings(links, seed)
-    problem = equal_cut(preset_spec(config).cluster(config, [GRADIENT_BYTES] * STAGES))
+    cut = problem(links, seed)
     rows = []
     for name, scope in SCOPES.items():
-        plan = _scheduler.plan(PlanRequest(problem, "skippipe", time_limit_s=seconds, scope=scope))
+        plan = _scheduler.plan(PlanRequest(cut, "skippipe", time_limit_s=seconds, scope=scope))
         broken = plan.check()
         if broken or len(plan.microbatches) != MICROBATCHES:
             raise RuntimeError(f"{links}, {seed}, {name}: {broken}, {len(plan.microbatches)} microbatches")

@@ -614,9 +614,10 @@ class PlanRequest:
     what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
     "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or "cbs" for conflict-based search
     alone, which with `suboptimality` above 1 ends with a plan of at most so many times the lower bound; `work_limit`
-    counts search steps. Same seed and work limit: same plan, whatever the number of threads.
+    counts search steps; `without` names a part of the search that is left out, for a study of what it is worth. Same seed
+    and work limit: same plan, whatever the number of threads.
     """
-    def __new__(cls, /, first: Problem, strategy: str = "skippipe", *, scope: AllocationScope | None = None, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0) -> PlanRequest: ...
+    def __new__(cls, /, first: Problem, strategy: str = "skippipe", *, scope: AllocationScope | None = None, method: str = "auto", suboptimality: SupportsFloat | SupportsIndex = 1.0, time_limit_s: SupportsFloat | SupportsIndex | None = 1.0, work_limit: SupportsIndex | None = None, threads: SupportsIndex = 1, seed: SupportsIndex = 0, without: str | None = None) -> PlanRequest: ...
 
 @final
 class Predicted:

@@ -5,7 +5,7 @@ from pathlib import Path
 from skippipe.console.output import Console
 from skippipe.context import Context
 from skippipe.data.config import FetchJob
-from skippipe.data.fetch import fetch
+from skippipe.data.corpora.fetch import fetch
 
 
 def data_fetch(job: FetchJob, context: Context) -> float:

@@ -14,7 +14,7 @@ from skippipe.plan_file import load_plan
 from skippipe.report.analysis import PlanAnalysis, analyse_plan, replan
 from skippipe.report.document import document
 from skippipe.report.format import seconds
-from skippipe.report.map import draw_map
+from skippipe.report.map.picture import draw_map
 from skippipe.report.page import make_page
 from skippipe.report.plots import draw_curves, draw_gantt
 from skippipe.report.terminal import show_report

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from skippipe.data import fetch as fetching
-from skippipe.data.cleaning import Deduplication, html_to_text, pod_to_text, rfc_to_text, strings_of_r
 from skippipe.data.config import CORPORA
-from skippipe.data.corpora import COLLECTIONS, Collection, Document
-from skippipe.data.fetch import FetchError, fetch, write_texts
+from skippipe.data.corpora import fetch as fetching
+from skippipe.data.corpora.cleaning import Deduplication, html_to_text, pod_to_text, rfc_to_text, strings_of_r
+from skippipe.data.corpora.collections import COLLECTIONS, Collection, Document
+from skippipe.data.corpora.fetch import FetchError, fetch, write_texts
 from skippipe.errors import InputError
 
 PAGE = """<!DOCTYPE html><html><head><title>No text</title><style>p {}</style></head>
@@ -203,7 +203,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_every_corpus_has_a_configuration() -> None:
     assert set(COLLECTIONS) == set(CORPORA)
-    folder = Path(fetching.__file__).parent.parent / "conf" / "data"
+    folder = Path(fetching.__file__).parents[2] / "conf" / "data"
     for name in CORPORA:
         content = OmegaConf.create({"data": OmegaConf.load(folder / f"{name}.yaml"), "x": 0})
         OmegaConf.update(content, "data.corpora", "texts")

@@ -16,7 +16,7 @@ from report.test_report_command import shape_of
 
 from skippipe import Cluster
 from skippipe.plan_file import load_plan
-from skippipe.report.map_layout import (
+from skippipe.report.map.layout import (
     arranged,
     group_nodes,
     labels,

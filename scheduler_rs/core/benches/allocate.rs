@@ -59,7 +59,10 @@ fn searching(c: &mut Criterion) {
     c.bench_function("allocate/0.05s/20", |b| {
         b.iter(|| {
             let budget = Budget::new(Some(Duration::from_millis(50)), None);
-            allocate(&cluster, black_box(&request), Options { seed: 0, threads: 1 }, &budget).unwrap().best.score_s
+            allocate(&cluster, black_box(&request), Options { seed: 0, threads: 1, without: None }, &budget)
+                .unwrap()
+                .best
+                .score_s
         });
     });
 }

@@ -16,6 +16,7 @@ pub mod error;
 pub mod explain;
 mod format;
 pub mod measured;
+pub mod part;
 pub mod plan;
 pub mod problem;
 pub mod quotas;

@@ -5,6 +5,7 @@ use crate::allocate::{self, Allocated, allocate};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Result, invalid};
+use crate::part::Part;
 use crate::problem::Problem;
 use crate::rules::{Constraints, Strategy};
 
@@ -122,13 +123,21 @@ pub struct Options {
     pub method: Method,
     /// With [`Method::Cbs`], at least 1: a plan that takes at most so many times the bound will do.
     pub suboptimality: f64,
+    /// A part that is left out, for a study of what it is worth.
+    pub without: Option<Part>,
 }
 
 impl Options {
     /// Everything there is, on one thread.
     #[must_use]
     pub fn new(strategy: Strategy, seed: u64) -> Self {
-        Self { strategy, seed, threads: 1, method: Method::Auto, suboptimality: 1.0 }
+        Self { strategy, seed, threads: 1, method: Method::Auto, suboptimality: 1.0, without: None }
+    }
+
+    /// Whether a part of the search is used.
+    #[must_use]
+    pub fn has(&self, part: Part) -> bool {
+        self.without != Some(part)
     }
 }
 

@@ -131,7 +131,7 @@ fn request(sizes: &[usize]) -> Request {
 }
 
 fn run(cluster: &Cluster, request: &Request, work: u64, threads: usize) -> Result<Allocated, Error> {
-    allocate(cluster, request, Options { seed: 5, threads }, &Budget::new(None, Some(work)))
+    allocate(cluster, request, Options { seed: 5, threads, without: None }, &Budget::new(None, Some(work)))
 }
 
 fn sorted(stages: &[Vec<usize>]) -> Vec<Vec<usize>> {
@@ -364,7 +364,7 @@ fn what_cannot_be_kept_is_said() {
 fn a_call_can_be_cancelled() {
     let budget = Budget::new(None, None);
     budget.cancel();
-    let result = allocate(&plane(20), &request(&[5, 5, 5, 5]), Options { seed: 0, threads: 1 }, &budget);
+    let result = allocate(&plane(20), &request(&[5, 5, 5, 5]), Options { seed: 0, threads: 1, without: None }, &budget);
     assert_eq!(result, Err(Error::Cancelled));
 }
 

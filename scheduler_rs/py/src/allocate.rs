@@ -117,7 +117,7 @@ pub fn allocate(
     let sizes = numbers("sizes", &sizes).or_raise()?;
     let sources = sources.map(|sources| numbers("sources", &sources)).transpose().or_raise()?;
     let request = Request { sizes, sources, max_replica_transfer_s };
-    let options = Options { seed: limits.seed, threads: limits.threads };
+    let options = Options { seed: limits.seed, threads: limits.threads, without: None };
     let cluster = cluster.get().0.clone();
     let Ended { result, interrupted } = wait_for(py, "the allocator", &limits, progress.as_ref(), move |budget| {
         core::allocate(&cluster, &request, options, budget)

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use skippipe_core::allocate::joint::AllocationScope as CoreScope;
 use skippipe_core::error::{Result, invalid};
+use skippipe_core::part::Part;
 use skippipe_core::request::{Method, Options, PlanRequest as Core};
 use skippipe_core::rules::Strategy;
 
@@ -86,7 +87,8 @@ impl AllocationScope {
 /// what may be changed of that by the iteration (None: it stands); and how to search. `strategy` is "full",
 /// "full-routed", "random-skip", "skippipe-no-tc2" or "skippipe"; `method` is "auto", or "cbs" for conflict-based search
 /// alone, which with `suboptimality` above 1 ends with a plan of at most so many times the lower bound; `work_limit`
-/// counts search steps. Same seed and work limit: same plan, whatever the number of threads.
+/// counts search steps; `without` names a part of the search that is left out, for a study of what it is worth. Same seed
+/// and work limit: same plan, whatever the number of threads.
 #[pyclass(frozen, module = "skippipe._scheduler")]
 #[derive(Clone)]
 pub struct PlanRequest {
@@ -99,7 +101,7 @@ impl PlanRequest {
     #[new]
     #[pyo3(signature = (
         first, strategy="skippipe", *, scope=None, method="auto", suboptimality=1.0, time_limit_s=1.0, work_limit=None,
-        threads=1, seed=0,
+        threads=1, seed=0, without=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "the options of a search")]
     fn new(
@@ -112,11 +114,13 @@ impl PlanRequest {
         work_limit: Option<i64>,
         threads: i64,
         seed: i64,
+        without: Option<&str>,
     ) -> PyResult<Self> {
         let first = first.get().0.clone();
         let build = || {
             let limits = Limits::new(time_limit_s, work_limit, threads, seed)?;
-            let options = options(strategy, method, suboptimality, &limits)?;
+            let without = without.map(Part::from_name).transpose()?;
+            let options = Options { without, ..options(strategy, method, suboptimality, &limits)? };
             let scope = scope.map(|scope| scope.get().core());
             Ok(Self { request: Arc::new(Core { first, scope, options }), limits })
         };
@@ -130,5 +134,5 @@ fn options(strategy: &str, method: &str, suboptimality: f64, limits: &Limits) ->
     if !(suboptimality.is_finite() && suboptimality >= 1.0) {
         return invalid("suboptimality", suboptimality, "a number of at least 1");
     }
-    Ok(Options { strategy, seed: limits.seed, threads: limits.threads, method, suboptimality })
+    Ok(Options { strategy, seed: limits.seed, threads: limits.threads, method, suboptimality, without: None })
 }

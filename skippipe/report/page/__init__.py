@@ -7,9 +7,9 @@ from importlib.resources import files
 from typing import Any
 
 from skippipe.report.analysis import PlanAnalysis
+from skippipe.report.map.svg import stage_map
 from skippipe.report.page.columns import plan_columns
 from skippipe.report.page.curves import curves
-from skippipe.report.page.map import stage_map
 from skippipe.report.table import Table
 from skippipe.report.tables import overview, tables
 

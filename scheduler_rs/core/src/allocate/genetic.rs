@@ -9,12 +9,14 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 use rayon::prelude::*;
 
+use super::Options;
 use super::costs::Costs;
 use super::partition::{Partition, ScoreTerms, diameter_of};
 use super::problem::AllocationProblem;
 use super::refine::{Cooling, refine};
 use super::score::{Scored, scored};
 use crate::budget::Budget;
+use crate::part::Part;
 
 /// Partitions in the population.
 const POPULATION: usize = 16;
@@ -47,7 +49,7 @@ pub struct Genetic<'a> {
     problem: AllocationProblem<'a>,
     movable: Vec<u32>,
     unit_s: f64,
-    seed: u64,
+    options: Options,
     born: u64,
     population: Vec<Individual>,
     best: Vec<Individual>,
@@ -58,7 +60,7 @@ pub struct Genetic<'a> {
 impl<'a> Genetic<'a> {
     /// An empty population.
     #[must_use]
-    pub fn new(problem: AllocationProblem<'a>, seed: u64) -> Self {
+    pub fn new(problem: AllocationProblem<'a>, options: Options) -> Self {
         let fixed = problem.sources.unwrap_or_default();
         let movable =
             (0..problem.costs.nodes()).filter(|n| fixed.binary_search(n).is_err()).map(|n| n as u32).collect();
@@ -67,7 +69,7 @@ impl<'a> Genetic<'a> {
             movable,
             // Where transfers take no time, deteriorations are pointless.
             unit_s: problem.costs.median_s().max(LEAST_UNIT_S),
-            seed,
+            options,
             born: 0,
             population: Vec::new(),
             best: Vec::new(),
@@ -135,12 +137,12 @@ impl<'a> Genetic<'a> {
     }
 
     fn child(&self, number: u64, budget: &Budget) -> (Individual, u64) {
-        let mut rng = Pcg64::new(u128::from(self.seed), u128::from(number));
+        let mut rng = Pcg64::new(u128::from(self.options.seed), u128::from(number));
         let AllocationProblem { costs, sizes, limit_s, .. } = self.problem;
         let is_first = self.population.len() < POPULATION;
         let stages = if is_first {
             self.initial_partition(number as usize, &mut rng)
-        } else if rng.random_bool(CROSSOVER_RATE) {
+        } else if self.options.without != Some(Part::Crossover) && rng.random_bool(CROSSOVER_RATE) {
             self.crossover(&mut rng)
         } else {
             self.population[self.tournament(&mut rng)].stages.clone()
@@ -156,6 +158,7 @@ impl<'a> Genetic<'a> {
             steps: STEPS_PER_NODE * costs.nodes() as u64,
             initial_temperature_s: self.unit_s * temperature,
             final_temperature_s: self.unit_s * FINAL_TEMPERATURE,
+            without: self.options.without,
         };
         let refined = refine(&mut partition, costs, &self.movable, schedule, &mut rng, budget);
         let mut stages = vec![Vec::new(); sizes.len()];

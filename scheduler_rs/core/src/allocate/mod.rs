@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Budget;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result, invalid};
+use crate::part::Part;
 use bound::ScoreBound;
 use genetic::Genetic;
 use problem::AllocationProblem;
@@ -60,6 +61,8 @@ pub struct Options {
     pub seed: u64,
     /// At least 1.
     pub threads: usize,
+    /// A part that is left out, for a study of what it is worth.
+    pub without: Option<Part>,
 }
 
 /// The best allocation by the surrogate.
@@ -137,14 +140,15 @@ fn search(problem: &AllocationProblem<'_>, options: Options, budget: &Budget) ->
     if state.bound_s.is_infinite() {
         return nothing_fits(problem, NO_CLOSE_NODES);
     }
-    let mut genetic = Genetic::new(*problem, options.seed);
+    let mut genetic = Genetic::new(*problem, options);
     let mut is_first = true;
     loop {
         let before = best_s(&genetic);
         genetic.advance(budget);
         budget.check_cancelled()?;
         state.stalled = if best_s(&genetic) < before || before.is_none() { 0 } else { state.stalled + 1 };
-        if std::mem::take(&mut is_first) && exhaustive::is_small(problem) {
+        let is_enumerated = exhaustive::is_small(problem) && options.without != Some(Part::Enumeration);
+        if std::mem::take(&mut is_first) && is_enumerated {
             state.enumerate(problem, &mut genetic, budget)?;
         }
         state.raise_bound(&mut bound, &genetic, budget);

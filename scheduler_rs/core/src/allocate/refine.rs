@@ -7,6 +7,7 @@ use super::costs::Costs;
 use super::matching::SiteCount;
 use super::partition::Partition;
 use crate::budget::Budget;
+use crate::part::Part;
 
 /// Exchanges between two checks of the budget.
 const POLL: u64 = 32;
@@ -28,6 +29,8 @@ pub struct Cooling {
     pub initial_temperature_s: f64,
     /// Temperature at the end, in seconds of cost.
     pub final_temperature_s: f64,
+    /// A part that is left out.
+    pub without: Option<Part>,
 }
 
 /// The best partition of a refinement.
@@ -65,7 +68,7 @@ pub fn refine(
         }
         best.steps += 1;
         cycle.clear();
-        if !propose(partition, costs, movable, rng, &mut cycle) {
+        if !propose(partition, costs, movable, cooling_schedule.without, rng, &mut cycle) {
             continue;
         }
         let temperature = cooling_schedule.initial_temperature_s * (cooling * best.steps as f64).exp();
@@ -93,11 +96,27 @@ fn stages_of(partition: &Partition<'_>, costs: &Costs) -> Vec<u32> {
 }
 
 /// Draws a cycle; false where the draw failed.
-fn propose(partition: &Partition<'_>, costs: &Costs, movable: &[u32], rng: &mut Pcg64, cycle: &mut Vec<u32>) -> bool {
+fn propose(
+    partition: &Partition<'_>,
+    costs: &Costs,
+    movable: &[u32],
+    without: Option<Part>,
+    rng: &mut Pcg64,
+    cycle: &mut Vec<u32>,
+) -> bool {
+    let has = |part: Part| without != Some(part);
     let any = |rng: &mut Pcg64| movable[rng.random_range(0..movable.len())];
-    let first = if rng.random_bool(CRITICAL_SHARE) { critical_node(partition, costs, rng) } else { any(rng) };
+    let first = if has(Part::CriticalNodes) && rng.random_bool(CRITICAL_SHARE) {
+        critical_node(partition, costs, rng)
+    } else {
+        any(rng)
+    };
     cycle.push(first);
-    let count = if partition.members().len() > 2 && rng.random_bool(THREE_CYCLE_SHARE) { 3 } else { 2 };
+    let count = if partition.members().len() > 2 && has(Part::ThreeCycles) && rng.random_bool(THREE_CYCLE_SHARE) {
+        3
+    } else {
+        2
+    };
     while cycle.len() < count {
         let next = any(rng);
         let differs = |node: &u32| partition.stage_of(*node) != partition.stage_of(next);

@@ -32,7 +32,7 @@ use crate::budget::Budget;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::request::{FirstAllocation, PlanRequest};
+use crate::request::{FirstAllocation, Options, PlanRequest};
 
 /// The best plan found for `request` within `budget`, whatever the strategy.
 ///
@@ -68,7 +68,10 @@ pub fn first_allocation<'a>(
     match &request.first {
         FirstAllocation::Given(problem) => Ok((Cow::Borrowed(problem), None)),
         FirstAllocation::Surrogate(open) => {
-            let options = allocate::Options { seed: request.options.seed, threads: request.options.threads };
+            let options = {
+                let Options { seed, threads, without, .. } = request.options;
+                allocate::Options { seed, threads, without }
+            };
             let (time, work) = effort::surrogate_limits(budget);
             let (problem, found) = open.allocate(options, &budget.apart(time, work))?;
             Ok((Cow::Owned(problem), Some(found)))

@@ -3,6 +3,7 @@
 use serde_json::Number;
 
 use crate::budget::Budget;
+use crate::part::Part;
 use crate::report::{SearchEvent, Statistics};
 use crate::search::methods::cbs;
 use crate::time::{Time, seconds};
@@ -45,9 +46,9 @@ impl<'a> SearchTrace<'a> {
     }
 }
 
-/// Counts of a search by name.
+/// Counts of a search by name, with the work of each of its parts.
 #[must_use]
-pub fn statistics_of(proof: &cbs::Statistics, rounds: u64, work: u64) -> Statistics {
+pub fn statistics_of(proof: &cbs::Statistics, rounds: u64, work: u64, spent: &[(Part, u64)]) -> Statistics {
     let counts = [
         ("work", work),
         ("rounds", rounds),
@@ -63,5 +64,14 @@ pub fn statistics_of(proof: &cbs::Statistics, rounds: u64, work: u64) -> Statist
         ("bypasses", proof.bypasses),
         ("duplicates", proof.duplicates),
     ];
-    Statistics(counts.map(|(name, count)| (name.to_owned(), Number::from(count))).into())
+    let mut named: Vec<(String, Number)> = Vec::new();
+    let counts = counts.map(|(name, count)| (name.to_owned(), count)).into_iter();
+    for (name, count) in counts.chain(spent.iter().map(|(part, work)| (format!("work of {}", part.name()), *work))) {
+        match named.iter_mut().find(|(known, _)| *known == name) {
+            // Several searches of one kind count together.
+            Some((_, sum)) => *sum = Number::from(sum.as_u64().unwrap_or(0) + count),
+            None => named.push((name, Number::from(count))),
+        }
+    }
+    Statistics(named)
 }

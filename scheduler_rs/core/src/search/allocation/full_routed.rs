@@ -8,6 +8,7 @@ use crate::allocate::joint::AllocationScope;
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::Result;
+use crate::part::Part;
 use crate::plan::{Kind, Microbatch, Plan};
 use crate::problem::Problem;
 use crate::report::{AllocationReport, RunnerUp, SearchEvent};
@@ -25,7 +26,10 @@ use crate::time::{Rounding, Time, seconds};
 /// Whether straight pipelines answer the question as well, and not every allocation is planned by itself anyway.
 pub fn has_straight(asked: &Problem, scope: AllocationScope, options: Options) -> bool {
     let is_same = || asked_of(asked, Strategy::Full).is_ok_and(|straight| straight == *asked);
-    options.strategy == Strategy::FullRouted && is_same() && !exhaustive::is_small(asked, scope)
+    options.strategy == Strategy::FullRouted
+        && options.has(Part::StraightPipelines)
+        && is_same()
+        && !exhaustive::is_small(asked, scope)
 }
 
 /// The best plan found of three searches.
@@ -57,7 +61,9 @@ pub fn plan(asked: &Problem, scope: AllocationScope, options: Options, budget: &
         .then(|| plan_from(&on_its_allocation, options, &budget.share(1.0, work), Some(&start)).ok())
         .flatten();
     let routed = match routed {
-        Some(plan) if scope.unused && !budget.is_cancelled() => Some(unused_nodes::without_idle(plan, all, budget)?),
+        Some(plan) if scope.unused && options.has(Part::IdleNodes) && !budget.is_cancelled() => {
+            Some(unused_nodes::without_idle(plan, all, budget)?)
+        }
         routed => routed,
     };
     Ok(best_of(straight, joint.ok(), routed, budget))

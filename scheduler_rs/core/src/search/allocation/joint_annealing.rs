@@ -213,6 +213,7 @@ impl<'a> Annealing<'a> {
         let paths = self.routes(u64::MAX);
         let mut chain =
             AnnealingChain::new(self.first.view(), paths, stream_of(self.options.seed, CHAINS), self.scale());
+        chain.without = self.options.without;
         let is_over = |chain: &AnnealingChain| {
             let worked = chain.work as f64 >= most as f64 * effort::JOINT_START / self.share;
             chain.is_finished() || worked || self.budget.is_past(effort::JOINT_START) || self.budget.is_over()
@@ -232,7 +233,9 @@ impl<'a> Annealing<'a> {
     /// A chain that starts from the first allocation and routes of its own.
     fn begin(&self, number: u64) -> AnnealingChain {
         let paths = self.routes(!number);
-        AnnealingChain::free(&self.first, paths, stream_of(self.options.seed, number), self.scale())
+        let mut chain = AnnealingChain::free(&self.first, paths, stream_of(self.options.seed, number), self.scale());
+        chain.without = self.options.without;
+        chain
     }
 
     /// About how long an iteration takes; what estimates are compared with.

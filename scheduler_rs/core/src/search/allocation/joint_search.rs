@@ -4,6 +4,7 @@ use crate::allocate::joint::AllocationScope;
 use crate::bound::is_tight;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
+use crate::part::Part;
 use crate::plan::Plan;
 use crate::problem::{Instance, Problem};
 use crate::report::{AllocationReport, SearchEvent};
@@ -44,9 +45,10 @@ pub struct JointSearch<'a> {
 impl<'a> JointSearch<'a> {
     pub fn plan(self) -> Result<Plan> {
         let Self { asked, scope, options, budget, .. } = self;
-        let is_small = exhaustive::is_small(asked, scope);
+        let is_small = exhaustive::is_small(asked, scope) && options.has(Part::OneByOne);
         // Where all allocations are soon looked at one by one, nothing else is to do.
-        let is_few = asked.cluster().nodes().len() <= FEW_NODES
+        let is_few = options.has(Part::ScheduleChains)
+            && asked.cluster().nodes().len() <= FEW_NODES
             && exhaustive::has_equal_sources(asked, scope)
             && task_count(asked) > FEW_TASKS;
         let shares = if is_small || is_few {
@@ -54,7 +56,10 @@ impl<'a> JointSearch<'a> {
         } else {
             (effort::JOINT, effort::JOINT_LATE)
         };
-        let mut joint = joint_annealing::search(asked, scope, options, budget, shares)?;
+        let mut joint = match options.has(Part::JointAnnealing) {
+            true => joint_annealing::search(asked, scope, options, budget, shares)?,
+            false => None,
+        };
         let mut exhaustive = match is_small.then(|| ExhaustiveSearch::new(asked, scope, budget)).transpose() {
             Err(Error::Cancelled) if joint.is_some() => None,
             exhaustive => exhaustive?,
@@ -94,7 +99,7 @@ impl<'a> JointSearch<'a> {
                 (plan, is_exhaustive) = (better, true);
             }
         }
-        if scope.unused {
+        if scope.unused && options.has(Part::IdleNodes) {
             let bound = bound_of_all(joint.as_ref(), exhaustive.as_ref(), iteration_of(&plan));
             plan = unused_nodes::without_idle(plan, bound, budget)?;
         }

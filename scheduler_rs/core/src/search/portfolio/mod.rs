@@ -10,6 +10,7 @@ use crate::bound::lookahead::Lookahead;
 use crate::bound::{lower_bound, route_bound};
 use crate::budget::Budget;
 use crate::error::{Error, Result, invalid};
+use crate::part::Part;
 use crate::problem::Instance;
 use crate::report::SearchReport;
 use crate::request::{Method, Options};
@@ -69,7 +70,7 @@ pub fn solve(
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    let workers = Workers { context, travel, below, beneath: &beneath, bound };
+    let workers = Workers { context, travel, below, beneath: &beneath, bound, options };
     let search = Portfolio { workers, options };
     let mut state = State::new(bound, trace);
     state.work = work;
@@ -129,6 +130,8 @@ struct State<'a> {
     deadlock: Option<Error>,
     trace: SearchTrace<'a>,
     statistics: cbs::Statistics,
+    /// Work of each method.
+    spent: Vec<(Part, u64)>,
 }
 
 impl<'a> State<'a> {
@@ -142,6 +145,7 @@ impl<'a> State<'a> {
             deadlock: None,
             trace,
             statistics: cbs::Statistics::default(),
+            spent: Vec::new(),
         }
     }
 
@@ -162,7 +166,7 @@ impl<'a> Portfolio<'a> {
         } else {
             self.rounds(&mut state, &mut router)?;
         }
-        let State { best, bound, work, rounds, deadlock, mut trace, statistics, .. } = state;
+        let State { best, bound, work, rounds, deadlock, mut trace, statistics, spent, .. } = state;
         let Some(best) = best else {
             budget.check_cancelled()?;
             let fruitless = || format!("{rounds} rounds of {ATTEMPTS} attempts placed no complete set of routes");
@@ -173,7 +177,7 @@ impl<'a> Portfolio<'a> {
             work: Some(work),
             rounds: Some(rounds),
             events: trace.into_events(),
-            statistics: statistics_of(&statistics, rounds, work),
+            statistics: statistics_of(&statistics, rounds, work, &spent),
             ..SearchReport::default()
         };
         Ok(Found { best, bound, report })
@@ -244,10 +248,12 @@ impl<'a> Portfolio<'a> {
             let attempts: Vec<Attempt<'a>> = workers
                 .par_iter_mut()
                 .enumerate()
+                .filter(|(_, worker)| self.options.has(worker.part))
                 .filter(|(_, worker)| best.is_none() || worker.work <= rounds * ROUND_WORK)
                 .map(|(i, worker)| {
                     let attempt = self.workers.advance(&mut worker.method, best, fastest, rounds * ATTEMPTS + i as u64);
                     worker.work += (attempt.work as f64 / worker.share) as u64;
+                    worker.spent += attempt.work;
                     attempt
                 })
                 .collect();
@@ -256,6 +262,7 @@ impl<'a> Portfolio<'a> {
                 self.merge(state, attempt, router)?;
             }
         }
+        state.spent = workers.iter().map(|worker| (worker.part, worker.spent)).collect();
         state.statistics = workers
             .into_iter()
             .find_map(|worker| {

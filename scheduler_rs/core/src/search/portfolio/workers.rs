@@ -6,7 +6,9 @@ use rand_pcg::Pcg64;
 
 use crate::bound::is_tight;
 use crate::bound::lookahead::Lookahead;
+use crate::part::Part;
 use crate::problem::Instance;
+use crate::request::Options;
 use crate::search::candidate::{
     Candidate, Tried, draw_paths, executed, found_of, paths_of, prioritised, reordered, scheduled,
 };
@@ -52,13 +54,17 @@ pub struct Workers<'a> {
     pub beneath: &'a Lookahead,
     /// What is known before the search.
     pub bound: Time,
+    pub options: Options,
 }
 
 /// A search, and the work that it has taken as a part of its share.
 pub struct Worker<'a> {
+    pub part: Part,
     pub method: WorkerMethod<'a>,
     pub work: u64,
     pub share: f64,
+    /// Work as it is, whatever the share.
+    pub spent: u64,
 }
 
 /// One of the searches that run beside each other and learn of what the others found after every round.
@@ -105,13 +111,14 @@ fn stays_with_best(number: u64) -> bool {
 impl<'a> Workers<'a> {
     /// What the attempts of each round are; always the same number, so that threads change nothing but the time.
     pub fn start(&self) -> Vec<Worker<'a>> {
-        let worker = |method: WorkerMethod<'a>, work: u64| Worker { method, work, share: 1.0 };
+        let worker =
+            |part: Part, method: WorkerMethod<'a>, work: u64| Worker { part, method, work, share: 1.0, spent: 0 };
         if self.travel.is_none() {
             return vec![
-                worker(WorkerMethod::Exchange, 0),
-                worker(WorkerMethod::Afresh, 0),
-                worker(WorkerMethod::Exchange, 0),
-                worker(WorkerMethod::Exchange, 0),
+                worker(Part::Exchange, WorkerMethod::Exchange, 0),
+                worker(Part::Afresh, WorkerMethod::Afresh, 0),
+                worker(Part::Exchange, WorkerMethod::Exchange, 0),
+                worker(Part::Exchange, WorkerMethod::Exchange, 0),
             ];
         }
         let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
@@ -122,17 +129,18 @@ impl<'a> Workers<'a> {
         let has_many_tasks = later > FIRST_RUN * FEW_TASKS as u64;
         let is_small = nodes <= FEW_NODES && has_many_tasks;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
-        let annealing = |most_nodes: usize| match has_many_tasks && nodes <= most_nodes {
+        let anneals_schedules = has_many_tasks && self.options.has(Part::ScheduleAnnealing);
+        let annealing = |most_nodes: usize| match anneals_schedules && nodes <= most_nodes {
             true => WorkerMethod::AnnealSchedule(None),
             false => WorkerMethod::Anneal(None),
         };
         vec![
-            worker(annealing(FEW_NODES), 0),
-            Worker { share: proving, ..worker(WorkerMethod::Prove(Box::new(prover)), later / 2) },
-            Worker { share: placing, ..worker(WorkerMethod::Travel, 2 * later) },
-            Worker { share: placing, ..worker(WorkerMethod::Exchange, 2 * later) },
-            worker(WorkerMethod::Order(None), 2 * later),
-            worker(annealing(MODERATELY_MANY_NODES), 4 * later),
+            worker(Part::FirstAnnealing, annealing(FEW_NODES), 0),
+            Worker { share: proving, ..worker(Part::Proof, WorkerMethod::Prove(Box::new(prover)), later / 2) },
+            Worker { share: placing, ..worker(Part::Travel, WorkerMethod::Travel, 2 * later) },
+            Worker { share: placing, ..worker(Part::Exchange, WorkerMethod::Exchange, 2 * later) },
+            worker(Part::Order, WorkerMethod::Order(None), 2 * later),
+            worker(Part::SecondAnnealing, annealing(MODERATELY_MANY_NODES), 4 * later),
         ]
     }
 
@@ -218,6 +226,7 @@ impl<'a> Workers<'a> {
             best => (None, self.draw(FIRST_DRAWS, number).or(best.map(|(_, paths)| paths))?),
         };
         let mut chain = AnnealingChain::new(context.view(), paths, context.rng(!number), self.bound);
+        chain.without = self.options.without;
         if let Some(best) = kept {
             chain.restart(&found_of(best), true);
         }

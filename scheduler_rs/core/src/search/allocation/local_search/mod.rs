@@ -17,6 +17,7 @@ use crate::allocate::joint::{AllocationScope, Placement, lower_bound};
 use crate::bound::{is_tight, lower_bound_of};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
+use crate::part::Part;
 use crate::plan::{Plan, Predicted};
 use crate::problem::{Instance, Problem};
 use crate::report::{AllocationReport, RunnerUp, SearchEvent};
@@ -87,7 +88,7 @@ struct Planned {
 impl<'a> LocalSearch<'a> {
     fn run(&self) -> Result<Plan> {
         let bound = lower_bound(self.asked, self.scope);
-        let is_small = exhaustive::is_listable(self.asked, self.scope);
+        let is_small = exhaustive::is_listable(self.asked, self.scope) && self.options.has(Part::OneByOne);
         let most = if is_small { usize::MAX } else { ELITES };
         let first = Candidate::new(Placement::new(self.asked, self.scope)?);
         let elites = Elites::new(most);
@@ -96,7 +97,7 @@ impl<'a> LocalSearch<'a> {
         self.start(&mut state);
         if is_small {
             self.look_at_all(&mut state);
-        } else {
+        } else if self.options.has(Part::Climbing) {
             self.climb(&mut state);
         }
         let (planned, runner_up) = self.plan_elites(&mut state)?;
@@ -246,7 +247,7 @@ impl<'a> LocalSearch<'a> {
     /// The plan without nodes that only cost, where they may be left out. Which nodes random routes leave idle is chance.
     fn without_idle(&self, plan: Plan, bound: Time) -> Result<Plan> {
         let is_chance = self.options.strategy.is_random();
-        let stays = !self.scope.unused || is_chance || self.budget.is_cancelled();
+        let stays = !self.scope.unused || !self.options.has(Part::IdleNodes) || is_chance || self.budget.is_cancelled();
         if stays { Ok(plan) } else { unused_nodes::without_idle(plan, bound, self.budget) }
     }
 

@@ -7,6 +7,7 @@ use super::allocation_state::OwnedInstance;
 use super::chain::{AnnealingChain, ESTIMATE_WORK};
 use super::estimate::Estimate;
 use crate::allocate::joint::Placement;
+use crate::part::Part;
 use crate::problem::{NO_STAGE, Source};
 use crate::search::methods::routes::{Change, Routes};
 
@@ -116,7 +117,7 @@ impl AnnealingChain {
             let saved = self.saved();
             let mut kept = self.other_change();
             if kept {
-                if self.rng.random_bool(REPAIRS) {
+                if self.draws_repair() {
                     self.repair();
                 }
                 self.write_all();
@@ -132,7 +133,7 @@ impl AnnealingChain {
         if !self.is_allowed(exchange) {
             return;
         }
-        let repairs = self.rng.random_bool(REPAIRS);
+        let repairs = self.draws_repair();
         let saved = repairs.then(|| self.routes.clone());
         self.exchange(exchange, false);
         if repairs {
@@ -158,6 +159,10 @@ impl AnnealingChain {
         for _ in 0..steps {
             self.estimate_route_move(0.0);
         }
+    }
+
+    fn draws_repair(&mut self) -> bool {
+        self.without != Some(Part::Repairs) && self.rng.random_bool(REPAIRS)
     }
 
     fn draws_other_change(&mut self) -> bool {

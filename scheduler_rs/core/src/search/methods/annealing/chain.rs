@@ -5,6 +5,7 @@ use rand_pcg::Pcg64;
 
 use super::allocation_state::{AllocationState, OwnedInstance, PrioritisedRoutes};
 use crate::allocate::joint::Placement;
+use crate::part::Part;
 use crate::search::methods::annealing::estimate::Estimate;
 use crate::search::methods::routes::{Change, Routes};
 use crate::simulate::{MicrobatchRoute, Outcome, Simulator, Workspace};
@@ -49,6 +50,8 @@ pub struct AnnealingChain {
     pub(super) warm_restart: bool,
     /// Search steps done.
     pub work: u64,
+    /// A part that is left out.
+    pub without: Option<Part>,
 }
 
 impl AnnealingChain {

@@ -19,6 +19,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 
 use crate::budget::Budget;
+use crate::part::Part;
 use crate::problem::Instance;
 use crate::route::{Lengths, RouteTask};
 use crate::search::effort::FEW_TASKS;
@@ -104,6 +105,7 @@ impl AnnealingChain {
             run: 0,
             warm_restart: false,
             work: 0,
+            without: None,
         };
         chain.enter(Phase::Estimate);
         chain
@@ -231,7 +233,8 @@ impl AnnealingChain {
         self.estimate.raise(self.owned.view(), low + (f64::from(POWERS.1 - low) * share) as i32);
         let temperature = ESTIMATED.at(share) / self.owned.tasks.len() as f64 * self.temperature();
         self.work += (until - self.step) * ESTIMATE_WORK;
-        if self.step / self.assignment_interval() != until / self.assignment_interval() {
+        let is_due = self.step / self.assignment_interval() != until / self.assignment_interval();
+        if is_due && self.without != Some(Part::AssignmentMoves) {
             self.assignment_move();
         }
         while self.step < until {

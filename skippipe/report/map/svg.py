@@ -4,7 +4,7 @@ import html
 from dataclasses import dataclass
 
 from skippipe._scheduler import Plan
-from skippipe.report.map_layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_legend
+from skippipe.report.map.layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_legend
 
 WIDTH, LEGEND, MARGIN, ROW = 760, 190, 30, 17
 WIDEST = 6.0

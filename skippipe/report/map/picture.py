@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from skippipe._scheduler import Plan
-from skippipe.report.map_layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_legend
+from skippipe.report.map.layout import MapLayout, labels, lay_out, link_lines, stage_colours, stage_legend
 from skippipe.report.plots import plain, png
 
 WIDEST = 5.0

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skippipe.data.cleaning import Deduplication
-from skippipe.data.corpora import COLLECTIONS, Collection
+from skippipe.data.corpora.cleaning import Deduplication
+from skippipe.data.corpora.collections import COLLECTIONS, Collection
 from skippipe.data.corpus import SPLITS
 from skippipe.data.inputs import falls_to_validation
 from skippipe.errors import InputError, SchedulerError, unwritable

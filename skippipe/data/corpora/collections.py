@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from skippipe.data.cleaning import html_to_text, pod_to_text, rfc_to_text, strings_of_r
+from skippipe.data.corpora.cleaning import html_to_text, pod_to_text, rfc_to_text, strings_of_r
 
 OPENED: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
