@@ -1,0 +1,166 @@
+"""Ranks that may die: forks of warm workers, killed or stopped by their own hand at a chosen moment."""
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pool as pools
+import pytest
+from torch import distributed as dist
+from train.alone import EventDict
+
+from skippipe.checkpoint.saving import CheckpointSaver
+from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
+from skippipe.runtime.executor import Executor
+from skippipe.train.config import TrainJob
+from skippipe.train.connect.rank_spec import GONE, RankSpec
+from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.observe.events import Event, to_json
+from skippipe.train.rank import train_rank
+from skippipe.train.resolve.resolve import resolve
+
+MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """When a rank dies or stops."""
+
+    moment: str
+    """one of `MOMENTS`: before such an action of training, but after an optimizer step; or while it writes a checkpoint"""
+    iteration: int
+    """in which, or after which the checkpoint is"""
+    number: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What became of the ranks of a job."""
+
+    statuses: list[int]
+    """exit status of each, negative for a signal"""
+    events: list[EventDict]
+    """those that any rank has reported, in order"""
+
+
+def live(
+    pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, fates: dict[int, Fate]
+) -> Lives:
+    """Train with forks of warm workers that meet their fates, by rank."""
+    store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    arguments = [(job, names, folder, store.port, fates.get(rank)) for rank in range(len(names))]
+    statuses = pool.run(_be_parent, arguments, timeout_s=240)
+    lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
+    timed = sorted((json.loads(line) for line in lines), key=lambda line: line["at"])
+    return Lives(statuses, [line["event"] for line in timed])
+
+
+def _be_parent(
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
+) -> int:
+    """In a warm worker: fork a rank, and tell the store how it ends, as the parent of local workers does."""
+    pools.leave()
+    process = os.fork()
+    if process == 0:
+        _be_rank(rank, job, names, folder, port, fate)
+    _, status = os.waitpid(process, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        while not (folder / "finished").exists():  # then it wakes up, and finds itself left behind
+            time.sleep(0.05)
+        os.kill(process, signal.SIGCONT)
+        _, status = os.waitpid(process, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        client: Any = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        client.append(GONE, f"{rank} ")
+    else:
+        (folder / "finished").touch()
+    pools.join(rank, len(names), str(folder / "back"))
+    return code
+
+
+def _be_rank(
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
+) -> NoReturn:
+    status = 1
+    try:
+        with (folder / f"events-{rank}").open("w", buffering=1) as file, pytest.MonkeyPatch.context() as patch:
+            _set_fate(patch, fate)
+
+            def report(event: Event) -> None:
+                file.write(json.dumps({"at": time.monotonic(), "event": json.loads(to_json(event))}) + "\n")
+
+            rank_spec = RankSpec(
+                rank, len(names), names[rank], HOST, port, supervised=True, agent_store=True, local_rank=rank
+            )
+            train_rank(resolve(job), rank_spec, folder / "run", report)
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may get past this fork
+        (folder / f"error-{rank}").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
+    """Have this process send itself a signal at the chosen moment."""
+    if fate is None:
+        return
+    now = 0
+    iterate: Callable[..., Any] = TrainingLoop._iterate  # noqa: SLF001
+    step_of: Callable[..., Callable[[], None]] = Executor._step_of  # noqa: SLF001
+    write: Callable[..., None] = CheckpointSaver._write  # noqa: SLF001
+
+    def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
+        nonlocal now
+        now = number
+        try:
+            return iterate(loop, number, *rest)
+        finally:
+            now = 0
+
+    def meet(run: Callable[[], None]) -> None:
+        if fate.moment == "step":
+            run()
+        if now == fate.iteration:
+            os.kill(os.getpid(), fate.number)
+        if fate.moment != "step":
+            run()
+
+    def step_that_may_be_the_last(executor: Executor, action: Action) -> Callable[[], None]:
+        run = step_of(executor, action)
+        return partial(meet, run) if moment_of(action) == fate.moment else run
+
+    def write_that_may_be_the_last(saver: CheckpointSaver, staging: Path, copied: Any) -> None:
+        if str(fate.iteration) in staging.name:
+            os.kill(os.getpid(), fate.number)
+        write(saver, staging, copied)
+
+    patch.setattr(TrainingLoop, "_iterate", iterating)
+    if fate.moment == "checkpoint":
+        patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
+    else:
+        patch.setattr(Executor, "_step_of", step_that_may_be_the_last)
+
+
+def moment_of(action: Action) -> str:
+    """The one of `MOMENTS` that an action is."""
+    match action:
+        case Task(kind="F"):
+            return "forward"
+        case Task(kind="B"):
+            return "backward"
+        case Reduce():
+            return "reduction"
+        case Norm():
+            return "norm"
+        case Step():
+            return "step"
+    return ""
