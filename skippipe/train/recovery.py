@@ -9,6 +9,7 @@ from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
+from skippipe.train.membership.agreement import LeftBehindError
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
 from skippipe.train.observe.events import Event, RunRecovered, WorkerInterrupted, from_json
@@ -53,8 +54,10 @@ def train_to_the_end(
                 stopped_by = loop.run(request)
                 members.leave()
             except SchedulerError as error:
-                loss = members.explain(error)
-                if loss is None or isinstance(error, NotRecoverableError):
+                if isinstance(error, NotRecoverableError | LeftBehindError):
+                    raise
+                loss = members.explain(error, recover=recover)
+                if loss is None:
                     raise
                 if not recover:
                     raise ActionError(f"{loss.reason}; {error}") from error.__cause__

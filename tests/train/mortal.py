@@ -35,7 +35,7 @@ class Fate:
     """When a rank dies or stops."""
 
     moment: str
-    """one of `MOMENTS`: before such an action of training, but after an optimizer step; or while it writes a checkpoint"""
+    """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
@@ -56,6 +56,7 @@ def live(
 ) -> Lives:
     """Train with forks of warm workers that meet their fates, by rank."""
     store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    (folder / "run").mkdir()
     arguments = [(job, names, folder, store.port, fates.get(rank)) for rank in range(len(names))]
     statuses = pool.run(_be_parent, arguments, timeout_s=240)
     lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
@@ -114,9 +115,9 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
     if fate is None:
         return
     now = 0
-    iterate: Callable[..., Any] = TrainingLoop._iterate  # noqa: SLF001
-    step_of: Callable[..., Callable[[], None]] = Executor._step_of  # noqa: SLF001
-    write: Callable[..., None] = CheckpointSaver._write  # noqa: SLF001
+    iterate: Callable[..., Any] = TrainingLoop._iterate
+    step_of: Callable[..., Callable[[], None]] = Executor._step_of
+    write: Callable[..., None] = CheckpointSaver._write
 
     def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
         nonlocal now

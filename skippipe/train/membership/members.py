@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from skippipe.errors import ActionError, SchedulerError
+from skippipe.checkpoint.saving import SavingError
+from skippipe.errors import SchedulerError
 from skippipe.runtime.links.gloo import open_connections, shut_down
 from skippipe.train.connect.attempt import Attempt, check_no_rank_left
 from skippipe.train.connect.rendezvous import Rendezvous, connect_group, leave
-from skippipe.train.connect.store import RendezvousError, open_store, reached
+from skippipe.train.connect.store import open_store, reached
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.heartbeat import Loss, Monitor
 from skippipe.train.resolve.spec import CommunicationSpec
@@ -64,18 +65,25 @@ class Members:
         """How often ranks have been lost."""
         return self._generation
 
-    def explain(self, error: SchedulerError) -> Loss | None:
-        """The loss of a rank that explains an error; None: the error is of another kind.
+    def explain(self, error: SchedulerError, *, recover: bool) -> Loss | None:
+        """The loss that explains an error; None: the error is of another kind.
 
-        Waits as long as a loss may take to be noticed if a message failed.
+        If a message has failed, that waits as long as a loss may take to be noticed, unless those left are not to
+        `recover` and the error already says whose connection broke.
+
+        Raises:
+            RendezvousError: another rank has failed by an error of its own.
+            PeerStoppedError: another rank was asked to stop, and has ended.
+
         """
-        loss = self._monitor.loss
-        if loss is None and _is_of_connections(error):
+        loss, cause = self._monitor.loss, error.__cause__
+        if loss is None and isinstance(cause, OSError) and (recover or isinstance(cause, TimeoutError)):
             loss = self._monitor.await_loss(2 * self._spec.heartbeat_s + MARGIN_S)
+        elif loss is None and isinstance(error, SavingError):  # its own background thread noticed first
+            loss = self._monitor.await_loss(MARGIN_S)
         with reached():
-            # One that has failed by an error of its own says so: all end.
             check_no_rank_left(self._first.client, self._first.own)
-        if loss is None and isinstance(error.__cause__, OSError):
+        if loss is None and recover and isinstance(cause, OSError):
             return Loss(frozenset(), "the connections between the ranks have failed", "")
         return loss
 
@@ -145,7 +153,3 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
     with contextlib.closing(monitor):
         rendezvous.all_gather("watched", "")  # from here on all show signs of life
         yield Members(rendezvous, spec, monitor, others)
-
-
-def _is_of_connections(error: SchedulerError) -> bool:
-    return isinstance(error, ActionError | RendezvousError) or isinstance(error.__cause__, OSError)
