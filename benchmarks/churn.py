@@ -2,8 +2,8 @@
 
 `python benchmarks/churn.py [kills]`, where `skippipe[train]` is installed; 100 kills by default. Eight processes serve
 four stages; each run loses up to three of them, of different stages, whichever of the two nodes, that of the reporting
-rank too. Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is compared
-with that of a run that loses nobody. Writes out/churn.json and out/churn.md, one row for each kill.
+rank too. Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is
+compared with that of a run that loses nobody. Writes out/churn.json and out/churn.md, one row for each kill.
 """
 
 import contextlib

@@ -15,6 +15,7 @@ from train.mortal import MOMENTS, Fate, Lives, live
 from train.test_resume import one_rank
 
 from skippipe.train.config import TrainJob
+from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 ITERATIONS, FATAL = 6, 4
@@ -75,6 +76,49 @@ def test_killed_at_any_moment(
         assert recovered["iteration"] == FATAL, "the others take the step too"
     if moment in {"forward", "backward", "reduction", "norm"}:
         assert recovered["iteration"] == FATAL - 1, "it is redone"
+
+
+def test_two_at_once(pool: Pool, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """One of each stage, the one that reports among them; the second may die before or while the others regroup."""
+    path = folder("run")
+    fates = {0: Fate("norm", FATAL), 3: Fate("backward", FATAL)}
+    lives = live(pool, job(prepared, **FULL), FOUR, path, fates)
+    assert lives.statuses == [-signal.SIGKILL, 0, 0, -signal.SIGKILL], explained(lives, path)
+    last = of_kind(lives.events, "recovered")[-1]
+    assert (last["lost"], last["processes"], last["iteration"]) == ([0, 3], 2, FATAL - 1)
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in unbroken.values()], rel=1e-9
+    )
+
+
+def test_one_that_stops_is_left_behind(
+    pool: Pool, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
+) -> None:
+    """It is noticed by its silence. When it wakes up, it finds that the others have gone on, and ends."""
+    path = folder("run")
+    lives = live(
+        pool, job(prepared, **FULL, runtime__heartbeat_s=3.0), FOUR, path, {1: Fate("forward", FATAL, signal.SIGSTOP)}
+    )
+    assert lives.statuses == [0, 1, 0, 0], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert recovered["lost"] == [1]
+    waited = {event["rank"]: event for event in of_kind(lives.events, "interrupted")}
+    assert {0, 2, 3} <= waited.keys()
+    assert all("executor.py" in waited[rank]["stack"] for rank in (0, 2, 3))
+    assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
+
+
+def test_a_stage_without_nodes_ends_the_others(pool: Pool, prepared: Path, folder: Folder) -> None:
+    path = folder("run")
+    asked = job(prepared, cluster=make_cluster(4, [3, 1]))
+    single = resolve(asked).layout.stages[1][0]
+    lives = live(pool, asked, FOUR, path, {single: Fate("backward", FATAL)})
+    assert lives.statuses == [-signal.SIGKILL if rank == single else 1 for rank in range(4)]
+    for rank in set(range(4)) - {single}:
+        error = (path / f"error-{rank}").read_text()
+        assert f"lost node local-{single}, and no other node serves stage 1" in error
+    assert not of_kind(lives.events, "recovered")
 
 
 def test_as_a_run_that_began_with_the_nodes_that_are_left(pool: Pool, prepared: Path, folder: Folder) -> None:
