@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
+from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
-from skippipe.train.membership.agreement import LeftBehindError
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
 from skippipe.train.observe.events import Event, RunRecovered, WorkerInterrupted, from_json

@@ -74,7 +74,7 @@ def _be_parent(
         _be_rank(rank, job, names, folder, port, fate)
     _, status = os.waitpid(process, os.WUNTRACED)
     if os.WIFSTOPPED(status):
-        while not (folder / "finished").exists():  # then it wakes up, and finds itself left behind
+        while not _have_recovered(folder):  # then it wakes up, and finds itself left behind
             time.sleep(0.05)
         os.kill(process, signal.SIGCONT)
         _, status = os.waitpid(process, 0)
@@ -82,10 +82,12 @@ def _be_parent(
     if code:
         client: Any = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
         client.append(GONE, f"{rank} ")
-    else:
-        (folder / "finished").touch()
     pools.join(rank, len(names), str(folder / "back"))
     return code
+
+
+def _have_recovered(folder: Path) -> bool:
+    return any('"recovered"' in path.read_text() for path in folder.glob("events-*"))
 
 
 def _be_rank(

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from train.at_once import at_once
 
+from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.connect.rank_spec import GONE
 from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.loop.standing import CommonStanding, Standing, common_standing
-from skippipe.train.membership.agreement import LeftBehindError, agree
+from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.heartbeat import Monitor, Silence
 from skippipe.train.prepare.remaining import redistributed
 

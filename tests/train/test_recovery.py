@@ -14,6 +14,7 @@ from train.jobs import make_cluster, make_job
 from train.mortal import MOMENTS, Fate, Lives, live
 from train.test_resume import one_rank
 
+from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.train.config import TrainJob
 from skippipe.train.resolve.resolve import resolve
 
@@ -89,6 +90,24 @@ def test_two_at_once(pool: Pool, prepared: Path, folder: Folder, unbroken: dict[
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
         [event["loss"] for event in unbroken.values()], rel=1e-9
+    )
+
+
+def test_before_a_phase_that_needs_the_node(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Lost in a phase that has no work for it: the plan of the phase to come does without it too."""
+    growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
+    asked, path = job(prepared, **FULL, phases=growing, train__new_layers="copy"), folder("run")
+    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    victim = resolve(asked).layout.stages[1][0]
+    lives = live(pool, asked, FOUR, path, {victim: Fate("norm", 2)})
+    assert sorted(lives.statuses) == [-signal.SIGKILL, 0, 0, 0], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert sorted(recovered["plan_files"]) == ["0", "3"]
+    (changed,) = of_kind(lives.events, "plan_changed")
+    assert (changed["iteration"], changed["stages"]) == (4, [0, 1])
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
     )
 
 

@@ -28,6 +28,10 @@ class PeerStoppedError(SchedulerError):
     """Another rank was asked to stop before training began, and has ended."""
 
 
+class LeftBehindError(SchedulerError):
+    """The other ranks have gone on without this one, whose end does not concern them."""
+
+
 class Presence(NamedTuple):
     """What a rank publishes about itself at the rendezvous."""
 

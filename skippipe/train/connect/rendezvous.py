@@ -19,7 +19,7 @@ from skippipe.errors import ActionError, InputError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line, open_connections
-from skippipe.train.connect.attempt import REPORT_S, Attempt, Presence, find_ranks
+from skippipe.train.connect.attempt import REPORT_S, Attempt, LeftBehindError, Presence, find_ranks
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.store import RendezvousError, open_store
 from skippipe.train.resolve.spec import CommunicationSpec
@@ -160,6 +160,8 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
             yield rendezvous
             if dist.group.WORLD is group:  # else those that are left have regrouped, and leave by themselves
                 leave(rendezvous)
+        except LeftBehindError:
+            raise
         except BaseException as error:
             # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
             silent = rank_spec.supervised or isinstance(error, ActionError)

@@ -135,9 +135,9 @@ class ForwardedStop(StopRequest):
         return watched
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first = next((worker for worker in self._workers if not worker.left_behind), None)
-        if first is None or first.failed_at is not None or first.status is not None:
-            return  # it has ended already, one way or the other
+        first = next((worker for worker in self._workers if worker.failed_at is None and worker.status is None), None)
+        if first is None:
+            return  # all have ended already, one way or the other
         self._urged += number in (signal.SIGINT, signal.SIGTERM)
         super()._note(number, frame)
         if self._urged > 1 or not self._training or first.process is None:

@@ -8,13 +8,9 @@ import json
 import time
 from collections.abc import Collection
 
-from skippipe.errors import SchedulerError
+from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.connect.store import LEAST_PAUSE_S, MOST_PAUSE_S, StoreClient, reached
 from skippipe.train.membership.heartbeat import Monitor
-
-
-class LeftBehindError(SchedulerError):
-    """The other ranks have gone on without this one."""
 
 
 def agree(  # noqa: PLR0913 - by keyword

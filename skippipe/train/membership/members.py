@@ -127,8 +127,13 @@ class Members:
         )
 
     def leave(self) -> None:
-        """Leave together with the others, if `join` does not do so."""
-        if self._generation:
+        """Leave together with the others, once all are done; from then on nobody need show signs of life.
+
+        Raises as an exchange of texts does: without a rank that is lost before it is done, the others regroup.
+        """
+        self.rendezvous.all_gather("done", "")
+        self._monitor.unwatch()
+        if self._generation:  # else `join` does so
             leave(self.rendezvous)
 
     def _watch(self) -> None:
