@@ -19,7 +19,7 @@ from skippipe.train.prepare.remaining import NotRecoverableError
 from skippipe.train.signals import StopRequest
 
 MOST_FRUITLESS = 3
-"""Generations in a row without a lost rank or a completed iteration: more would not help."""
+"""Generations in a row that end without a lost rank or another iteration: more would not help."""
 
 
 def train_to_the_end(
@@ -46,6 +46,7 @@ def train_to_the_end(
         if members is None:
             return loop.run(request)
         recovery: Recovery | None = None
+        progress = Progress()
         while True:
             try:
                 if recovery is not None:
@@ -62,27 +63,42 @@ def train_to_the_end(
                 if not recover:
                     raise ActionError(f"{loss.reason}; {error}") from error.__cause__
                 reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
-                recovery = recovery or Recovery(loop, members, reporting, directory)
-                recovery.take(loss)
+                progress.check(loss, loop.iteration)
+                recovery = recovery or Recovery(loop, members, reporting, directory, loss.noticed_at)
             else:
                 return stopped_by
+
+
+class Progress:
+    """Whether going on again and again leads anywhere."""
+
+    def __init__(self) -> None:
+        self._iteration, self._fruitless = -1, 0
+
+    def check(self, loss: Loss, iteration: int) -> None:
+        """Take note of a loss after so many iterations; raises `NotRecoverableError` if it is one too many."""
+        if loss.lost or iteration > self._iteration:
+            self._fruitless = 0
+        self._iteration, self._fruitless = iteration, self._fruitless + 1
+        if self._fruitless > MOST_FRUITLESS:
+            raise NotRecoverableError(f"{loss.reason}, {self._fruitless} times in a row")
 
 
 class Recovery:
     """From a loss to the loop of those that are left; begun again where another rank is lost meanwhile."""
 
     def __init__(
-        self, loop: TrainingLoop, members: Members, reporting: Reporting, directory: CheckpointDirectory
+        self,
+        loop: TrainingLoop,
+        members: Members,
+        reporting: Reporting,
+        directory: CheckpointDirectory,
+        noticed_at: float,
     ) -> None:
+        """Take the loop that was interrupted, and when (monotonic seconds)."""
         self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
+        self._noticed_at = noticed_at
         self._new_rank = {rank: rank for rank in range(loop.context.rendezvous.world)}
-        self._losses: list[Loss] = []
-
-    def take(self, loss: Loss) -> None:
-        """Take note of a loss."""
-        self._losses.append(loss)
-        if len(self._losses) > MOST_FRUITLESS and not any(loss.lost for loss in self._losses):
-            raise NotRecoverableError(f"{self._losses[-1].reason}, {len(self._losses)} times in a row")
 
     def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
@@ -132,7 +148,7 @@ class Recovery:
                 processes=context.rendezvous.world,
                 predicted_s=engines[0].predicted_s,
                 planning_s=planning_s,
-                seconds=time.monotonic() - min(loss.noticed_at for loss in self._losses),
+                seconds=time.monotonic() - self._noticed_at,
                 plan_files=files.plans,
             )
         )

@@ -17,10 +17,23 @@ from skippipe.train.connect.rank_spec import GONE
 from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.loop.standing import CommonStanding, Standing, common_standing
 from skippipe.train.membership.agreement import agree
-from skippipe.train.membership.heartbeat import Monitor, Silence
-from skippipe.train.prepare.remaining import redistributed
+from skippipe.train.membership.heartbeat import Loss, Monitor, Silence
+from skippipe.train.prepare.remaining import NotRecoverableError, redistributed
+from skippipe.train.recovery import MOST_FRUITLESS, Progress
 
 NODES = ("a", "b", "c")
+
+
+def test_going_on_that_leads_nowhere_ends() -> None:
+    nobody, somebody = Loss(frozenset(), "cut", ""), Loss(frozenset({1}), "died", "")
+    progress = Progress()
+    for iteration in (0, 0, 0, 1, 1, 1):
+        progress.check(nobody, iteration)
+    progress.check(somebody, 1)
+    for _ in range(MOST_FRUITLESS - 1):
+        progress.check(nobody, 1)
+    with pytest.raises(NotRecoverableError, match="cut, 4 times in a row"):
+        progress.check(nobody, 1)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.booleans()), max_size=40))

@@ -467,7 +467,7 @@ def _failure(reported: WorkerFailed) -> InputError | WorkerError:
     return (LostWorkerError if reported.cause in _LOST else WorkerError)(reported.message)
 
 
-_LOST = ("TimeoutError", "ConnectionError", "LostStageError")
+_LOST = ("TimeoutError", "ConnectionError", "NotRecoverableError")
 """Causes of failures that lie with another worker."""
 
 
