@@ -1,6 +1,7 @@
-"""Ranks that may die: forks of warm workers, killed or stopped by their own hand at a chosen moment."""
+"""Ranks that may die, killed or stopped by their own hand at a chosen moment; forks, as warm workers are."""
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -8,11 +9,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pool as pools
 import pytest
+import torch
 from torch import distributed as dist
 from train.alone import EventDict
 
@@ -28,6 +31,7 @@ from skippipe.train.resolve.resolve import resolve
 
 MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
 HOST = "127.0.0.1"
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -51,39 +55,38 @@ class Lives:
     """those that any rank has reported, in order"""
 
 
-def live(
-    pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, fates: dict[int, Fate]
-) -> Lives:
-    """Train with forks of warm workers that meet their fates, by rank."""
+def live(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, fates: dict[int, Fate]) -> Lives:
+    """Train with one process for each entry of `names`; they meet their fates, by rank."""
     store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     (folder / "run").mkdir()
-    arguments = [(job, names, folder, store.port, fates.get(rank)) for rank in range(len(names))]
-    statuses = pool.run(_be_parent, arguments, timeout_s=240)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(pools.PRELOADED)
+    ranks = [
+        context.Process(target=_be_rank, args=(rank, job, names, folder, store.port, fates.get(rank)), daemon=True)
+        for rank in range(len(names))
+    ]
+    for process in ranks:
+        process.start()
+    _be_parent(ranks, store, folder, [rank for rank, fate in fates.items() if fate.number == signal.SIGSTOP])
     lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
     timed = sorted((json.loads(line) for line in lines), key=lambda line: line["at"])
-    return Lives(statuses, [line["event"] for line in timed])
+    return Lives([process.exitcode or 0 for process in ranks], [line["event"] for line in timed])
 
 
-def _be_parent(
-    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
-) -> int:
-    """In a warm worker: fork a rank, and tell the store how it ends, as the parent of local workers does."""
-    pools.leave()
-    process = os.fork()
-    if process == 0:
-        _be_rank(rank, job, names, folder, port, fate)
-    _, status = os.waitpid(process, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        while not _have_recovered(folder):  # then it wakes up, and finds itself left behind
-            time.sleep(0.05)
-        os.kill(process, signal.SIGCONT)
-        _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code:
-        client: Any = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
-        client.append(GONE, f"{rank} ")
-    pools.join(rank, len(names), str(folder / "back"))
-    return code
+def _be_parent(ranks: Sequence[ForkServerProcess], store: Any, folder: Path, stopping: Sequence[int]) -> None:
+    """Tell the store how ranks end, as the parent of local workers does; wake those up that the others left behind."""
+    deadline, told = time.monotonic() + PATIENCE_S, set[int]()
+    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+        for rank, process in enumerate(ranks):
+            if process.exitcode and rank not in told:
+                told.add(rank)
+                store.append(GONE, f"{rank} ")
+            if rank in stopping and process.is_alive() and process.pid and _have_recovered(folder):
+                os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.02)
+    for process in ranks:
+        process.kill()
+        process.join()
 
 
 def _have_recovered(folder: Path) -> bool:
@@ -94,6 +97,7 @@ def _be_rank(
     rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
 ) -> NoReturn:
     status = 1
+    torch.set_num_threads(1)
     try:
         with (folder / f"events-{rank}").open("w", buffering=1) as file, pytest.MonkeyPatch.context() as patch:
             _set_fate(patch, fate)

@@ -53,13 +53,11 @@ def unbroken(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_at_any_moment(
-    moment: str, pool: Pool, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
-) -> None:
+def test_killed_at_any_moment(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """No token is lost and none counted twice: losses and norms are those of a run that loses nobody."""
     victim = random.Random(moment).randrange(4)
     path = folder("run")
-    lives = live(pool, job(prepared, **FULL), FOUR, path, {victim: Fate(moment, FATAL)})
+    lives = live(job(prepared, **FULL), FOUR, path, {victim: Fate(moment, FATAL)})
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["lost"], recovered["lost_names"]) == ([victim], [f"local-{victim}"])
@@ -79,11 +77,11 @@ def test_killed_at_any_moment(
         assert recovered["iteration"] == FATAL - 1, "it is redone"
 
 
-def test_two_at_once(pool: Pool, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """One of each stage, the one that reports among them; the second may die before or while the others regroup."""
     path = folder("run")
     fates = {0: Fate("norm", FATAL), 3: Fate("backward", FATAL)}
-    lives = live(pool, job(prepared, **FULL), FOUR, path, fates)
+    lives = live(job(prepared, **FULL), FOUR, path, fates)
     assert lives.statuses == [-signal.SIGKILL, 0, 0, -signal.SIGKILL], explained(lives, path)
     last = of_kind(lives.events, "recovered")[-1]
     assert (last["lost"], last["processes"], last["iteration"]) == ([0, 3], 2, FATAL - 1)
@@ -99,7 +97,7 @@ def test_before_a_phase_that_needs_the_node(pool: Pool, prepared: Path, folder: 
     asked, path = job(prepared, **FULL, phases=growing, train__new_layers="copy"), folder("run")
     whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
     victim = resolve(asked).layout.stages[1][0]
-    lives = live(pool, asked, FOUR, path, {victim: Fate("norm", 2)})
+    lives = live(asked, FOUR, path, {victim: Fate("norm", 2)})
     assert sorted(lives.statuses) == [-signal.SIGKILL, 0, 0, 0], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert sorted(recovered["plan_files"]) == ["0", "3"]
@@ -111,13 +109,11 @@ def test_before_a_phase_that_needs_the_node(pool: Pool, prepared: Path, folder: 
     )
 
 
-def test_one_that_stops_is_left_behind(
-    pool: Pool, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
-) -> None:
+def test_one_that_stops_is_left_behind(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """It is noticed by its silence. When it wakes up, it finds that the others have gone on, and ends."""
     path = folder("run")
     lives = live(
-        pool, job(prepared, **FULL, runtime__heartbeat_s=3.0), FOUR, path, {1: Fate("forward", FATAL, signal.SIGSTOP)}
+        job(prepared, **FULL, runtime__heartbeat_s=3.0), FOUR, path, {1: Fate("forward", FATAL, signal.SIGSTOP)}
     )
     assert lives.statuses == [0, 1, 0, 0], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
@@ -128,11 +124,11 @@ def test_one_that_stops_is_left_behind(
     assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
 
 
-def test_a_stage_without_nodes_ends_the_others(pool: Pool, prepared: Path, folder: Folder) -> None:
+def test_a_stage_without_nodes_ends_the_others(prepared: Path, folder: Folder) -> None:
     path = folder("run")
     asked = job(prepared, cluster=make_cluster(4, [3, 1]))
     single = resolve(asked).layout.stages[1][0]
-    lives = live(pool, asked, FOUR, path, {single: Fate("backward", FATAL)})
+    lives = live(asked, FOUR, path, {single: Fate("backward", FATAL)})
     assert lives.statuses == [-signal.SIGKILL if rank == single else 1 for rank in range(4)]
     for rank in set(range(4)) - {single}:
         error = (path / f"error-{rank}").read_text()
@@ -144,7 +140,7 @@ def test_as_a_run_that_began_with_the_nodes_that_are_left(pool: Pool, prepared: 
     """Bit for bit in float32, with skips and swaps: from the same state, by the same plan."""
     mortal, whole, fewer = folder("mortal"), folder("whole"), folder("fewer")
     asked = job(prepared)
-    lives = live(pool, asked, FOUR, mortal, {0: Fate("backward", FATAL)})
+    lives = live(asked, FOUR, mortal, {0: Fate("backward", FATAL)})
     assert lives.statuses[1:] == [0, 0, 0], explained(lives, mortal)
     (recovered,) = of_kind(lives.events, "recovered")
     after = recovered["iteration"]

@@ -95,7 +95,7 @@ class Worker:
     def report(self, stack: str | None = None) -> ProcessReport:
         """What is known of it, for the record of failures."""
         told = self.interrupted
-        message = self.failure.message if self.failure is not None else None if told is None else told.message
+        message = told.message if told is not None else None if self.failure is None else self.failure.message
         stack = stack or (None if told is None else told.stack)
         return ProcessReport(self.rank, self.names, self.process, self.status, message, stack)
 

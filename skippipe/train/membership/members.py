@@ -12,7 +12,7 @@ from skippipe.errors import SchedulerError
 from skippipe.runtime.links.gloo import open_connections, shut_down
 from skippipe.train.connect.attempt import Attempt, check_no_rank_left
 from skippipe.train.connect.rendezvous import Rendezvous, connect_group, leave
-from skippipe.train.connect.store import open_store, reached
+from skippipe.train.connect.store import RendezvousError, open_store, reached
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.heartbeat import Loss, Monitor
 from skippipe.train.resolve.spec import CommunicationSpec
@@ -77,6 +77,8 @@ class Members:
 
         """
         loss, cause = self._monitor.loss, error.__cause__
+        if not isinstance(error, RendezvousError | SavingError) and not isinstance(cause, OSError):
+            return None  # it does not come from others
         if loss is None and isinstance(cause, OSError) and (recover or isinstance(cause, TimeoutError)):
             loss = self._monitor.await_loss(2 * self._spec.heartbeat_s + MARGIN_S)
         elif loss is None and isinstance(error, SavingError):  # its own background thread noticed first
