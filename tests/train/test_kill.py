@@ -91,7 +91,10 @@ def test_the_others_go_on_without_a_replica(tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     run = tmp_path / "run"
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event["iteration"] for event in events if event["event"] == "iteration"] == [1, 2, 3, 4, 5, 6]
+    # The attempt that follows reports the iteration before the loss again: the lost rank may not have done so.
+    assert list(dict.fromkeys(event["iteration"] for event in events if event["event"] == "iteration")) == [
+        *range(1, 7)
+    ]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["processes"], recovered["attempt"]) == ([0], 3, 2)
     assert (run / recovered["plan_files"]["0"]).exists()
