@@ -25,6 +25,7 @@ LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
+LOST_STAGES = ("checkpoint",)
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -57,6 +58,12 @@ class RuntimeConfig:
     """seconds allowed for a message beyond normal waiting: timeout = timeout_s + 3 x max(predicted, last iteration)"""
     start_timeout_s: float = setting(120.0, within=ABOVE_0)
     """seconds allowed for the rendezvous of all processes"""
+    heartbeat_s: float = setting(5.0, within=ABOVE_0)
+    """a process that shows no sign of life for two heartbeats of so many seconds is lost"""
+    recover: bool = True
+    """local runs on CPUs: go on without a lost process if every stage has a node left, and redo the iteration"""
+    restarts: int = setting(3, within=AT_LEAST_0)
+    """times that a local run which has lost a process starts again, from its latest complete checkpoint"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
     """memory limit per process in bytes, checked by --dry-run; null: not checked"""
     calibrate: bool = True
@@ -123,6 +130,8 @@ class TrainConfig:
     """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
     """also validate the full model on as much of the training text: the sequences trained on first"""
+    lost_stage: str = setting("checkpoint", choices=LOST_STAGES)
+    """if no node of a stage is left: checkpoint: the run starts again from its latest one (runtime.restarts)"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
     """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
     copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""

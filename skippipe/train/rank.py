@@ -20,13 +20,15 @@ from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
 from skippipe.train.connect.shared import with_version_and_model
+from skippipe.train.membership.members import watched
 from skippipe.train.observe.events import Report
-from skippipe.train.observe.run_log import RunLog
+from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.planning import plan_sha256
 from skippipe.train.prepare.prepare import is_source, prepare_rank
 from skippipe.train.prepare.resume import find_resume_point
 from skippipe.train.prepare.search import with_searched_allocation
 from skippipe.train.prepare.stages import check_groups, message_spec_of
+from skippipe.train.recovery import train_to_the_end
 from skippipe.train.resolve.spec import RunSpec
 
 
@@ -57,11 +59,13 @@ def train_rank(
         spec.device.device, "runtime.device", rank_spec.local_rank, deterministic=spec.device.deterministic
     )
     with (
-        join(rank_spec, spec.communication, spec.layout.cluster.names) as rendezvous,
+        join(rank_spec, spec.communication, spec.layout.cluster.names) as joined,
         contextlib.ExitStack() as stack,
     ):
-        authenticate(rendezvous, spec.checkpoints.key)
-        rendezvous.check_equal("settings", shared_settings(spec, config))
+        authenticate(joined, spec.checkpoints.key)
+        joined.check_equal("settings", shared_settings(spec, config))
+        members = stack.enter_context(watched(joined, spec.communication)) if joined.world > 1 else None
+        rendezvous = joined if members is None else members.rendezvous
         resume = find_resume_point(spec.checkpoints, folder, rendezvous)
         rank_of = assign_ranks(spec.layout.cluster.names, rendezvous.names_by_rank, spec.layout.unused)
         message_spec = message_spec_of(config, spec.data.microbatch_size, spec.data.sequence, spec.precision, device)
@@ -69,10 +73,11 @@ def train_rank(
         spec = with_searched_allocation(spec, config, rendezvous, links, message_spec, rank_of, resume)
         if text is None and is_source(spec, rendezvous):
             text = stack.enter_context(corpus_folder(spec.data.text))
-        log = None
-        if rendezvous.rank == 0:
-            log = stack.enter_context(contextlib.closing(RunLog(folder, report, resume.progress.iteration)))
-        return prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, log).run()
+        reporting = stack.enter_context(contextlib.closing(Reporting(resume.directory.folder.parent, report)))
+        reporting.begin(rendezvous.rank, resume.progress.iteration)
+        loop = prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, reporting)
+        recover = rank_spec.supervised and spec.communication.recover and device.type == "cpu"
+        return train_to_the_end(loop, members, reporting, resume.directory, recover=recover)
 
 
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:

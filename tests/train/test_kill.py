@@ -1,4 +1,6 @@
-"""A worker that is killed at the start, in the middle or at the end: its node is named, and nobody is left."""
+"""A worker that is killed at the start, in the middle or at the end, where the others are not to go on without it: its
+node is named, and nobody is left. And one without which nobody can go on: the run starts again.
+"""
 
 import json
 import signal
@@ -9,7 +11,8 @@ import pytest
 from train.running import Running, signal_to
 
 WITHIN_S = 15.0
-LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6"]
+LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6", "runtime.calibrate=false"]
+LAST = ["runtime.recover=false", "runtime.restarts=0"]
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,7 @@ LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterat
     ],
 )
 def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path) -> None:
-    running = Running(tmp_path, *LONG)
+    running = Running(tmp_path, *LONG, *LAST)
     try:
         running.started()
         if sign is not None:
@@ -45,3 +48,59 @@ def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path)
         assert (end["event"], end["outcome"], end["attempt"]) == ("run_ended", "failed", 1)
         assert end["message"] in err
         assert not list(run.rglob("*.tmp"))
+
+
+def test_a_stage_that_is_lost_starts_the_run_again(tmp_path: Path) -> None:
+    """Nobody else serves the stage of node local-2."""
+    running = Running(tmp_path, *LONG, "checkpoint.every=1", "runtime.restarts=1")
+    try:
+        running.started()
+        running.until(lambda line: line.startswith("iteration    3"))
+        victim = running.workers[2]
+        signal_to(victim, signal.SIGKILL)
+        running.until(lambda line: line.startswith("resumed after iteration"))
+        status, err = running.end(120)
+    finally:
+        running.close()
+    assert (status, err) == (0, "")
+    assert any(
+        f"process {victim} was killed" in line and "starting again (0 restarts left)" in line for line in running.lines
+    )
+    run = tmp_path / "run"
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["failed", "finished"]
+    (failure,) = [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+    assert (failure["outcome"], failure["lost"][0]["names"]) == ("ended", ["local-2"])
+    assert (failure["lost"][0]["process"], failure["lost"][0]["signal"]) == (victim, "SIGKILL")
+    others = {other["rank"]: other for other in failure["others"]}
+    assert sorted(others) == [0, 1, 3]
+    assert any("last actions of this rank" in other.get("message", "") for other in others.values())
+
+
+def test_the_others_go_on_without_a_replica(tmp_path: Path) -> None:
+    """Node local-0, of the rank that reports, stops, and local-1 serves its stage as well; nobody outlives the run."""
+    running = Running(tmp_path, *LONG, "runtime.heartbeat_s=2", "runtime.restarts=0")
+    try:
+        running.started()
+        running.until(lambda line: line.startswith("iteration    2"))
+        signal_to(running.workers[0], signal.SIGSTOP)
+        running.until(lambda line: line.startswith("lost node local-0: training goes on after iteration "))
+        status, err = running.end(60)
+    finally:
+        running.close()
+    assert (status, err) == (0, "")
+    run = tmp_path / "run"
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    # The attempt that follows reports the iteration before the loss again: the lost rank may not have done so.
+    assert list(dict.fromkeys(event["iteration"] for event in events if event["event"] == "iteration")) == [
+        *range(1, 7)
+    ]
+    (recovered,) = [event for event in events if event["event"] == "recovered"]
+    assert (recovered["lost"], recovered["processes"], recovered["attempt"]) == ([0], 3, 2)
+    assert (run / recovered["plan_files"]["0"]).exists()
+    assert events[-1]["outcome"] == "finished"
+    (failure,) = [json.loads(line) for line in (run / "failures.jsonl").read_text().splitlines()]
+    (lost,) = failure["lost"]
+    assert (failure["outcome"], lost["rank"]) == ("recovered", 0)
+    assert "File " in lost["stack"], "where the one that hung was"
+    assert all("File " in other["stack"] for other in failure["others"]), "where those were that waited for it"

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from train.running import Running, signal_to
+from train.test_kill import LAST
 
 
 def test_a_run_to_its_end(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_hangs(tmp_path: Path) -> None:
-    running = Running(tmp_path, "train.iterations=100000", "runtime.timeout_s=2")
+    running = Running(tmp_path, "train.iterations=100000", "runtime.timeout_s=2", *LAST)
     try:
         running.started()
         running.until(lambda line: line.startswith("iteration    2"))

@@ -17,7 +17,10 @@ from train.running import Running, signal_to
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.directory import CHECKPOINTS
 
-JOB = ["train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false"]
+JOB = [
+    "train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false",
+    "runtime.recover=false", "runtime.restarts=0",
+]  # fmt: skip
 KILLS = 3
 """so many while training, and as many while saving"""
 PATIENCE_S = 60.0

@@ -24,7 +24,7 @@ from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.launch.supervisor import Worker, _error
+from skippipe.train.launch.supervisor import LostWorkerError, Worker, _error, _lost_workers
 from skippipe.train.launch.workers import report_failure
 from skippipe.train.loop.engine import SLOWEST_HEALTHY, message_timeout_s
 from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
@@ -209,3 +209,23 @@ def test_unusable_input_of_a_worker_keeps_its_fields(error: InputError) -> None:
     found = _error([worker])
     assert vars(found) == vars(from_origin(error, "node a (rank 0)"))
     assert str(found) == f"node a (rank 0): {error}"
+
+
+def test_what_starts_a_run_again() -> None:
+    """A worker that is killed, or hangs where its stage has no other node; not an error that would come again."""
+
+    def failed(rank: int, cause: str) -> Worker:
+        failure = WorkerFailed(message="no", status=1, cause=cause)
+        return Worker(rank, (f"n{rank}",), Path(), process=rank, failure=failure, failed_at=1.0)
+
+    killed = Worker(0, ("n0",), Path(), process=9, status=-9, failed_at=2.0)
+    silent = Worker(1, ("n1",), Path(), process=10)
+    for workers, lost in (
+        ([killed, failed(1, "ConnectionError")], [killed]),
+        ([failed(0, "NotRecoverableError"), silent], [silent]),
+        ([failed(0, "TimeoutError"), silent], [silent]),
+    ):
+        assert isinstance(_error(workers), LostWorkerError)
+        assert _lost_workers(workers) == lost
+    for cause in ("DivergedError", "KeyError", "SavingError"):
+        assert not isinstance(_error([failed(0, cause), failed(2, "ConnectionError"), silent]), LostWorkerError)

@@ -1,6 +1,12 @@
 """Links over a Gloo process group of torch.distributed: CPU tensors over TCP."""
 
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 
 from torch import Tensor
 from torch import distributed as dist
@@ -48,6 +54,32 @@ class GlooLink(RingSums):
             return GlooWork(self._group.recv([tensor], from_rank, tag))
         except RuntimeError as error:
             raise ConnectionError(first_line(error)) from None
+
+
+def open_connections() -> frozenset[int]:
+    """File descriptors of this process's TCP connections."""
+    return frozenset(int(path.name) for path in Path("/dev/fd").iterdir() if _is_connection(int(path.name)))
+
+
+def _is_connection(descriptor: int) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            copy.getpeername()  # fails where it only listens
+            return copy.family in {socket.AF_INET, socket.AF_INET6}
+    except OSError:
+        return False
+
+
+def shut_down(connections: Iterable[int]) -> None:
+    """Break connections off, by their file descriptors: whoever waits for a message, at either end, fails at once.
+
+    Gloo has no other way to wake a thread that waits: the `abort` of its groups leaves it waiting.
+    """
+    for descriptor in connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def first_line(error: BaseException) -> str:

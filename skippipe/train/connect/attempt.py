@@ -10,7 +10,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ REPORT_S = 3.0
 
 class PeerStoppedError(SchedulerError):
     """Another rank was asked to stop before training began, and has ended."""
+
+
+class LeftBehindError(SchedulerError):
+    """The other ranks have gone on without this one, whose end does not concern them."""
 
 
 class Presence(NamedTuple):
@@ -50,7 +54,10 @@ class Attempt:
     client: StoreClient
     rank: int
     name: str
+    """prefix of all keys; after losses with the generation that these ranks are"""
     ranks: tuple[Presence, ...]
+    check: Callable[[], None] = lambda: None
+    """called while a text is waited for; raises `RendezvousError` if it will not come"""
 
     @property
     def names_by_rank(self) -> list[tuple[str, ...]]:
@@ -81,6 +88,7 @@ class Attempt:
                     return text
                 try:
                     check_no_rank_left(self.client, self.own)
+                    self.check()
                 except SchedulerError:
                     # What all ranks could read before one left counts, so that all end for the same reason.
                     published = self.client.get(f"{self.name}/{key}")
@@ -88,7 +96,7 @@ class Attempt:
                         raise
                     return published
                 opened = self.client.get("attempt")
-                if opened is not None and opened != self.name:
+                if opened is not None and opened != self.name.partition("/")[0]:
                     raise RendezvousError("rank 0 was restarted, but this rank was not")
         raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
 

@@ -12,6 +12,9 @@ from skippipe.train.resolve.spec import RunSpec
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
 
+GONE = "gone"
+"""Key in the store under which the parent of local workers lists the ranks of those that have died."""
+
 
 @dataclass(frozen=True)
 class RankSpec:
@@ -24,14 +27,12 @@ class RankSpec:
     host: str
     """of the rendezvous"""
     port: int
-    listener: int | None = None
-    """file descriptor of a socket that listens there already, on the first rank of a local run"""
     verified: str | None = None
     """hash of the manifest of a checkpoint whose files our own supervisor has verified, so that rank 0 need not"""
     supervised: bool = False
     """whether the process belongs to our own supervisor on this machine"""
     agent_store: bool = False
-    """whether torchrun's agent serves the store of the rendezvous, and not rank 0"""
+    """whether another process than rank 0 serves the store of the rendezvous: torchrun's agent, or our own parent"""
     local_rank: int = 0
     """number of the process on its machine"""
 

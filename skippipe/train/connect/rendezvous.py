@@ -18,8 +18,8 @@ import torch.distributed as dist
 from skippipe.errors import ActionError, InputError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
-from skippipe.runtime.links.gloo import first_line
-from skippipe.train.connect.attempt import REPORT_S, Attempt, Presence, find_ranks
+from skippipe.runtime.links.gloo import first_line, open_connections
+from skippipe.train.connect.attempt import REPORT_S, Attempt, LeftBehindError, Presence, find_ranks
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.store import RendezvousError, open_store
 from skippipe.train.resolve.spec import CommunicationSpec
@@ -48,6 +48,8 @@ class Rendezvous:
     group: dist.ProcessGroup
     """all ranks, for messages and for what is summed after iterations"""
     timeout_s: float
+    other_connections: frozenset[int] = frozenset()
+    """file descriptors of the connections that this process had before it connected to the other ranks"""
 
     @property
     def rank(self) -> int:
@@ -152,12 +154,14 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
         attempt = find_ranks(client, rank_spec, nodes, spec.start_timeout_s, deadline)
         try:
             check_reachable(attempt.ranks)
-            _connect(rank_spec, spec, attempt, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
-            group = dist.group.WORLD
-            assert group is not None
-            rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, spec.start_timeout_s)
+            others = open_connections()
+            group = connect_group(attempt, spec, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
+            rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, spec.start_timeout_s, others)
             yield rendezvous
-            _leave(rendezvous)
+            if dist.group.WORLD is group:  # else those that are left have regrouped, and leave by themselves
+                leave(rendezvous)
+        except LeftBehindError:
+            raise
         except BaseException as error:
             # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
             silent = rank_spec.supervised or isinstance(error, ActionError)
@@ -168,7 +172,7 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
                 dist.destroy_process_group()
 
 
-def _leave(rendezvous: Rendezvous) -> None:
+def leave(rendezvous: Rendezvous) -> None:
     """Wait until all ranks are done; rank 0, which may serve the store, waits until no rank needs it any more."""
     rendezvous.all_gather("end", "")
     with contextlib.suppress(RendezvousError):  # a store that another process serves may be gone before
@@ -182,15 +186,20 @@ LEAST_CONNECTING_S = 5.0
 """Time for connecting to the other ranks, however late the last one joined."""
 
 
-def _connect(rank_spec: RankSpec, spec: CommunicationSpec, attempt: Attempt, timeout_s: float) -> None:
-    """Make the process group; in the thread of the store, since Gloo waits for other ranks with signals blocked."""
+def connect_group(attempt: Attempt, spec: CommunicationSpec, timeout_s: float) -> dist.ProcessGroup:
+    """Make the process group; in the thread of the store, since Gloo waits for other ranks with signals blocked.
+
+    Raises:
+        RendezvousError: a rank cannot be reached.
+
+    """
 
     def connect() -> None:
         dist.init_process_group(
             "gloo",  # texts and numbers of the host always go this way; see `skippipe.train.connect.links`
             store=dist.PrefixStore(f"{attempt.name}/group", attempt.client.store),  # type: ignore[attr-defined]
-            rank=rank_spec.rank,
-            world_size=rank_spec.world,
+            rank=attempt.rank,
+            world_size=len(attempt.ranks),
             timeout=timedelta(seconds=spec.timeout_s),
         )
 
@@ -204,6 +213,9 @@ def _connect(rank_spec: RankSpec, spec: CommunicationSpec, attempt: Attempt, tim
         raise RendezvousError(
             f"the ranks cannot connect to each other: {first_line(error)}{_advice(attempt)}"
         ) from None
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 def _advice(attempt: Attempt) -> str:

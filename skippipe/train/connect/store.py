@@ -5,7 +5,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
@@ -73,6 +73,16 @@ class StoreClient:
         found: str | None = self.call(get, self._timeout_s)
         return found
 
+    def get_all(self, keys: Sequence[str]) -> list[str]:
+        """The texts under some keys, each of which exists, in one exchange."""
+        found: list[str] = self.call(lambda: [text.decode() for text in self.store.multi_get(keys)], self._timeout_s)
+        return found
+
+    def propose(self, key: str, text: str) -> str:
+        """Store a text under a key unless there is one; gives the text that is there now."""
+        kept: str = self.call(lambda: self.store.compare_set(key, "", text).decode(), self._timeout_s)
+        return kept
+
     def wait(self, key: str, deadline: float) -> Iterator[str | None]:
         """Poll for a text, less and less often, until it is there or the monotonic clock reaches `deadline`."""
         pause_s = LEAST_PAUSE_S
@@ -119,7 +129,6 @@ def open_store(rank_spec: RankSpec, timeout_s: float) -> StoreClient:
             is_master=served,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
-            master_listen_fd=rank_spec.listener,
         )
 
     try:
@@ -136,6 +145,19 @@ def open_store(rank_spec: RankSpec, timeout_s: float) -> StoreClient:
         raise RendezvousError(
             f"the rendezvous at {where} cannot be reached within {timeout_s:g} s: {first_line(error)}"
         ) from None
+
+
+def serve_store(rank_spec: RankSpec, listener: int) -> Any:
+    """Serve the store of a job for its ranks, of which this process is none; it lasts as long as what is returned.
+
+    Args:
+        rank_spec: any of the job.
+        listener: file descriptor of a socket that listens at its address already.
+
+    """
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        rank_spec.host, rank_spec.port, is_master=True, wait_for_workers=False, master_listen_fd=listener
+    )
 
 
 def _resolve(rank_spec: RankSpec, deadline: float) -> None:

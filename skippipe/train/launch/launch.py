@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -29,8 +29,9 @@ from skippipe.train.connect.rank_spec import (
     under_torchrun,
 )
 from skippipe.train.launch.run_folder import check_checkpoints, run_folder
-from skippipe.train.launch.supervisor import train_locally
+from skippipe.train.launch.supervisor import LostWorkerError, train_locally
 from skippipe.train.observe.display import Display
+from skippipe.train.observe.events import Report, RunRestarting
 from skippipe.train.observe.run_log import logged_end
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
@@ -86,16 +87,35 @@ def _alone(spec: RunSpec, context: Context) -> float:
         raise unexpected("runtime.node", spec.launch.node, "null where no torchrun has set RANK and WORLD_SIZE")
     names_by_rank = assign_nodes(spec.layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
-    with (
-        run_folder(spec, context) as folder,
-        Display(Console(), context.shown(folder)) as display,
-        logged_end(folder, outlasting_terminal(display)) as log,
-    ):
-        verified = check_checkpoints(folder, context.shown(folder), spec.checkpoints.key)
-        log.stopped_by = stopped_by = train_locally(spec, names_by_rank, folder, log.report, verified)
+    with run_folder(spec, context) as folder, Display(Console(), context.shown(folder)) as display:
+        stopped_by = _restarting(spec, names_by_rank, folder, context.shown(folder), outlasting_terminal(display))
         if stopped_by is None:
             return display.final_loss
     raise _stopped(stopped_by)
+
+
+def _restarting(
+    spec: RunSpec, names_by_rank: Sequence[tuple[str, ...]], folder: Path, shown: str, report: Report
+) -> signal.Signals | None:
+    """Train with our own processes, and start again where one is lost, as often as the settings allow.
+
+    What fails before training, or by an error of its own, would fail again.
+    """
+    left, lost = spec.launch.restarts, ""
+    while True:
+        if lost:
+            report(RunRestarting(message=lost, left=left))
+        with logged_end(folder, report) as log:
+            verified = check_checkpoints(folder, shown, spec.checkpoints.key)
+            try:
+                log.stopped_by = train_locally(spec, names_by_rank, folder, log.report, verified)
+            except LostWorkerError as error:
+                if not left or not log.has_begun:
+                    raise
+                lost, left = str(error), left - 1
+                log.write(error)
+                continue
+            return log.stopped_by
 
 
 def _one_rank(spec: RunSpec, context: Context) -> float:

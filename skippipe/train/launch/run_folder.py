@@ -14,12 +14,13 @@ from skippipe.checkpoint.reading import read_named_manifest
 from skippipe.context import Context
 from skippipe.errors import InputError, unexpected, unwritable
 from skippipe.files import check_plain, check_utf8, locked, remove_leftovers, write_text
+from skippipe.train.launch.failures import FAILURES
 from skippipe.train.observe.run_log import BOARD, METRICS, SETTINGS, TRACE
 from skippipe.train.resolve.spec import RunSpec
 
 LOGS = "log"
 """Output of each process, in a file of its own."""
-FILES = ("config*.yaml", "plan*.json", "cluster*.json", METRICS, TRACE, ".*.tmp")
+FILES = ("config*.yaml", "plan*.json", "cluster*.json", METRICS, TRACE, FAILURES, ".*.tmp")
 FOLDERS = (CHECKPOINTS, BOARD, LOGS, ".text-*")
 """Names of what a run writes into its folder, with wildcards."""
 

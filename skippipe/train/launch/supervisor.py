@@ -1,7 +1,8 @@
 """Supervises the processes of a local run: has them started, receives their events, lets none outlive the others.
 
-A worker that fails reports it before it ends; one that is killed is known by its exit status. Either way the others are
-ended, and the error names the node of the worker that explains the rest.
+A worker that fails reports it before it ends; one that is killed is known by its exit status. Where the others can go
+on without one that is killed or hangs, they do, and say so; otherwise they are ended, and the error names the node of
+the worker that explains the rest. Every loss is recorded (`failures.py`).
 """
 
 import contextlib
@@ -24,15 +25,18 @@ from skippipe.errors import SIGNALLED, UNUSABLE_INPUT, InputError, SchedulerErro
 from skippipe.files import open_new
 from skippipe.ranks import node_title
 from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.launch.failures import ProcessReport, record_failure, stacks_of
 from skippipe.train.launch.workers import Assignment, Work
 from skippipe.train.observe.events import (
     Event,
     EventReader,
     Report,
+    RunRecovered,
     RunStopped,
     ValidationDone,
     WorkerEnded,
     WorkerFailed,
+    WorkerInterrupted,
     WorkersStarting,
     WorkerStarted,
 )
@@ -42,6 +46,8 @@ from skippipe.train.signals import StopRequest
 HOST = "127.0.0.1"
 SETTLE_S = 1.0
 """How long the others may take to report, once one has failed: the first failure explains the rest."""
+RECOVERY_S = 60.0
+"""How long workers may take to go on without one that has died, beside heartbeats and the timeout of a message."""
 END_S = 5.0
 """How long ending all workers may take."""
 LOG_TAIL_BYTES = 2000
@@ -49,6 +55,10 @@ LOG_TAIL_BYTES = 2000
 
 class WorkerError(SchedulerError, RuntimeError):
     """A worker of a local training failed or died; the message names its node."""
+
+
+class LostWorkerError(WorkerError):
+    """A worker died, hangs or cannot be reached: nothing that it would do again if it were started again."""
 
 
 @dataclass
@@ -67,6 +77,27 @@ class Worker:
     """exit status, negative for a signal; None: it has not ended"""
     failed_at: float | None = None
     """when it reported a failure or ended with one (monotonic seconds)"""
+    left_behind: bool = False
+    """whether the others go on without it"""
+    interrupted: WorkerInterrupted | None = None
+    """what it was doing when it learnt of the latest loss"""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may still take part."""
+        return self.process is not None and self.status is None and not self.left_behind
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, and the others do not go on without it."""
+        return self.failed_at is not None and not self.left_behind
+
+    def report(self, stack: str | None = None) -> ProcessReport:
+        """What is known of it, for the record of failures."""
+        told = self.interrupted
+        message = told.message if told is not None else None if self.failure is None else self.failure.message
+        stack = stack or (None if told is None else told.stack)
+        return ProcessReport(self.rank, self.names, self.process, self.status, message, stack)
 
     @property
     def title(self) -> str:
@@ -75,15 +106,15 @@ class Worker:
 
 
 class ForwardedStop(StopRequest):
-    """Forwards a request to stop to rank 0, which passes it on; all ranks end after their iteration.
+    """Forwards a request to stop to the first living rank, which passes it on; all ranks end after their iteration.
 
     Before training has begun there is nothing to wait for, and whoever asks twice does not want to wait. A shell that
     closes its terminal sends SIGHUP twice, and SIGUSR1 is Slurm's warning: neither counts as asking twice.
     """
 
-    def __init__(self, first: Worker) -> None:
+    def __init__(self, workers: Sequence[Worker]) -> None:
         super().__init__()
-        self._first = first
+        self._workers = workers
         self._training = False
         self._stopped = False
         self._urged = 0
@@ -104,14 +135,15 @@ class ForwardedStop(StopRequest):
         return watched
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._first.failed_at is not None or self._first.status is not None:
-            return  # it has ended already, one way or the other
+        first = next((worker for worker in self._workers if worker.failed_at is None and worker.status is None), None)
+        if first is None:
+            return  # all have ended already, one way or the other
         self._urged += number in (signal.SIGINT, signal.SIGTERM)
         super()._note(number, frame)
-        if self._urged > 1 or not self._training or self._first.process is None:
+        if self._urged > 1 or not self._training or first.process is None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(SIGNALLED + number)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._first.process, signal.SIGTERM)
+            os.kill(first.process, signal.SIGTERM)
 
 
 def train_locally(
@@ -123,7 +155,7 @@ def train_locally(
         spec: the run.
         names_by_rank: names of the nodes that each process serves.
         folder: of the run; the output of each worker goes to `log/RANK.txt` in it.
-        report: takes the events of rank 0, and those about processes.
+        report: takes the events of the rank that reports, and those about processes.
         verified: hash of the manifest of a checkpoint in the folder whose files have just been verified.
 
     Returns:
@@ -131,7 +163,8 @@ def train_locally(
 
     Raises:
         InputError: the run cannot be prepared, or the port is in use.
-        WorkerError: a worker failed or died.
+        LostWorkerError: a worker died or hangs, and the others cannot go on without it.
+        WorkerError: a worker failed.
 
     """
 
@@ -140,7 +173,18 @@ def train_locally(
         return {"folder": folder, "text": stack.enter_context(corpus_folder(spec.data.text, folder))}
 
     work = Work("skippipe.train.rank:train_rank", spec, spec.model.settings)
-    return run_locally(work, spec.launch.port, names_by_rank, folder, report, prepare=prepare, verified=verified)
+    communication = spec.communication
+    recovery_s = RECOVERY_S + 2 * communication.heartbeat_s + communication.timeout_s
+    return run_locally(
+        work,
+        spec.launch.port,
+        names_by_rank,
+        folder,
+        report,
+        prepare=prepare,
+        verified=verified,
+        recovery_s=recovery_s if communication.recover else None,
+    )
 
 
 def run_locally(  # noqa: PLR0913 - by keyword
@@ -152,10 +196,12 @@ def run_locally(  # noqa: PLR0913 - by keyword
     *,
     prepare: Callable[[contextlib.ExitStack], dict[str, Any]] = lambda _: {},
     verified: str | None = None,
+    recovery_s: float | None = None,
 ) -> signal.Signals | None:
     """Have several processes of this machine do their work as ranks of one job; arguments as of `train_locally`.
 
     `prepare` gives what all of them need beside their description, by name; what it enters lasts as long as the job.
+    `recovery_s` is how long workers that train may take until they go on without one that has died; None: they cannot.
     """
     (folder / "log").mkdir(exist_ok=True)
     workers = [Worker(rank, names, folder / "log" / f"{rank}.txt") for rank, names in enumerate(names_by_rank)]
@@ -163,11 +209,12 @@ def run_locally(  # noqa: PLR0913 - by keyword
         listener = stack.enter_context(_listening(port))
         pipes = _event_pipes(len(workers), stack)
         parent = stack.enter_context(_parent([listener.fileno(), *pipes.writing], folder))
-        ranks = _rank_specs(names_by_rank, listener, verified)
+        ranks = _rank_specs(names_by_rank, listener.getsockname()[1], verified)
         # From here on only the workers hold these open.
         for descriptor in pipes.writing:
             os.close(descriptor)
-        listener.close()
+        listening = listener.detach()  # its number is the same in the parent
+        os.close(listening)
         report(WorkersStarting(processes=len(workers)))
         _send(parent, work)
         try:
@@ -175,9 +222,9 @@ def run_locally(  # noqa: PLR0913 - by keyword
         except BaseException:
             parent.kill()  # there are no workers yet
             raise
-        _send(parent, Assignment(folder, arguments, ranks, pipes.writing))
-        stop = stack.enter_context(ForwardedStop(workers[0]))
-        _watch(parent, workers, pipes.reading, stop.watching(report))
+        _send(parent, Assignment(folder, arguments, ranks, pipes.writing, listening))
+        stop = stack.enter_context(ForwardedStop(workers))
+        Watch(parent, workers, folder, stop.watching(report), recovery_s).run(pipes.reading)
         return stop.outcome
 
 
@@ -196,15 +243,12 @@ def _event_pipes(count: int, stack: contextlib.ExitStack) -> EventPipes:
     return EventPipes([reading for reading, _ in pipes], [writing for _, writing in pipes])
 
 
-def _rank_specs(
-    names_by_rank: Sequence[tuple[str, ...]], listener: socket.socket, verified: str | None
-) -> list[RankSpec]:
-    """Describe every rank; the first one serves the rendezvous on the listening socket, which it inherits."""
-    descriptor, port = listener.fileno(), listener.getsockname()[1]
+def _rank_specs(names_by_rank: Sequence[tuple[str, ...]], port: int, verified: str | None) -> list[RankSpec]:
+    """Describe every rank; their parent serves the rendezvous."""
     return [
         RankSpec(
             rank, len(names_by_rank), names, HOST, port,
-            listener=None if rank else descriptor, verified=verified, supervised=True, local_rank=rank,
+            verified=verified, supervised=True, agent_store=True, local_rank=rank,
         )
         for rank, names in enumerate(names_by_rank)
     ]  # fmt: skip
@@ -263,60 +307,138 @@ def _send(parent: subprocess.Popen[bytes], what: Any) -> None:
         parent.stdin.flush()
 
 
-def _watch(parent: subprocess.Popen[bytes], workers: Sequence[Worker], pipes: Sequence[int], report: Report) -> None:
-    """Pass on events until all workers have ended; raises for one that has failed."""
-    assert parent.stdout is not None
-    reader = EventReader()
-    with selectors.DefaultSelector() as selector:
-        selector.register(parent.stdout, selectors.EVENT_READ, None)
-        for pipe, worker in zip(pipes, workers, strict=True):
-            selector.register(pipe, selectors.EVENT_READ, worker)
-        deadline: float | None = None
-        while selector.get_map():
-            wait = None if deadline is None else deadline - time.monotonic()
-            if wait is not None and wait <= 0:
-                break
-            for key, _ in selector.select(wait):
-                data = os.read(key.fd, 65536)
-                if not data:
-                    selector.unregister(key.fileobj)
-                if key.data is None:
-                    _take_from_parent(reader.feed(data), workers, report)
-                else:
-                    _take_from_worker(key.data, key.data.reader.feed(data), report)
-            if deadline is None and any(worker.failed_at is not None for worker in workers):
-                deadline = time.monotonic() + SETTLE_S
-    if any(worker.failed_at is not None for worker in workers):
-        raise _error(workers)
-    if any(worker.status is None for worker in workers):
-        parent.wait(END_S)
-        log = workers[0].log.with_name("parent.txt")
-        raise WorkerError(f"the parent of all workers {_end(parent.returncode)}; no worker is left{_log_tail(log)}")
+class Watch:
+    """Watches the workers of a job through their events, and how they end."""
+
+    def __init__(
+        self,
+        parent: subprocess.Popen[bytes],
+        workers: Sequence[Worker],
+        folder: Path,
+        report: Report,
+        recovery_s: float | None,
+    ) -> None:
+        self._parent, self._workers, self._folder, self._report = parent, workers, folder, report
+        self._recovery_s = recovery_s
+        self._training = False
+        """whether workers that are left could go on"""
+
+    def run(self, pipes: Sequence[int]) -> None:
+        """Pass on events until all workers have ended; raises for one that has failed."""
+        parent, workers = self._parent, self._workers
+        assert parent.stdout is not None
+        reader = EventReader()
+        with selectors.DefaultSelector() as selector:
+            selector.register(parent.stdout, selectors.EVENT_READ, None)
+            for pipe, worker in zip(pipes, workers, strict=True):
+                selector.register(pipe, selectors.EVENT_READ, worker)
+            while selector.get_map():
+                deadline = self._deadline()
+                wait = None if deadline is None else deadline - time.monotonic()
+                if wait is not None and wait <= 0:
+                    break
+                for key, _ in selector.select(wait):
+                    data = os.read(key.fd, 65536)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    if key.data is None:
+                        self._take_from_parent(reader.feed(data))
+                    else:
+                        self._take_from_worker(key.data, key.data.reader.feed(data))
+        if any(worker.has_failed for worker in workers):
+            raise self._failed()
+        if any(worker.status is None for worker in workers):
+            parent.wait(END_S)
+            log = workers[0].log.with_name("parent.txt")
+            raise LostWorkerError(
+                f"the parent of all workers {_end(parent.returncode)}; no worker is left{_log_tail(log)}"
+            )
+
+    def _deadline(self) -> float | None:
+        """When to stop waiting, by the monotonic clock: some time after a failure, if the others do not go on."""
+        failed = [worker for worker in self._workers if worker.has_failed]
+        if not failed:
+            return None
+        first = min(worker.failed_at for worker in failed if worker.failed_at is not None)
+        may_recover = (
+            self._recovery_s is not None
+            and self._training
+            and all(worker.failure is None for worker in failed)
+            and any(worker.is_alive for worker in self._workers)
+        )
+        return first + (self._recovery_s if may_recover and self._recovery_s is not None else SETTLE_S)
+
+    def _take_from_parent(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case WorkerFailed():  # before there were any workers
+                    raise _failure(event)
+                case WorkerStarted():
+                    worker = self._workers[event.rank]
+                    worker.process = event.process
+                    self._report(replace(event, names=list(worker.names)))
+                case WorkerEnded():
+                    worker = self._workers[event.rank]
+                    worker.status = event.status
+                    if worker.status and worker.failed_at is None:
+                        worker.failed_at = time.monotonic()
+                    self._report(replace(event, names=list(worker.names)))
+
+    def _take_from_worker(self, worker: Worker, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case WorkerFailed():
+                    worker.failure, worker.failed_at = event, time.monotonic()
+                case WorkerInterrupted():
+                    worker.interrupted = event
+                case _ if not worker.left_behind:
+                    self._training |= isinstance(event, ValidationDone)
+                    if isinstance(event, RunRecovered):
+                        self._leave_behind([self._workers[rank] for rank in event.lost])
+                    self._report(event)
+
+    def _leave_behind(self, lost: Sequence[Worker]) -> None:
+        """Take note that the others go on without some workers; those that live, but hang, are ended."""
+        hanging = [worker for worker in lost if worker.is_alive]
+        stacks = dict(zip([w.rank for w in hanging], _stacks(hanging), strict=True))
+        for worker in lost:
+            worker.left_behind = True
+        for worker in hanging:
+            assert worker.process is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process, signal.SIGKILL)
+        others = [worker for worker in self._workers if worker.is_alive]
+        record_failure(
+            self._folder,
+            "recovered",
+            [worker.report(stacks.get(worker.rank)) for worker in lost],
+            [worker.report() for worker in others],
+        )
+        for worker in others:
+            worker.interrupted = None
+
+    def _failed(self) -> SchedulerError:
+        """The error of workers that have failed, put on record if one is lost; the others are about to be ended."""
+        error = _error(self._workers)
+        if isinstance(error, LostWorkerError):
+            living = [worker for worker in self._workers if worker.is_alive]
+            stacks = dict(zip([w.rank for w in living], _stacks(living), strict=True))
+            lost = _lost_workers(self._workers)
+            reports = {worker.rank: worker.report(stacks.get(worker.rank)) for worker in self._workers}
+            others = [w for w in self._workers if w not in lost and not w.left_behind]
+            record_failure(self._folder, "ended", [reports[w.rank] for w in lost], [reports[w.rank] for w in others])
+        return error
 
 
-def _take_from_parent(events: Sequence[Event], workers: Sequence[Worker], report: Report) -> None:
-    for event in events:
-        match event:
-            case WorkerFailed():  # before there were any workers
-                raise _failure(event)
-            case WorkerStarted():
-                worker = workers[event.rank]
-                worker.process = event.process
-                report(replace(event, names=list(worker.names)))
-            case WorkerEnded():
-                worker = workers[event.rank]
-                worker.status = event.status
-                if worker.status and worker.failed_at is None:
-                    worker.failed_at = time.monotonic()
-                report(replace(event, names=list(worker.names)))
+def _stacks(workers: Sequence[Worker]) -> list[str]:
+    return stacks_of([(worker.process, worker.log) for worker in workers if worker.process is not None])
 
 
-def _take_from_worker(worker: Worker, events: Sequence[Event], report: Report) -> None:
-    for event in events:
-        if isinstance(event, WorkerFailed):
-            worker.failure, worker.failed_at = event, time.monotonic()
-        elif worker.rank == 0:
-            report(event)
+def _lost_workers(workers: Sequence[Worker]) -> list[Worker]:
+    """The workers that a failure is about: those that were killed; if there are none, those that report nothing."""
+    killed = [worker for worker in workers if worker.has_failed and worker.failure is None]
+    silent = [worker for worker in workers if worker.is_alive and worker.failed_at is None]
+    return killed or silent or [min((w for w in workers if w.has_failed), key=_precedence)]
 
 
 def _error(workers: Sequence[Worker]) -> SchedulerError:
@@ -326,23 +448,26 @@ def _error(workers: Sequence[Worker]) -> SchedulerError:
     what follows from it; else the first failure counts, but for connections lost to a worker that failed. Where
     messages time out, a worker that reports nothing at all is the one that hangs.
     """
-    first = min((worker for worker in workers if worker.failed_at is not None), key=_precedence)
+    first = min((worker for worker in workers if worker.has_failed), key=_precedence)
     if first.failure is None:
         process = f"process {first.process} " if first.process else ""
-        return WorkerError(f"{first.title}: {process}{_end(first.status)}; the others were ended{_log_tail(first.log)}")
+        ended = f"{process}{_end(first.status)}; the others were ended{_log_tail(first.log)}"
+        return LostWorkerError(f"{first.title}: {ended}")
     error = from_origin(_failure(first.failure), first.title)
-    silent = [worker.title for worker in workers if worker.failed_at is None and worker.status is None]
+    silent = [worker.title for worker in workers if worker.failed_at is None and worker.is_alive]
     if silent and first.failure.input is None and first.failure.cause in _LOST:
-        return WorkerError(f"{', '.join(silent)} reported nothing while others failed; {error}")
+        return LostWorkerError(f"{', '.join(silent)} reported nothing while others failed; {error}")
     return error
 
 
 def _failure(reported: WorkerFailed) -> InputError | WorkerError:
     """The error that a worker has reported."""
-    return WorkerError(reported.message) if reported.input is None else InputError(**reported.input)
+    if reported.input is not None:
+        return InputError(**reported.input)
+    return (LostWorkerError if reported.cause in _LOST else WorkerError)(reported.message)
 
 
-_LOST = ("TimeoutError", "ConnectionError")
+_LOST = ("TimeoutError", "ConnectionError", "NotRecoverableError")
 """Causes of failures that lie with another worker."""
 
 

@@ -4,8 +4,13 @@ Importing torch and transformers takes longer than anything else at the start, s
 workers are forked from this process while it has a single thread and has computed nothing. Then it only waits: it
 reports to the supervisor how each worker ends, and kills them all when the supervisor closes its standard input, as the
 kernel does if the supervisor dies. A worker in turn ends when this process is gone.
+
+It also serves the store of the rendezvous, from a thread of torch: so the store outlives any worker, and those that are
+left can agree on how they go on without one. Which ones have died they learn from there.
 """
 
+import contextlib
+import faulthandler
 import os
 import pickle
 import pkgutil
@@ -20,7 +25,8 @@ from typing import Any, NoReturn
 
 from skippipe.errors import InputError, SchedulerError, exit_status
 from skippipe.files import open_new
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import GONE, RankSpec
+from skippipe.train.launch.failures import STACK_SIGNAL
 from skippipe.train.observe.events import EventWriter, WorkerEnded, WorkerFailed, WorkerStarted
 
 
@@ -48,6 +54,8 @@ class Assignment:
     """by rank"""
     pipes: list[int]
     """by rank the file descriptor that its events go to"""
+    listener: int
+    """file descriptor of the socket on which the store of the rendezvous is to be served"""
 
 
 def main() -> int:
@@ -83,14 +91,18 @@ class Children:
         for rank_spec in assignment.ranks:
             process = os.fork()
             if process == 0:
-                for descriptor in (own_end, report.descriptor, *_listeners_of_others(assignment, rank_spec)):
+                for descriptor in (own_end, report.descriptor, assignment.listener):
                     os.close(descriptor)
                 _be_worker(work, assignment, rank_spec, life)
             self._alive[process] = rank_spec.rank
             report(WorkerStarted(rank=rank_spec.rank, process=process))
         # From here on only the worker itself holds its pipe: its end is seen at the other one.
-        for pipe in [*assignment.pipes, *_listeners_of_others(assignment, None)]:
+        for pipe in assignment.pipes:
             os.close(pipe)
+        from skippipe.train.connect.store import serve_store  # noqa: PLC0415 - after the imports that are waited for
+
+        # Not before the forks, which need a process of a single thread.
+        self._store = serve_store(assignment.ranks[0], assignment.listener)
         threading.Thread(target=self._end_with_supervisor, daemon=True).start()
 
     def wait(self) -> int:
@@ -101,6 +113,9 @@ class Children:
             with self._reaping:
                 _, status = os.waitpid(ended.si_pid, 0)
                 rank = self._alive.pop(ended.si_pid)
+            if status:
+                with contextlib.suppress(RuntimeError):  # whom that concerns will notice by heartbeat
+                    self._store.append(GONE, f"{rank} ")
             self._report(WorkerEnded(rank=rank, status=os.waitstatus_to_exitcode(status)))
         return 0
 
@@ -111,12 +126,6 @@ class Children:
         with self._reaping:  # none of them can be reaped now, and its number given to another process
             for process in self._alive:
                 os.kill(process, signal.SIGKILL)
-
-
-def _listeners_of_others(assignment: Assignment, rank_spec: RankSpec | None) -> list[int]:
-    """Listening sockets of other ranks: held open here, they would outlive a rank that has died."""
-    listeners = {other.listener for other in assignment.ranks if other != rank_spec}
-    return [listener for listener in listeners if listener is not None]
 
 
 def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> NoReturn:
@@ -142,6 +151,7 @@ def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) ->
         os.dup2(source, target)
     for descriptor in (nothing, log):
         os.close(descriptor)
+    faulthandler.register(STACK_SIGNAL)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it ends without being flushed
     threading.Thread(target=_end_with_parent, args=[life], daemon=True).start()
     report = EventWriter(own)

@@ -32,6 +32,11 @@ class CheckpointScheduler:
         self._due = False
 
     @property
+    def newest(self) -> int:
+        """Iteration of the newest checkpoint that is known to be complete; -1: there is none."""
+        return self._newest
+
+    @property
     def busy(self) -> bool:
         """Whether this rank is still saving."""
         return self._saver.saving

@@ -232,6 +232,11 @@ class Engine:
             return batches
         return lambda microbatch: on_device(batches(microbatch), self._device)
 
+    @property
+    def patience_s(self) -> float:
+        """How long a healthy rank may take until it answers."""
+        return self._message_timeout_s()
+
     def _message_timeout_s(self, iterations: float = 1.0) -> float:
         timeout_s, predicted_s = self._spec.communication.timeout_s, self._planned_s
         return message_timeout_s(timeout_s, predicted_s, self._measured_s, iterations)

@@ -29,6 +29,7 @@ from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.standing import CommonStanding, Standing
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
 from skippipe.train.loop.transfers import run_transfers
@@ -39,6 +40,7 @@ from skippipe.train.observe.events import (
     RunStopped,
     RunSummary,
     ValidationDone,
+    to_json,
 )
 from skippipe.train.observe.utilization import UtilizationMeter
 from skippipe.train.signals import StopRequest
@@ -114,7 +116,13 @@ class TrainingLoop:
         """
         self._spec, self._context, self._engines = context.spec, context, engines
         self._optimizer, self._start, self._weights = optimizer, start, weights
-        self._holding = Holding(context.holding(), start.layers)
+        self._holding = self._holding_before = Holding(context.holding(), start.layers)
+        self._phase = -1
+        self._number = self._stepped = start.iteration
+        self._norm: float | None = None
+        self._latest: IterationDone | None = None
+        self._losses: list[float] = []
+        self._validated = -1
         scaled = context.spec.precision.autocast == "float16"
         self._loss_scale = (start.loss_scale or LossScale()) if scaled else None
         self._token_batches, self._metadata, self._report = batches, metadata, report
@@ -128,7 +136,7 @@ class TrainingLoop:
             every = self._spec.checkpoints.every
             self._checkpoints = CheckpointScheduler(saver, every, self._snapshot, start.newest, report)
 
-    def run(self) -> signal.Signals | None:
+    def run(self, request: StopRequest) -> signal.Signals | None:
         """Train and validate to the end, or until asked to stop; gives the signal that asked.
 
         Raises:
@@ -137,7 +145,7 @@ class TrainingLoop:
             SavingError: no checkpoint can be left at the end.
 
         """
-        with StopRequest() as request, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             if self._ahead is not None:
                 stack.callback(self._ahead.close)
             if self._train(lambda: request.signal is not None):
@@ -154,9 +162,7 @@ class TrainingLoop:
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
         self._begin_phase(self._engine(number), number + 1)
-        if checkpoints is not None:
-            checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
-        losses = [self._validate(number)]
+        self._make_up(number)
         engine, measured = self._engine(number), Measured()
         meter.restart()
         while number < spec.iterations:
@@ -173,20 +179,35 @@ class TrainingLoop:
                     checkpoints.finish(number)
                 self._report(RunStopped(iteration=number, saved=checkpoints is not None))
                 return False
-            if number == spec.iterations or (spec.validate_every and number % spec.validate_every == 0):
+            if self._is_validated(number):
                 with meter.paused():
-                    losses.append(self._validate(number))
+                    self._validate(number)
             meter.profile(number)
             if checkpoints is not None and number < spec.iterations:
                 checkpoints.after(number, saving=result.flags.saving)
         if checkpoints is not None:
             checkpoints.finish(number)
-        self._report(self._summary(engine, number, losses, measured))
+        self._report(self._summary(engine, number, measured))
         return True
 
+    def _make_up(self, number: int) -> None:
+        """Do what comes before the iterations: at the start of a run, or as far as a loss of ranks has prevented it."""
+        checkpoints, begins = self._checkpoints, self._validated < 0
+        if checkpoints is not None and begins:
+            checkpoints.finish(number)  # a run that is killed before its first checkpoint resumes by the same plan
+        elif checkpoints is not None and number not in {0, checkpoints.newest}:
+            checkpoints.after(number, saving=False)
+        if begins or (self._validated != number and self._is_validated(number)):
+            self._validate(number)
+
+    def _is_validated(self, number: int) -> bool:
+        """Whether a validation follows an iteration."""
+        every = self._spec.validate_every
+        return number == self._spec.iterations or bool(every and number % every == 0)
+
     def _iterate(self, number: int, engine: Engine, asked: Callable[[], bool]) -> IterationResult:
-        """Train one iteration, and adjust the loss scale."""
-        checkpoints = self._checkpoints
+        """Train one iteration."""
+        checkpoints, self._number = self._checkpoints, number
         torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
         result = engine.iterate(
             self._batches(number),
@@ -195,29 +216,26 @@ class TrainingLoop:
             self._loss_scale,
         )
         check_finite(result, number)
-        if self._loss_scale is not None:
-            self._loss_scale = self._loss_scale.after(overflow=not math.isfinite(result.norm))
         return result
 
     def _report_iteration(
         self, number: int, engine: Engine, result: IterationResult, elapsed_s: float, mfu: float | None
     ) -> None:
         """Report an iteration; `elapsed_s` is the time since the one before has ended."""
-        self._report(
-            IterationDone(
-                iteration=number,
-                loss=result.loss,
-                tokens=engine.tokens,
-                tokens_per_s=engine.tokens / elapsed_s,
-                iteration_s=result.seconds,
-                norm=result.norm if math.isfinite(result.norm) else None,
-                learning_rate=self._optimizer.rate,
-                router_loss=result.router_loss,
-                predicted_s=engine.predicted_s,
-                mfu=mfu,
-                loss_scale=None if result.loss_scale is None else result.loss_scale.factor,
-            )
+        self._latest = IterationDone(
+            iteration=number,
+            loss=result.loss,
+            tokens=engine.tokens,
+            tokens_per_s=engine.tokens / elapsed_s,
+            iteration_s=result.seconds,
+            norm=result.norm if math.isfinite(result.norm) else None,
+            learning_rate=self._optimizer.rate,
+            router_loss=result.router_loss,
+            predicted_s=engine.predicted_s,
+            mfu=mfu,
+            loss_scale=None if result.loss_scale is None else result.loss_scale.factor,
         )
+        self._report(self._latest)
 
     def _change_plan(self, iteration: int) -> Engine:
         """Begin the phase that an iteration belongs to."""
@@ -248,6 +266,7 @@ class TrainingLoop:
 
         """
         context, before = self._context, self._holding
+        self._holding_before = before
         change = change_phase(
             before, engine.serving, engine.layers, context.layers, copy=self._spec.new_layers == "copy"
         )
@@ -265,7 +284,7 @@ class TrainingLoop:
             run_transfers(
                 context.rendezvous, context.links.control, change.copies, here, f"layers before iteration {iteration}"
             )
-        self._holding = change.after
+        self._holding, self._phase = change.after, engine.phase.after
         for stage in context.stages.values():
             stage.module.use_layers(engine.layers)
         if engine.predicted_s is None:
@@ -278,7 +297,7 @@ class TrainingLoop:
         parameters = dict(sorted(stage.module.parameters_of(self._holding.joined).items()))
         return [*(p.data for p in parameters.values()), *self._optimizer.tensors(parameters).values()]
 
-    def _summary(self, engine: Engine, iterations: int, losses: Sequence[float], measured: "Measured") -> RunSummary:
+    def _summary(self, engine: Engine, iterations: int, measured: "Measured") -> RunSummary:
         """Losses of the run, and how good the prediction was for its last phase."""
         rendezvous = self._context.rendezvous
         task_times = merge_times(rendezvous.all_gather("task times", measured.tasks.to_json()))
@@ -293,8 +312,8 @@ class TrainingLoop:
         mfu, breakdown = self._meter.summary()
         return RunSummary(
             iterations=iterations,
-            loss_before=losses[0],
-            loss_after=losses[-1],
+            loss_before=self._losses[0],
+            loss_after=self._losses[-1],
             predicted_s=engine.predicted_s,
             measured_s=measured_s,
             reasons=reasons,
@@ -308,8 +327,103 @@ class TrainingLoop:
         if self._checkpoints is not None:
             self._checkpoints.settle()
         self._optimizer.step(norm)
+        if self._loss_scale is not None:
+            self._loss_scale = self._loss_scale.after(overflow=not math.isfinite(norm))
+        self._stepped, self._norm = self._number, norm
 
-    def _validate(self, iteration: int) -> float:
+    @property
+    def context(self) -> RankContext:
+        """What the rank works with."""
+        return self._context
+
+    @property
+    def iteration(self) -> int:
+        """Iterations whose step is done."""
+        return self._stepped
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """Of the phases, in order."""
+        return self._engines
+
+    @property
+    def metadata(self) -> RunMetadata:
+        """Of text and model."""
+        return self._metadata
+
+    @property
+    def token_batches(self) -> TokenBatches | None:
+        """The text, on ranks with a source."""
+        return self._token_batches
+
+    @property
+    def standing(self) -> Standing:
+        """How far this rank is, for those that are left when another one is lost."""
+        latest = self._latest
+        return Standing(
+            stepped=self._stepped,
+            norm=None if self._norm is None else self._norm.hex(),
+            latest=None if latest is None else to_json(latest),
+            latest_iteration=0 if latest is None else latest.iteration,
+            newest=-1 if self._checkpoints is None else self._checkpoints.newest,
+            validated=self._validated,
+            phase=self._phase,
+        )
+
+    @property
+    def patience_s(self) -> float:
+        """How long another rank may take to notice that it waits in vain."""
+        return self._engine(self._number).patience_s
+
+    def catch_up(self, common: CommonStanding) -> None:
+        """Take the step that other ranks have taken already, if this one has not; its gradients are complete."""
+        if self._stepped < common.iteration:
+            assert common.norm is not None, "a rank that has stepped has the norm"
+            self._number = common.iteration
+            self._step(common.norm)
+
+    def holding(self, phase: int) -> Holding:
+        """Who has which weights, where all ranks have completed the change to a phase, but maybe not the one after."""
+        return self._holding if self._phase == phase else self._holding_before
+
+    def continued(  # noqa: PLR0913 - by keyword
+        self,
+        context: RankContext,
+        engines: Sequence[Engine],
+        common: CommonStanding,
+        *,
+        holding: Holding,
+        metadata: RunMetadata,
+        saver: CheckpointSaver | None,
+        report: Report,
+    ) -> "TrainingLoop":
+        """The loop of the ranks that are left, from what they have done in common; arguments as of the class."""
+        assert self._stepped == common.iteration
+        start = RunProgress(
+            iteration=self._stepped,
+            tokens=self._optimizer.tokens_done,
+            position=self._position(self._stepped),
+            newest=common.newest,
+            layers=holding.joined,
+            loss_scale=self._loss_scale,
+        )
+        loop = TrainingLoop(
+            context,
+            engines,
+            optimizer=self._optimizer,
+            start=start,
+            batches=self._token_batches,
+            weights=self._weights,
+            metadata=metadata,
+            saver=saver,
+            trace=None,
+            report=report,
+        )
+        loop._holding, loop._losses, loop._validated = holding, self._losses, common.validated
+        loop._norm, loop._latest = self._norm, self._latest
+        return loop
+
+    def _validate(self, iteration: int) -> None:
         engine = self._engine(iteration)
 
         def validation(microbatch: int) -> tuple[Tensor, Tensor]:
@@ -330,7 +444,8 @@ class TrainingLoop:
         check_validation(loss, iteration, "the validation text")
         if training_loss is not None:
             check_validation(training_loss, iteration, "training text")
-        return loss
+        self._losses.append(loss)
+        self._validated = iteration
 
     def _read(self) -> TokenBatches:
         assert self._token_batches is not None, "only ranks with a source read"

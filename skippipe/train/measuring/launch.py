@@ -62,7 +62,7 @@ def resolve(job: MeasureJob) -> MeasureSpec:
     runtime = job.runtime
     network = configured_cluster(job.cluster)
     # Launch and memory may differ between ranks.
-    own = {"node", "processes", "port", "threads", "memory_bytes"}
+    own = {"node", "processes", "port", "threads", "memory_bytes", "restarts"}
     compared = {
         "data": dataclasses.asdict(job.data),
         "train": dataclasses.asdict(job.train),

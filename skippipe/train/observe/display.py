@@ -22,6 +22,8 @@ from skippipe.train.observe.events import (
     LogFailed,
     PlanChanged,
     PlanReady,
+    RunRecovered,
+    RunRestarting,
     RunResumed,
     RunStopped,
     RunSummary,
@@ -64,7 +66,7 @@ class Display:
         match event:
             case PlanReady():
                 self.plan = event
-            case RunResumed():
+            case RunResumed() | RunRecovered():
                 self.done = event.iteration
             case IterationDone():
                 self.iteration, self.done = event, event.iteration
@@ -165,6 +167,23 @@ def resumed_lines(event: RunResumed) -> list[str]:
     return [*skipped, f"resumed after iteration {event.iteration} from {event.path}, with {plan}"]
 
 
+def restarting_lines(event: RunRestarting) -> list[str]:
+    """Why a run starts again."""
+    first, *more = event.message.splitlines()
+    return [f"{first}; starting again ({event.left} restarts left)", *more]
+
+
+def recovered_lines(event: RunRecovered) -> list[str]:
+    """Without whom a run goes on."""
+    lost = f"node {shown_names(event.lost_names)}"
+    predicted = "" if event.predicted_s is None else f", predicted iteration time {seconds(event.predicted_s)}"
+    line = (
+        f"lost {lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
+        f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
+    )
+    return [line]
+
+
 def checkpoint_lines(event: CheckpointSaved) -> list[str]:
     """One complete checkpoint."""
     size, took, blocked = event.bytes / 1e6, seconds(event.seconds), seconds(event.blocked_s)
@@ -238,6 +257,8 @@ GIBIBYTE = 2**30
 LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     WorkerStarted: started_lines,
     PlanReady: plan_lines,
+    RunRestarting: restarting_lines,
+    RunRecovered: recovered_lines,
     RunResumed: resumed_lines,
     PlanChanged: changed_lines,
     IterationDone: iteration_lines,

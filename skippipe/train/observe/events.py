@@ -309,6 +309,53 @@ class WorkerFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerInterrupted(Event):
+    """A process of a local run could not go on for the loss of another one."""
+
+    kind = "interrupted"
+    rank: int
+    """at the start of the run"""
+    message: str
+    """what failed, with the last actions"""
+    stack: str
+    """of its main thread, when it learnt of the loss"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRestarting(Event):
+    """A local run has lost a process, and starts again from its latest checkpoint."""
+
+    kind = "restarting"
+    message: str
+    """why the attempt failed"""
+    left: int
+    """restarts that are left after this one"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecovered(Event):
+    """The run goes on without some of its processes; the first event after `attempt`."""
+
+    kind = "recovered"
+    iteration: int
+    """iterations done, on all ranks; the next one is redone if it had begun"""
+    lost: list[int]
+    """ranks at the start of the run"""
+    lost_names: list[str]
+    """the nodes that they served"""
+    processes: int
+    """that are left"""
+    predicted_s: float | None
+    """iteration time of the new plan; None: its times do not hold for this run"""
+    planning_s: float
+    """that the new plan has taken"""
+    seconds: float
+    """from the first rank's notice of the loss to the first action of the next iteration"""
+    plan_files: dict[str, str]
+    """by the iterations before each plan"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuringProgress(Event):
     """How far `skippipe measure` is; in no file."""
 

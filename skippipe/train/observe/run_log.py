@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,31 @@ class RunLog:
             self._board.close()
 
 
+@dataclass
+class Reporting:
+    """Where the events of a run go: to a log on the rank that reports, else nowhere; later another one may report."""
+
+    folder: Path
+    report: Report
+    log: RunLog | None = None
+
+    def begin(self, rank: int, iteration: int) -> None:
+        """Begin an attempt after an iteration: with a log on rank 0."""
+        self.close()
+        self.log = RunLog(self.folder, self.report, iteration) if rank == 0 else None
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        if self.log is not None:
+            self.log(event)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
+
 class EndLog:
     """Logs how an attempt ends; for the process that started it, since one that is killed cannot."""
 
@@ -167,6 +192,13 @@ class EndLog:
         self._iteration: int | None = None
         self.stopped_by: signal.Signals | None = None
         """the signal that asked the run to stop, once it has done so in order"""
+        self.is_written = False
+        """whether the end has been logged"""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the attempt has reported anything."""
+        return self._attempt is not None
 
     def report(self, event: Event) -> None:
         """Take an event and pass it on."""
@@ -183,6 +215,7 @@ class EndLog:
             error: what the run ended with; None: it is complete, or `stopped_by` a signal.
 
         """
+        self.is_written = True
         if self._attempt is None:
             return
         ended = _ended(error, self.stopped_by, self._iteration, self._attempt)
@@ -204,7 +237,8 @@ def logged_end(folder: Path, report: Report) -> Iterator[EndLog]:
     except BaseException as error:
         log.write(error)
         raise
-    log.write(None)
+    if not log.is_written:
+        log.write(None)
 
 
 def _ended(

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from skippipe._scheduler import Cluster
+from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
@@ -22,8 +23,7 @@ from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import RunMetadata, TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.token_batches import TokenBatches, open_batches
-from skippipe.train.observe.events import Event
-from skippipe.train.observe.run_log import TRACE, RunLog
+from skippipe.train.observe.run_log import TRACE, Reporting, RunLog
 from skippipe.train.prepare.planning import (
     full_pipelines,
     kept_plans,
@@ -59,7 +59,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     rank_of: Sequence[int],
     links: Links,
     text: Path | None,
-    log: RunLog | None,
+    reporting: Reporting,
 ) -> TrainingLoop:
     """Prepare one rank of a run. All ranks call this.
 
@@ -72,21 +72,24 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         rank_of: the rank that serves each node.
         links: to the other ranks.
         text: folder of the prepared text, on ranks with a source.
-        log: takes the events, on rank 0.
+        reporting: takes the events; has a log on rank 0.
 
     Raises:
         InputError: model, plan, text and checkpoint do not fit each other, or ranks differ.
         SchedulerError: a rank did not answer, or there is no plan.
 
     """
-    model = partition_model(spec, config)
+    model, log = partition_model(spec, config), reporting.log
     _check_layout(spec, model, rendezvous)
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
     context = _make_context(spec, model, message_spec, rendezvous, rank_of, links, metadata, resume.progress.layers)
     engines = _prepare_engines(context, model, resume, metadata, log)
-    saver = _make_saver(spec, rendezvous, resume)
+    saver = make_saver(spec, rendezvous, resume.directory)
+    if saver is not None and rendezvous.rank == 0:
+        resume.directory.clean_up()
+        resume.directory.mark_damaged(resume.progress.iteration)
     optimizer = _load_optimizer(context, engines[0].tokens, resume)
     return TrainingLoop(
         context,
@@ -98,7 +101,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         metadata=metadata,
         saver=saver,
         trace=None if log is None else log.file(TRACE),
-        report=log or _ignore,
+        report=reporting,
     )
 
 
@@ -243,18 +246,11 @@ def _full_pipelines(context: RankContext, model: PartitionedModel, cluster: Clus
     return found
 
 
-def _make_saver(spec: RunSpec, rendezvous: Rendezvous, resume: ResumePoint) -> CheckpointSaver | None:
+def make_saver(spec: RunSpec, rendezvous: Rendezvous, directory: CheckpointDirectory) -> CheckpointSaver | None:
+    """What saves the checkpoints of a run, if it is to have any. All ranks call this."""
     if not spec.checkpoints.enabled:
         return None
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING_TIMEOUT_S))
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
     key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
-    if rendezvous.rank == 0:
-        resume.directory.clean_up()
-        resume.directory.mark_damaged(resume.progress.iteration)
-    return CheckpointSaver(resume.directory, group, key=key, keep=spec.checkpoints.keep)
-
-
-def _ignore(event: Event) -> None:
-    """Take the events of ranks other than 0."""
-    del event
+    return CheckpointSaver(directory, group, key=key, keep=spec.checkpoints.keep)

@@ -65,7 +65,12 @@ def resolve(job: TrainJob) -> RunSpec:
         optimizer=select(OptimizerSpec, train),
         checkpoints=select(CheckpointSpec, job.checkpoint),
         launch=LaunchSpec(
-            job.runtime.node, job.runtime.processes, job.runtime.port, job.runtime.threads, folder=job.folder
+            job.runtime.node,
+            job.runtime.processes,
+            job.runtime.port,
+            job.runtime.threads,
+            folder=job.folder,
+            restarts=job.runtime.restarts,
         ),
         iterations=train.iterations,
         seed=train.seed,
@@ -170,7 +175,7 @@ def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
     runtime = (
         "links", "time_scale", "contention", "recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype",
-        "deterministic",
+        "deterministic", "heartbeat_s", "recover",
     )  # fmt: skip
     groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),

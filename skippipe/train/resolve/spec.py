@@ -81,6 +81,10 @@ class CommunicationSpec:
     """waited for a message, in addition to the time that iterations take"""
     start_timeout_s: float = 120.0
     """within which all ranks have to join, and each has to answer while they prepare"""
+    heartbeat_s: float = 5.0
+    """a rank that shows no sign of life for two heartbeats is lost"""
+    recover: bool = True
+    """whether the ranks of a local run go on without one that is lost"""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ class LaunchSpec:
     """of torch in each process"""
     folder: str | None
     """of the run; None: named after date and time"""
+    restarts: int = 0
+    """times that a local run which has lost a process starts again"""
 
 
 @dataclass(frozen=True)

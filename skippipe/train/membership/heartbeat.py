@@ -1,0 +1,200 @@
+"""Signs of life: a thread of every rank writes a counter to the store, and reads those of the others.
+
+It needs the interpreter for microseconds only, and torch lets go of it while it computes or waits. When a rank is lost,
+the thread breaks off whatever the rank waits for, so that none waits for a message that never comes.
+
+Ranks are called members here, by their number at the start of the job: that number stays when others are lost.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from skippipe.train.connect.rank_spec import GONE
+from skippipe.train.connect.store import RendezvousError, StoreClient
+
+BEATS_PER_HEARTBEAT = 4
+MOST_PAUSE_S = 0.25
+"""Between two looks at the store: a death that it tells of is noticed that soon."""
+
+
+class Silence:
+    """For how long the members have shown no sign of life, as far as this one was awake to see them. Pure."""
+
+    def __init__(self, members: Iterable[int], limit_s: float, pause_s: float) -> None:
+        """Consider those lost that are silent for `limit_s`; looks are `pause_s` apart.
+
+        Where this process was held up between two looks, the others may have been as well: such a pause counts as two.
+        """
+        self._limit_s, self._most_s = limit_s, 2 * pause_s
+        self._beats: dict[int, str] = {}
+        self._silent_s = dict.fromkeys(members, 0.0)
+
+    def observe(self, beats: Mapping[int, str], elapsed_s: float) -> frozenset[int]:
+        """Take the counters that a look has found, `elapsed_s` after the one before; gives the members lost so far."""
+        for member in self._silent_s:
+            beat = beats.get(member)
+            if beat is not None and beat != self._beats.get(member):
+                self._beats[member] = beat
+                self._silent_s[member] = 0.0
+            else:
+                self._silent_s[member] += min(elapsed_s, self._most_s)
+        return frozenset(member for member, silent_s in self._silent_s.items() if silent_s >= self._limit_s)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a generation of a job cannot go on."""
+
+    lost: frozenset[int]
+    """members known to be lost; empty: another member calls all to regroup"""
+    reason: str
+    stack: str
+    """of the main thread when it was interrupted"""
+    noticed_at: float = field(default_factory=time.monotonic)
+
+
+class Monitor:
+    """Watches the members of a job in a thread of its own."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        *,
+        prefix: str,
+        own: int,
+        heartbeat_s: float,
+        title: Callable[[int], str],
+    ) -> None:
+        """Begin to show signs of life.
+
+        Args:
+            client: a connection to the store that nobody else uses.
+            prefix: of the keys of this job.
+            own: this member.
+            heartbeat_s: members that are silent for two heartbeats are lost.
+            title: what messages call a member.
+
+        """
+        self._client, self._prefix, self._own, self._title = client, prefix, own, title
+        self._limit_s = 2 * heartbeat_s
+        self._pause_s = min(heartbeat_s / BEATS_PER_HEARTBEAT, MOST_PAUSE_S)
+        self._beat = 0
+        self._main = threading.get_ident()
+        self._closed = threading.Event()
+        self._noticed = threading.Event()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._members: frozenset[int] = frozenset()
+        self._silence = Silence((), self._limit_s, self._pause_s)
+        self._interrupt: Callable[[], None] = _nothing
+        self._loss: Loss | None = None
+        self._show_life()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def loss(self) -> Loss | None:
+        """What has happened in the current generation."""
+        return self._loss
+
+    def watch(self, generation: int, members: Collection[int], interrupt: Callable[[], None]) -> None:
+        """Watch the members of a generation from here on; `interrupt` breaks off what the main thread waits for."""
+        with self._lock:
+            self._generation, self._members = generation, frozenset(members)
+            self._silence = Silence(self._members - {self._own}, self._limit_s, self._pause_s)
+            self._interrupt, self._loss = interrupt, None
+            self._noticed.clear()
+
+    def unwatch(self) -> None:
+        """Only show signs of life from here on."""
+        self.watch(self._generation, (), _nothing)
+
+    def await_loss(self, timeout_s: float) -> Loss | None:
+        """Wait until a loss is noticed."""
+        self._noticed.wait(timeout_s)
+        return self._loss
+
+    def check(self) -> None:
+        """Raise `RendezvousError` once a loss has been noticed."""
+        if self._loss is not None:
+            raise RendezvousError(self._loss.reason) from ConnectionError()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join(self._limit_s)
+        self._client.close()
+
+    def lost_among(self, members: Collection[int]) -> frozenset[int]:
+        """Those of some members that are known to be lost by now."""
+        loss = self._loss
+        return frozenset(members) & (frozenset() if loss is None else loss.lost)
+
+    def call_key(self, generation: int) -> str:
+        """Key under which a member calls all others to a generation."""
+        return f"{self._prefix}/call/{generation}"
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._closed.wait(self._pause_s):
+            now = time.monotonic()
+            try:
+                self._show_life()
+                with self._lock:
+                    self._look(now - before)
+            except (RuntimeError, TimeoutError) as error:
+                if not self._closed.is_set():
+                    with self._lock:
+                        self._notice(
+                            frozenset(), f"the membership service is gone ({str(error) or 'it does not answer'})"
+                        )
+                return
+            before = now
+
+    def _show_life(self) -> None:
+        self._beat += 1
+        self._client.set(self._beat_key(self._own), str(self._beat))
+
+    def _look(self, elapsed_s: float) -> None:
+        others = sorted(self._members - {self._own})
+        if not others:
+            return
+        beats = self._client.get_all([self._beat_key(member) for member in others])
+        silent = self._silence.observe(dict(zip(others, beats, strict=True)), elapsed_s)
+        dead = {int(member) for member in (self._client.get(GONE) or "").split()} & self._members
+        if dead or silent:
+            died = [f"{self._title(member)} has died" for member in sorted(dead)]
+            quiet = [
+                f"{self._title(member)} has shown no sign of life for {self._limit_s:g} s"
+                for member in sorted(silent - dead)
+            ]
+            self._notice(frozenset(silent | dead), "; ".join([*died, *quiet]))
+        elif self._client.get(self.call_key(self._generation + 1)) is not None:
+            self._notice(frozenset(), "another rank has lost its connections")
+
+    def _notice(self, lost: frozenset[int], reason: str) -> None:
+        """Take note of a loss; the first one of a generation interrupts the main thread."""
+        first = self._loss is None
+        if first or lost - self._loss.lost:  # type: ignore[union-attr]
+            before = frozenset() if self._loss is None else self._loss.lost
+            stack = self._stack() if first else self._loss.stack  # type: ignore[union-attr]
+            noticed_at = time.monotonic() if first else self._loss.noticed_at  # type: ignore[union-attr]
+            self._loss = Loss(before | lost, reason, stack, noticed_at)
+        self._noticed.set()
+        if first:
+            self._interrupt()
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._main)  # noqa: SLF001 - documented, for debuggers
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def _beat_key(self, member: int) -> str:
+        return f"{self._prefix}/beat/{member}"
+
+
+def _nothing() -> None:
+    """Interrupt nobody."""

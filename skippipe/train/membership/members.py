@@ -1,0 +1,162 @@
+"""The ranks of a job over its generations: a generation ends when a rank is lost, and the next one has those left."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from skippipe.checkpoint.saving import SavingError
+from skippipe.errors import SchedulerError
+from skippipe.runtime.links.gloo import open_connections, shut_down
+from skippipe.train.connect.attempt import Attempt, check_no_rank_left
+from skippipe.train.connect.rendezvous import Rendezvous, connect_group, leave
+from skippipe.train.connect.store import RendezvousError, open_store, reached
+from skippipe.train.membership.agreement import agree
+from skippipe.train.membership.heartbeat import Loss, Monitor
+from skippipe.train.resolve.spec import CommunicationSpec
+
+MARGIN_S = 2.0
+"""How much later than two heartbeats a loss may be noticed that explains a failed message."""
+CONNECTING_S = 10.0
+"""How long the ranks of a new generation may take to connect, beside the time in which a loss is noticed."""
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Who goes on."""
+
+    standings: Mapping[int, str]
+    """what each of them has told, by its rank in the new generation"""
+    new_rank: Mapping[int, int]
+    """their new ranks by those before"""
+    lost: tuple[int, ...]
+    """members lost in between, by their ranks at the start of the job"""
+    lost_names: tuple[str, ...]
+    """the nodes that they served"""
+
+
+class Members:
+    """The ranks of a job that watch each other; `watched` makes one."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, spec: CommunicationSpec, monitor: Monitor, others: frozenset[int]
+    ) -> None:
+        """Take the ranks that have joined; all connections of this process but `others` are those to other ranks."""
+        assert isinstance(rendezvous.texts, Attempt)
+        self._first, self._spec, self._monitor = rendezvous.texts, spec, monitor
+        self._own = rendezvous.rank
+        self._generation = 0
+        self._members = tuple(range(rendezvous.world))
+        attempt = dataclasses.replace(rendezvous.texts, check=monitor.check)
+        self.rendezvous = dataclasses.replace(rendezvous, texts=attempt)
+        """of the current generation"""
+        self._others = others
+        self._watch()
+
+    @property
+    def own(self) -> int:
+        """This rank at the start of the job."""
+        return self._own
+
+    @property
+    def generation(self) -> int:
+        """How often ranks have been lost."""
+        return self._generation
+
+    def explain(self, error: SchedulerError, *, recover: bool) -> Loss | None:
+        """The loss that explains an error; None: the error is of another kind.
+
+        If a message has failed, that waits as long as a loss may take to be noticed, unless those left are not to
+        `recover` and the error already says whose connection broke.
+
+        Raises:
+            RendezvousError: another rank has failed by an error of its own.
+            PeerStoppedError: another rank was asked to stop, and has ended.
+
+        """
+        loss, cause = self._monitor.loss, error.__cause__
+        if not isinstance(error, RendezvousError | SavingError) and not isinstance(cause, OSError):
+            return None  # it does not come from others
+        if loss is None and isinstance(cause, OSError) and (recover or isinstance(cause, TimeoutError)):
+            loss = self._monitor.await_loss(2 * self._spec.heartbeat_s + MARGIN_S)
+        elif loss is None and isinstance(error, SavingError):  # its own background thread noticed first
+            loss = self._monitor.await_loss(MARGIN_S)
+        with reached():
+            check_no_rank_left(self._first.client, self._first.own)
+        if loss is None and recover and isinstance(cause, OSError):
+            return Loss(frozenset(), "the connections between the ranks have failed", "")
+        return loss
+
+    def regroup(self, standing: str, patience_s: float) -> Survivors:
+        """Agree with the ranks that are left, and connect to them as the next generation. All of them call this.
+
+        Raises:
+            LeftBehindError: they go on without this one.
+            RendezvousError: the store is gone, or another rank is lost meanwhile: call it again.
+
+        """
+        before, names = self._members, self._first.names_by_rank
+        old_rank = {member: rank for rank, member in enumerate(before)}
+        self._generation += 1
+        standings = agree(
+            self._first.client, self._monitor, generation=self._generation, members=before, own=self._own,
+            standing=standing, patience_s=patience_s,
+        )  # fmt: skip
+        self._members = tuple(sorted(standings))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        rank = self._members.index(self._own)
+        attempt = dataclasses.replace(
+            self._first,
+            rank=rank,
+            name=f"{self._first.name}/generation {self._generation}",
+            ranks=tuple(self._first.ranks[member] for member in self._members),
+            check=self._monitor.check,
+        )
+        self._watch()
+        connecting_s = 2 * self._spec.heartbeat_s + CONNECTING_S
+        group = connect_group(attempt, dataclasses.replace(self._spec, timeout_s=connecting_s), connecting_s + MARGIN_S)
+        rank_spec = dataclasses.replace(self.rendezvous.rank_spec, rank=rank, world=len(self._members))
+        self.rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, self.rendezvous.timeout_s)
+        lost = tuple(sorted(set(range(len(names))) - set(self._members)))
+        return Survivors(
+            {self._members.index(member): text for member, text in standings.items()},
+            {old_rank[member]: rank for rank, member in enumerate(self._members)},
+            lost,
+            tuple(name for member in lost for name in names[member]),
+        )
+
+    def leave(self) -> None:
+        """Leave together with the others, once all are done; from then on nobody need show signs of life.
+
+        Raises as an exchange of texts does: without a rank that is lost before it is done, the others regroup.
+        """
+        self.rendezvous.all_gather("done", "")
+        self._monitor.unwatch()
+        if self._generation:  # else `join` does so
+            leave(self.rendezvous)
+
+    def _watch(self) -> None:
+        """Watch the members of this generation; a loss breaks all connections to them off."""
+        self._monitor.watch(self._generation, self._members, lambda: shut_down(open_connections() - self._others))
+
+
+@contextlib.contextmanager
+def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members]:
+    """Within: the ranks of a job watch each other. All ranks call this.
+
+    A loss fails what any of them waits for, with an error that names the lost one.
+    """
+    before = open_connections()
+    client = open_store(dataclasses.replace(rendezvous.rank_spec, agent_store=True), spec.start_timeout_s)
+    assert isinstance(rendezvous.texts, Attempt)
+    monitor = Monitor(
+        client, prefix=f"{rendezvous.texts.name}/members", own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
+        title=rendezvous.title,
+    )  # fmt: skip
+    others = rendezvous.other_connections | (open_connections() - before)
+    with contextlib.closing(monitor):
+        rendezvous.all_gather("watched", "")  # from here on all show signs of life
+        yield Members(rendezvous, spec, monitor, others)

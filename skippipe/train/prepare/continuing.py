@@ -1,0 +1,128 @@
+"""From the ranks that are left after a loss to their training loop: the same stages, under another plan."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from skippipe._scheduler import Plan
+from skippipe.checkpoint.directory import CheckpointDirectory
+from skippipe.errors import DeadlockError, InputError, NoPlanError
+from skippipe.model.settings import model_config
+from skippipe.planning import PlanningJob, make_plan
+from skippipe.ranks import assign_ranks
+from skippipe.runtime.message import MessageBuffers
+from skippipe.train.connect.links import open_links
+from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.engine import Engine
+from skippipe.train.loop.loop import RunMetadata, TrainingLoop
+from skippipe.train.loop.standing import CommonStanding
+from skippipe.train.observe.events import Report
+from skippipe.train.prepare.planning import plan_sha256, request_sha256
+from skippipe.train.prepare.prepare import make_saver
+from skippipe.train.prepare.remaining import (
+    NotRecoverableError,
+    remaining_holding,
+    remaining_problem,
+    without_nodes,
+)
+from skippipe.train.prepare.stages import PartitionedModel, iteration_flops, partition_model
+from skippipe.train.resolve.spec import PlanPhase
+
+REPLANNING_S = 2.0
+"""Limit of the search for a plan while all ranks wait for it."""
+
+
+def continue_loop(  # noqa: PLR0913 - by keyword
+    loop: TrainingLoop,
+    rendezvous: Rendezvous,
+    *,
+    new_rank: Mapping[int, int],
+    common: CommonStanding,
+    directory: CheckpointDirectory,
+    report: Report,
+    stack: ExitStack,
+) -> TrainingLoop:
+    """Make the loop of the ranks that are left, after what all of them have done. All of them call this.
+
+    Args:
+        loop: of this rank before the loss; it is not used any more afterwards.
+        rendezvous: those that are left.
+        new_rank: their ranks, by those before.
+        common: what they have done in common; this rank's weights are there.
+        directory: of the run's checkpoints.
+        report: takes the events.
+        stack: closes the links.
+
+    Raises:
+        NotRecoverableError: a stage has no node left, or there is no plan for those that are.
+
+    """
+    before, served = loop.context, {name for names in rendezvous.names_by_rank for name in names}
+    names = before.spec.layout.cluster.names
+    unused = before.spec.layout.unused
+    lost = [node for node, name in enumerate(names) if name not in served and name not in unused]
+    spec = without_nodes(before.spec, lost)
+    holding = remaining_holding(loop.holding(common.phase), new_rank)
+    rank_of = assign_ranks(names, rendezvous.names_by_rank, spec.layout.unused)
+    links = open_links(spec.communication, spec.layout.cluster, rendezvous, before.message_spec, rank_of, stack)
+    context = dataclasses.replace(
+        before, spec=spec, rendezvous=rendezvous, rank_of=rank_of, links=links,
+        buffers=MessageBuffers(before.message_spec),
+    )  # fmt: skip
+    engines = _engines(context, loop, common.iteration)
+    saver = make_saver(spec, rendezvous, directory)
+    return loop.continued(
+        context, engines, common, holding=holding, metadata=_with_tokenizer(loop, rendezvous), saver=saver,
+        report=report,
+    )  # fmt: skip
+
+
+def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[Engine]:
+    """Plan the current phase and those to come on rank 0; every rank proves each plan, and all compare them."""
+    spec, rendezvous = context.spec, context.rendezvous
+    model = partition_model(spec, model_config(spec.model.settings))
+    ends = [*(phase.after for phase in spec.phases[1:]), spec.iterations]
+    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end > iteration}
+    current = current or {spec.phases[-1].after: spec.phases[-1]}
+    before = [engine for engine in loop.engines if engine.phase.after in current]
+    phases = [current[engine.phase.after] for engine in before]
+    text = rendezvous.broadcast(
+        "plans", lambda: json.dumps([_planned(e.plan, p, model) for e, p in zip(before, phases, strict=True)]),
+        REPLANNING_S * len(before),
+    )  # fmt: skip
+    plans = [Plan.from_json(plan) for plan in json.loads(text)]
+    rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
+    return [
+        Engine(
+            context,
+            phase,
+            plan,
+            predicts=engine.predicted_s is not None,
+            request_sha256=request_sha256(spec, phase, model),
+            flops=iteration_flops(phase, plan, model),
+        )
+        for engine, phase, plan in zip(before, phases, plans, strict=True)
+    ]
+
+
+def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel) -> str:
+    """The plan of a phase for the nodes that are left, found in the time for which all may wait, as JSON."""
+    planner = dataclasses.replace(phase.planner, time_limit_s=REPLANNING_S)
+    try:
+        found = make_plan(PlanningJob(remaining_problem(plan, phase.allocation)), plan.strategy, planner)
+    except (InputError, NoPlanError, DeadlockError) as error:
+        raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
+    return found.with_model(**dataclasses.asdict(model.plan_model)).to_json()
+
+
+def _with_tokenizer(loop: TrainingLoop, rendezvous: Rendezvous) -> RunMetadata:
+    """What is known of text and model; rank 0, which writes checkpoints, may be another one than before."""
+    batches, metadata = loop.token_batches, loop.metadata
+    source = rendezvous.all_gather("sources", str(batches is not None)).index("True")
+    if batches is not None and rendezvous.rank == source:
+        rendezvous.publish("tokenizer", batches.tokenizer_json)
+    if rendezvous.rank:
+        return metadata
+    return dataclasses.replace(metadata, tokenizer=rendezvous.receive("tokenizer", source))

@@ -1,0 +1,83 @@
+"""The question that is left of a plan when nodes are lost. Pure."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from skippipe._scheduler import Plan, Problem
+from skippipe.allocation import Allocation
+from skippipe.errors import SchedulerError
+from skippipe.moves import Holding
+from skippipe.ranks import shown_names
+from skippipe.train.resolve.spec import RunSpec
+
+
+class NotRecoverableError(SchedulerError):
+    """The nodes that are left cannot go on; the run may start again from a checkpoint."""
+
+
+def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
+    """The same run without some nodes, which are then unused as if its allocation had left them out.
+
+    Raises:
+        NotRecoverableError: a stage would have no node left.
+
+    """
+
+    def reduced(allocation: Allocation) -> Allocation:
+        stages = [[node for node in nodes if node not in lost] for nodes in allocation.stages]
+        emptied = [stage for stage, nodes in enumerate(allocation.stages) if nodes and not stages[stage]]
+        if emptied:
+            names = [spec.layout.cluster.names[node] for node in sorted(lost)]
+            raise NotRecoverableError(
+                f"lost node {shown_names(names)}, and no other node serves stage {', '.join(map(str, emptied))} "
+                f"(train.lost_stage=checkpoint)"
+            )
+        absent = tuple(sorted({*allocation.absent_nodes, *lost}))
+        return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)
+
+    return dataclasses.replace(
+        spec,
+        layout=dataclasses.replace(spec.layout, allocation=reduced(spec.layout.allocation)),
+        phases=tuple(dataclasses.replace(phase, allocation=reduced(phase.allocation)) for phase in spec.phases),
+    )
+
+
+def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
+    """The question of a plan on what is left of its allocation: the same rules, and as many microbatches."""
+    asked = plan.problem()
+    counts = dict(zip(asked.stages[0], asked.microbatches, strict=True))
+    return Problem(
+        asked.cluster,
+        allocation.stages,
+        redistributed(counts, allocation.stages[0]),
+        skip_ratio=asked.skip_ratio,
+        constraints=asked.constraints,
+        layers=asked.layers,
+        absent_stages=asked.absent_stages,
+        absent_nodes=allocation.absent_nodes,
+    )
+
+
+def redistributed(counts: Mapping[int, int], sources: Sequence[int]) -> list[int]:
+    """Microbatches of each source that is left, which take over those of the others as evenly as possible."""
+    left = {source: counts[source] for source in sources}
+    for _ in range(sum(counts.values()) - sum(left.values())):
+        left[min(left, key=lambda source: left[source])] += 1
+    return list(left.values())
+
+
+def remaining_holding(holding: Holding, new_rank: Mapping[int, int]) -> Holding:
+    """Who of those left has which weights, by their new ranks.
+
+    Raises:
+        NotRecoverableError: none of them has the weights of some stage.
+
+    """
+    current = {
+        stage: frozenset(new_rank[rank] for rank in ranks if rank in new_rank)
+        for stage, ranks in holding.current.items()
+    }
+    gone = [stage for stage, ranks in sorted(current.items()) if not ranks]
+    if gone:
+        raise NotRecoverableError(f"no rank that is left has the weights of stage {', '.join(map(str, gone))}")
+    return Holding(current, holding.joined)

@@ -1,0 +1,156 @@
+"""Trains to the end although ranks are lost: those that are left regroup, plan anew and redo the iteration."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+
+from skippipe.checkpoint.directory import CheckpointDirectory
+from skippipe.errors import ActionError, SchedulerError
+from skippipe.train.connect.attempt import LeftBehindError
+from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.loop.standing import Standing, common_standing
+from skippipe.train.membership.heartbeat import Loss
+from skippipe.train.membership.members import Members
+from skippipe.train.observe.events import Event, RunRecovered, WorkerInterrupted, from_json
+from skippipe.train.observe.run_log import Reporting, RunLog
+from skippipe.train.prepare.continuing import continue_loop
+from skippipe.train.prepare.remaining import NotRecoverableError
+from skippipe.train.signals import StopRequest
+
+MOST_FRUITLESS = 3
+"""Generations in a row that end without a lost rank or another iteration: more would not help."""
+
+
+def train_to_the_end(
+    loop: TrainingLoop, members: Members | None, reporting: Reporting, directory: CheckpointDirectory, *, recover: bool
+) -> signal.Signals | None:
+    """Run a loop, and the loops that follow it when ranks are lost.
+
+    Args:
+        loop: of this rank.
+        members: all ranks; None: this is the only one.
+        reporting: where events go.
+        directory: of the run's checkpoints.
+        recover: whether those that are left go on; otherwise the error of a loss names the rank that is lost.
+
+    Returns:
+        None if all iterations are done; else the signal that asked the run to stop.
+
+    Raises:
+        NotRecoverableError: the ranks that are left cannot go on.
+        SchedulerError: training failed.
+
+    """
+    with StopRequest() as request, contextlib.ExitStack() as stack:
+        if members is None:
+            return loop.run(request)
+        recovery: Recovery | None = None
+        progress = Progress()
+        while True:
+            try:
+                if recovery is not None:
+                    loop = recovery.next_loop(stack)
+                    recovery = None
+                stopped_by = loop.run(request)
+                members.leave()
+            except SchedulerError as error:
+                if isinstance(error, NotRecoverableError | LeftBehindError):
+                    raise
+                loss = members.explain(error, recover=recover)
+                if loss is None:
+                    raise
+                if not recover:
+                    raise ActionError(f"{loss.reason}; {error}") from error.__cause__
+                reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
+                progress.check(loss, loop.iteration)
+                recovery = recovery or Recovery(loop, members, reporting, directory, loss.noticed_at)
+            else:
+                return stopped_by
+
+
+class Progress:
+    """Whether going on again and again leads anywhere."""
+
+    def __init__(self) -> None:
+        self._iteration, self._fruitless = -1, 0
+
+    def check(self, loss: Loss, iteration: int) -> None:
+        """Take note of a loss after so many iterations; raises `NotRecoverableError` if it is one too many."""
+        if loss.lost or iteration > self._iteration:
+            self._fruitless = 0
+        self._iteration, self._fruitless = iteration, self._fruitless + 1
+        if self._fruitless > MOST_FRUITLESS:
+            raise NotRecoverableError(f"{loss.reason}, {self._fruitless} times in a row")
+
+
+class Recovery:
+    """From a loss to the loop of those that are left; begun again where another rank is lost meanwhile."""
+
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        members: Members,
+        reporting: Reporting,
+        directory: CheckpointDirectory,
+        noticed_at: float,
+    ) -> None:
+        """Take the loop that was interrupted, and when (monotonic seconds)."""
+        self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
+        self._noticed_at = noticed_at
+        self._new_rank = {rank: rank for rank in range(loop.context.rendezvous.world)}
+
+    def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
+        """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
+        loop, members = self._loop, self._members
+        survivors = members.regroup(loop.standing.to_json(), loop.patience_s)
+        rendezvous = members.rendezvous
+        # Ranks before this recovery to those of now, over all losses since.
+        self._new_rank = {
+            before: survivors.new_rank[rank] for before, rank in self._new_rank.items() if rank in survivors.new_rank
+        }
+        standings = [Standing.from_json(survivors.standings[rank]) for rank in range(rendezvous.world)]
+        common = common_standing(standings)
+        loop.catch_up(common)
+        latest = None if common.latest is None else from_json(common.latest)
+        self._reporting.begin(rendezvous.rank, common.iteration - (latest is not None))
+        begin = time.monotonic()
+        following = continue_loop(
+            loop,
+            rendezvous,
+            new_rank=self._new_rank,
+            common=common,
+            directory=self._directory,
+            report=self._reporting,
+            stack=stack,
+        )
+        planning_s = time.monotonic() - begin
+        if self._reporting.log is not None:
+            self._report(self._reporting.log, following, latest, planning_s, survivors.lost, survivors.lost_names)
+        return following
+
+    def _report(  # noqa: PLR0913, PLR0917 - what there is to report
+        self,
+        log: RunLog,
+        following: TrainingLoop,
+        latest: Event | None,
+        planning_s: float,
+        lost: Sequence[int],
+        lost_names: Sequence[str],
+    ) -> None:
+        engines, context = following.engines, following.context
+        files = log.keep_files(context.spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
+        log(
+            RunRecovered(
+                iteration=following.iteration,
+                lost=list(lost),
+                lost_names=list(lost_names),
+                processes=context.rendezvous.world,
+                predicted_s=engines[0].predicted_s,
+                planning_s=planning_s,
+                seconds=time.monotonic() - self._noticed_at,
+                plan_files=files.plans,
+            )
+        )
+        if latest is not None:
+            log(latest)

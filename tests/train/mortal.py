@@ -1,0 +1,173 @@
+"""Ranks that may die, killed or stopped by their own hand at a chosen moment; forks, as warm workers are."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pool as pools
+import pytest
+import torch
+from torch import distributed as dist
+from train.alone import EventDict
+
+from skippipe.checkpoint.saving import CheckpointSaver
+from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
+from skippipe.runtime.executor import Executor
+from skippipe.train.config import TrainJob
+from skippipe.train.connect.rank_spec import GONE, RankSpec
+from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.observe.events import Event, to_json
+from skippipe.train.rank import train_rank
+from skippipe.train.resolve.resolve import resolve
+
+MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
+HOST = "127.0.0.1"
+PATIENCE_S = 240.0
+
+
+@dataclass(frozen=True)
+class Fate:
+    """When a rank dies or stops."""
+
+    moment: str
+    """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint"""
+    iteration: int
+    """in which, or after which the checkpoint is"""
+    number: signal.Signals = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What became of the ranks of a job."""
+
+    statuses: list[int]
+    """exit status of each, negative for a signal"""
+    events: list[EventDict]
+    """those that any rank has reported, in order"""
+
+
+def live(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, fates: dict[int, Fate]) -> Lives:
+    """Train with one process for each entry of `names`; they meet their fates, by rank."""
+    store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    (folder / "run").mkdir()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(pools.PRELOADED)
+    ranks = [
+        context.Process(target=_be_rank, args=(rank, job, names, folder, store.port, fates.get(rank)), daemon=True)
+        for rank in range(len(names))
+    ]
+    for process in ranks:
+        process.start()
+    _be_parent(ranks, store, folder, [rank for rank, fate in fates.items() if fate.number == signal.SIGSTOP])
+    lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
+    timed = sorted((json.loads(line) for line in lines), key=lambda line: line["at"])
+    return Lives([process.exitcode or 0 for process in ranks], [line["event"] for line in timed])
+
+
+def _be_parent(ranks: Sequence[ForkServerProcess], store: Any, folder: Path, stopping: Sequence[int]) -> None:
+    """Tell the store how ranks end, as the parent of local workers does; wake those up that the others left behind."""
+    deadline, told = time.monotonic() + PATIENCE_S, set[int]()
+    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+        for rank, process in enumerate(ranks):
+            if process.exitcode and rank not in told:
+                told.add(rank)
+                store.append(GONE, f"{rank} ")
+            if rank in stopping and process.is_alive() and process.pid and _have_recovered(folder):
+                os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.02)
+    for process in ranks:
+        process.kill()
+        process.join()
+
+
+def _have_recovered(folder: Path) -> bool:
+    return any('"recovered"' in path.read_text() for path in folder.glob("events-*"))
+
+
+def _be_rank(
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
+) -> NoReturn:
+    status = 1
+    torch.set_num_threads(1)
+    try:
+        with (folder / f"events-{rank}").open("w", buffering=1) as file, pytest.MonkeyPatch.context() as patch:
+            _set_fate(patch, fate)
+
+            def report(event: Event) -> None:
+                file.write(json.dumps({"at": time.monotonic(), "event": json.loads(to_json(event))}) + "\n")
+
+            rank_spec = RankSpec(
+                rank, len(names), names[rank], HOST, port, supervised=True, agent_store=True, local_rank=rank
+            )
+            train_rank(resolve(job), rank_spec, folder / "run", report)
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may get past this fork
+        (folder / f"error-{rank}").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
+    """Have this process send itself a signal at the chosen moment."""
+    if fate is None:
+        return
+    now = 0
+    iterate: Callable[..., Any] = TrainingLoop._iterate
+    step_of: Callable[..., Callable[[], None]] = Executor._step_of
+    write: Callable[..., None] = CheckpointSaver._write
+
+    def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
+        nonlocal now
+        now = number
+        try:
+            return iterate(loop, number, *rest)
+        finally:
+            now = 0
+
+    def meet(run: Callable[[], None]) -> None:
+        if fate.moment == "step":
+            run()
+        if now == fate.iteration:
+            os.kill(os.getpid(), fate.number)
+        if fate.moment != "step":
+            run()
+
+    def step_that_may_be_the_last(executor: Executor, action: Action) -> Callable[[], None]:
+        run = step_of(executor, action)
+        return partial(meet, run) if moment_of(action) == fate.moment else run
+
+    def write_that_may_be_the_last(saver: CheckpointSaver, staging: Path, copied: Any) -> None:
+        if str(fate.iteration) in staging.name:
+            os.kill(os.getpid(), fate.number)
+        write(saver, staging, copied)
+
+    patch.setattr(TrainingLoop, "_iterate", iterating)
+    if fate.moment == "checkpoint":
+        patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
+    else:
+        patch.setattr(Executor, "_step_of", step_that_may_be_the_last)
+
+
+def moment_of(action: Action) -> str:
+    """The one of `MOMENTS` that an action is."""
+    match action:
+        case Task(kind="F"):
+            return "forward"
+        case Task(kind="B"):
+            return "backward"
+        case Reduce():
+            return "reduction"
+        case Norm():
+            return "norm"
+        case Step():
+            return "step"
+    return ""

@@ -1,0 +1,159 @@
+"""Ranks that die or stop while they train: those that are left go on, and learn what they would have learnt."""
+
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool import Pool
+from train.alone import EventDict, free_port, of_kind, train_in_pool
+from train.conftest import Folder
+from train.jobs import make_cluster, make_job
+from train.mortal import MOMENTS, Fate, Lives, live
+from train.test_resume import one_rank
+
+from skippipe.config import PhaseConfig, PhasesConfig
+from skippipe.train.config import TrainJob
+from skippipe.train.resolve.resolve import resolve
+
+FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
+ITERATIONS, FATAL = 6, 4
+
+
+def job(prepared: Path, **changes: Any) -> TrainJob:
+    """Two stages of two nodes each, all of them replicas: any one may be lost."""
+    settings: dict[str, Any] = {
+        "cluster": make_cluster(4, [2, 2]), "train__iterations": ITERATIONS, "train__validate_every": None,
+        "checkpoint__every": FATAL, "data__prepared": str(prepared), "runtime__heartbeat_s": 10.0,
+        "train__warmup": 0.0,
+    }  # fmt: skip
+    return make_job(**settings | changes)
+
+
+def iterations(events: list[EventDict]) -> dict[int, EventDict]:
+    """Events of the iterations by number, as last reported."""
+    return {event["iteration"]: event for event in of_kind(events, "iteration")}
+
+
+def explained(lives: Lives, folder: Path) -> str:
+    errors = {path.name: path.read_text()[-2000:] for path in folder.glob("error-*")}
+    return f"{lives.statuses} {json.dumps(errors, indent=1)}".replace("\\n", "\n")
+
+
+FULL = {"schedule__skip_ratio": 0.0, "schedule__max_swaps": 0, "train__dtype": "float64"}
+"""Without skips and swaps, losses depend neither on the plan nor on who serves the stages."""
+
+
+@pytest.fixture(scope="module")
+def unbroken(pool: Pool, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, EventDict]:
+    """Iterations of a run that loses nobody."""
+    return iterations(train_in_pool(pool, job(prepared, **FULL), FOUR, tmp_path_factory.mktemp("unbroken")))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """No token is lost and none counted twice: losses and norms are those of a run that loses nobody."""
+    victim = random.Random(moment).randrange(4)
+    path = folder("run")
+    lives = live(job(prepared, **FULL), FOUR, path, {victim: Fate(moment, FATAL)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["lost"], recovered["lost_names"]) == ([victim], [f"local-{victim}"])
+    assert recovered["processes"] == 3
+    assert recovered["iteration"] in {FATAL - 1, FATAL, FATAL + 1}
+    done = iterations(lives.events)
+    for number, event in unbroken.items():
+        if number == recovered["iteration"] and number not in done:
+            continue  # all have taken its step, but its loss was known to the lost rank alone
+        assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-9)
+        assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
+        assert done[number]["tokens"] == event["tokens"]
+    assert len(done) >= ITERATIONS - 1
+    if moment == "step":
+        assert recovered["iteration"] == FATAL, "the others take the step too"
+    if moment in {"forward", "backward", "reduction", "norm"}:
+        assert recovered["iteration"] == FATAL - 1, "it is redone"
+
+
+def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """One of each stage, the one that reports among them; the second may die before or while the others regroup."""
+    path = folder("run")
+    fates = {0: Fate("norm", FATAL), 3: Fate("backward", FATAL)}
+    lives = live(job(prepared, **FULL), FOUR, path, fates)
+    assert lives.statuses == [-signal.SIGKILL, 0, 0, -signal.SIGKILL], explained(lives, path)
+    last = of_kind(lives.events, "recovered")[-1]
+    assert (last["lost"], last["processes"], last["iteration"]) == ([0, 3], 2, FATAL - 1)
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in unbroken.values()], rel=1e-9
+    )
+
+
+def test_before_a_phase_that_needs_the_node(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Lost in a phase that has no work for it: the plan of the phase to come does without it too."""
+    growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
+    asked, path = job(prepared, **FULL, phases=growing, train__new_layers="copy"), folder("run")
+    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    victim = resolve(asked).layout.stages[1][0]
+    lives = live(asked, FOUR, path, {victim: Fate("norm", 2)})
+    assert sorted(lives.statuses) == [-signal.SIGKILL, 0, 0, 0], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert sorted(recovered["plan_files"]) == ["0", "3"]
+    (changed,) = of_kind(lives.events, "plan_changed")
+    assert (changed["iteration"], changed["stages"]) == (4, [0, 1])
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
+def test_one_that_stops_is_left_behind(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """It is noticed by its silence. When it wakes up, it finds that the others have gone on, and ends."""
+    path = folder("run")
+    lives = live(
+        job(prepared, **FULL, runtime__heartbeat_s=3.0), FOUR, path, {1: Fate("forward", FATAL, signal.SIGSTOP)}
+    )
+    assert lives.statuses == [0, 1, 0, 0], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert recovered["lost"] == [1]
+    waited = {event["rank"]: event for event in of_kind(lives.events, "interrupted")}
+    assert {0, 2, 3} <= waited.keys()
+    assert all("executor.py" in waited[rank]["stack"] for rank in (0, 2, 3))
+    assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
+
+
+def test_a_stage_without_nodes_ends_the_others(prepared: Path, folder: Folder) -> None:
+    path = folder("run")
+    asked = job(prepared, cluster=make_cluster(4, [3, 1]))
+    single = resolve(asked).layout.stages[1][0]
+    lives = live(asked, FOUR, path, {single: Fate("backward", FATAL)})
+    assert lives.statuses == [-signal.SIGKILL if rank == single else 1 for rank in range(4)]
+    for rank in set(range(4)) - {single}:
+        error = (path / f"error-{rank}").read_text()
+        assert f"lost node local-{single}, and no other node serves stage 1" in error
+    assert not of_kind(lives.events, "recovered")
+
+
+def test_as_a_run_that_began_with_the_nodes_that_are_left(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Bit for bit in float32, with skips and swaps: from the same state, by the same plan."""
+    mortal, whole, fewer = folder("mortal"), folder("whole"), folder("fewer")
+    asked = job(prepared)
+    lives = live(asked, FOUR, mortal, {0: Fate("backward", FATAL)})
+    assert lives.statuses[1:] == [0, 0, 0], explained(lives, mortal)
+    (recovered,) = of_kind(lives.events, "recovered")
+    after = recovered["iteration"]
+    port = free_port()
+    pool.run(one_rank, [(asked, None, whole, port, after - 1) for _ in FOUR], timeout_s=120)
+    plan = mortal / "run" / recovered["plan_files"]["0"]
+    again = job(
+        prepared, plan=str(plan), checkpoint__resume=str(whole), cluster=make_cluster(4, [2, 2]),
+        train__iterations=ITERATIONS,
+    )  # fmt: skip
+    reported = train_in_pool(pool, again, FOUR[1:], fewer)
+    ours, theirs = iterations(lives.events), iterations(reported)
+    assert sorted(theirs) == list(range(after + 1, ITERATIONS + 1))
+    for number, event in theirs.items():
+        assert [ours[number][key] for key in ("loss", "norm")] == [event[key] for key in ("loss", "norm")]
+    assert of_kind(lives.events, "validation")[-1]["loss"] == of_kind(reported, "validation")[-1]["loss"]
