@@ -11,6 +11,7 @@ from skippipe.config import (
     AT_LEAST_1,
     AllocateConfig,
     ClusterConfig,
+    LinkChange,
     PhasesConfig,
     PlannerConfig,
     Range,
@@ -43,6 +44,8 @@ class RuntimeConfig:
     """emulated links: factor on transfer times; 0.1: ten times as fast"""
     contention: str = setting("none", choices=CONTENTIONS)
     """emulated links: which messages leave one after the other: none, those of a link, or all of a node's uplink"""
+    link_changes: list[LinkChange] = field(default_factory=list)
+    """emulated links: changes during the run, e.g. [{after: 20, factor: 4, senders: [tokyo-0]}]"""
     processes: int | None = setting(None, within=AT_LEAST_1)
     """processes of a local run, over which the nodes are distributed; null: one per node"""
     port: int = setting(0, within=Range(0, 65535))

@@ -187,6 +187,7 @@ class TrainingLoop:
     def _iterate(self, number: int, engine: Engine, asked: Callable[[], bool]) -> IterationResult:
         """Train one iteration, and adjust the loss scale."""
         checkpoints = self._checkpoints
+        self._context.links.begin_iteration(number)
         torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
         result = engine.iterate(
             self._batches(number),

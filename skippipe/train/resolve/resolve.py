@@ -100,6 +100,8 @@ def communication_of(runtime: RuntimeConfig) -> CommunicationSpec:
             value, default = getattr(communication, name), getattr(CommunicationSpec, name)
             if value != default:
                 raise unexpected(f"runtime.{name}", value, f"{default} with runtime.links=real")
+        if communication.link_changes:
+            raise unexpected("runtime.link_changes", len(communication.link_changes), "[] with runtime.links=real")
     return communication
 
 
@@ -169,13 +171,13 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
 def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
     runtime = (
-        "links", "time_scale", "contention", "recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype",
-        "deterministic",
+        "links", "time_scale", "contention", "link_changes", "recv_buffers", "sends_in_flight", "calibrate",
+        "autocast", "wire_dtype", "deterministic",
     )  # fmt: skip
     groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
-        "runtime": {name: getattr(job.runtime, name) for name in runtime},
+        "runtime": {name: dataclasses.asdict(job.runtime)[name] for name in runtime},
         "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
     }
     if job.plan is None:

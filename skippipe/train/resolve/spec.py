@@ -1,12 +1,12 @@
 """The description of a run. Everything after `resolve` takes it and reads no settings."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from skippipe.allocation import Allocation
-from skippipe.config import AllocateConfig, PhasesConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import AllocateConfig, LinkChange, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
 from skippipe.phases import Phase
@@ -72,6 +72,8 @@ class CommunicationSpec:
     """factor on the transfer times of emulated links"""
     contention: Literal["none", "link", "uplink"] = "none"
     """which messages leave one after the other over emulated links"""
+    link_changes: Sequence[LinkChange] = ()
+    """of emulated links, during the run"""
     recv_buffers: int = 2
     """inputs that may wait on each link"""
     sends_in_flight: int = 2
