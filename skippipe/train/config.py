@@ -26,6 +26,7 @@ LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
+REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -124,6 +125,14 @@ class TrainConfig:
     """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
     """also validate the full model on as much of the training text: the sequences trained on first"""
+    replan: str = setting("off", choices=REPLANS)
+    """other plans during the run, for nodes and links as training measures them: off; routes: other routes and order;
+    allocation: nodes may also change stages, with their weights and optimizer state, but for those of stage 0"""
+    replan_gain: float = setting(0.05, within=Range(0, 1, open_low=True))
+    """least fraction of the iteration time that another plan has to save; also how much the time has to change before
+    one is searched"""
+    replan_wait: int = setting(8, within=AT_LEAST_1)
+    """iterations until the next search after a plan, or a search, that brought nothing; doubles each time"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
     """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
     copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""

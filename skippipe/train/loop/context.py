@@ -34,6 +34,8 @@ class RankContext:
     """per validation"""
     vocabulary: int
     """tokens are below it"""
+    clock_offset_s: float
+    """reading of the clock of rank 0 less that of this rank"""
 
     @property
     def message_spec(self) -> MessageSpec:

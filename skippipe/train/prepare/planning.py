@@ -47,11 +47,6 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def plan_sha256(plan: Plan) -> str:
-    """Hash of a plan but for how it was found."""
-    return hashlib.sha256(plan.without_report().to_json().encode()).hexdigest()
-
-
 def kept_plans(resume: ResumePoint, requests: Sequence[str]) -> list[Plan | None]:
     """For every phase the plan in the checkpoint that the run resumes from, if one was asked for the same."""
     plans = {} if resume.checkpoint is None else resume.checkpoint.plans

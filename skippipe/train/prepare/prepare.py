@@ -9,14 +9,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from skippipe._scheduler import Cluster
+from skippipe._scheduler import Cluster, Plan
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
+from skippipe.errors import unexpected
 from skippipe.model.settings import plain_settings
+from skippipe.plan_file import plan_sha256
 from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import RunMetadata, TrainingLoop
@@ -29,11 +33,10 @@ from skippipe.train.prepare.planning import (
     kept_plans,
     make_plans,
     plan_ready,
-    plan_sha256,
     planning_s,
     request_sha256,
 )
-from skippipe.train.prepare.prediction import judge_prediction, measured_workload
+from skippipe.train.prepare.prediction import Prediction, judge_prediction, measured_workload
 from skippipe.train.prepare.resume import READING_S, ResumePoint
 from skippipe.train.prepare.stages import (
     PartitionedModel,
@@ -44,7 +47,7 @@ from skippipe.train.prepare.stages import (
     warm_up,
     weight_bytes,
 )
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import PlanPhase, RunSpec
 
 SAVING_TIMEOUT_S = 3600.0
 """Time limit for the ranks to write a checkpoint together."""
@@ -99,6 +102,8 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         saver=saver,
         trace=None if log is None else log.file(TRACE),
         report=log or _ignore,
+        make_engine=lambda phase, plan, request: _engine_of(context, model, phase, plan, request),
+        closed_loop=None if log is None else ClosedLoop(spec.replan, log, log),
     )
 
 
@@ -132,6 +137,7 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         buffers=MessageBuffers(message_spec),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
+        clock_offset_s=clock_offset_s(rendezvous, links.control),
     )
 
 
@@ -199,15 +205,9 @@ def _prepare_engines(
     )
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
     predictions = [judge_prediction(plan, model, spec, device) for plan in plans]
+    _check_replan(spec, predictions)
     engines = [
-        Engine(
-            context,
-            phase,
-            plan,
-            predicts=prediction.holds,
-            request_sha256=request,
-            flops=iteration_flops(phase, plan, model),
-        )
+        _engine_of(context, model, phase, plan, request, predicts=prediction.holds)
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
@@ -225,6 +225,20 @@ def _prepare_engines(
         if resume.checkpoint is not None:
             log(resume.event(plan_kept=any(kept) and spec.layout.plan is None))
     return engines
+
+
+def _check_replan(spec: RunSpec, predictions: Sequence[Prediction]) -> None:
+    """Raise `InputError` where other plans are asked for, but times of plans say nothing about this run."""
+    unknown = next((prediction.note for prediction in predictions if not prediction.holds), None)
+    if spec.replan.mode != "off" and unknown is not None:
+        raise unexpected("train.replan", spec.replan.mode, "off", hint=unknown)
+
+
+def _engine_of(  # noqa: PLR0913 - what an engine depends on
+    context: RankContext, model: PartitionedModel, phase: PlanPhase, plan: Plan, request: str, *, predicts: bool = True
+) -> Engine:
+    flops = iteration_flops(phase, plan, model)
+    return Engine(context, phase, plan, predicts=predicts, request_sha256=request, flops=flops)
 
 
 def _count_parameters(context: RankContext) -> int:

@@ -29,6 +29,7 @@ from skippipe.train.resolve.spec import (
     ModelSpec,
     OptimizerSpec,
     PlanPhase,
+    ReplanSpec,
     RunSpec,
 )
 
@@ -70,6 +71,7 @@ def resolve(job: TrainJob) -> RunSpec:
         iterations=train.iterations,
         seed=train.seed,
         stage_gradient=cast("Any", train.stage_gradient),
+        replan=ReplanSpec(cast("Any", train.replan), train.replan_gain, train.replan_wait),
         new_layers=cast("Any", train.new_layers),
         validate_every=train.validate_every,
         validate_training=train.validate_training,

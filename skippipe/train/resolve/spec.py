@@ -114,6 +114,18 @@ class PlanPhase(Phase):
 
 
 @dataclass(frozen=True)
+class ReplanSpec:
+    """Whether and when a run looks for other plans."""
+
+    mode: Literal["off", "routes", "allocation"]
+    """what may change: nothing; routes and order; also which stage a node serves"""
+    gain: float
+    """least fraction of the iteration time that a plan has to save"""
+    wait: int
+    """iterations until the next search after one that brought nothing"""
+
+
+@dataclass(frozen=True)
 class CheckpointSpec:
     """Which checkpoints are written, and from which one the run resumes."""
 
@@ -176,6 +188,7 @@ class RunSpec:
     seed: int
     """of the weights and of the order of the text"""
     stage_gradient: Literal["exact", "per_visit"]
+    replan: ReplanSpec
     new_layers: Literal["init", "copy"]
     """weights of layers whose stage joins in a later phase"""
     validate_every: int | None

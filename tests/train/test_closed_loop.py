@@ -1,0 +1,149 @@
+"""Predicted and measured times side by side, and another plan where links have changed."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pool as pools
+import pytest
+from pool import Pool
+from train.alone import free_port, of_kind, train_alone, train_in_pool
+from train.conftest import Folder
+from train.jobs import make_cluster, make_job
+
+from skippipe.cluster import load_cluster
+from skippipe.config import AllocateConfig, LinkChange, LinkProfile
+from skippipe.errors import InputError
+from skippipe.plan_file import load_plan
+from skippipe.runtime.actions import Step
+from skippipe.runtime.executor import Timings
+from skippipe.runtime.links.gloo import GlooLink
+from skippipe.train.config import TrainJob
+from skippipe.train.connect.clocks import clock_offset_s
+from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rendezvous import join
+from skippipe.train.loop.timelines import TimelineExchange
+from skippipe.train.observe.display import iteration_lines
+from skippipe.train.observe.events import IterationDone
+from skippipe.train.resolve.spec import CommunicationSpec
+
+FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
+STAGES = [[0], [1], [2, 3]]
+LATENCY_S, FACTOR = 0.04, 12.0
+SLOW = [(1, 2), (2, 0)]
+"""Links that become slower by the factor: local-3 is then the better replica."""
+
+
+def replanned_job(folder: Path, **changes: Any) -> TrainJob:
+    """Messages take far longer than tasks, so that the machine's own pace hardly matters."""
+    (folder / "stages.json").write_text(json.dumps({"stages": STAGES}))
+    cluster = make_cluster(4, [1, 1, 2])
+    cluster.inside = cluster.between = LinkProfile(LATENCY_S, 1e9)
+    slower = [LinkChange(2, FACTOR, [f"local-{i}"], [f"local-{j}"]) for i, j in SLOW]
+    asked: dict[str, Any] = {
+        "cluster": cluster, "allocate": AllocateConfig(stages=str(folder / "stages.json")), "schedule__skip_ratio": 0.0,
+        "schedule__microbatches_per_source": 4, "train__iterations": 12, "train__validate_every": None,
+        "train__replan": "routes", "runtime__links": "emulated", "runtime__link_changes": slower,
+        "checkpoint__every": None,
+    }  # fmt: skip
+    return make_job(**asked | changes)
+
+
+def uses(path: Path, links: list[tuple[int, int]]) -> int:
+    """How often a plan's microbatches take these links."""
+    count = 0
+    for microbatch in load_plan(str(path)).microbatches:
+        way = [*microbatch.nodes, microbatch.source]
+        way = [*way, *reversed(way[:-1])]
+        count += sum(pair in links for pair in zip(way, way[1:], strict=False))
+    return count
+
+
+def test_links_that_become_slow_are_avoided(folder: Folder, pool: Pool) -> None:
+    path = folder("run")
+    reported = train_in_pool(pool, replanned_job(path), FOUR, path)
+    (plan,) = of_kind(reported, "plan")
+    changes = of_kind(reported, "plan_changed")
+    searched = of_kind(reported, "plan_searched")
+    assert changes, searched
+    change = changes[0]
+    assert [event["iteration"] for event in searched if event["taken"]] == [event["iteration"] - 1 for event in changes]
+    assert change["iteration"] > 4, "a single slow iteration is not enough"
+    assert change["previous_s"] > (1 + 0.05) * change["predicted_s"]
+    assert change["moved_stages"] == []
+    assert uses(path / change["plan_file"], SLOW) < uses(path / "plan.json", SLOW)
+    iterations = of_kind(reported, "iteration")
+    assert len(iterations) == 12
+    assert [event["predicted_s"] for event in iterations[:3]] == [plan["predicted_s"]] * 3
+    after = next(event for event in iterations if event["iteration"] == change["iteration"])
+    assert after["predicted_s"] == change["predicted_s"]
+    assert all(event["message_ratio"] > 0.9 for event in iterations[1:]), "never sooner than the links deliver"
+    assert all(event["task_ratio"] > 0 and event["iteration_ratio"] > 0 for event in iterations[1:])
+    profile = load_cluster(str(path / "profile.json"))
+    assert "measured in training" in str(profile.source)
+    seen = [pair for pair in SLOW if profile.transfer_matrix()[pair] > 0.9 * FACTOR * LATENCY_S]
+    assert seen, profile.transfer_matrix()
+
+
+def test_a_run_without_replanning_keeps_its_plan_and_a_profile(folder: Folder, pool: Pool) -> None:
+    path = folder("run")
+    job = replanned_job(path, train__replan="off", train__iterations=5)
+    reported = train_in_pool(pool, job, FOUR, path)
+    assert not of_kind(reported, "plan_changed")
+    assert not of_kind(reported, "plan_searched")
+    ratios = [event.get("message_ratio") for event in of_kind(reported, "iteration")]
+    assert ratios[0] is None
+    assert max(ratios[2:]) > 2 > ratios[1]
+    assert load_cluster(str(path / "profile.json")).names == [f"local-{i}" for i in range(4)]
+
+
+def test_replanning_needs_times_that_hold(folder: Folder) -> None:
+    job = make_job(runtime__group=4, train__replan="routes")
+    with pytest.raises(InputError, match=r"train\.replan: expected off, got routes; microbatches share passes"):
+        train_alone(job, folder("run"))
+
+
+# --- clocks and timelines
+
+
+def exchange_times(rank: int, world: int) -> list[tuple[float, list[float]]]:
+    """Ranks have 1, 2, ... actions, and clocks that are behind that of rank 0 by as many seconds as their number."""
+    actions = [number + 1 for number in range(world)]
+    ends = [10.0 * rank + number for number in range(rank + 1)]
+    timings = Timings((Step(),) * len(ends), [0.0, *ends[:-1]], ends, 100.0 - rank)
+    found = TimelineExchange(GlooLink(), rank, actions, timings, float(rank)).finish(20.0)
+    return [(timeline.began_at, list(timeline.ends)) for timeline in found]
+
+
+def test_rank_0_gets_all_timelines_on_its_clock(pool: Pool) -> None:
+    found, *others = pool.run(exchange_times, [(3,)] * 3)
+    assert found == [(100.0, [0.0]), (100.0, [10.0, 11.0]), (100.0, [20.0, 21.0, 22.0])]
+    assert others == [[], []]
+
+
+def compare_clocks(rank: int, world: int, port: int, back: str) -> float:
+    """Ranks 0 and 1 are on one machine, rank 2 on another, whose clock is an hour ahead."""
+    pools.leave()
+    spec = RankSpec(rank, world, (f"n{rank}",), "127.0.0.1", port, supervised=True)
+    ahead_s = 3600.0 if rank == 2 else 0.0
+    with join(spec, CommunicationSpec(start_timeout_s=60.0)) as rendezvous:
+        machine = "far" if rank == 2 else "near"
+        link = GlooLink(rendezvous.group)
+        found = clock_offset_s(rendezvous, link, machine, lambda: time.perf_counter() + ahead_s)
+    pools.join(rank, world, back)
+    return found
+
+
+def test_clocks_of_other_machines_are_compared(pool: Pool, tmp_path: Path) -> None:
+    offsets = pool.run(compare_clocks, [(3, free_port(), str(tmp_path / "back"))] * 3)
+    assert offsets[:2] == [0.0, 0.0]
+    assert offsets[2] == pytest.approx(-3600.0, abs=1.0)
+
+
+def test_iteration_line() -> None:
+    event = IterationDone(
+        iteration=3, loss=2.0, tokens=10, tokens_per_s=5.0, iteration_s=2.0, norm=1.0, learning_rate=0.1, predicted_s=1.0,
+        iteration_ratio=2.0, task_ratio=1.25, message_ratio=None,
+    )  # fmt: skip
+    assert "measured 2.000 s  predicted 1.000 s (x2.00, tasks x1.25)  norm" in iteration_lines(event)[0]
