@@ -4,13 +4,14 @@ What it decides is in `replan_policy.py`, what it measures in `observed.py` and 
 thread beside the training; the planner holds no lock of Python.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from skippipe._scheduler import Cluster, Plan
-from skippipe.train.loop.engine import Engine, IterationResult
+from skippipe.config import PlannerConfig
+from skippipe.runtime.actions import Program
 from skippipe.train.loop.live_profile import LiveProfile
 from skippipe.train.loop.observed import Ratios, observe, ratios
 from skippipe.train.loop.replan_policy import (
@@ -25,6 +26,7 @@ from skippipe.train.loop.replan_policy import (
     may_search,
 )
 from skippipe.train.loop.replanning import Candidate, Question, find_plan, retimed_s
+from skippipe.train.loop.timelines import RankTimeline
 from skippipe.train.observe.events import PlanSearched, Report
 from skippipe.train.resolve.spec import ReplanSpec
 
@@ -37,6 +39,38 @@ class Files(Protocol):
 
     def keep_profile(self, cluster: Cluster) -> None:
         """Write the cluster as it is now."""
+
+
+class PlanInUse(Protocol):
+    """What runs; see `skippipe.train.loop.engine.Engine`."""
+
+    @property
+    def plan(self) -> Plan:
+        """Routes and order."""
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """Of all ranks; none where microbatches share passes."""
+
+    @property
+    def rank_of(self) -> Sequence[int]:
+        """The rank that serves each node."""
+
+    @property
+    def recv_buffers(self) -> int:
+        """Receives posted ahead, per sending rank."""
+
+    @property
+    def shared(self) -> Literal["none", "link", "uplink"]:
+        """What messages have to take turns on."""
+
+    @property
+    def planned_s(self) -> float:
+        """Iteration time of the plan."""
+
+    @property
+    def predicted_s(self) -> float | None:
+        """The same, if it is a prediction for this run."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +101,8 @@ class ClosedLoop:
         self._spec, self._files, self._report = spec, files, report
         self._policy = ReplanPolicy(spec.gain, spec.wait)
         self._state = ReplanState(spec.wait)
-        self._engine: Engine | None = None
+        self._engine: PlanInUse | None = None
+        self._planner = PlannerConfig()
         self._profile: LiveProfile | None = None
         self._planned_s = 0.0
         self._measured: list[float] = []
@@ -80,43 +115,57 @@ class ClosedLoop:
         """Wait for a search that still runs."""
         self._thread.shutdown(cancel_futures=True)
 
-    def begin(self, engine: Engine) -> None:
-        """A plan comes into use."""
-        same_phase = self._engine is not None and self._engine.phase is engine.phase
-        self._engine, self._taken = engine, None
-        if not same_phase:  # other stages and layers: what was measured of the links still holds
+    def begin(self, engine: PlanInUse, planner: PlannerConfig, *, adopted: bool) -> None:
+        """A plan comes into use.
+
+        Args:
+            engine: what runs it.
+            planner: how other plans are searched.
+            adopted: whether it has taken the place of another plan of the same phase.
+
+        """
+        self._engine, self._planner, self._taken = engine, planner, None
+        if not adopted:  # other stages and layers: what was measured of the links still holds
             cluster = engine.plan.cluster
             self._profile = LiveProfile(cluster) if self._profile is None else self._profile.rebased(cluster)
             self._state, self._measured = replace(self._state, trial=None), []
             self._search = None
         self._planned_s = engine.planned_s
 
-    def after(self, iteration: int, result: IterationResult, following: int) -> Ratios:
-        """After an iteration; `following` are those that the plan in use is still to run."""
+    def after(self, iteration: int, timelines: Sequence[RankTimeline], seconds: float, following: int) -> Ratios:
+        """Compare an iteration with its prediction, and begin to look for another plan if it is time.
+
+        Args:
+            iteration: its number.
+            timelines: of all ranks.
+            seconds: that it took.
+            following: iterations that the plan in use is still to run.
+
+        """
         engine, profile = self._engine, self._profile
         assert engine is not None, "a plan is in use"
         assert profile is not None, "a plan is in use"
         if not engine.programs:
             return Ratios(None, None)
         seen = observe(
-            engine.programs, result.timelines, recv_buffers=engine.recv_buffers, shared=engine.shared,
+            engine.programs, timelines, recv_buffers=engine.recv_buffers, shared=engine.shared,
             expected_s=profile.transfer_s(),
         )  # fmt: skip
         profile.add(seen)
         if self._spec.mode != "off" and engine.predicted_s is not None:
-            self._measured = [*self._measured, result.seconds][-TRIAL:]
-            self._state = after_iteration(self._policy, self._state, iteration, result.seconds)
+            self._measured = [*self._measured, seconds][-TRIAL:]
+            self._state = after_iteration(self._policy, self._state, iteration, seconds)
             if following and self._search is None and self._taken is None:
                 self._begin_search(iteration, engine, profile.cluster())
         return ratios(seen, engine.plan.cluster)
 
-    def _begin_search(self, iteration: int, engine: Engine, cluster: Cluster) -> None:
+    def _begin_search(self, iteration: int, engine: PlanInUse, cluster: Cluster) -> None:
         """Look for another plan, if it is time."""
         now_s = retimed_s(engine.plan, cluster, engine.rank_of)
         if may_search(self._policy, self._state, iteration, self._planned_s, now_s):
             self._files.keep_profile(cluster)
             reallocate = self._spec.mode == "allocation"
-            question = Question(engine.plan, cluster, engine.phase.planner, engine.rank_of, reallocate)
+            question = Question(engine.plan, cluster, self._planner, engine.rank_of, reallocate)
             self._search = self._thread.submit(find_plan, question)
 
     def wants_change(self, iteration: int, following: int, change_s: ChangeTime) -> bool:

@@ -1,11 +1,11 @@
 """A cluster whose figures follow what training measures.
 
-A figure is the median of what the last iterations saw: one odd iteration changes nothing, and a lasting change counts
-from its second iteration on. Messages of one size cannot tell latency from bandwidth: both are taken to change by the
-same factor, which is exact for messages and an assumption for all-reduces. Where a cluster has regions, links that
-carried no message are taken to change as those between the same regions did. A link that is used no more keeps its last
-figure, and one that the cluster says takes no time stays so. All-reduces, optimizer steps and the norm keep the
-figures of the cluster.
+A figure is the median of what the last three iterations saw, and at first of the plan's own: one odd iteration changes
+nothing, and a lasting change counts from its second iteration on. Messages of one size cannot tell latency from
+bandwidth: both are taken to change by the same factor, which is exact for messages and an assumption for all-reduces.
+Where a cluster has regions, links that carried no message are taken to change as those between the same regions did. A
+link that is used no more keeps its last figure, and one that the cluster says takes no time stays so. All-reduces,
+optimizer steps and the norm keep the figures of the cluster.
 """
 
 import json
@@ -44,7 +44,7 @@ class LiveProfile:
         self.iterations += 1
         columns = {"F": self._base.forward_s, "B": self._base.backward_s, "L": self._base.loss_s}
         for (node, kind), seconds in seen.tasks.items():
-            known = self._tasks.setdefault((node, kind), deque([float(columns[kind][node])], WINDOW))
+            known = self._tasks.setdefault((node, kind), deque([float(columns[kind][node])] * 2, WINDOW))
             known.append(statistics.median(seconds))
         before = self.transfer_s()
         for pair, messages in _by_link(seen.messages).items():
@@ -52,7 +52,7 @@ class LiveProfile:
             exact = [message.seconds for message in messages if message.exact]
             below = [message.seconds for message in messages if not message.exact and message.seconds < now]
             if exact or below:
-                self._links.setdefault(pair, deque([now], WINDOW)).append(statistics.median(exact or below))
+                self._links.setdefault(pair, deque([now] * 2, WINDOW)).append(statistics.median(exact or below))
 
     def rebased(self, cluster: Cluster) -> "LiveProfile":
         """The same links with the nodes of another cluster, such as that of a later phase."""

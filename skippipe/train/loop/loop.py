@@ -6,10 +6,10 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,6 @@ from skippipe.train.observe.utilization import UtilizationMeter
 from skippipe.train.resolve.spec import PlanPhase
 from skippipe.train.signals import StopRequest
 
-EngineFactory = Callable[[PlanPhase, Plan, str], Engine]
-"""Makes the engine of a phase's plan; the text is the hash of what the plan was asked for."""
 OPTIMIZER = "optimizer"
 """Prefix of the names of optimizer state in a checkpoint."""
 
@@ -88,6 +86,15 @@ class RunMetadata:
     """every setting of the model, by the names of transformers"""
 
 
+class Factory(NamedTuple):
+    """Makes what a plan needs that is adopted during the run."""
+
+    engine: Callable[[PlanPhase, Plan, str], Engine]
+    """of a phase's plan; the text is the hash of what the plan was asked for"""
+    stage: Callable[[int, Collection[int]], Stage]
+    """by number; weights of the layers that have joined follow"""
+
+
 class TrainingLoop:
     """One rank's share of a run."""
 
@@ -104,7 +111,7 @@ class TrainingLoop:
         saver: CheckpointSaver | None,
         trace: Path | None,
         report: Report,
-        make_engine: EngineFactory,
+        factory: Factory,
         closed_loop: ClosedLoop | None,
     ) -> None:
         """Take what has been prepared.
@@ -120,12 +127,12 @@ class TrainingLoop:
             saver: writes checkpoints; None: none are written.
             trace: the file for a trace of profiled iterations, on rank 0.
             report: takes the events.
-            make_engine: for plans that are adopted during the run.
+            factory: for plans that are adopted during the run.
             closed_loop: compares predicted and measured times, on rank 0.
 
         """
         self._spec, self._context, self._engines = context.spec, context, list(engines)
-        self._make_engine, self._closed_loop = make_engine, closed_loop
+        self._factory, self._closed_loop = factory, closed_loop
         self._optimizer, self._start, self._weights = optimizer, start, weights
         self._holding = Holding(context.holding(), start.layers)
         scaled = context.spec.precision.autocast == "float16"
@@ -241,7 +248,7 @@ class TrainingLoop:
         """Compare what an iteration took with its prediction, on rank 0."""
         if self._closed_loop is None or number == self._start.iteration + 1:  # the first one is slower
             return Ratios(None, None)
-        return self._closed_loop.after(number, result, self._following(number))
+        return self._closed_loop.after(number, result.timelines, result.seconds, self._following(number))
 
     def _report_iteration(  # noqa: PLR0913, PLR0917 - what an event has
         self,
@@ -283,7 +290,7 @@ class TrainingLoop:
         previous_s, plan = json.loads(self._context.rendezvous.broadcast(f"plan after iteration {iteration}", make))
         self.adopt(Plan.from_json(plan), iteration + 1, previous_s)
 
-    def adopt(self, plan: Plan, iteration: int, previous_s: float | None = None) -> None:
+    def adopt(self, plan: Plan, iteration: int, previous_s: float) -> None:
         """Run a phase by another plan from an iteration on. All ranks call this between iterations, with the same plan.
 
         Every rank proves that the plan cannot deadlock, and they compare its hash.
@@ -298,18 +305,40 @@ class TrainingLoop:
             InputError: ranks have different plans.
 
         """
-        now = self._engine(iteration)
+        context, now = self._context, self._engine(iteration)
         key = f"plan before iteration {iteration}"
-        self._context.rendezvous.check_equal(key, {"hash of the plan": plan_sha256(plan)})
-        self._engines[self._engines.index(now)] = self._make_engine(now.phase, plan, now.request_sha256)
+        context.rendezvous.check_equal(key, {"hash of the plan": plan_sha256(plan)})
+        new = self._served_here(plan) - set(context.stages)
+        context.stages.update({stage: self._factory.stage(stage, self._holding.joined) for stage in sorted(new)})
+        if new:
+            self._optimizer.follow_stages()
+        self._engines[self._engines.index(now)] = self._factory.engine(now.phase, plan, now.request_sha256)
         self._previous_s = previous_s
+
+    def _served_here(self, plan: Plan) -> set[int]:
+        """The stages that this rank serves under a plan."""
+        rank = self._context.rendezvous.rank
+        return {stage for stage, ranks in self._context.serving(plan.stages).items() if rank in ranks}
+
+    def _release_stages(self, engine: Engine) -> None:
+        """Forget the stages that this rank has no current weights of, and does not serve from `engine` on."""
+        context, first = self._context, self._engines.index(engine)
+        needed = set().union(*(self._served_here(later.plan) for later in self._engines[first:]))
+        needed |= {stage for stage, ranks in self._holding.current.items() if context.rendezvous.rank in ranks}
+        unneeded = set(context.stages) - needed
+        for stage in unneeded:
+            del context.stages[stage]
+        if unneeded:
+            self._optimizer.follow_stages()
 
     def _change_plan(self, iteration: int) -> Engine:
         """Begin the phase or the plan that an iteration belongs to."""
         begin = time.perf_counter()
         engine = self._engine(iteration)
         previous_s, self._previous_s = self._previous_s, None
-        change, predicted_change_s = self._begin_phase(engine, iteration)
+        change, predicted_change_s = self._begin_phase(engine, iteration, adopted=previous_s is not None)
+        if previous_s is not None:
+            self._release_stages(engine)
         plan = engine.plan
         self._report(
             PlanChanged(
@@ -336,8 +365,12 @@ class TrainingLoop:
 
         return transfers_s(moves, state, transfer_time(plan.cluster, context.rank_of))
 
-    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[PhaseChange, float | None]:
+    def _begin_phase(
+        self, engine: Engine, iteration: int, *, adopted: bool = False
+    ) -> tuple[PhaseChange, float | None]:
         """Bring the weights of a phase to the ranks that serve its stages, before `iteration`.
+
+        `adopted` says that only the plan changes, within the phase.
 
         Returns:
             What was done, and the seconds predicted for it; None: the plan's times do not hold.
@@ -365,7 +398,7 @@ class TrainingLoop:
         for stage in context.stages.values():
             stage.module.use_layers(engine.layers)
         if self._closed_loop is not None:
-            self._closed_loop.begin(engine)
+            self._closed_loop.begin(engine, engine.phase.planner, adopted=adopted)
         if engine.predicted_s is None:
             return change, None
         transfer = transfer_time(engine.plan.cluster, context.rank_of)

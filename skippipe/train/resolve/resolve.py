@@ -49,6 +49,9 @@ def resolve(job: TrainJob) -> RunSpec:
     if layout.plan is not None:
         check_model(layout.plan, _stated_model(job), layout.origin)
     phases = plan_phases(job, layout)
+    if train.replan == "allocation" and layout.unused:
+        expected = f"off or routes, as no process serves {shown_names(layout.unused)}"
+        raise unexpected("train.replan", train.replan, expected)
     folder = weights_folder(job.model)
     text = job.data
     if folder is not None:
