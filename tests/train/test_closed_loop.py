@@ -86,11 +86,13 @@ def test_links_that_become_slow_are_avoided(folder: Folder, pool: Pool) -> None:
 
 def test_nodes_change_stages_with_their_weights(folder: Folder, pool: Pool) -> None:
     """All microbatches visit all stages: losses are those of a run whose nodes stay, and a resumed run has them too."""
-    path, slow = folder("moved"), LinkChange(1, 30.0, ["local-0", "local-1"], ["local-0", "local-1"])
+    path, slow = folder("moved"), LinkChange(1, 20.0, ["local-0", "local-1"], ["local-0", "local-1"])
     job = replanned_job(
         path, [[0], [1], [2], [3]], runtime__link_changes=[slow], train__replan="allocation", train__dtype="float64",
-        checkpoint__every=1, checkpoint__keep=20, planner__work_limit=20_000,
+        checkpoint__every=1, checkpoint__keep=20, planner__work_limit=20_000, train__iterations=8,
+        schedule__max_swaps=0,
     )  # fmt: skip
+    job.cluster.activation_bytes *= 2
     moved = train_in_pool(pool, job, FOUR, path)
     changes = of_kind(moved, "plan_changed")
     assert changes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from skippipe._scheduler import AllocationScope, Cluster, Plan, simulate
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
-from skippipe.planning import PlanningJob, make_plan
+from skippipe.planning import PlanningJob, make_plan_on
 from skippipe.ranks import iteration_s_on
 
 
@@ -49,7 +49,9 @@ def find_plan(question: Question) -> Candidate:
     current_s = retimed_s(question.plan, question.cluster, question.rank_of)
     scope = AllocationScope(sources=False) if question.reallocate else None
     try:
-        found = make_plan(PlanningJob(current.problem(), scope), question.plan.strategy, question.planner)
+        found = make_plan_on(
+            PlanningJob(current.problem(), scope), question.plan.strategy, question.planner, question.rank_of
+        )
     except (NoPlanError, ImpossibleError, DeadlockError):
         return Candidate(current_s, None, None)
     if question.plan.model is not None:
