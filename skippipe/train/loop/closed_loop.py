@@ -180,14 +180,14 @@ class ClosedLoop:
         if self._taken is None and self._search is not None and self._search.done():
             found, self._search = self._search.result(), None
             self._judge(iteration, found, following, change_s)
-        return self._taken is not None and following > 0
+        return self._taken is not None
 
     def _judge(self, iteration: int, found: Candidate, following: int, change_s: ChangeTime) -> None:
         """Decide on what a search has found, and report it."""
         offer = None
         if found.plan is not None and found.candidate_s is not None:
             offer = Offer(found.current_s, found.candidate_s, change_s(found.plan), following)
-            if is_worth_it(self._policy, offer):
+            if following and is_worth_it(self._policy, offer):
                 self._taken = Taken(found.plan, found.current_s)
         if self._taken is None:
             self._state = after_nothing(self._state, iteration)
