@@ -86,10 +86,10 @@ def test_links_that_become_slow_are_avoided(folder: Folder, pool: Pool) -> None:
 
 def test_nodes_change_stages_with_their_weights(folder: Folder, pool: Pool) -> None:
     """All microbatches visit all stages: losses are those of one process, and a run that resumes has them too."""
-    path, slow = folder("moved"), LinkChange(1, 8.0, ["local-0", "local-1"], ["local-0", "local-1"])
+    path, slow = folder("moved"), LinkChange(1, 20.0, ["local-0", "local-1"], ["local-0", "local-1"])
     job = replanned_job(
         path, [[0], [1], [2], [3]], runtime__link_changes=[slow], train__replan="allocation", train__dtype="float64",
-        checkpoint__every=1, checkpoint__keep=20, planner__work_limit=5_000, train__iterations=7,
+        checkpoint__every=1, checkpoint__keep=20, planner__work_limit=20_000, train__iterations=8,
         schedule__max_swaps=0,
     )  # fmt: skip
     job.cluster.activation_bytes *= 2
@@ -99,7 +99,7 @@ def test_nodes_change_stages_with_their_weights(folder: Folder, pool: Pool) -> N
     assert any(change["moved_stages"] for change in changes)
     assert all(0 not in change["moved_stages"] for change in changes), "sources stay"
     alone = train_alone(replanned_job(
-        path, train__dtype="float64", train__replan="off", train__iterations=7, runtime__links="real",
+        path, train__dtype="float64", train__replan="off", train__iterations=8, runtime__links="real",
         runtime__link_changes=[], plan=str(path / "plan.json"),
     ), folder("alone"))  # fmt: skip
     losses = [[event["loss"] for event in of_kind(run, "iteration")] for run in (moved, alone)]
