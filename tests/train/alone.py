@@ -65,7 +65,7 @@ def train_alone(job: TrainJob, folder: Path, until: Until | None = None) -> list
 
 
 def rank_in_pool(
-    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, until: Until | None
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, until: Until | None = None
 ) -> list[EventDict]:
     """In a warm worker: leave its group, train, and return to one of the same size."""
     reported: list[EventDict] = []

@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,29 @@ from train.alone import EventDict, free_port, of_kind, train_alone, train_in_poo
 from train.conftest import Folder
 from train.jobs import make_cluster, make_job
 
+from skippipe._scheduler import Plan
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.tensors import open_tensors
 from skippipe.cluster import load_cluster
 from skippipe.config import AllocateConfig, LinkChange, LinkProfile
 from skippipe.errors import InputError
+from skippipe.phases import phase_problem
 from skippipe.plan_file import load_plan
+from skippipe.planning import PlanningJob, make_plan_on
 from skippipe.runtime.actions import Step
+from skippipe.runtime.deadlock import prove_deadlock_free
 from skippipe.runtime.executor import Timings
 from skippipe.runtime.links.gloo import GlooLink
+from skippipe.runtime.lower import lower
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
+from skippipe.train.loop.replanning import Question, find_plan
 from skippipe.train.loop.timelines import TimelineExchange
-from skippipe.train.observe.display import iteration_lines
-from skippipe.train.observe.events import IterationDone
+from skippipe.train.observe.display import iteration_lines, searched_lines
+from skippipe.train.observe.events import IterationDone, PlanSearched
+from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import CommunicationSpec
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -100,13 +108,17 @@ def moves_stages(event: EventDict) -> bool:
     return event["event"] == "plan_changed" and bool(event["moved_stages"])
 
 
+def precedes(iteration: int, event: EventDict) -> bool:
+    return event["event"] == "iteration" and bool(event["iteration"] == iteration - 1)
+
+
 def follow_plans(job: TrainJob, run: Path, changes: Sequence[EventDict], folder: Path) -> dict[str, Tensor]:
     """Train in one process by the plans that a run has used, each from the checkpoint where the one before ended."""
     train = dataclasses.replace(job.train, replan="off")
     ends = [change["iteration"] - 1 for change in changes]
     for name, end in zip(["plan.json", *(change["plan_file"] for change in changes)], [*ends, None], strict=True):
         alone = make_job(plan=str(run / name), train=train, checkpoint__every=None)
-        train_alone(alone, folder, lambda e, end=end: e["event"] == "iteration" and e["iteration"] + 1 == end)
+        train_alone(alone, folder, None if end is None else partial(precedes, end))
         assert open_checkpoint(folder).state.iteration == (end or train.iterations)
     return result_of(folder)
 
@@ -149,6 +161,34 @@ def test_a_run_without_replanning_keeps_its_plan_and_a_profile(folder: Folder, p
     ratios = [float(event["message_ratio"]) for event in later]
     assert max(ratios[1:]) > 2 > ratios[0]
     assert load_cluster(str(path / "profile.json")).names == [f"local-{i}" for i in range(4)]
+
+
+def test_a_plan_that_may_deadlock_is_not_offered(folder: Folder) -> None:
+    spec = resolve(replanned_job(folder("run")))
+    (phase,), cluster, rank_of = spec.phases, spec.layout.cluster, range(4)
+    plan = make_plan_on(PlanningJob(phase_problem(cluster, phase, [1, 1, 1])), "skippipe", phase.planner, rank_of)
+
+    def prove(found: Plan, *, backwards: bool = False) -> None:
+        programs = list(lower(found, rank_of))
+        if backwards:
+            programs[1] = dataclasses.replace(programs[1], actions=programs[1].actions[::-1])
+        prove_deadlock_free(programs, 4, 4)
+
+    good = Question(plan, cluster, phase.planner, rank_of, False, prove)
+    bad = dataclasses.replace(good, prove=lambda found: prove(found, backwards=True))
+    found, refused = find_plan(good), find_plan(bad)
+    assert found.plan is not None
+    assert found.refused is None
+    assert refused.plan is None
+    assert refused.candidate_s is None
+    assert refused.refused == "inconsistent programs: rank 0 receives the messages of rank 1 out of order"
+
+
+def test_line_of_a_plan_that_cannot_be_used() -> None:
+    cycle = "deadlock with recv_buffers=4 and sends_in_flight=4:\n  F\n  waits for B"
+    event = PlanSearched(iteration=3, current_s=2.0, found_s=None, change_s=None, taken=False, refused=cycle)
+    (line,) = searched_lines(event)
+    assert line.endswith("cannot be used (deadlock with recv_buffers=4 and sends_in_flight=4); the plan stays")
 
 
 def test_replanning_needs_times_that_hold(folder: Folder) -> None:

@@ -72,6 +72,9 @@ class PlanInUse(Protocol):
     def predicted_s(self) -> float | None:
         """The same, if it is a prediction for this run."""
 
+    def prove(self, plan: Plan) -> None:
+        """Raise `DeadlockError` unless another plan cannot deadlock on the same ranks."""
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -165,7 +168,7 @@ class ClosedLoop:
         if may_search(self._policy, self._state, iteration, self._planned_s, now_s):
             self._files.keep_profile(cluster)
             reallocate = self._spec.mode == "allocation"
-            question = Question(engine.plan, cluster, self._planner, engine.rank_of, reallocate)
+            question = Question(engine.plan, cluster, self._planner, engine.rank_of, reallocate, engine.prove)
             self._search = self._thread.submit(find_plan, question)
 
     def wants_change(self, iteration: int, following: int, change_s: ChangeTime) -> bool:
@@ -196,6 +199,7 @@ class ClosedLoop:
             PlanSearched(
                 iteration=iteration, current_s=found.current_s, found_s=found.candidate_s,
                 change_s=None if offer is None else offer.change_s, taken=self._taken is not None,
+                refused=found.refused,
             )
         )  # fmt: skip
 

@@ -134,6 +134,7 @@ class Engine:
         self.shared = context.spec.communication.contention if emulated else "link"
         """what messages have to take turns on"""
         self._clock_offset_s = context.clock_offset_s
+        self._context = context
         self._training: Executor | GroupedExecutor
         self._validation: Executor | GroupedExecutor
         if context.spec.device.group > 1:
@@ -151,12 +152,14 @@ class Engine:
         """of an iteration"""
         self.validation_tokens = context.validation_microbatches * context.microbatch_tokens
 
+    def prove(self, plan: Plan) -> None:
+        """Prove that another plan cannot deadlock on the same ranks; raises as `lower_safely` does."""
+        lower_safely(plan, self._context)
+
     def _in_order(self, context: RankContext) -> tuple[Executor, Executor]:
         """Executors of the plan's order, and of validations."""
-        training = lower(self.plan, context.rank_of)
-        validation = lower_evaluation(self.plan, context.rank_of, context.validation_microbatches)
+        training, validation, self.recv_buffers = lower_safely(self.plan, context)
         communication = context.spec.communication
-        self.recv_buffers = safe_buffers([training, validation], communication)
         connect(context.links.messages, [*training, *validation])
         self.programs = training
 
@@ -307,6 +310,21 @@ def connect(link: Link, programs: Sequence[Program]) -> None:
     pairs = {(sender, program.rank) for program in programs for sender in program.incoming}
     groups = {action.ranks for program in programs for action in program.actions if isinstance(action, Reduce)}
     link.connect(pairs, groups)
+
+
+def lower_safely(plan: Plan, context: RankContext) -> tuple[Sequence[Program], Sequence[Program], int]:
+    """Lower a plan for iterations and validations.
+
+    Returns:
+        Programs of all ranks for each, and the receive buffers with which none of them can deadlock.
+
+    Raises:
+        DeadlockError: no number of receive buffers is enough.
+
+    """
+    training = lower(plan, context.rank_of)
+    validation = lower_evaluation(plan, context.rank_of, context.validation_microbatches)
+    return training, validation, safe_buffers([training, validation], context.spec.communication)
 
 
 def safe_buffers(groups: Sequence[Sequence[Program]], communication: CommunicationSpec) -> int:

@@ -1,7 +1,7 @@
 """Another plan for the cluster as training measures it, searched beside the training. Decisions: `replan_policy.py`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skippipe._scheduler import AllocationScope, Cluster, Plan, simulate
@@ -24,6 +24,8 @@ class Question:
     """the rank that serves each node"""
     reallocate: bool
     """whether nodes may serve other stages than now; those of stage 0 stay"""
+    prove: Callable[[Plan], None]
+    """raises `DeadlockError` unless a plan cannot deadlock on the ranks"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Candidate:
     """None: no plan was found"""
     candidate_s: float | None
     """its predicted iteration time"""
+    refused: str | None = None
+    """why a plan that was found is not offered"""
 
 
 def retimed_s(plan: Plan, cluster: Cluster, rank_of: Sequence[int]) -> float:
@@ -44,7 +48,10 @@ def retimed_s(plan: Plan, cluster: Cluster, rank_of: Sequence[int]) -> float:
 
 
 def find_plan(question: Question) -> Candidate:
-    """Search for a plan within the planner's limits."""
+    """Search for a plan within the planner's limits; one that is not proved free of deadlock is not offered.
+
+    All ranks prove that again before they run it, but would have to end the run if it failed there.
+    """
     current = question.plan.with_cluster(question.cluster)
     current_s = retimed_s(question.plan, question.cluster, question.rank_of)
     scope = AllocationScope(sources=False) if question.reallocate else None
@@ -54,6 +61,10 @@ def find_plan(question: Question) -> Candidate:
         )
     except (NoPlanError, ImpossibleError, DeadlockError):
         return Candidate(current_s, None, None)
+    try:
+        question.prove(found)
+    except DeadlockError as error:
+        return Candidate(current_s, None, None, str(error))
     if question.plan.model is not None:
         found = found.with_model(**json.loads(question.plan.model))
     return Candidate(current_s, found, iteration_s_on(found, question.rank_of))

@@ -246,6 +246,8 @@ def searched_lines(event: PlanSearched) -> list[str]:
     if event.taken:
         return []
     found = "no plan was found" if event.found_s is None else f"the best plan found takes {seconds(event.found_s)}"
+    if event.refused is not None:
+        found = f"the plan found cannot be used ({event.refused.splitlines()[0].rstrip(':')})"
     line = f"iteration {event.iteration}: on the nodes and links as measured this plan takes {seconds(event.current_s)}"
     return [f"{line}, {found}; the plan stays"]
 

@@ -147,6 +147,8 @@ class PlanSearched(Event):
     change_s: float | None
     """predicted for the change to it"""
     taken: bool
+    refused: str | None = None
+    """why a plan that was found could not be used: it may deadlock"""
 
 
 @dataclass(frozen=True, kw_only=True)
