@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Cluster
 from skippipe.errors import InputError, in_file
 from skippipe.files import read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Cluster", "load_cluster", "scaled_links"]
 
@@ -28,7 +30,7 @@ def load_cluster(path: str | Path) -> Cluster:
         raise in_file(error, path) from None
 
 
-def scaled_links(cluster: Cluster, factors: NDArray[np.float64]) -> Cluster:
+def scaled_links(cluster: Cluster, factors: "NDArray[np.float64]") -> Cluster:
     """The same cluster with slower or faster links; `overhead_s`, which is the same for all of them, stays.
 
     Args:
@@ -36,6 +38,8 @@ def scaled_links(cluster: Cluster, factors: NDArray[np.float64]) -> Cluster:
         factors: shape (nodes, nodes), row = sender: on latency and on seconds per byte, or on whole transfer times.
 
     """
+    import numpy as np  # noqa: PLC0415 - `skippipe --help` need not wait for it
+
     content = json.loads(cluster.to_json())
     region_of = content.pop("region_of", None) or list(range(len(cluster)))
     for name in ("latency_s", "bandwidth", "transfer_s"):
