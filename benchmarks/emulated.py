@@ -45,6 +45,7 @@ from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import ReadyGradients
+from skippipe.runtime.timeline import HostTimeline
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 NODES = 20
@@ -126,6 +127,10 @@ class RankTimes:
     reduced_s: float
     """its all-reduce"""
     iteration_s: float
+    began_at: float
+    """reading of the clock at which the rank itself began"""
+    ends: Sequence[float]
+    """of its actions, in seconds from then"""
 
 
 def serve(rank: int, world: int, store: str, pipe: Connection) -> None:
@@ -141,7 +146,7 @@ def serve(rank: int, world: int, store: str, pipe: Connection) -> None:
             buffers=MessageBuffers(MESSAGE_SPEC),
             recv_buffers=job.recv_buffers,
             sends_in_flight=job.sends_in_flight,
-            clock=time.monotonic,
+            timeline=HostTimeline(time.monotonic),
         )
         pipe.send(None)
         while (begin := pipe.recv()) is not None:
@@ -157,10 +162,11 @@ def iterate(executor: Executor, begin: float) -> RankTimes:
     gc.collect()
     time.sleep(max(0.0, begin - time.monotonic()))
     timings = executor.run(lambda _: (TOKENS, TOKENS), lambda _: None, TIMEOUT_S)
-    late_s = timings.began_at - begin
+    began_at = time.monotonic() - (time.perf_counter() - timings.began_at)
+    late_s = began_at - begin
     tasks = [end for action, end in zip(timings.actions, timings.ends, strict=True) if isinstance(action, Task)]
     (norm,) = (start for action, start in zip(timings.actions, timings.starts, strict=True) if isinstance(action, Norm))
-    return RankTimes(late_s + max(tasks, default=0.0), late_s + norm, late_s + timings.ends[-1])
+    return RankTimes(late_s + max(tasks, default=0.0), late_s + norm, late_s + timings.ends[-1], began_at, timings.ends)
 
 
 @contextlib.contextmanager
@@ -196,18 +202,18 @@ def exchange(pipes: Sequence[Connection], values: Sequence[Any]) -> list[Any]:
     return [pipe.recv() for pipe in pipes]
 
 
-def measure(pipes: Sequence[Connection], jobs: Sequence[RankJob], iterations: int) -> list[RankTimes]:
-    """Run iterations after one for warm-up; for each the latest times of all ranks."""
+def run(pipes: Sequence[Connection], jobs: Sequence[RankJob], iterations: int) -> list[list[RankTimes]]:
+    """Run iterations; for each the times of all ranks."""
     exchange(pipes, jobs)
-    measured = []
-    for _ in range(1 + iterations):
-        times = exchange(pipes, [time.monotonic() + START_AFTER_S] * len(pipes))
-        measured.append(
-            RankTimes(*(max(getattr(t, name) for t in times) for name in ("pipeline_s", "reduced_s", "iteration_s")))
-        )
+    times = [exchange(pipes, [time.monotonic() + START_AFTER_S] * len(pipes)) for _ in range(iterations)]
     for pipe in pipes:
         pipe.send(None)
-    return measured[1:]
+    return times
+
+
+def latest(times: Sequence[RankTimes], name: str) -> float:
+    """When the last rank was done with a part of an iteration, in seconds since its start."""
+    return max(float(getattr(rank, name)) for rank in times)
 
 
 # --- from plans to jobs
@@ -345,8 +351,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for name, plan in plans:
             jobs = rank_jobs(plan, scale, options.recv_buffers, options.sends_in_flight)
-            times = measure(pipes, jobs, options.iterations)
-            measured = [t.iteration_s / scale for t in times]
+            times = run(pipes, jobs, 1 + options.iterations)[1:]  # the first one is for warm-up
+            measured = [latest(t, "iteration_s") / scale for t in times]
             predicted = plan.predicted
             rows.append({
                 "instance": name, "strategy": plan.strategy,
@@ -354,9 +360,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "measured_s": statistics.median(measured),
                 "least_s": min(measured), "greatest_s": max(measured),
                 "pipeline_predicted_s": predicted.pipeline_s,
-                "pipeline_measured_s": statistics.median(t.pipeline_s for t in times) / scale,
+                "pipeline_measured_s": statistics.median(latest(t, "pipeline_s") for t in times) / scale,
                 "reduced_predicted_s": predicted.iteration_s - plan.cluster.norm_s,
-                "reduced_measured_s": statistics.median(t.reduced_s for t in times) / scale,
+                "reduced_measured_s": statistics.median(latest(t, "reduced_s") for t in times) / scale,
                 "recv_buffers": jobs[0].recv_buffers,
             })  # fmt: skip
             note(f"{name}, {plan.strategy}: predicted {predicted.iteration_s:.2f} s, measured {sorted(measured)} s")

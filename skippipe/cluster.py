@@ -1,13 +1,18 @@
-"""Clusters, read from files or by the name of a preset."""
+"""Clusters, read from files or by the name of a preset, and with other links."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skippipe._scheduler import Cluster
 from skippipe.errors import InputError, in_file
 from skippipe.files import read_text
 
-__all__ = ["Cluster", "load_cluster", "preset_cluster"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Cluster", "load_cluster", "preset_cluster", "scaled_links"]
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -52,3 +57,22 @@ def preset_cluster(name: str, /, *, stages: int | None = None, **settings: Any) 
     from skippipe.presets.named import named_cluster  # noqa: PLC0415 - what reads settings is loaded when needed
 
     return named_cluster(name, stages, settings)
+
+
+def scaled_links(cluster: Cluster, factors: "NDArray[np.float64]") -> Cluster:
+    """The same cluster with slower or faster links; `overhead_s`, which is the same for all of them, stays.
+
+    Args:
+        cluster: whose regions, if it has some, become single links.
+        factors: shape (nodes, nodes), row = sender: on latency and on seconds per byte, or on whole transfer times.
+
+    """
+    import numpy as np  # noqa: PLC0415 - `skippipe --help` need not wait for it
+
+    content = json.loads(cluster.to_json())
+    region_of = content.pop("region_of", None) or list(range(len(cluster)))
+    for name in ("latency_s", "bandwidth", "transfer_s"):
+        if content.get(name):
+            matrix = np.array(content[name], dtype=np.float64)[np.ix_(region_of, region_of)]
+            content[name] = (matrix / factors if name == "bandwidth" else matrix * factors).tolist()
+    return Cluster.from_json(json.dumps(content))

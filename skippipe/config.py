@@ -215,6 +215,20 @@ class RouteClass:
 
 
 @dataclass
+class LinkChange:
+    """Emulated links that become slower or faster during a run."""
+
+    after: int = setting(0, within=AT_LEAST_0)
+    """iterations before the change"""
+    factor: float = setting(1.0, within=ABOVE_0)
+    """factor on their latency and on their seconds per byte, beside those of earlier changes"""
+    senders: list[str] = field(default_factory=list)
+    """names of the nodes at which they begin; []: all nodes"""
+    receivers: list[str] = field(default_factory=list)
+    """names of the nodes at which they end; []: all nodes"""
+
+
+@dataclass
 class ScheduleConfig:
     """Strategy, skip ratio, microbatches and constraints."""
 

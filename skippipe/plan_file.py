@@ -1,12 +1,13 @@
 """Plans: read with all constraints checked, written atomically."""
 
+import hashlib
 from pathlib import Path
 
 from skippipe._scheduler import Plan
 from skippipe.errors import InputError, SchedulerError, in_file, unexpected
 from skippipe.files import read_text, write_text
 
-__all__ = ["Plan", "load_plan", "save_plan"]
+__all__ = ["Plan", "load_plan", "plan_sha256", "save_plan"]
 
 MAX_SHOWN = 10
 
@@ -45,6 +46,11 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     if broken:
         raise SchedulerError(f"a plan that breaks its own rules is not written: {_listed(broken)}")
     write_text(Path(path), plan.to_json())
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Hash of a plan but for how it was found."""
+    return hashlib.sha256(plan.without_report().to_json().encode()).hexdigest()
 
 
 def _listed(broken: list[str]) -> str:

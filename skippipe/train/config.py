@@ -11,6 +11,7 @@ from skippipe.config import (
     AT_LEAST_1,
     AllocateConfig,
     ClusterConfig,
+    LinkChange,
     PhasesConfig,
     PlannerConfig,
     Range,
@@ -26,6 +27,7 @@ CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
 LOST_STAGES = ("checkpoint",)
+REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -44,6 +46,8 @@ class RuntimeConfig:
     """emulated links: factor on transfer times; 0.1: ten times as fast"""
     contention: str = setting("none", choices=CONTENTIONS)
     """emulated links: which messages leave one after the other: none, those of a link, or all of a node's uplink"""
+    link_changes: list[LinkChange] = field(default_factory=list)
+    """emulated links: changes during the run, e.g. [{after: 20, factor: 4, senders: [tokyo-0]}]"""
     processes: int | None = setting(None, within=AT_LEAST_1)
     """processes of a local run, over which the nodes are distributed; null: one per node"""
     port: int = setting(0, within=Range(0, 65535))
@@ -132,6 +136,14 @@ class TrainConfig:
     """also validate the full model on as much of the training text: the sequences trained on first"""
     lost_stage: str = setting("checkpoint", choices=LOST_STAGES)
     """if no node of a stage is left: checkpoint: the run starts again from its latest one (runtime.restarts)"""
+    replan: str = setting("off", choices=REPLANS)
+    """other plans during the run, for nodes and links as training measures them: off; routes: other routes and order;
+    allocation: nodes may also change stages, with their weights and optimizer state, but for those of stage 0"""
+    replan_gain: float = setting(0.05, within=Range(0, 1, open_low=True))
+    """least fraction of the iteration time that another plan has to save; also how much the time has to change before
+    one is searched"""
+    replan_wait: int = setting(8, within=AT_LEAST_1)
+    """iterations until the next search after a plan, or a search, that brought nothing; doubles each time"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
     """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
     copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""

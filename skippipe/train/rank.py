@@ -14,6 +14,7 @@ from skippipe.data.prepare import corpus_folder
 from skippipe.devices import open_device
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import model_config
+from skippipe.plan_file import plan_sha256
 from skippipe.ranks import assign_ranks
 from skippipe.train.connect.authentication import authenticate
 from skippipe.train.connect.links import open_links
@@ -23,7 +24,6 @@ from skippipe.train.connect.shared import with_version_and_model
 from skippipe.train.membership.members import watched
 from skippipe.train.observe.events import Report
 from skippipe.train.observe.run_log import Reporting
-from skippipe.train.prepare.planning import plan_sha256
 from skippipe.train.prepare.prepare import is_source, prepare_rank
 from skippipe.train.prepare.resume import find_resume_point
 from skippipe.train.prepare.search import with_searched_allocation

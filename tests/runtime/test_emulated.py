@@ -13,6 +13,7 @@ from runtime.models import make_plan
 from torch import Tensor
 
 from skippipe import Cluster, Plan
+from skippipe.config import LinkChange
 from skippipe.errors import ActionError, InputError
 from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH, Norm, Program, Reduce
@@ -20,7 +21,7 @@ from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import emulated
 from skippipe.runtime.links.collectives import RingSums, tree_sum
-from skippipe.runtime.links.emulated import Contention, EmulatedLink, Uplink, uplink_of
+from skippipe.runtime.links.emulated import Contention, EmulatedLink, Uplink, uplink_of, uplinks_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers
@@ -60,6 +61,27 @@ def test_nodes_that_share_a_rank_need_the_same_links() -> None:
     equal = [[0.5 if i % 2 else 0.2] * 5 for i in range(5)]  # between even and odd nodes
     network = Cluster([f"n{i}" for i in range(5)], seconds, seconds, seconds, [1] * 5, transfer_s=equal)
     assert [uplink_of(network, rank_of, rank).fixed_s[1 - rank] for rank in (0, 1)] == [0.2, 0.5]
+
+
+def test_links_change_after_so_many_iterations() -> None:
+    """Factors of several changes are multiplied; what they do not name stays, and so does the overhead."""
+    network, changes = cluster(3), [
+        LinkChange(4, 4.0, ["n0"], ["n1", "n2"]), LinkChange(2, 0.5, [], ["n2"]), LinkChange(4, 3.0, ["n0"], ["n1"]),
+    ]  # fmt: skip
+    size, factors = 1000, {0: (1.0, 1.0), 2: (1.0, 0.5), 4: (12.0, 2.0)}
+    uplinks = uplinks_of(network, range(3), 0, 0.1, changes)
+    link = EmulatedLink(Loopback(), uplinks[0], changes=uplinks)
+    assert list(uplinks) == [0, 2, 4]
+    for iteration, after in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (99, 4)):
+        link.begin_iteration(iteration)
+        for receiver, factor in zip((1, 2), factors[after], strict=True):
+            wanted = 0.25 + factor * (float(network.transfer_matrix(size)[0, receiver]) - 0.25)
+            assert link.uplink.transfer_s(receiver, size) == pytest.approx(0.1 * wanted)
+
+
+def test_a_change_names_nodes_of_the_cluster() -> None:
+    with pytest.raises(InputError, match=r"runtime\.link_changes\[1\]\.receivers\[0\]: expected one of n0, n1, got n7"):
+        uplinks_of(cluster(2), range(2), 0, 1.0, [LinkChange(1, 2.0), LinkChange(1, 2.0, ["n0"], ["n7"])])
 
 
 # --- on a clock of its own

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import random
+import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from skippipe.train.resolve.spec import RunSpec
 
 EventDict = dict[str, Any]
 """An event as `metrics.jsonl` has it."""
+Until = Callable[[EventDict], bool]
+"""Whether a run is to stop with the iteration that follows an event."""
 
 
 def plain(event: Event) -> EventDict:
@@ -27,9 +31,15 @@ def plain(event: Event) -> EventDict:
     return content
 
 
-def record_into(reported: list[EventDict]) -> Report:
-    """A report that keeps events."""
-    return lambda event: reported.append(plain(event))
+def record_into(reported: list[EventDict], until: Until | None = None) -> Report:
+    """A report that keeps events, and asks this process to stop after one."""
+
+    def report(event: Event) -> None:
+        reported.append(plain(event))
+        if until is not None and until(reported[-1]):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return report
 
 
 def free_port() -> int:
@@ -46,30 +56,32 @@ def only_rank(spec: RunSpec) -> RankSpec:
     return RankSpec(0, 1, tuple(spec.layout.cluster.names), "127.0.0.1", free_port(), supervised=True)
 
 
-def train_alone(job: TrainJob, folder: Path) -> list[EventDict]:
+def train_alone(job: TrainJob, folder: Path, until: Until | None = None) -> list[EventDict]:
     """Train in this process, which serves all nodes; give what is reported."""
     reported: list[EventDict] = []
     spec = resolve(job)
-    train_rank(spec, only_rank(spec), folder, record_into(reported))
+    train_rank(spec, only_rank(spec), folder, record_into(reported, until))
     return reported
 
 
 def rank_in_pool(
-    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int
+    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, until: Until | None = None
 ) -> list[EventDict]:
     """In a warm worker: leave its group, train, and return to one of the same size."""
     reported: list[EventDict] = []
     pools.leave()
     rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
-    train_rank(resolve(job), rank_spec, folder, record_into(reported))
+    train_rank(resolve(job), rank_spec, folder, record_into(reported, until))
     pools.join(rank, len(names), str(folder / "back"))
     return reported
 
 
-def train_in_pool(pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path) -> list[EventDict]:
+def train_in_pool(
+    pool: pools.Pool, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, until: Until | None = None
+) -> list[EventDict]:
     """Train with one warm worker for each entry of `names`; give what rank 0 reports."""
     port = free_port()
-    reported: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port) for _ in names], timeout_s=120)
+    reported: list[Any] = pool.run(rank_in_pool, [(job, names, folder, port, until) for _ in names], timeout_s=120)
     assert not any(reported[1:]), "only rank 0 reports"
     return list(reported[0])
 

@@ -23,7 +23,8 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     assert "full pipelines on this allocation: full " in out
     run = tmp_path / "run"
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "plan.json", "cluster.json", "metrics.jsonl", "tensorboard", "log", "checkpoints",
+        "config.yaml", "plan.json", "profile.json", "cluster.json", "metrics.jsonl", "tensorboard", "log",
+        "checkpoints",
     }  # fmt: skip
     assert "hidden_size: 32" in (run / "config.yaml").read_text()
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -132,7 +132,8 @@ def test_asked_to_stop(tmp_path: Path) -> None:
 
 
 def test_two_at_once_in_one_folder_and_a_worker_that_is_asked_to_stop(tmp_path: Path) -> None:
-    running = begin(tmp_path)
+    running = Running(tmp_path, *JOB, "train.iterations=100000")  # on a busy machine the other takes long to begin
+    running.started()
     try:
         running.until(lambda line: line.startswith("iteration    1"))
         status, err = Running(tmp_path, *JOB).end(60)

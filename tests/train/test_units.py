@@ -126,7 +126,7 @@ def plan_of(**changes: Any) -> Plan:
     spec = resolve(make_job(**changes))
     model = dataclasses.replace(partition_model(spec, model_config(spec.model.settings)), plan_model=MODEL)
     assert model.layers == [2, 1, 1]
-    return plan_phase(spec.phases[0], spec.layout.cluster, model)
+    return plan_phase(spec.phases[0], spec.layout.cluster, model, range(4))
 
 
 @pytest.mark.parametrize(

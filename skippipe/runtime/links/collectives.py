@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skippipe.runtime.links import Link
 
-RING_TAG, UP_TAG, DOWN_TAG, COPY_TAG = 0, 1, 2, 3
+RING_TAG, UP_TAG, DOWN_TAG, COPY_TAG, TIMES_TAG = 0, 1, 2, 3, 4
 """Of messages that are no results of tasks."""
 
 TREE_WIDTH = 32

@@ -6,16 +6,20 @@ the sender's call: a receive that is posted late does not add it again. Delivery
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skippipe._scheduler import Cluster
+from skippipe.cluster import scaled_links
+from skippipe.config import LinkChange
 from skippipe.devices import await_stream
 from skippipe.errors import unexpected
+from skippipe.ranks import shown_names
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import RingSums
@@ -74,6 +78,36 @@ def uplink_of(cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: f
     return Uplink(tuple(fixed_s), tuple(per_byte_s))
 
 
+def uplinks_of(
+    cluster: Cluster, rank_of: Sequence[int], rank: int, time_scale: float, changes: Sequence[LinkChange]
+) -> dict[int, Uplink]:
+    """The links of a rank by the iterations before each of their states; arguments and errors as of `uplink_of`.
+
+    Raises:
+        InputError: also if a change names a node that is not in the cluster.
+
+    """
+    found = {0: uplink_of(cluster, rank_of, rank, time_scale)}
+    for after in sorted({change.after for change in changes}):
+        factors = np.ones((len(cluster), len(cluster)))
+        for number, change in enumerate(changes):
+            if change.after <= after:
+                key = f"runtime.link_changes[{number}]"
+                senders = _nodes(cluster, change.senders, f"{key}.senders")
+                receivers = _nodes(cluster, change.receivers, f"{key}.receivers")
+                factors[np.ix_(senders, receivers)] *= change.factor
+        found[after] = uplink_of(scaled_links(cluster, factors), rank_of, rank, time_scale)
+    return found
+
+
+def _nodes(cluster: Cluster, names: Sequence[str], key: str) -> list[int]:
+    """Numbers of nodes by name; no names: all nodes."""
+    for index, name in enumerate(names):
+        if name not in cluster.names:
+            raise unexpected(f"{key}[{index}]", name, f"one of {shown_names(cluster.names)}")
+    return [cluster.names.index(name) for name in names or cluster.names]
+
+
 class EmulatedSend:
     """A send in flight; complete at once, or with its delivery."""
 
@@ -112,7 +146,13 @@ class EmulatedLink(RingSums):
     step of a ring takes as long as its slowest transfer.
     """
 
-    def __init__(self, link: Link, uplink: Uplink, contention: Contention = "none") -> None:
+    def __init__(
+        self,
+        link: Link,
+        uplink: Uplink,
+        contention: Contention = "none",
+        changes: Mapping[int, Uplink] | None = None,
+    ) -> None:
         """Wrap a link.
 
         Args:
@@ -120,10 +160,18 @@ class EmulatedLink(RingSums):
             uplink: transfer times of this rank's messages.
             contention: messages that leave one after the other: none of them, those of a "link" (to the same rank), or
                 all those of the "uplink".
+            changes: other transfer times, by the iterations before each; None: they stay.
 
         """
-        self._link, self._uplink, self._contention = link, uplink, contention
+        self._link, self._contention = link, contention
+        self.uplink = uplink
+        """transfer times of this rank's messages now"""
+        self._changes = {0: uplink} | dict(changes or {})
         self._free_at: dict[int | None, float] = {}
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Take on the transfer times of an iteration of the run, from 1."""
+        self.uplink = self._changes[max(after for after in self._changes if after < iteration)]
 
     def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
         """Prepare; see `Link`."""
@@ -146,11 +194,11 @@ class EmulatedLink(RingSums):
     def _delivered_at(self, to_rank: int, size_bytes: int) -> float:
         now = time.monotonic()
         if self._contention == "none":
-            return now + self._uplink.transfer_s(to_rank, size_bytes)
+            return now + self.uplink.transfer_s(to_rank, size_bytes)
         channel = to_rank if self._contention == "link" else None
         begin = max(now, self._free_at.get(channel, now))
-        self._free_at[channel] = begin + self._uplink.occupied_s(to_rank, size_bytes)
-        return begin + self._uplink.transfer_s(to_rank, size_bytes)
+        self._free_at[channel] = begin + self.uplink.occupied_s(to_rank, size_bytes)
+        return begin + self.uplink.transfer_s(to_rank, size_bytes)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

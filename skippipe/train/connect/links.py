@@ -12,7 +12,7 @@ from skippipe.devices import device_identity
 from skippipe.errors import unexpected
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.addresses import machine_id
-from skippipe.runtime.links.emulated import EmulatedLink, uplink_of
+from skippipe.runtime.links.emulated import EmulatedLink, uplinks_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.links.gpu import GpuLink
 from skippipe.runtime.links.peer import PeerEdges
@@ -35,6 +35,13 @@ class Links(NamedTuple):
     """for tensors in the host's memory"""
     transport: str
     """of the messages, for people"""
+    emulated: Sequence[EmulatedLink] = ()
+    """those of the two whose transfer times change during the run"""
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Have emulated links take on the transfer times of an iteration of the run, from 1."""
+        for link in self.emulated:
+            link.begin_iteration(iteration)
 
 
 def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
@@ -54,6 +61,7 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
 
     """
     gloo, device = GlooLink(rendezvous.group), message_spec.device
+    emulated: Sequence[EmulatedLink] = ()
     devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
     control: Link = gloo
     if choose_backend(communication.backend, devices) == "nccl":
@@ -70,10 +78,11 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         messages, transport = gloo, "Gloo"
     if communication.links == "emulated":
         rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
-        uplink = uplink_of(network, rank_of, rendezvous.rank, communication.time_scale)
-        messages, control = (EmulatedLink(link, uplink, communication.contention) for link in (messages, gloo))
+        uplinks = uplinks_of(network, rank_of, rendezvous.rank, communication.time_scale, communication.link_changes)
+        emulated = [EmulatedLink(link, uplinks[0], communication.contention, uplinks) for link in (messages, gloo)]
+        messages, control = emulated
         transport += ", as slowly as over the cluster's links"
-    return Links(messages, control, transport if rendezvous.world > 1 else "")
+    return Links(messages, control, transport if rendezvous.world > 1 else "", emulated)
 
 
 def choose_backend(wanted: Literal["auto", "gloo", "nccl"], devices: Sequence[str]) -> Backend:

@@ -65,10 +65,10 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     with corpus_folder(spec.data.text) as folder:
         batches = open_batches(spec, config.vocab_size, config.max_position_embeddings, folder)
     layout = spec.layout
-    plans = [layout.plan or plan_phase(phase, layout.cluster, model) for phase in spec.phases]
     names_by_rank = assign_nodes(layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
+    plans = [layout.plan or plan_phase(phase, layout.cluster, model, rank_of) for phase in spec.phases]
     estimates = _stage_memories(spec, model)
     held = [spec.held_stages([layout.cluster.names.index(name) for name in names]) for names in names_by_rank]
     sends, recv_buffers = spec.communication.sends_in_flight, spec.communication.recv_buffers
@@ -100,6 +100,8 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     if spec.search is not None:
         console.write_line("that is an even partition; training searches nodes and layers of stages (allocate.layers)")
     _show(console, ranks)
+    if spec.replan.mode == "allocation":
+        console.write_line("that is without train.replan: a process that changes stages holds both for a moment")
     if not grouped:
         console.write_line(f"proved deadlock-free with recv_buffers={recv_buffers}, sends_in_flight={sends}")
     check_memory(ranks, spec.memory_bytes)

@@ -1,6 +1,6 @@
 """What one rank works with during a run, whatever the plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,10 @@ class RankContext:
     """the rank that serves each node"""
     layers: Sequence[range]
     """numbers of the decoder layers of each stage"""
-    stages: Mapping[int, Stage]
-    """those that this rank serves in any phase"""
+    stages: dict[int, Stage]
+    """those that this rank serves in any phase; changes where a plan that is adopted has nodes serve others"""
+    allocations: Sequence[Sequence[Sequence[int]]]
+    """nodes of each stage, in all phases as the run begins"""
     links: Links
     """to the other ranks"""
     buffers: MessageBuffers
@@ -34,6 +36,8 @@ class RankContext:
     """per validation"""
     vocabulary: int
     """tokens are below it"""
+    clock_offset_s: float
+    """reading of the clock of rank 0 less that of this rank"""
 
     @property
     def message_spec(self) -> MessageSpec:
@@ -55,8 +59,8 @@ class RankContext:
         return serving_ranks(stages, self.rank_of)
 
     def holding(self) -> dict[int, frozenset[int]]:
-        """The ranks that serve each stage in any phase, and so hold its weights."""
-        return holding_ranks((allocation.stages for allocation in self.spec.allocations), self.rank_of)
+        """The ranks that serve each stage in any phase as the run begins, and so hold its weights."""
+        return holding_ranks(self.allocations, self.rank_of)
 
     def owned_stages(self) -> dict[int, Stage]:
         """The stages for which this rank speaks: it is the lowest that holds them."""

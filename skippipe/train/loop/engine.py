@@ -28,6 +28,7 @@ from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
+from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
 from skippipe.train.resolve.spec import CommunicationSpec, PlanPhase
 
 
@@ -42,11 +43,13 @@ class RankFlags(NamedTuple):
     """it was asked to stop"""
     saving: bool = False
     """it is still writing a checkpoint"""
+    replan: bool = False
+    """it has another plan for the next iteration"""
 
 
 @dataclass(frozen=True)
 class IterationResult:
-    """One iteration; the same on every rank, but for `timings`."""
+    """One iteration; the same on every rank, but for `timings` and `timelines`."""
 
     loss: float
     """mean over the iteration's tokens in nats, without router losses"""
@@ -62,6 +65,8 @@ class IterationResult:
     """set by any rank"""
     timings: Timings
     """of this rank's actions"""
+    timelines: Sequence[RankTimeline]
+    """of all ranks, on rank 0; empty elsewhere, and where microbatches share passes"""
 
 
 class Gathered(NamedTuple):
@@ -74,6 +79,8 @@ class Gathered(NamedTuple):
     seconds: float
     """maximum over the ranks"""
     flags: RankFlags
+    timelines: Sequence[RankTimeline]
+    """of all ranks, on rank 0"""
 
 
 class Engine:
@@ -104,8 +111,9 @@ class Engine:
 
         """
         self.phase, self.plan, self.request_sha256, self.flops = phase, plan, request_sha256, flops
-        self._planned_s = iteration_s_on(plan, context.rank_of)
-        self.predicted_s = self._planned_s if predicts else None
+        self.planned_s = iteration_s_on(plan, context.rank_of)
+        """iteration time of the plan"""
+        self.predicted_s = self.planned_s if predicts else None
         """iteration time of the plan, if it is a prediction for this run"""
         self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
@@ -120,6 +128,13 @@ class Engine:
         self._measured_s = 0.0
         self.recv_buffers = context.spec.communication.recv_buffers
         """receives posted and not consumed, per sending rank"""
+        self.programs: Sequence[Program] = ()
+        """of all ranks; none where microbatches share passes"""
+        emulated = context.spec.communication.links == "emulated"
+        self.shared = context.spec.communication.contention if emulated else "link"
+        """what messages have to take turns on"""
+        self._clock_offset_s = context.clock_offset_s
+        self._context = context
         self._training: Executor | GroupedExecutor
         self._validation: Executor | GroupedExecutor
         if context.spec.device.group > 1:
@@ -137,13 +152,16 @@ class Engine:
         """of an iteration"""
         self.validation_tokens = context.validation_microbatches * context.microbatch_tokens
 
+    def prove(self, plan: Plan) -> None:
+        """Prove that another plan cannot deadlock on the same ranks; raises as `lower_safely` does."""
+        lower_safely(plan, self._context)
+
     def _in_order(self, context: RankContext) -> tuple[Executor, Executor]:
         """Executors of the plan's order, and of validations."""
-        training = lower(self.plan, context.rank_of)
-        validation = lower_evaluation(self.plan, context.rank_of, context.validation_microbatches)
+        training, validation, self.recv_buffers = lower_safely(self.plan, context)
         communication = context.spec.communication
-        self.recv_buffers = safe_buffers([training, validation], communication)
         connect(context.links.messages, [*training, *validation])
+        self.programs = training
 
         def executor(programs: Sequence[Program]) -> Executor:
             return Executor(
@@ -209,11 +227,11 @@ class Engine:
 
         timeout_s = self._message_timeout_s()
         timings = self._training.run(self._placed(lambda m: batches(self._index_of[m])), finish, timeout_s)
-        loss, router_loss, seconds, combined = self._gather(self._index_of, timeout_s, timings.ends[-1], flags())
+        loss, router_loss, seconds, combined, timelines = self._gather(self._index_of, timeout_s, flags(), timings)
         self._measured_s = seconds
         if router_loss is not None:
             router_loss /= self.tokens
-        return IterationResult(loss / self.tokens, router_loss, norm, loss_scale, seconds, combined, timings)
+        return IterationResult(loss / self.tokens, router_loss, norm, loss_scale, seconds, combined, timings, timelines)
 
     def validate(self, batches: Batches) -> float:
         """Mean loss of the stages in use over the validation's tokens, in nats; raises as `iterate` does."""
@@ -223,7 +241,7 @@ class Engine:
             for stage in self._stages.values():
                 stack.enter_context(stage.evaluating())
             self._validation.run(self._placed(batches), lambda _: None, timeout_s)
-            gathered = self._gather(self._validation_index_of, timeout_s, 0.0, RankFlags())
+            gathered = self._gather(self._validation_index_of, timeout_s, RankFlags())
             return gathered.loss / self.validation_tokens
 
     def _placed(self, batches: Batches) -> Batches:
@@ -238,10 +256,12 @@ class Engine:
         return self._message_timeout_s()
 
     def _message_timeout_s(self, iterations: float = 1.0) -> float:
-        timeout_s, predicted_s = self._spec.communication.timeout_s, self._planned_s
+        timeout_s, predicted_s = self._spec.communication.timeout_s, self.planned_s
         return message_timeout_s(timeout_s, predicted_s, self._measured_s, iterations)
 
-    def _gather(self, index_of: Mapping[int, int], timeout_s: float, seconds: float, flags: RankFlags) -> Gathered:
+    def _gather(
+        self, index_of: Mapping[int, int], timeout_s: float, flags: RankFlags, timings: Timings | None = None
+    ) -> Gathered:
         """Combine losses, times and flags of all ranks; `index_of` has the index of each microbatch's loss."""
         world, rank = self._rendezvous.world, self._rendezvous.rank
         losses = torch.zeros(len(index_of), dtype=torch.float64)
@@ -251,15 +271,22 @@ class Engine:
             for microbatch, loss in stage.take_losses().items():
                 losses[index_of[microbatch]] = loss
         by_rank = torch.zeros(2, world, dtype=torch.float64)
+        seconds = 0.0 if timings is None else timings.ends[-1]
         by_rank[:, rank] = torch.tensor([seconds, sum(routed)], dtype=torch.float64)
         set_here = torch.tensor([bool(routed), *flags], dtype=torch.float64)
         values = torch.cat([losses, *by_rank, set_here])
         with self._rendezvous.transferring("the sum of the losses", range(world)):
+            exchange = None
+            if timings is not None and self.programs:
+                actions = [len(program.actions) for program in self.programs]
+                exchange = TimelineExchange(self._links.control, rank, actions, timings, self._clock_offset_s)
             tree_sum(self._links.control, values, rank, range(world), timeout_s)
+            timelines = [] if exchange is None else exchange.finish(timeout_s)
         summed = iter(values.tolist())
         losses_, times, routers = (list(islice(summed, count)) for count in (len(index_of), world, world))
         any_routed, *combined = map(bool, summed)
-        return Gathered(sum(losses_), sum(routers) if any_routed else None, max(times), RankFlags(*combined))
+        router_loss = sum(routers) if any_routed else None
+        return Gathered(sum(losses_), router_loss, max(times), RankFlags(*combined), timelines)
 
 
 SLOWEST_HEALTHY = 3.0
@@ -295,6 +322,21 @@ def connect(link: Link, programs: Sequence[Program]) -> None:
     pairs = {(sender, program.rank) for program in programs for sender in program.incoming}
     groups = {action.ranks for program in programs for action in program.actions if isinstance(action, Reduce)}
     link.connect(pairs, groups)
+
+
+def lower_safely(plan: Plan, context: RankContext) -> tuple[Sequence[Program], Sequence[Program], int]:
+    """Lower a plan for iterations and validations.
+
+    Returns:
+        Programs of all ranks for each, and the receive buffers with which none of them can deadlock.
+
+    Raises:
+        DeadlockError: no number of receive buffers is enough.
+
+    """
+    training = lower(plan, context.rank_of)
+    validation = lower_evaluation(plan, context.rank_of, context.validation_microbatches)
+    return training, validation, safe_buffers([training, validation], context.spec.communication)
 
 
 def safe_buffers(groups: Sequence[Sequence[Program]], communication: CommunicationSpec) -> int:

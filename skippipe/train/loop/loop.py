@@ -1,33 +1,38 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
 import contextlib
+import json
 import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from skippipe._scheduler import Plan
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
 from skippipe.model.build import module_seed
-from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s
+from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s, stage_moves, transfers_s
 from skippipe.phases import phase_layers
+from skippipe.plan_file import plan_sha256
 from skippipe.ranks import transfer_time
 from skippipe.rules import bent_rules
 from skippipe.runtime.executor import Batches
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
+from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
+from skippipe.train.loop.observed import Ratios
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.standing import CommonStanding, Standing
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
@@ -43,6 +48,7 @@ from skippipe.train.observe.events import (
     to_json,
 )
 from skippipe.train.observe.utilization import UtilizationMeter
+from skippipe.train.resolve.spec import PlanPhase
 from skippipe.train.signals import StopRequest
 
 OPTIMIZER = "optimizer"
@@ -82,6 +88,15 @@ class RunMetadata:
     """every setting of the model, by the names of transformers"""
 
 
+class Factory(NamedTuple):
+    """Makes what a plan needs that is adopted during the run."""
+
+    engine: Callable[[PlanPhase, Plan, str], Engine]
+    """of a phase's plan; the text is the hash of what the plan was asked for"""
+    stage: Callable[[int, Collection[int]], Stage]
+    """by number; weights of the layers that have joined follow"""
+
+
 class TrainingLoop:
     """One rank's share of a run."""
 
@@ -98,6 +113,8 @@ class TrainingLoop:
         saver: CheckpointSaver | None,
         trace: Path | None,
         report: Report,
+        factory: Factory,
+        closed_loop: ClosedLoop | None,
     ) -> None:
         """Take what has been prepared.
 
@@ -112,9 +129,12 @@ class TrainingLoop:
             saver: writes checkpoints; None: none are written.
             trace: the file for a trace of profiled iterations, on rank 0.
             report: takes the events.
+            factory: for plans that are adopted during the run.
+            closed_loop: compares predicted and measured times, on rank 0.
 
         """
-        self._spec, self._context, self._engines = context.spec, context, engines
+        self._spec, self._context, self._engines = context.spec, context, list(engines)
+        self._factory, self._closed_loop = factory, closed_loop
         self._optimizer, self._start, self._weights = optimizer, start, weights
         self._holding = self._holding_before = Holding(context.holding(), start.layers)
         self._phase = -1
@@ -130,6 +150,10 @@ class TrainingLoop:
         # A single process reads all microbatches, and a GPU would wait for them.
         self._ahead = ReadAhead(self._all_batches) if context.rendezvous.world == 1 else None
         profiled = 0 if trace is None else self._spec.device.profile
+        self._found = False
+        """whether rank 0 has another plan for the next iteration"""
+        self._previous_s: float | None = None
+        """of the plan before, if the next one has been adopted"""
         self._meter = UtilizationMeter(context.device, context.rendezvous.world, profiled, trace, start.iteration)
         self._checkpoints = None
         if saver is not None:
@@ -148,6 +172,8 @@ class TrainingLoop:
         with contextlib.ExitStack() as stack:
             if self._ahead is not None:
                 stack.callback(self._ahead.close)
+            if self._closed_loop is not None:
+                stack.callback(self._closed_loop.close)
             if self._train(lambda: request.signal is not None):
                 return None
             request.heeded = True
@@ -156,6 +182,11 @@ class TrainingLoop:
     def _engine(self, iteration: int) -> Engine:
         """Engine of the phase that an iteration belongs to; the start, 0, belongs to the first one."""
         return [engine for engine in self._engines if engine.phase.after < max(iteration, 1)][-1]
+
+    def _following(self, iteration: int) -> int:
+        """Iterations of the same phase after one."""
+        later = [engine.phase.after for engine in self._engines if engine.phase.after >= iteration]
+        return min([*later, self._spec.iterations]) - iteration
 
     def _train(self, asked: Callable[[], bool]) -> bool:
         """Train; whether the run has completed all iterations."""
@@ -167,13 +198,14 @@ class TrainingLoop:
         meter.restart()
         while number < spec.iterations:
             number += 1
-            if engine is not self._engine(number):
-                engine, measured = self._change_plan(number), Measured()
+            before, engine = engine, self._next_engine(number, engine)
+            measured = measured if engine is before else Measured()
             result = self._iterate(number, engine, asked)
             if number > self._start.iteration + 1 or number == spec.iterations:  # the first one is slower
                 measured.seconds.append(result.seconds)
                 measured.tasks.add(result.timings)
-            self._report_iteration(number, engine, result, *meter.record(engine.flops))
+            elapsed_s, mfu = meter.record(engine.flops)
+            self._report_iteration(number, engine, result, elapsed_s, mfu, self._compare(number, result))
             if result.flags.stop and number < spec.iterations:
                 if checkpoints is not None:
                     checkpoints.finish(number)
@@ -208,18 +240,43 @@ class TrainingLoop:
     def _iterate(self, number: int, engine: Engine, asked: Callable[[], bool]) -> IterationResult:
         """Train one iteration."""
         checkpoints, self._number = self._checkpoints, number
+        self._context.links.begin_iteration(number)
         torch.manual_seed(iteration_seed(self._spec.seed, number, self._context.rendezvous.rank))
         result = engine.iterate(
             self._batches(number),
             self._step,
-            lambda: RankFlags(stop=asked(), saving=checkpoints is not None and checkpoints.busy),
+            lambda: RankFlags(
+                stop=asked(),
+                saving=checkpoints is not None and checkpoints.busy,
+                replan=self._closed_loop is not None
+                and self._closed_loop.wants_change(number, self._following(number), self._change_s),
+            ),
             self._loss_scale,
         )
         check_finite(result, number)
+        self._found = result.flags.replan
         return result
 
-    def _report_iteration(
-        self, number: int, engine: Engine, result: IterationResult, elapsed_s: float, mfu: float | None
+    def _next_engine(self, number: int, engine: Engine) -> Engine:
+        """The engine of an iteration, ready to run; `engine` is that of the one before."""
+        if self._found:
+            self._adopt_found(number - 1)
+        return engine if engine is self._engine(number) else self._change_plan(number)
+
+    def _compare(self, number: int, result: IterationResult) -> Ratios:
+        """Compare what an iteration took with its prediction, on rank 0."""
+        if self._closed_loop is None or number == self._start.iteration + 1:  # the first one is slower
+            return Ratios(None, None)
+        return self._closed_loop.after(number, result.timelines, result.seconds, self._following(number))
+
+    def _report_iteration(  # noqa: PLR0913, PLR0917 - what an event has
+        self,
+        number: int,
+        engine: Engine,
+        result: IterationResult,
+        elapsed_s: float,
+        mfu: float | None,
+        compared: Ratios,
     ) -> None:
         """Report an iteration; `elapsed_s` is the time since the one before has ended."""
         self._latest = IterationDone(
@@ -232,17 +289,75 @@ class TrainingLoop:
             learning_rate=self._optimizer.rate,
             router_loss=result.router_loss,
             predicted_s=engine.predicted_s,
+            iteration_ratio=result.seconds / engine.predicted_s if engine.predicted_s else None,
+            task_ratio=compared.tasks if engine.predicted_s else None,
+            message_ratio=compared.messages if engine.predicted_s else None,
             mfu=mfu,
             loss_scale=None if result.loss_scale is None else result.loss_scale.factor,
         )
         self._report(self._latest)
 
+    def _adopt_found(self, iteration: int) -> None:
+        """Adopt the plan that rank 0 has found, after an iteration."""
+
+        def make() -> str:
+            assert self._closed_loop is not None, "rank 0 has asked for it"
+            taken = self._closed_loop.take(iteration)
+            return json.dumps([taken.current_s, taken.plan.to_json()])
+
+        previous_s, plan = json.loads(self._context.rendezvous.broadcast(f"plan after iteration {iteration}", make))
+        self.adopt(Plan.from_json(plan), iteration + 1, previous_s)
+
+    def adopt(self, plan: Plan, iteration: int, previous_s: float) -> None:
+        """Run a phase by another plan from an iteration on. All ranks call this between iterations, with the same plan.
+
+        Every rank proves that the plan cannot deadlock, and they compare its hash.
+
+        Args:
+            plan: for the phase of that iteration.
+            iteration: the next one.
+            previous_s: iteration time of the plan before by now, for the event.
+
+        Raises:
+            DeadlockError: no number of receive buffers makes the plan safe.
+            InputError: ranks have different plans.
+
+        """
+        context, now = self._context, self._engine(iteration)
+        key = f"plan before iteration {iteration}"
+        context.rendezvous.check_equal(key, {"hash of the plan": plan_sha256(plan)})
+        new = self._served_here(plan) - set(context.stages)
+        context.stages.update({stage: self._factory.stage(stage, self._holding.joined) for stage in sorted(new)})
+        if new:
+            self._optimizer.follow_stages()
+        self._engines[self._engines.index(now)] = self._factory.engine(now.phase, plan, now.request_sha256)
+        self._previous_s = previous_s
+
+    def _served_here(self, plan: Plan) -> set[int]:
+        """The stages that this rank serves under a plan."""
+        rank = self._context.rendezvous.rank
+        return {stage for stage, ranks in self._context.serving(plan.stages).items() if rank in ranks}
+
+    def _release_stages(self, engine: Engine) -> None:
+        """Forget the stages that this rank has no current weights of, and does not serve from `engine` on."""
+        context, first = self._context, self._engines.index(engine)
+        needed = set().union(*(self._served_here(later.plan) for later in self._engines[first:]))
+        needed |= {stage for stage, ranks in self._holding.current.items() if context.rendezvous.rank in ranks}
+        unneeded = set(context.stages) - needed
+        for stage in unneeded:
+            del context.stages[stage]
+        if unneeded:
+            self._optimizer.follow_stages()
+
     def _change_plan(self, iteration: int) -> Engine:
-        """Begin the phase that an iteration belongs to."""
+        """Begin the phase or the plan that an iteration belongs to."""
         begin = time.perf_counter()
         self._engine(iteration - 1).release()
         engine = self._engine(iteration)
-        change, predicted_change_s = self._begin_phase(engine, iteration)
+        previous_s, self._previous_s = self._previous_s, None
+        change, predicted_change_s = self._begin_phase(engine, iteration, adopted=previous_s is not None)
+        if previous_s is not None:
+            self._release_stages(engine)
         plan = engine.plan
         self._report(
             PlanChanged(
@@ -254,12 +369,27 @@ class TrainingLoop:
                 moved_stages=sorted({move.target for move in change.moves}), new_layers=sorted(change.new),
                 copied=bool(change.new) and self._spec.new_layers == "copy",
                 seconds=time.perf_counter() - begin, predicted_change_s=predicted_change_s,
+                previous_s=previous_s,
             )
         )  # fmt: skip
         return engine
 
-    def _begin_phase(self, engine: Engine, iteration: int) -> tuple[PhaseChange, float | None]:
+    def _change_s(self, plan: Plan) -> float:
+        """Predicted seconds for weights and optimizer state to move to where a plan of this phase needs them."""
+        context = self._context
+        moves = stage_moves(context.serving(plan.stages), self._holding.current)
+
+        def state(stage: int) -> float:
+            return self._weights.state(stage, self._holding.joined.intersection(context.layers[stage]))
+
+        return transfers_s(moves, state, transfer_time(plan.cluster, context.rank_of))
+
+    def _begin_phase(
+        self, engine: Engine, iteration: int, *, adopted: bool = False
+    ) -> tuple[PhaseChange, float | None]:
         """Bring the weights of a phase to the ranks that serve its stages, before `iteration`.
+
+        `adopted` says that only the plan changes, within the phase.
 
         Returns:
             What was done, and the seconds predicted for it; None: the plan's times do not hold.
@@ -287,6 +417,8 @@ class TrainingLoop:
         self._holding, self._phase = change.after, engine.phase.after
         for stage in context.stages.values():
             stage.module.use_layers(engine.layers)
+        if self._closed_loop is not None:
+            self._closed_loop.begin(engine, engine.phase.planner, adopted=adopted)
         if engine.predicted_s is None:
             return change, None
         transfer = transfer_time(engine.plan.cluster, context.rank_of)
@@ -396,6 +528,8 @@ class TrainingLoop:
         metadata: RunMetadata,
         saver: CheckpointSaver | None,
         report: Report,
+        factory: Factory,
+        closed_loop: ClosedLoop | None,
     ) -> "TrainingLoop":
         """The loop of the ranks that are left, from what they have done in common; arguments as of the class."""
         assert self._stepped == common.iteration
@@ -418,6 +552,8 @@ class TrainingLoop:
             saver=saver,
             trace=None,
             report=report,
+            factory=factory,
+            closed_loop=closed_loop,
         )
         loop._holding, loop._losses, loop._validated = holding, self._losses, common.validated
         loop._norm, loop._latest = self._norm, self._latest
@@ -441,6 +577,8 @@ class TrainingLoop:
                 layers=None if engine.phase.layers is None else sorted(engine.layers),
             )
         )  # fmt: skip
+        if self._closed_loop is not None:
+            self._closed_loop.keep_profile()
         check_validation(loss, iteration, "the validation text")
         if training_loss is not None:
             check_validation(training_loss, iteration, "training text")

@@ -26,7 +26,7 @@ class StageOptimizer:
         """Make the optimizer.
 
         Args:
-            stages: those of this rank.
+            stages: those of this rank; where they change, `follow_stages` is to be called.
             spec: AdamW and its learning rate.
             tokens: per iteration.
             iterations: still to be done.
@@ -40,6 +40,15 @@ class StageOptimizer:
         """tokens trained on so far"""
         self.rate = 0.0
         """learning rate of the latest step"""
+
+    def follow_stages(self) -> None:
+        """Take on stages that have come, and forget those that have gone; the others keep their state."""
+        before = self._optimizer.state
+        self._optimizer = make_optimizer(self._spec, [stage.module for stage in self._stages.values()])
+        for stage in self._stages.values():
+            for parameter in stage.module.parameters():
+                if parameter in before:
+                    self._optimizer.state[parameter] = before[parameter]
 
     def step(self, norm: float) -> None:
         """Clip by the norm of the full model's gradient, and step; if the norm is not finite, weights stay."""

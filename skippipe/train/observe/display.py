@@ -22,6 +22,7 @@ from skippipe.train.observe.events import (
     LogFailed,
     PlanChanged,
     PlanReady,
+    PlanSearched,
     RunRecovered,
     RunRestarting,
     RunResumed,
@@ -150,7 +151,7 @@ def validation_lines(event: ValidationDone) -> list[str]:
 def iteration_lines(event: IterationDone) -> list[str]:
     """One iteration."""
     routers = "" if event.router_loss is None else f"routers {event.router_loss:.4f}  "
-    against = "" if event.predicted_s is None else f"predicted {seconds(event.predicted_s)}  "
+    against = "" if event.predicted_s is None else f"predicted {seconds(event.predicted_s)}{ratios_text(event)}  "
     against += "" if event.mfu is None else f"MFU {percent(event.mfu)}  "
     norm = "overflow, no step" if event.norm is None else f"{event.norm:.3g}"
     line = (
@@ -158,6 +159,13 @@ def iteration_lines(event: IterationDone) -> list[str]:
         f"measured {seconds(event.iteration_s)}  {against}norm {norm}  rate {event.learning_rate:.3g}"
     )
     return [line]
+
+
+def ratios_text(event: IterationDone) -> str:
+    """By which factors measured times differ from predicted ones."""
+    named = (("", event.iteration_ratio), ("tasks ", event.task_ratio), ("messages ", event.message_ratio))
+    found = ", ".join(f"{name}x{ratio:.2f}" for name, ratio in named if ratio is not None)
+    return f" ({found})" if found else ""
 
 
 def resumed_lines(event: RunResumed) -> list[str]:
@@ -237,6 +245,10 @@ def utilization_lines(event: RunSummary) -> list[str]:
 
 def changed_lines(event: PlanChanged) -> list[str]:
     """The next phase of the run."""
+    if event.previous_s is not None:
+        times = f"{seconds(event.predicted_s)} instead of {seconds(event.previous_s)}"
+        moved = f", stages {_numbers(event.moved_stages)} moved to other nodes" if event.moved_stages else ""
+        return [f"from iteration {event.iteration} on: another plan, predicted to take {times}{moved}"]
     used = stages_text(event.stages, event.stages_in_all)
     bent = f" ({', '.join(event.bent_rules)})" if event.bent_rules else ""
     line = f"from iteration {event.iteration} on: stages {used}, skip ratio {event.skip_ratio:.4g}, own plan{bent}"
@@ -246,6 +258,17 @@ def changed_lines(event: PlanChanged) -> list[str]:
     predicted = "" if event.predicted_change_s is None else f" (predicted {seconds(event.predicted_change_s)})"
     blocked = f"training was blocked for {seconds(event.seconds)}{predicted}"
     return [line, f"{', '.join(done)}; {blocked}"] if done else [line]
+
+
+def searched_lines(event: PlanSearched) -> list[str]:
+    """A search that has found nothing worth a change; what is taken is shown when it is used."""
+    if event.taken:
+        return []
+    found = "no plan was found" if event.found_s is None else f"the best plan found takes {seconds(event.found_s)}"
+    if event.refused is not None:
+        found = f"the plan found cannot be used ({event.refused.splitlines()[0].rstrip(':')})"
+    line = f"iteration {event.iteration}: on the nodes and links as measured this plan takes {seconds(event.current_s)}"
+    return [f"{line}, {found}; the plan stays"]
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -261,6 +284,7 @@ LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     RunRecovered: recovered_lines,
     RunResumed: resumed_lines,
     PlanChanged: changed_lines,
+    PlanSearched: searched_lines,
     IterationDone: iteration_lines,
     ValidationDone: validation_lines,
     CheckpointSaved: checkpoint_lines,

@@ -106,7 +106,7 @@ class RunResumed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanChanged(Event):
-    """The next phase of the run begins with this iteration."""
+    """The next phase of the run begins with this iteration, or another plan within a phase."""
 
     kind = "plan_changed"
     iteration: int
@@ -129,6 +129,26 @@ class PlanChanged(Event):
     predicted_change_s: float | None
     """predicted for moves and copies; None: the plan's times do not hold for this run"""
     plan_file: str | None = None
+    previous_s: float | None = None
+    """within a phase: what an iteration of the plan before was to take by then; None: a phase begins"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSearched(Event):
+    """Another plan was searched for nodes and links as measured."""
+
+    kind = "plan_searched"
+    iteration: int
+    """iterations done"""
+    current_s: float
+    """iteration time of the plan in use, on the cluster as measured"""
+    found_s: float | None
+    """of the plan that was found; None: none was"""
+    change_s: float | None
+    """predicted for the change to it"""
+    taken: bool
+    refused: str | None = None
+    """why a plan that was found could not be used: it may deadlock"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +169,12 @@ class IterationDone(Event):
     learning_rate: float
     router_loss: float | None = None
     predicted_s: float | None = None
+    iteration_ratio: float | None = None
+    """measured over predicted time"""
+    task_ratio: float | None = None
+    """the same, summed over the tasks of all nodes"""
+    message_ratio: float | None = None
+    """the same, summed over the messages that were seen to arrive"""
     mfu: float | None = None
     """model FLOPs utilization"""
     loss_scale: float | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Cluster, Plan
 from skippipe.files import cut_to_lines, open_own, remove_leftovers, write_text
 from skippipe.train.observe.events import (
     AttemptStarted,
@@ -28,7 +28,7 @@ from skippipe.train.observe.events import (
     to_json,
 )
 
-SETTINGS, PLAN, CLUSTER = "config.yaml", "plan.json", "cluster.json"
+SETTINGS, PLAN, CLUSTER, PROFILE = "config.yaml", "plan.json", "cluster.json", "profile.json"
 METRICS, TRACE, BOARD = "metrics.jsonl", "trace.json", "tensorboard"
 TAIL_BYTES = 2**20
 """Of `metrics.jsonl`, in which the number of the latest attempt is looked for; an event is far smaller."""
@@ -39,6 +39,9 @@ SCALARS = {
         "tokens_per_s",
         "iteration_s",
         "predicted_s",
+        "iteration_ratio",
+        "task_ratio",
+        "message_ratio",
         "norm",
         "learning_rate",
         "mfu",
@@ -129,6 +132,16 @@ class RunLog:
             cluster=self._keep(CLUSTER, cluster.to_json(), self._iteration),
             settings=self._keep(SETTINGS, settings_yaml, self._iteration),
         )
+
+    def keep_plan(self, after: int, plan: Plan) -> None:
+        """Write a plan that takes the place of another one after so many iterations."""
+        with self._writing(PLAN):
+            self._plan_files[after] = self._keep(PLAN, plan.to_json(), after)
+
+    def keep_profile(self, cluster: Cluster) -> None:
+        """Write the cluster with the times that training has measured so far."""
+        with self._writing(PROFILE):
+            write_text(self._folder / PROFILE, cluster.to_json(), follow=False)
 
     def _keep(self, name: str, text: str, after: int) -> str:
         """Write a text that holds from an iteration on, unless a file has it already; gives the file's name."""

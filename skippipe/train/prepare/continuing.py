@@ -2,25 +2,27 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from skippipe._scheduler import Plan
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import DeadlockError, InputError, NoPlanError
 from skippipe.model.settings import model_config
+from skippipe.plan_file import plan_sha256
 from skippipe.planning import PlanningJob, make_plan
 from skippipe.ranks import assign_ranks
 from skippipe.runtime.message import MessageBuffers
+from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import RunMetadata, TrainingLoop
 from skippipe.train.loop.standing import CommonStanding
-from skippipe.train.observe.events import Report
-from skippipe.train.prepare.planning import plan_sha256, request_sha256
-from skippipe.train.prepare.prepare import make_saver
+from skippipe.train.observe.run_log import Reporting
+from skippipe.train.prepare.planning import request_sha256
+from skippipe.train.prepare.prepare import make_closed_loop, make_factory, make_saver
 from skippipe.train.prepare.remaining import (
     NotRecoverableError,
     remaining_holding,
@@ -41,7 +43,7 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     new_rank: Mapping[int, int],
     common: CommonStanding,
     directory: CheckpointDirectory,
-    report: Report,
+    report: Reporting,
     stack: ExitStack,
 ) -> TrainingLoop:
     """Make the loop of the ranks that are left, after what all of them have done. All of them call this.
@@ -69,17 +71,24 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     links = open_links(spec.communication, spec.layout.cluster, rendezvous, before.message_spec, rank_of, stack)
     context = dataclasses.replace(
         before, spec=spec, rendezvous=rendezvous, rank_of=rank_of, links=links,
-        buffers=MessageBuffers(before.message_spec),
+        allocations=[_left(engine.plan.stages, lost) for engine in loop.engines],
+        buffers=MessageBuffers(before.message_spec), clock_offset_s=clock_offset_s(rendezvous, links.control),
     )  # fmt: skip
-    engines = _engines(context, loop, common.iteration)
+    engines = _engines(context, loop, common.iteration, lost)
     saver = make_saver(spec, rendezvous, directory)
     return loop.continued(
         context, engines, common, holding=holding, metadata=_with_tokenizer(loop, rendezvous), saver=saver,
-        report=report,
+        report=report, factory=make_factory(context, partition_model(spec, model_config(spec.model.settings))),
+        closed_loop=make_closed_loop(context, report),
     )  # fmt: skip
 
 
-def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[Engine]:
+def _left(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[int]]:
+    """The nodes of each stage that are left."""
+    return [[node for node in nodes if node not in lost] for nodes in stages]
+
+
+def _engines(context: RankContext, loop: TrainingLoop, iteration: int, lost: Collection[int]) -> list[Engine]:
     """Plan the current phase and those to come on rank 0; every rank proves each plan, and all compare them."""
     spec, rendezvous = context.spec, context.rendezvous
     model = partition_model(spec, model_config(spec.model.settings))
@@ -89,7 +98,7 @@ def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[E
     before = [engine for engine in loop.engines if engine.phase.after in current]
     phases = [current[engine.phase.after] for engine in before]
     text = rendezvous.broadcast(
-        "plans", lambda: json.dumps([_planned(e.plan, p, model) for e, p in zip(before, phases, strict=True)]),
+        "plans", lambda: json.dumps([_planned(e.plan, p, model, lost) for e, p in zip(before, phases, strict=True)]),
         REPLANNING_S * len(before),
     )  # fmt: skip
     plans = [Plan.from_json(plan) for plan in json.loads(text)]
@@ -107,11 +116,13 @@ def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[E
     ]
 
 
-def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel) -> str:
+def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel, lost: Collection[int]) -> str:
     """The plan of a phase for the nodes that are left, found in the time for which all may wait, as JSON."""
     planner = dataclasses.replace(phase.planner, time_limit_s=REPLANNING_S)
+    # Nodes may have changed stages since the phase was stated.
+    allocation = dataclasses.replace(phase.allocation, stages=_left(plan.stages, lost))
     try:
-        found = make_plan(PlanningJob(remaining_problem(plan, phase.allocation)), plan.strategy, planner)
+        found = make_plan(PlanningJob(remaining_problem(plan, allocation)), plan.strategy, planner)
     except (InputError, NoPlanError, DeadlockError) as error:
         raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
     return found.with_model(**dataclasses.asdict(model.plan_model)).to_json()

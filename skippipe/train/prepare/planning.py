@@ -10,7 +10,7 @@ from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.phases import changes_s, phase_changes, phase_problem, summarize
-from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
+from skippipe.planning import PlanningJob, make_plan_on, state_problem, time_limit
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
@@ -28,10 +28,10 @@ UNLIMITED_S = 24 * 3600.0
 """Time for planning that only a work limit ends."""
 
 
-def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel) -> Plan:
-    """Plan a phase of a run for a cluster, and write the model into the plan."""
+def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]) -> Plan:
+    """Plan a phase of a run for a cluster and the ranks that serve its nodes, and write the model into the plan."""
     problem = phase_problem(cluster, phase, model.layers)
-    plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
+    plan = make_plan_on(PlanningJob(problem), phase.schedule.strategy, phase.planner, rank_of)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
@@ -45,11 +45,6 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
         *(dataclasses.asdict(part) for part in (phase.schedule, phase.planner, model.plan_model)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
-def plan_sha256(plan: Plan) -> str:
-    """Hash of a plan but for how it was found."""
-    return hashlib.sha256(plan.without_report().to_json().encode()).hexdigest()
 
 
 def kept_plans(resume: ResumePoint, requests: Sequence[str]) -> list[Plan | None]:
@@ -80,7 +75,7 @@ def make_plans(
 
     def planned(key: str, phase: PlanPhase, cluster: Cluster) -> Plan:
         text = context.rendezvous.broadcast(
-            key, lambda: plan_phase(phase, cluster, model).to_json(), planning_s(phase.planner)
+            key, lambda: plan_phase(phase, cluster, model, context.rank_of).to_json(), planning_s(phase.planner)
         )
         return Plan.from_json(text)
 
@@ -125,7 +120,7 @@ def full_pipelines(
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            return iteration_s_on(make_plan(job, strategy, spec.planner), rank_of)
+            return iteration_s_on(make_plan_on(job, strategy, spec.planner, rank_of), rank_of)
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 

@@ -9,18 +9,24 @@ from typing import Any
 
 import torch.distributed as dist
 
-from skippipe._scheduler import Cluster
+from skippipe._scheduler import Cluster, Plan
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.key import load_key
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.devices import device_name
+from skippipe.errors import unexpected
 from skippipe.model.settings import plain_settings
+from skippipe.plan_file import plan_sha256
+from skippipe.ranks import holding_ranks
 from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.stage import Stage
+from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
-from skippipe.train.loop.loop import RunMetadata, TrainingLoop
+from skippipe.train.loop.loop import Factory, RunMetadata, TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.token_batches import TokenBatches, open_batches
 from skippipe.train.observe.run_log import TRACE, Reporting, RunLog
@@ -29,11 +35,10 @@ from skippipe.train.prepare.planning import (
     kept_plans,
     make_plans,
     plan_ready,
-    plan_sha256,
     planning_s,
     request_sha256,
 )
-from skippipe.train.prepare.prediction import judge_prediction, measured_workload
+from skippipe.train.prepare.prediction import Prediction, judge_prediction, measured_workload
 from skippipe.train.prepare.resume import READING_S, ResumePoint
 from skippipe.train.prepare.stages import (
     PartitionedModel,
@@ -44,7 +49,7 @@ from skippipe.train.prepare.stages import (
     warm_up,
     weight_bytes,
 )
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import PlanPhase, RunSpec
 
 SAVING_TIMEOUT_S = 3600.0
 """Time limit for the ranks to write a checkpoint together."""
@@ -84,8 +89,11 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
     batches = _open_batches(spec, config, text) if is_source(spec, rendezvous) else None
     metadata = _share_metadata(rendezvous, batches, plain_settings(config))
     resume.check(metadata.model, spec.seed, metadata.text_sha256, spec.new_layers)
-    context = _make_context(spec, model, message_spec, rendezvous, rank_of, links, metadata, resume.progress.layers)
-    engines = _prepare_engines(context, model, resume, metadata, log)
+    requests = [request_sha256(spec, phase, model) for phase in spec.phases]
+    kept = [None] if spec.layout.plan is not None else kept_plans(resume, requests)
+    allocations = allocations_of(spec, kept)
+    context = _make_context(spec, model, message_spec, rendezvous, rank_of, links, metadata, resume, allocations)
+    engines = _prepare_engines(context, model, resume, requests, kept, metadata, log)
     saver = make_saver(spec, rendezvous, resume.directory)
     if saver is not None and rendezvous.rank == 0:
         resume.directory.clean_up()
@@ -102,6 +110,8 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         saver=saver,
         trace=None if log is None else log.file(TRACE),
         report=reporting,
+        factory=make_factory(context, model),
+        closed_loop=make_closed_loop(context, reporting),
     )
 
 
@@ -118,14 +128,17 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
     rank_of: Sequence[int],
     links: Links,
     metadata: RunMetadata,
-    joined: Collection[int],
+    resume: ResumePoint,
+    allocations: Sequence[Sequence[Sequence[int]]],
 ) -> RankContext:
     """Build the stages of this rank."""
-    served = spec.held_stages([node for node, rank in enumerate(rank_of) if rank == rendezvous.rank])
-    stages = build_stages(spec, model, served, message_spec.device, joined=joined)
+    held = holding_ranks(allocations, rank_of)
+    served = sorted(stage for stage, ranks in held.items() if rendezvous.rank in ranks)
+    stages = build_stages(spec, model, served, message_spec.device, joined=resume.progress.layers)
     for stage in stages.values():
         warm_up(stage, message_spec, model.config.vocab_size)
     return RankContext(
+        allocations=allocations,
         spec=spec,
         rendezvous=rendezvous,
         rank_of=rank_of,
@@ -135,7 +148,16 @@ def _make_context(  # noqa: PLR0913, PLR0917 - what a rank works with
         buffers=MessageBuffers(message_spec),
         validation_microbatches=metadata.validation_microbatches,
         vocabulary=model.config.vocab_size,
+        clock_offset_s=clock_offset_s(rendezvous, links.control),
     )
+
+
+def allocations_of(spec: RunSpec, kept: Sequence[Plan | None]) -> list[list[list[int]]]:
+    """Nodes of each stage in every phase; a plan that is `kept` may have another allocation than was asked for."""
+    return [
+        spec.allocation_of(phase).stages if plan is None else plan.stages
+        for phase, plan in zip(spec.phases, kept, strict=True)
+    ]
 
 
 def is_source(spec: RunSpec, rendezvous: Rendezvous) -> bool:
@@ -184,13 +206,17 @@ def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> S
     return optimizer
 
 
-def _prepare_engines(
-    context: RankContext, model: PartitionedModel, resume: ResumePoint, metadata: RunMetadata, log: RunLog | None
+def _prepare_engines(  # noqa: PLR0913, PLR0917 - what engines depend on
+    context: RankContext,
+    model: PartitionedModel,
+    resume: ResumePoint,
+    requests: Sequence[str],
+    kept: Sequence[Plan | None],
+    metadata: RunMetadata,
+    log: RunLog | None,
 ) -> list[Engine]:
     """Plan all phases, and report what is about to be trained."""
     spec, rendezvous, device = context.spec, context.rendezvous, device_name(context.device)
-    requests = [request_sha256(spec, phase, model) for phase in spec.phases]
-    kept = kept_plans(resume, requests)
     plans = make_plans(
         context,
         model,
@@ -202,15 +228,9 @@ def _prepare_engines(
     )
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
     predictions = [judge_prediction(plan, model, spec, device) for plan in plans]
+    _check_replan(spec, model, predictions)
     engines = [
-        Engine(
-            context,
-            phase,
-            plan,
-            predicts=prediction.holds,
-            request_sha256=request,
-            flops=iteration_flops(phase, plan, model),
-        )
+        _engine_of(context, model, phase, plan, request, predicts=prediction.holds)
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
@@ -226,8 +246,43 @@ def _prepare_engines(
         files = log.keep_files(spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
         log(dataclasses.replace(event, files=files))
         if resume.checkpoint is not None:
-            log(resume.event(plan_kept=any(kept) and spec.layout.plan is None))
+            log(resume.event(plan_kept=any(kept)))
     return engines
+
+
+def make_factory(context: RankContext, model: PartitionedModel) -> Factory:
+    """What plans that are adopted during the run need."""
+
+    def stage(number: int, joined: Collection[int]) -> Stage:
+        built = build_stages(context.spec, model, [number], context.device, joined=joined)[number]
+        warm_up(built, context.message_spec, context.vocabulary)
+        return built
+
+    return Factory(lambda phase, plan, request: _engine_of(context, model, phase, plan, request), stage)
+
+
+def make_closed_loop(context: RankContext, reporting: Reporting) -> ClosedLoop | None:
+    """What compares predicted and measured times, on the rank that keeps the run's files."""
+    log = reporting.log
+    return None if log is None else ClosedLoop(context.spec.replan, log, log)
+
+
+def _check_replan(spec: RunSpec, model: PartitionedModel, predictions: Sequence[Prediction]) -> None:
+    """Raise `InputError` where other plans are asked for, but times of plans say nothing about this run."""
+    later = model.layers[1:]
+    if spec.replan.mode == "allocation" and len(set(later)) > 1:
+        hint = f"a node that changes stages needs the same time there, but they have {later} decoder layers"
+        raise unexpected("train.replan", "allocation", "off or routes", hint=hint)
+    unknown = next((prediction.note for prediction in predictions if not prediction.holds), None)
+    if spec.replan.mode != "off" and unknown is not None:
+        raise unexpected("train.replan", spec.replan.mode, "off", hint=unknown)
+
+
+def _engine_of(  # noqa: PLR0913 - what an engine depends on
+    context: RankContext, model: PartitionedModel, phase: PlanPhase, plan: Plan, request: str, *, predicts: bool = True
+) -> Engine:
+    flops = iteration_flops(phase, plan, model)
+    return Engine(context, phase, plan, predicts=predicts, request_sha256=request, flops=flops)
 
 
 def _count_parameters(context: RankContext) -> int:

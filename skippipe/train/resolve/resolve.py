@@ -29,6 +29,7 @@ from skippipe.train.resolve.spec import (
     ModelSpec,
     OptimizerSpec,
     PlanPhase,
+    ReplanSpec,
     RunSpec,
 )
 
@@ -48,6 +49,9 @@ def resolve(job: TrainJob) -> RunSpec:
     if layout.plan is not None:
         check_model(layout.plan, _stated_model(job), layout.origin)
     phases = plan_phases(job, layout)
+    if train.replan == "allocation" and layout.unused:
+        expected = f"off or routes, as no process serves {shown_names(layout.unused)}"
+        raise unexpected("train.replan", train.replan, expected)
     folder = weights_folder(job.model)
     text = job.data
     if folder is not None:
@@ -75,6 +79,7 @@ def resolve(job: TrainJob) -> RunSpec:
         iterations=train.iterations,
         seed=train.seed,
         stage_gradient=cast("Any", train.stage_gradient),
+        replan=ReplanSpec(cast("Any", train.replan), train.replan_gain, train.replan_wait),
         new_layers=cast("Any", train.new_layers),
         validate_every=train.validate_every,
         validate_training=train.validate_training,
@@ -105,6 +110,8 @@ def communication_of(runtime: RuntimeConfig) -> CommunicationSpec:
             value, default = getattr(communication, name), getattr(CommunicationSpec, name)
             if value != default:
                 raise unexpected(f"runtime.{name}", value, f"{default} with runtime.links=real")
+        if communication.link_changes:
+            raise unexpected("runtime.link_changes", len(communication.link_changes), "[] with runtime.links=real")
     return communication
 
 
@@ -174,13 +181,13 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
 def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
     runtime = (
-        "links", "time_scale", "contention", "recv_buffers", "sends_in_flight", "calibrate", "autocast", "wire_dtype",
-        "deterministic", "heartbeat_s", "recover",
+        "links", "time_scale", "contention", "link_changes", "recv_buffers", "sends_in_flight", "calibrate", "autocast",
+        "wire_dtype", "deterministic", "heartbeat_s", "recover",
     )  # fmt: skip
     groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
-        "runtime": {name: getattr(job.runtime, name) for name in runtime},
+        "runtime": {name: dataclasses.asdict(job.runtime)[name] for name in runtime},
         "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
     }
     if job.plan is None:

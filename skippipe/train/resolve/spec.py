@@ -1,12 +1,12 @@
 """The description of a run. Everything after `resolve` takes it and reads no settings."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from skippipe.allocation import Allocation
-from skippipe.config import AllocateConfig, PhasesConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import AllocateConfig, LinkChange, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
 from skippipe.phases import Phase
@@ -74,6 +74,8 @@ class CommunicationSpec:
     """factor on the transfer times of emulated links"""
     contention: Literal["none", "link", "uplink"] = "none"
     """which messages leave one after the other over emulated links"""
+    link_changes: Sequence[LinkChange] = ()
+    """of emulated links, during the run"""
     recv_buffers: int = 2
     """inputs that may wait on each link"""
     sends_in_flight: int = 2
@@ -115,6 +117,18 @@ class PlanPhase(Phase):
 
     after: int
     """iterations before it"""
+
+
+@dataclass(frozen=True)
+class ReplanSpec:
+    """Whether and when a run looks for other plans."""
+
+    mode: Literal["off", "routes", "allocation"]
+    """what may change: nothing; routes and order; also which stage a node serves"""
+    gain: float
+    """least fraction of the iteration time that a plan has to save"""
+    wait: int
+    """iterations until the next search after one that brought nothing"""
 
 
 @dataclass(frozen=True)
@@ -182,6 +196,7 @@ class RunSpec:
     seed: int
     """of the weights and of the order of the text"""
     stage_gradient: Literal["exact", "per_visit"]
+    replan: ReplanSpec
     new_layers: Literal["init", "copy"]
     """weights of layers whose stage joins in a later phase"""
     validate_every: int | None
