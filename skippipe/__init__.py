@@ -38,9 +38,9 @@ from skippipe._scheduler import (
     Task,
     Upgrade,
 )
-from skippipe.cluster import load_cluster, preset_cluster
+from skippipe.cluster import load_cluster
 from skippipe.plan_file import load_plan, save_plan
-from skippipe.scheduler import allocate, explain, plan, score_allocation, simulate, upgrades
+from skippipe.scheduler import allocate, explain, plan, preset_cluster, score_allocation, simulate, upgrades
 
 __all__ = [
     "Allocated",

@@ -1,8 +1,8 @@
-"""Clusters, read from files or by the name of a preset, and with other links."""
+"""Clusters, read from files, and with other links."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Cluster
 from skippipe.errors import InputError, in_file
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Cluster", "load_cluster", "preset_cluster", "scaled_links"]
+__all__ = ["Cluster", "load_cluster", "scaled_links"]
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -28,35 +28,6 @@ def load_cluster(path: str | Path) -> Cluster:
         return Cluster.from_json(text)
     except InputError as error:
         raise in_file(error, path) from None
-
-
-def preset_cluster(name: str, /, *, stages: int | None = None, **settings: Any) -> Cluster:
-    """Build a preset: `geo20`, `five_clusters`, `single_cluster`, `local4` or `synthetic`.
-
-    Args:
-        name: of the preset; README describes them.
-        stages: number of stages that all-reduce the gradients which the preset states; None: as many as the preset is
-            made for.
-        settings: replace those of the preset, such as `nodes=12` or `node={"memory": 4}`: the keys of the group
-            `cluster` (`docs/commands.md`).
-
-    Returns:
-        The cluster.
-
-    Raises:
-        skippipe.errors.InputError: an unknown name, or a setting that cannot be used.
-
-    Example:
-        >>> import skippipe
-        >>> len(skippipe.preset_cluster("geo20"))
-        20
-        >>> skippipe.preset_cluster("synthetic", nodes=3, regions=2, seed=1).names
-        ['region0-0', 'region1-0', 'region0-1']
-
-    """
-    from skippipe.presets.named import named_cluster  # noqa: PLC0415 - what reads settings is loaded when needed
-
-    return named_cluster(name, stages, settings)
 
 
 def scaled_links(cluster: Cluster, factors: "NDArray[np.float64]") -> Cluster:

@@ -1,7 +1,7 @@
-"""The functions of `skippipe` that plan, simulate and allocate."""
+"""The functions of `skippipe` that plan, simulate and allocate, and the presets to do it with."""
 
 from collections.abc import Callable, Iterable
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import skippipe._scheduler as core
 from skippipe._scheduler import (
@@ -16,7 +16,7 @@ from skippipe._scheduler import (
     Upgrade,
 )
 
-__all__ = ["allocate", "explain", "plan", "score_allocation", "simulate", "upgrades"]
+__all__ = ["allocate", "explain", "plan", "preset_cluster", "score_allocation", "simulate", "upgrades"]
 
 SearchProgress = Callable[[float, float, float, int], None]
 """Called about twenty times a second during a search with elapsed seconds, the best value so far (infinite as long as
@@ -253,3 +253,32 @@ def upgrades(explanation: Explanation) -> list[Upgrade]:
 
     """
     return core.upgrades(explanation)
+
+
+def preset_cluster(name: str, /, *, stages: int | None = None, **settings: Any) -> Cluster:
+    """Build a preset: `geo20`, `five_clusters`, `single_cluster`, `local4` or `synthetic`.
+
+    Args:
+        name: of the preset; README describes them.
+        stages: number of stages that all-reduce the gradients which the preset states; None: as many as the preset is
+            made for.
+        settings: replace those of the preset, such as `nodes=12` or `node={"memory": 4}`: the keys of the group
+            `cluster` (`docs/commands.md`).
+
+    Returns:
+        The cluster.
+
+    Raises:
+        skippipe.errors.InputError: an unknown name, or a setting that cannot be used.
+
+    Example:
+        >>> import skippipe
+        >>> len(skippipe.preset_cluster("geo20"))
+        20
+        >>> skippipe.preset_cluster("synthetic", nodes=3, regions=2, seed=1).names
+        ['region0-0', 'region1-0', 'region0-1']
+
+    """
+    from skippipe.presets.named import named_cluster  # noqa: PLC0415 - what reads settings is loaded when needed
+
+    return named_cluster(name, stages, settings)
