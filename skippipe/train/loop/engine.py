@@ -311,8 +311,8 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
 def can_be_graphed(context: RankContext) -> bool:
     """Whether each iteration issues the same work to a GPU.
 
-    With experts it depends on the tokens, and with float16 on the loss scale. A layer that is recomputed saves the state of
-    the random numbers, which needs the host.
+    With experts it depends on the tokens, and with float16 on the loss scale. A layer that is recomputed saves the
+    state of the random numbers, which needs the host.
     """
     routed = any(stage.module.family.router is not None for stage in context.stages.values())
     scaled, recomputed = context.spec.precision.autocast == "float16", context.spec.device.activation_checkpointing > 0
