@@ -61,6 +61,8 @@ def train_to_the_end(
                 if loss is None:
                     raise
                 if not recover:
+                    if loss.reason in str(error):
+                        raise
                     raise ActionError(f"{loss.reason}; {error}") from error.__cause__
                 reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
                 progress.check(loss, loop.iteration)
@@ -98,17 +100,13 @@ class Recovery:
         """Take the loop that was interrupted, and when (monotonic seconds)."""
         self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
         self._noticed_at = noticed_at
-        self._new_rank = {rank: rank for rank in range(loop.context.rendezvous.world)}
+        self._before = members.current
 
     def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
         loop, members = self._loop, self._members
         survivors = members.regroup(loop.standing.to_json(), loop.patience_s)
         rendezvous = members.rendezvous
-        # Ranks before this recovery to those of now, over all losses since.
-        self._new_rank = {
-            before: survivors.new_rank[rank] for before, rank in self._new_rank.items() if rank in survivors.new_rank
-        }
         standings = [Standing.from_json(survivors.standings[rank]) for rank in range(rendezvous.world)]
         common = common_standing(standings)
         loop.catch_up(common)
@@ -118,7 +116,7 @@ class Recovery:
         following = continue_loop(
             loop,
             rendezvous,
-            new_rank=self._new_rank,
+            new_rank=survivors.new_rank(self._before),
             common=common,
             directory=self._directory,
             report=self._reporting,
@@ -126,17 +124,16 @@ class Recovery:
         )
         planning_s = time.monotonic() - begin
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, latest, planning_s, survivors.lost, survivors.lost_names)
+            self._report(self._reporting.log, following, latest, planning_s, survivors.lost(self._before))
         return following
 
-    def _report(  # noqa: PLR0913, PLR0917 - what there is to report
+    def _report(
         self,
         log: RunLog,
         following: TrainingLoop,
         latest: Event | None,
         planning_s: float,
         lost: Sequence[int],
-        lost_names: Sequence[str],
     ) -> None:
         engines, context = following.engines, following.context
         files = log.keep_files(context.spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
@@ -144,7 +141,7 @@ class Recovery:
             RunRecovered(
                 iteration=following.iteration,
                 lost=list(lost),
-                lost_names=list(lost_names),
+                lost_names=self._members.names(lost),
                 processes=context.rendezvous.world,
                 predicted_s=engines[0].predicted_s,
                 planning_s=planning_s,

@@ -80,12 +80,11 @@ def continue_loop(  # noqa: PLR0913 - by keyword
 
 
 def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[Engine]:
-    """Plan the current phase and those to come on rank 0; every rank proves each plan, and all compare them."""
+    """Plan the phase of an iteration and those to come on rank 0; every rank proves each plan, and all compare them."""
     spec, rendezvous = context.spec, context.rendezvous
     model = partition_model(spec, model_config(spec.model.settings))
     ends = [*(phase.after for phase in spec.phases[1:]), spec.iterations]
-    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end > iteration}
-    current = current or {spec.phases[-1].after: spec.phases[-1]}
+    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end >= iteration}
     before = [engine for engine in loop.engines if engine.phase.after in current]
     phases = [current[engine.phase.after] for engine in before]
     text = rendezvous.broadcast(
