@@ -12,7 +12,7 @@ from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
-from skippipe.train.observe.events import Event, RunRecovered, WorkerInterrupted, from_json
+from skippipe.train.observe.events import RunRecovered, WorkerInterrupted, from_json
 from skippipe.train.observe.run_log import Reporting, RunLog
 from skippipe.train.prepare.continuing import continue_loop
 from skippipe.train.prepare.remaining import NotRecoverableError
@@ -110,8 +110,10 @@ class Recovery:
         standings = [Standing.from_json(survivors.standings[rank]) for rank in range(rendezvous.world)]
         common = common_standing(standings)
         loop.catch_up(common)
-        latest = None if common.latest is None else from_json(common.latest)
-        self._reporting.begin(rendezvous.rank, common.iteration - (latest is not None))
+        loop.give_up_saving()  # else its thread would write to, or remove, what the next loop saves
+        # The attempt begins with what may not have been reported: its first line voids what was.
+        begins = [] if common.latest is None else [text for text in (common.latest, common.validation) if text]
+        self._reporting.begin(rendezvous.rank, common.iteration - bool(begins))
         begin = time.monotonic()
         following = continue_loop(
             loop,
@@ -124,30 +126,33 @@ class Recovery:
         )
         planning_s = time.monotonic() - begin
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, latest, planning_s, survivors.lost(self._before))
+            self._report(self._reporting.log, following, begins, planning_s, survivors.lost(self._before))
         return following
 
     def _report(
         self,
         log: RunLog,
         following: TrainingLoop,
-        latest: Event | None,
+        begins: Sequence[str],
         planning_s: float,
         lost: Sequence[int],
     ) -> None:
         engines, context = following.engines, following.context
-        files = log.keep_files(context.spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
+        plans = {engine.phase.after: engine.plan for engine in engines}
+        files = log.keep_files(context.spec.settings_yaml, plans, following.iteration)
+        current = [engine for engine in engines if engine.phase.after <= following.iteration][-1]
         log(
             RunRecovered(
                 iteration=following.iteration,
                 lost=list(lost),
                 lost_names=self._members.names(lost),
                 processes=context.rendezvous.world,
-                predicted_s=engines[0].predicted_s,
+                predicted_s=current.predicted_s,
                 planning_s=planning_s,
                 seconds=time.monotonic() - self._noticed_at,
                 plan_files=files.plans,
             )
         )
-        if latest is not None:
-            log(latest)
+        for event in map(from_json, begins):
+            if event is not None:
+                log(event)

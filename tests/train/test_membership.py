@@ -86,7 +86,7 @@ def test_all_step_if_one_has(done: int, ranks: list[tuple[bool, bool]]) -> None:
 def test_what_only_some_have_completed_is_done_again() -> None:
     ahead = Standing(3, norm=(2.5).hex(), newest=2, validated=3, phase=2)
     behind = Standing(3, norm=(2.5).hex(), newest=0, validated=0, phase=0)
-    assert common_standing([ahead, behind]) == CommonStanding(3, 2.5, None, newest=2, validated=0, phase=0)
+    assert common_standing([ahead, behind]) == CommonStanding(3, 2.5, None, None, newest=2, validated=0, phase=0)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 9), min_size=1), st.data())

@@ -45,6 +45,10 @@ class CheckpointScheduler:
         """Wait until weights and optimizer state may change; to be called before each step."""
         self._saver.wait_copied()
 
+    def wait(self) -> None:
+        """Wait until this rank is no longer saving, whatever becomes of it."""
+        self._saver.wait()
+
     def after(self, iteration: int, *, saving: bool) -> None:
         """Save after an iteration if a checkpoint is due and no rank is still `saving`."""
         self._report_finished()

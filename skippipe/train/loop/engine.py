@@ -28,7 +28,7 @@ from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
-from skippipe.train.resolve.spec import CommunicationSpec, PlanPhase
+from skippipe.train.resolve.spec import SLOWEST_HEALTHY, CommunicationSpec, PlanPhase
 
 
 class DivergedError(SchedulerError, ArithmeticError):
@@ -260,10 +260,6 @@ class Engine:
         losses_, times, routers = (list(islice(summed, count)) for count in (len(index_of), world, world))
         any_routed, *combined = map(bool, summed)
         return Gathered(sum(losses_), sum(routers) if any_routed else None, max(times), RankFlags(*combined))
-
-
-SLOWEST_HEALTHY = 3.0
-"""An iteration that takes so many times as long as expected may still be a healthy one."""
 
 
 def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, iterations: float = 1.0) -> float:

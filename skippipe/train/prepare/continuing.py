@@ -28,10 +28,7 @@ from skippipe.train.prepare.remaining import (
     without_nodes,
 )
 from skippipe.train.prepare.stages import PartitionedModel, iteration_flops, partition_model
-from skippipe.train.resolve.spec import PlanPhase
-
-REPLANNING_S = 2.0
-"""Limit of the search for a plan while all ranks wait for it."""
+from skippipe.train.resolve.spec import REPLANNING_S, PlanPhase
 
 
 def continue_loop(  # noqa: PLR0913 - by keyword
@@ -108,7 +105,10 @@ def _engines(context: RankContext, loop: TrainingLoop, iteration: int) -> list[E
 
 def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel) -> str:
     """The plan of a phase for the nodes that are left, found in the time for which all may wait, as JSON."""
-    planner = dataclasses.replace(phase.planner, time_limit_s=REPLANNING_S)
+    limit_s = phase.planner.time_limit_s
+    planner = dataclasses.replace(
+        phase.planner, time_limit_s=REPLANNING_S if limit_s is None else min(limit_s, REPLANNING_S)
+    )
     try:
         found = make_plan(PlanningJob(remaining_problem(plan, phase.allocation)), plan.strategy, planner)
     except (InputError, NoPlanError, DeadlockError) as error:
