@@ -25,7 +25,6 @@ LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
-LOST_STAGES = ("checkpoint",)
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
 
@@ -130,8 +129,6 @@ class TrainConfig:
     """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
     """also validate the full model on as much of the training text: the sequences trained on first"""
-    lost_stage: str = setting("checkpoint", choices=LOST_STAGES)
-    """if no node of a stage is left: checkpoint: the run starts again from its latest one (runtime.restarts)"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
     """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
     copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""

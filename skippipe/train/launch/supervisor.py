@@ -439,12 +439,13 @@ class Watch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.process, signal.SIGKILL)
         others = [worker for worker in self._workers if worker.is_alive]
-        record_failure(
-            self._folder,
-            "recovered",
-            [worker.report(stacks.get(worker.rank)) for worker in lost],
-            [worker.report() for worker in others],
-        )
+        if lost:  # else only connections were
+            record_failure(
+                self._folder,
+                "recovered",
+                [worker.report(stacks.get(worker.rank)) for worker in lost],
+                [worker.report() for worker in others],
+            )
         for worker in others:
             worker.interrupted = None
 

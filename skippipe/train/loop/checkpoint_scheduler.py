@@ -67,8 +67,9 @@ class CheckpointScheduler:
         self._saver.save(*self._snapshot(iteration))
         self._saver.wait()
         failed = self._report_finished()
-        if failed is not None:
-            raise SavingError(f"the checkpoint {failed.path} could not be written: {failed.error}")
+        if failed is not None and failed.error is not None:
+            message = f"the checkpoint {failed.path} could not be written: {failed.error}"
+            raise SavingError(message) from failed.error.__cause__
 
     def _report_finished(self) -> SaveResult | None:
         """Report what became of checkpoints; gives the latest one if it failed."""

@@ -305,7 +305,8 @@ class TrainingLoop:
         measured_s = statistics.median(measured.seconds) if measured.seconds else None
         reasons: list[str] = []
         if measured_s is None:
-            reasons = ["no iteration was left to train"]
+            after_loss = self._latest is not None  # of the loop before
+            reasons = ["no iteration was left to train" + " after the loss of a rank" * after_loss]
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
             reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)

@@ -163,7 +163,8 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
         client, prefix=f"{rendezvous.texts.name}/members", own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
         title=rendezvous.title,
     )  # fmt: skip
-    others = rendezvous.other_connections | (open_connections() - before)
     with contextlib.closing(monitor):
         rendezvous.all_gather("watched", "")  # from here on all show signs of life
+        # Where this process serves the store, the connections of all monitors to it are among these.
+        others = rendezvous.other_connections | (open_connections() - before)
         yield Members(rendezvous, spec, monitor, others)

@@ -16,11 +16,11 @@ from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
-from skippipe.train.loop.loop import RunMetadata, TrainingLoop
+from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import CommonStanding
 from skippipe.train.observe.events import Report
 from skippipe.train.prepare.planning import plan_sha256, request_sha256
-from skippipe.train.prepare.prepare import make_saver
+from skippipe.train.prepare.prepare import make_saver, share_tokenizer
 from skippipe.train.prepare.remaining import (
     NotRecoverableError,
     remaining_holding,
@@ -69,9 +69,11 @@ def continue_loop(  # noqa: PLR0913 - by keyword
         buffers=MessageBuffers(before.message_spec),
     )  # fmt: skip
     engines = _engines(context, loop, common.iteration)
+    # Rank 0, which writes checkpoints, may be another one than before.
+    metadata = dataclasses.replace(loop.metadata, tokenizer=share_tokenizer(rendezvous, loop.token_batches))
     saver = make_saver(spec, rendezvous, directory)
     return loop.continued(
-        context, engines, common, holding=holding, metadata=_with_tokenizer(loop, rendezvous), saver=saver,
+        context, engines, common, holding=holding, metadata=metadata, saver=saver,
         report=report,
     )  # fmt: skip
 
@@ -114,14 +116,3 @@ def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel) -> str:
     except (InputError, NoPlanError, DeadlockError) as error:
         raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
     return found.with_model(**dataclasses.asdict(model.plan_model)).to_json()
-
-
-def _with_tokenizer(loop: TrainingLoop, rendezvous: Rendezvous) -> RunMetadata:
-    """What is known of text and model; rank 0, which writes checkpoints, may be another one than before."""
-    batches, metadata = loop.token_batches, loop.metadata
-    source = rendezvous.all_gather("sources", str(batches is not None)).index("True")
-    if batches is not None and rendezvous.rank == source:
-        rendezvous.publish("tokenizer", batches.tokenizer_json)
-    if rendezvous.rank:
-        return metadata
-    return dataclasses.replace(metadata, tokenizer=rendezvous.receive("tokenizer", source))
