@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,20 @@ class Run:
         """Latest loss reported for each iteration."""
         return {event["iteration"]: event["loss"] for event in self.events("iteration")}
 
-    def until(self, kind: str, count: int) -> bool:
-        """Wait for so many events of a kind; whether they came."""
+    def until(self, counted: Callable[[], int], count: int) -> bool:
+        """Wait until so many are counted; whether they came."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(self.events(kind)) < count and self.process.poll() is None and time.monotonic() < deadline:
+        while counted() < count and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        return len(self.events(kind)) >= count
+        return counted() >= count
+
+    def done(self) -> int:
+        """How many iterations it has reported; one that is reported again after a loss counts once."""
+        return len(self.losses())
+
+    def recoveries(self) -> int:
+        """How often it has gone on after a loss."""
+        return len(self.events("recovered"))
 
     def end(self) -> str:
         """Wait for its end; what is wrong with it."""
@@ -99,17 +108,16 @@ class Run:
 def churn(folder: Path, kills: int, chance: random.Random, unbroken: dict[int, float]) -> list[Row]:
     """One run with some kills; a row for each."""
     run, rows = Run(folder), list[Row]()
-    run.until("iteration", 2)
+    run.until(run.done, 2)
     names = json.loads((folder / "plan.json").read_text())["stages"]
     for number, stage in enumerate(chance.sample(range(len(names)), kills)):
         rank = chance.choice(names[stage])
-        done = len(run.losses())
-        run.until("iteration", done + 1)
+        run.until(run.done, run.done() + 1)
         time.sleep(chance.uniform(0, 1.5) * statistics.median(e["iteration_s"] for e in run.events("iteration")))
         before = max(run.losses(), default=0)
         os.kill(run.workers[rank], signal.SIGKILL)
         begin = time.monotonic()
-        recovered = run.until("recovered", number + 1)
+        recovered = run.until(run.recoveries, number + 1)
         waited_s = time.monotonic() - begin
         row: Row = {"rank": rank, "stage": stage, "recovered": recovered}
         if recovered:

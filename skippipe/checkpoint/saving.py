@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skippipe.checkpoint.directory import CheckpointDirectory
-from skippipe.checkpoint.exchange import gather_json
+from skippipe.checkpoint.exchange import ExchangeError, gather_json
 from skippipe.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_file, parse_file_record
 from skippipe.checkpoint.reading import PLAN, PLANS, TOKENIZER
 from skippipe.checkpoint.state import STATE, TrainingState
@@ -141,6 +141,7 @@ class CheckpointSaver:
         except Exception as failed:  # noqa: BLE001 - mostly a lost connection, which training notices too
             traceback.print_exception(failed)
             error = self._broken = SavingError(str(failed) or type(failed).__name__)
+            error.__cause__ = failed if isinstance(failed, ExchangeError) else ConnectionError(str(failed))
         if error is not None and self._rank == 0:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._directory.staging(iteration))

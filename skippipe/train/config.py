@@ -26,7 +26,6 @@ LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
-LOST_STAGES = ("checkpoint",)
 REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
 BELOW_1 = Range(0, 0.999999)
@@ -135,8 +134,6 @@ class TrainConfig:
     """iterations between validations of the full model; null: only before and after training"""
     validate_training: bool = False
     """also validate the full model on as much of the training text: the sequences trained on first"""
-    lost_stage: str = setting("checkpoint", choices=LOST_STAGES)
-    """if no node of a stage is left: checkpoint: the run starts again from its latest one (runtime.restarts)"""
     replan: str = setting("off", choices=REPLANS)
     """other plans during the run, for nodes and links as training measures them: off; routes: other routes and order;
     allocation: nodes may also change stages, with their weights and optimizer state, but for those of stage 0"""

@@ -12,7 +12,7 @@ from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
-from skippipe.train.observe.events import Event, RunRecovered, WorkerInterrupted, from_json
+from skippipe.train.observe.events import RunRecovered, WorkerInterrupted, from_json
 from skippipe.train.observe.run_log import Reporting, RunLog
 from skippipe.train.prepare.continuing import continue_loop
 from skippipe.train.prepare.remaining import NotRecoverableError
@@ -61,6 +61,8 @@ def train_to_the_end(
                 if loss is None:
                     raise
                 if not recover:
+                    if loss.reason in str(error):
+                        raise
                     raise ActionError(f"{loss.reason}; {error}") from error.__cause__
                 reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
                 progress.check(loss, loop.iteration)
@@ -98,27 +100,25 @@ class Recovery:
         """Take the loop that was interrupted, and when (monotonic seconds)."""
         self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
         self._noticed_at = noticed_at
-        self._new_rank = {rank: rank for rank in range(loop.context.rendezvous.world)}
+        self._before = members.current
 
     def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
         loop, members = self._loop, self._members
         survivors = members.regroup(loop.standing.to_json(), loop.patience_s)
         rendezvous = members.rendezvous
-        # Ranks before this recovery to those of now, over all losses since.
-        self._new_rank = {
-            before: survivors.new_rank[rank] for before, rank in self._new_rank.items() if rank in survivors.new_rank
-        }
         standings = [Standing.from_json(survivors.standings[rank]) for rank in range(rendezvous.world)]
         common = common_standing(standings)
         loop.catch_up(common)
-        latest = None if common.latest is None else from_json(common.latest)
-        self._reporting.begin(rendezvous.rank, common.iteration - (latest is not None))
+        loop.give_up_saving()  # else its thread would write to, or remove, what the next loop saves
+        # The attempt begins with what may not have been reported: its first line voids what was.
+        begins = [] if common.latest is None else [text for text in (common.latest, common.validation) if text]
+        self._reporting.begin(rendezvous.rank, common.iteration - bool(begins))
         begin = time.monotonic()
         following = continue_loop(
             loop,
             rendezvous,
-            new_rank=self._new_rank,
+            new_rank=survivors.new_rank(self._before),
             common=common,
             directory=self._directory,
             report=self._reporting,
@@ -126,31 +126,33 @@ class Recovery:
         )
         planning_s = time.monotonic() - begin
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, latest, planning_s, survivors.lost, survivors.lost_names)
+            self._report(self._reporting.log, following, begins, planning_s, survivors.lost(self._before))
         return following
 
-    def _report(  # noqa: PLR0913, PLR0917 - what there is to report
+    def _report(
         self,
         log: RunLog,
         following: TrainingLoop,
-        latest: Event | None,
+        begins: Sequence[str],
         planning_s: float,
         lost: Sequence[int],
-        lost_names: Sequence[str],
     ) -> None:
         engines, context = following.engines, following.context
-        files = log.keep_files(context.spec.settings_yaml, {engine.phase.after: engine.plan for engine in engines})
+        plans = {engine.phase.after: engine.plan for engine in engines}
+        files = log.keep_files(context.spec.settings_yaml, plans, following.iteration)
+        current = [engine for engine in engines if engine.phase.after <= following.iteration][-1]
         log(
             RunRecovered(
                 iteration=following.iteration,
                 lost=list(lost),
-                lost_names=list(lost_names),
+                lost_names=self._members.names(lost),
                 processes=context.rendezvous.world,
-                predicted_s=engines[0].predicted_s,
+                predicted_s=current.predicted_s,
                 planning_s=planning_s,
                 seconds=time.monotonic() - self._noticed_at,
                 plan_files=files.plans,
             )
         )
-        if latest is not None:
-            log(latest)
+        for event in map(from_json, begins):
+            if event is not None:
+                log(event)

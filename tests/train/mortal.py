@@ -25,6 +25,7 @@ from skippipe.runtime.executor import Executor
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import GONE, RankSpec
 from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.membership import members
 from skippipe.train.observe.events import Event, to_json
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
@@ -39,7 +40,8 @@ class Fate:
     """When a rank dies or stops."""
 
     moment: str
-    """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint"""
+    """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
+    `connecting`: while it connects to those that are left when another one is lost"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
@@ -150,8 +152,14 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
             os.kill(os.getpid(), fate.number)
         write(saver, staging, copied)
 
+    def connecting(*_: object) -> NoReturn:
+        os.kill(os.getpid(), fate.number)
+        raise AssertionError
+
     patch.setattr(TrainingLoop, "_iterate", iterating)
-    if fate.moment == "checkpoint":
+    if fate.moment == "connecting":
+        patch.setattr(members, "connect_group", connecting)
+    elif fate.moment == "checkpoint":
         patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
     else:
         patch.setattr(Executor, "_step_of", step_that_may_be_the_last)

@@ -2,17 +2,84 @@
 node is named, and nobody is left. And one without which nobody can go on: the run starts again.
 """
 
+import contextlib
 import json
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from train.running import Running, signal_to
 
+from skippipe.train.launch import supervisor
+from skippipe.train.launch.supervisor import ForwardedStop, Watch, Worker
+from skippipe.train.observe.events import Event, EventWriter, RunRecovered, ValidationDone, WorkerEnded, WorkerFailed
+
 WITHIN_S = 15.0
 LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6", "runtime.calibrate=false"]
 LAST = ["runtime.recover=false", "runtime.restarts=0"]
+
+
+RECOVERED = RunRecovered(
+    iteration=3, lost=[0], lost_names=["a"], processes=1, predicted_s=None, planning_s=0.0, seconds=0.0, plan_files={}
+)
+TRAINING = ValidationDone(iteration=0, loss=1.0, tokens=1)
+
+
+def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds that the others have agreed to go on, and ends, before they have said so."""
+    monkeypatch.setattr(supervisor, "SETTLE_S", 0.0)
+    seen: list[Event] = []
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent,
+        contextlib.ExitStack() as stack,
+    ):
+        told = parent.stdin
+        assert told is not None
+        workers = [Worker(rank, (name,), tmp_path / "log", process=parent.pid) for rank, name in enumerate("ab")]
+        pipes = [os.pipe() for _ in workers]
+        for reading, _ in pipes:
+            stack.callback(os.close, reading)
+        tell_parent = EventWriter(told.fileno())
+        sleeper, other = (EventWriter(writing) for _, writing in pipes)
+
+        def report(event: Event) -> None:
+            seen.append(event)
+            if isinstance(event, ValidationDone):
+                sleeper(WorkerFailed(status=1, message="gone on without it", cause="LeftBehindError"))
+                os.close(sleeper.descriptor)
+                tell_parent(WorkerEnded(rank=0, status=1, names=[]))
+            elif event == WorkerEnded(rank=0, status=1, names=["a"]):
+                other(RECOVERED)
+                os.close(other.descriptor)
+                tell_parent(WorkerEnded(rank=1, status=0, names=[]))
+                told.close()
+
+        other(TRAINING)
+        Watch(parent, workers, tmp_path, report, recovery_s=60.0).run([reading for reading, _ in pipes])
+    assert RECOVERED in seen
+    assert workers[0].left_behind
+
+
+def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -> None:
+    """It is forwarded again to those that are left."""
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(2)]
+        for process in processes:
+            stack.callback(process.kill)
+        workers = [
+            Worker(rank, (f"n{rank}",), tmp_path / "log", process=process.pid) for rank, process in enumerate(processes)
+        ]
+        stop = ForwardedStop(workers)
+        report = stop.watching(lambda _: None)
+        report(TRAINING)
+        stop._note(signal.SIGTERM, None)
+        workers[0].status, workers[0].left_behind = processes[0].wait(60), True
+        assert processes[1].poll() is None
+        report(RECOVERED)
+        assert processes[1].wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

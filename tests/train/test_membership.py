@@ -18,6 +18,7 @@ from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.loop.standing import CommonStanding, Standing, common_standing
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.heartbeat import Loss, Monitor, Silence
+from skippipe.train.membership.members import Survivors
 from skippipe.train.prepare.remaining import NotRecoverableError, redistributed
 from skippipe.train.recovery import MOST_FRUITLESS, Progress
 
@@ -34,6 +35,28 @@ def test_going_on_that_leads_nowhere_ends() -> None:
         progress.check(nobody, 1)
     with pytest.raises(NotRecoverableError, match="cut, 4 times in a row"):
         progress.check(nobody, 1)
+
+
+@given(st.integers(1, 9), st.data())
+def test_ranks_of_those_left_over_generations(world: int, data: st.DataObject) -> None:
+    """Each rank of a generation is that of the same member in any earlier one; the others are lost."""
+    generations = [tuple(range(world))]
+    for _ in range(data.draw(st.integers(1, 4))):
+        kept = data.draw(st.sets(st.sampled_from(generations[-1]), min_size=1))
+        generations.append(tuple(sorted(kept)))
+    before, after = data.draw(st.sampled_from(generations)), generations[-1]
+    survivors = Survivors({}, after)
+    new_rank = survivors.new_rank(before)
+    assert sorted(new_rank.values()) == list(range(len(after)))
+    assert all(before[old] == after[new] for old, new in new_rank.items())
+    assert sorted([*survivors.lost(before), *after]) == sorted(before)
+
+
+def test_ranks_after_a_generation_that_did_not_connect() -> None:
+    """0 is lost, 1 to 3 agree, 2 dies while they connect: the ranks of the loop are still those of all four."""
+    survivors = Survivors({}, (1, 3))
+    assert survivors.new_rank((0, 1, 2, 3)) == {1: 0, 3: 1}
+    assert survivors.lost((0, 1, 2, 3)) == [0, 2]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.booleans()), max_size=40))
@@ -63,7 +86,7 @@ def test_all_step_if_one_has(done: int, ranks: list[tuple[bool, bool]]) -> None:
 def test_what_only_some_have_completed_is_done_again() -> None:
     ahead = Standing(3, norm=(2.5).hex(), newest=2, validated=3, phase=2)
     behind = Standing(3, norm=(2.5).hex(), newest=0, validated=0, phase=0)
-    assert common_standing([ahead, behind]) == CommonStanding(3, 2.5, None, newest=2, validated=0, phase=0)
+    assert common_standing([ahead, behind]) == CommonStanding(3, 2.5, None, None, newest=2, validated=0, phase=0)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 9), min_size=1), st.data())

@@ -81,27 +81,50 @@ def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDi
     """One of each stage, the one that reports among them; the second may die before or while the others regroup."""
     path = folder("run")
     fates = {0: Fate("norm", FATAL), 3: Fate("backward", FATAL)}
-    lives = live(job(prepared, **FULL), FOUR, path, fates)
+    lives = live(job(prepared, **FULL, train__validate_every=FATAL - 1), FOUR, path, fates)
     assert lives.statuses == [-signal.SIGKILL, 0, 0, -signal.SIGKILL], explained(lives, path)
     last = of_kind(lives.events, "recovered")[-1]
-    assert (last["lost"], last["processes"], last["iteration"]) == ([0, 3], 2, FATAL - 1)
+    assert last["processes"] == 2
+    assert sorted(rank for event in of_kind(lives.events, "recovered") for rank in event["lost"]) == [0, 3]
+    assert last["iteration"] == FATAL - 1
+    # The attempt voids what was reported of the iteration that it begins with, so it reports its validation too.
+    again = lives.events[lives.events.index(last) :]
+    assert [event["iteration"] for event in of_kind(again, "validation")] == [FATAL - 1, ITERATIONS]
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
         [event["loss"] for event in unbroken.values()], rel=1e-9
     )
 
 
-def test_before_a_phase_that_needs_the_node(pool: Pool, prepared: Path, folder: Folder) -> None:
-    """Lost in a phase that has no work for it: the plan of the phase to come does without it too."""
+def test_while_the_others_connect(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
+    """Those left have agreed on a generation that comes to nothing: ranks are still those of the loop before it."""
+    path = folder("run")
+    asked = job(prepared, **FULL)
+    first, second = (nodes[0] for nodes in resolve(asked).layout.stages)
+    lives = live(asked, FOUR, path, {first: Fate("backward", FATAL), second: Fate("connecting", FATAL)})
+    assert [bool(status) for status in lives.statuses] == [rank in {first, second} for rank in range(4)], explained(
+        lives, path
+    )
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["lost"], recovered["processes"]) == (sorted([first, second]), 2)
+    assert iterations(lives.events)[ITERATIONS]["loss"] == pytest.approx(unbroken[ITERATIONS]["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("iteration", [2, 4])
+def test_before_a_phase_that_needs_the_node(iteration: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Lost in a phase that has no work for it, or in the first iteration of the one that has: the latter's plan does
+    without it too.
+    """
     growing = PhasesConfig([PhaseConfig(0.5, stages=0.5), PhaseConfig()])
     asked, path = job(prepared, **FULL, phases=growing, train__new_layers="copy"), folder("run")
     whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
     victim = resolve(asked).layout.stages[1][0]
-    lives = live(asked, FOUR, path, {victim: Fate("norm", 2)})
+    lives = live(asked, FOUR, path, {victim: Fate("norm", iteration)})
     assert sorted(lives.statuses) == [-signal.SIGKILL, 0, 0, 0], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
-    assert sorted(recovered["plan_files"]) == ["0", "3"]
-    (changed,) = of_kind(lives.events, "plan_changed")
+    assert sorted(recovered["plan_files"]) == (["0", "3"] if iteration <= 3 else ["3"])
+    assert recovered["iteration"] == iteration - 1
+    changed = of_kind(lives.events, "plan_changed")[-1]
     assert (changed["iteration"], changed["stages"]) == (4, [0, 1])
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(

@@ -26,8 +26,9 @@ from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.launch.supervisor import LostWorkerError, Worker, _error, _lost_workers
 from skippipe.train.launch.workers import report_failure
-from skippipe.train.loop.engine import SLOWEST_HEALTHY, message_timeout_s
+from skippipe.train.loop.engine import message_timeout_s
 from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
+from skippipe.train.resolve.spec import SLOWEST_HEALTHY
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 

@@ -30,6 +30,9 @@ from skippipe.train.launch.workers import Assignment, Work
 from skippipe.train.observe.events import (
     Event,
     EventReader,
+    IterationDone,
+    PlanChanged,
+    PlanReady,
     Report,
     RunRecovered,
     RunStopped,
@@ -40,14 +43,14 @@ from skippipe.train.observe.events import (
     WorkersStarting,
     WorkerStarted,
 )
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import REPLANNING_S, SLOWEST_HEALTHY, RunSpec
 from skippipe.train.signals import StopRequest
 
 HOST = "127.0.0.1"
 SETTLE_S = 1.0
 """How long the others may take to report, once one has failed: the first failure explains the rest."""
 RECOVERY_S = 60.0
-"""How long workers may take to go on without one that has died, beside heartbeats and the timeout of a message."""
+"""How long workers may take to go on without one that has died, beside heartbeats, plans and waiting for a message."""
 END_S = 5.0
 """How long ending all workers may take."""
 LOG_TAIL_BYTES = 2000
@@ -130,20 +133,32 @@ class ForwardedStop(StopRequest):
         def watched(event: Event) -> None:
             self._training |= isinstance(event, ValidationDone)
             self._stopped |= isinstance(event, RunStopped)
+            if isinstance(event, RunRecovered) and self.signal is not None:
+                self._forward()  # the one that had got it may be lost
             report(event)
 
         return watched
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first = next((worker for worker in self._workers if worker.failed_at is None and worker.status is None), None)
+        first = self._first()
         if first is None:
             return  # all have ended already, one way or the other
         self._urged += number in (signal.SIGINT, signal.SIGTERM)
         super()._note(number, frame)
         if self._urged > 1 or not self._training or first.process is None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(SIGNALLED + number)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(first.process, signal.SIGTERM)
+        self._forward()
+
+    def _first(self) -> Worker | None:
+        """The first worker that may still train, or is about to be started."""
+        able = (w for w in self._workers if w.failed_at is None and w.status is None and not w.left_behind)
+        return next(able, None)
+
+    def _forward(self) -> None:
+        first = self._first()
+        if first is not None and first.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first.process, signal.SIGTERM)
 
 
 def train_locally(
@@ -174,7 +189,9 @@ def train_locally(
 
     work = Work("skippipe.train.rank:train_rank", spec, spec.model.settings)
     communication = spec.communication
-    recovery_s = RECOVERY_S + 2 * communication.heartbeat_s + communication.timeout_s
+    # Noticing a loss and connecting take two heartbeats each.
+    recovery_s = RECOVERY_S + 4 * communication.heartbeat_s + communication.timeout_s
+    recovery_s += REPLANNING_S * len(spec.phases)
     return run_locally(
         work,
         spec.launch.port,
@@ -201,7 +218,8 @@ def run_locally(  # noqa: PLR0913 - by keyword
     """Have several processes of this machine do their work as ranks of one job; arguments as of `train_locally`.
 
     `prepare` gives what all of them need beside their description, by name; what it enters lasts as long as the job.
-    `recovery_s` is how long workers that train may take until they go on without one that has died; None: they cannot.
+    `recovery_s` is how long workers that train may take until they go on without one that has died, beside some
+    iterations; None: they cannot.
     """
     (folder / "log").mkdir(exist_ok=True)
     workers = [Worker(rank, names, folder / "log" / f"{rank}.txt") for rank, names in enumerate(names_by_rank)]
@@ -224,7 +242,12 @@ def run_locally(  # noqa: PLR0913 - by keyword
             raise
         _send(parent, Assignment(folder, arguments, ranks, pipes.writing, listening))
         stop = stack.enter_context(ForwardedStop(workers))
-        Watch(parent, workers, folder, stop.watching(report), recovery_s).run(pipes.reading)
+        try:
+            Watch(parent, workers, folder, stop.watching(report), recovery_s).run(pipes.reading)
+        except LostWorkerError as error:
+            if stop.signal is None:
+                raise
+            raise WorkerError(str(error)) from None  # a run that was asked to stop is not started again
         return stop.outcome
 
 
@@ -322,6 +345,8 @@ class Watch:
         self._recovery_s = recovery_s
         self._training = False
         """whether workers that are left could go on"""
+        self._iteration_s = 0.0
+        """of the latest iteration, or as predicted for it if that is longer"""
 
     def run(self, pipes: Sequence[int]) -> None:
         """Pass on events until all workers have ended; raises for one that has failed."""
@@ -363,10 +388,12 @@ class Watch:
         may_recover = (
             self._recovery_s is not None
             and self._training
-            and all(worker.failure is None for worker in failed)
+            and all(worker.failure is None or worker.failure.cause == _LEFT_BEHIND for worker in failed)
             and any(worker.is_alive for worker in self._workers)
         )
-        return first + (self._recovery_s if may_recover and self._recovery_s is not None else SETTLE_S)
+        if not may_recover or self._recovery_s is None:
+            return first + SETTLE_S
+        return first + self._recovery_s + SLOWEST_HEALTHY * self._iteration_s
 
     def _take_from_parent(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -393,6 +420,10 @@ class Watch:
                     worker.interrupted = event
                 case _ if not worker.left_behind:
                     self._training |= isinstance(event, ValidationDone)
+                    if isinstance(event, IterationDone):
+                        self._iteration_s = max(event.iteration_s, event.predicted_s or 0.0)
+                    elif isinstance(event, PlanReady | PlanChanged | RunRecovered):
+                        self._iteration_s = max(self._iteration_s, event.predicted_s or 0.0)
                     if isinstance(event, RunRecovered):
                         self._leave_behind([self._workers[rank] for rank in event.lost])
                     self._report(event)
@@ -408,12 +439,13 @@ class Watch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.process, signal.SIGKILL)
         others = [worker for worker in self._workers if worker.is_alive]
-        record_failure(
-            self._folder,
-            "recovered",
-            [worker.report(stacks.get(worker.rank)) for worker in lost],
-            [worker.report() for worker in others],
-        )
+        if lost:  # else only connections were
+            record_failure(
+                self._folder,
+                "recovered",
+                [worker.report(stacks.get(worker.rank)) for worker in lost],
+                [worker.report() for worker in others],
+            )
         for worker in others:
             worker.interrupted = None
 
@@ -467,7 +499,9 @@ def _failure(reported: WorkerFailed) -> InputError | WorkerError:
     return (LostWorkerError if reported.cause in _LOST else WorkerError)(reported.message)
 
 
-_LOST = ("TimeoutError", "ConnectionError", "NotRecoverableError")
+_LEFT_BEHIND = "LeftBehindError"
+"""Cause of the failure of a worker without which the others go on, as they are about to say."""
+_LOST = ("TimeoutError", "ConnectionError", "NotRecoverableError", _LEFT_BEHIND)
 """Causes of failures that lie with another worker."""
 
 

@@ -45,6 +45,10 @@ class CheckpointScheduler:
         """Wait until weights and optimizer state may change; to be called before each step."""
         self._saver.wait_copied()
 
+    def wait(self) -> None:
+        """Wait until this rank is no longer saving, whatever becomes of it."""
+        self._saver.wait()
+
     def after(self, iteration: int, *, saving: bool) -> None:
         """Save after an iteration if a checkpoint is due and no rank is still `saving`."""
         self._report_finished()
@@ -63,8 +67,9 @@ class CheckpointScheduler:
         self._saver.save(*self._snapshot(iteration))
         self._saver.wait()
         failed = self._report_finished()
-        if failed is not None:
-            raise SavingError(f"the checkpoint {failed.path} could not be written: {failed.error}")
+        if failed is not None and failed.error is not None:
+            message = f"the checkpoint {failed.path} could not be written: {failed.error}"
+            raise SavingError(message) from failed.error.__cause__
 
     def _report_finished(self) -> SaveResult | None:
         """Report what became of checkpoints; gives the latest one if it failed."""

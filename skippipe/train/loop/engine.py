@@ -29,7 +29,7 @@ from skippipe.runtime.stage import gradient_scale
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
-from skippipe.train.resolve.spec import CommunicationSpec, PlanPhase
+from skippipe.train.resolve.spec import SLOWEST_HEALTHY, CommunicationSpec, PlanPhase
 
 
 class DivergedError(SchedulerError, ArithmeticError):
@@ -287,10 +287,6 @@ class Engine:
         any_routed, *combined = map(bool, summed)
         router_loss = sum(routers) if any_routed else None
         return Gathered(sum(losses_), router_loss, max(times), RankFlags(*combined), timelines)
-
-
-SLOWEST_HEALTHY = 3.0
-"""An iteration that takes so many times as long as expected may still be a healthy one."""
 
 
 def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, iterations: float = 1.0) -> float:

@@ -141,6 +141,7 @@ class TrainingLoop:
         self._number = self._stepped = start.iteration
         self._norm: float | None = None
         self._latest: IterationDone | None = None
+        self._validation: ValidationDone | None = None
         self._losses: list[float] = []
         self._validated = -1
         scaled = context.spec.precision.autocast == "float16"
@@ -436,7 +437,8 @@ class TrainingLoop:
         measured_s = statistics.median(measured.seconds) if measured.seconds else None
         reasons: list[str] = []
         if measured_s is None:
-            reasons = ["no iteration was left to train"]
+            after_loss = self._latest is not None  # of the loop before
+            reasons = ["no iteration was left to train" + " after the loss of a rank" * after_loss]
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
             reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
@@ -497,6 +499,7 @@ class TrainingLoop:
             norm=None if self._norm is None else self._norm.hex(),
             latest=None if latest is None else to_json(latest),
             latest_iteration=0 if latest is None else latest.iteration,
+            validation=None if self._validation is None else to_json(self._validation),
             newest=-1 if self._checkpoints is None else self._checkpoints.newest,
             validated=self._validated,
             phase=self._phase,
@@ -513,6 +516,11 @@ class TrainingLoop:
             assert common.norm is not None, "a rank that has stepped has the norm"
             self._number = common.iteration
             self._step(common.norm)
+
+    def give_up_saving(self) -> None:
+        """Wait until no checkpoint is being written: at once where the connections to the other ranks are cut."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
     def holding(self, phase: int) -> Holding:
         """Who has which weights, where all ranks have completed the change to a phase, but maybe not the one after."""
@@ -556,7 +564,7 @@ class TrainingLoop:
             closed_loop=closed_loop,
         )
         loop._holding, loop._losses, loop._validated = holding, self._losses, common.validated
-        loop._norm, loop._latest = self._norm, self._latest
+        loop._norm, loop._latest, loop._validation = self._norm, self._latest, self._validation
         return loop
 
     def _validate(self, iteration: int) -> None:
@@ -570,20 +578,19 @@ class TrainingLoop:
 
         loss = engine.validate(validation)
         training_loss = engine.validate(training) if self._spec.validate_training else None
-        self._report(
-            ValidationDone(
-                iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss,
-                stages=None if len(engine.stages_in_use) == len(engine.plan.stages) else engine.stages_in_use,
-                layers=None if engine.phase.layers is None else sorted(engine.layers),
-            )
+        validation_done = ValidationDone(
+            iteration=iteration, loss=loss, tokens=engine.validation_tokens, training_loss=training_loss,
+            stages=None if len(engine.stages_in_use) == len(engine.plan.stages) else engine.stages_in_use,
+            layers=None if engine.phase.layers is None else sorted(engine.layers),
         )  # fmt: skip
+        self._report(validation_done)
         if self._closed_loop is not None:
             self._closed_loop.keep_profile()
         check_validation(loss, iteration, "the validation text")
         if training_loss is not None:
             check_validation(training_loss, iteration, "training text")
         self._losses.append(loss)
-        self._validated = iteration
+        self._validation, self._validated = validation_done, iteration
 
     def _read(self) -> TokenBatches:
         assert self._token_batches is not None, "only ranks with a source read"

@@ -21,6 +21,8 @@ class Standing:
     """the latest iteration whose loss it knows, as the JSON of an event"""
     latest_iteration: int = 0
     """its number"""
+    validation: str | None = None
+    """the latest validation, as the JSON of an event"""
     newest: int = -1
     """iteration of the newest checkpoint that it knows to be complete"""
     validated: int = -1
@@ -48,6 +50,8 @@ class CommonStanding:
     """of the latest of them"""
     latest: str | None
     """its event, if any rank knows its loss"""
+    validation: str | None
+    """the event of the validation after it, if all have completed one"""
     newest: int
     validated: int
     phase: int
@@ -62,11 +66,13 @@ def common_standing(standings: Sequence[Standing]) -> CommonStanding:
     assert min(standing.stepped for standing in standings) >= done - 1, "ranks are at most one step apart"
     norms = [standing.norm for standing in standings if standing.stepped == done and standing.norm is not None]
     latest = [standing.latest for standing in standings if standing.latest_iteration == done and standing.latest]
+    validated = min(standing.validated for standing in standings)
     return CommonStanding(
         iteration=done,
         norm=float.fromhex(norms[0]) if norms else None,
         latest=latest[0] if latest else None,
+        validation=standings[0].validation if validated == done else None,
         newest=max(standing.newest for standing in standings),
-        validated=min(standing.validated for standing in standings),
+        validated=validated,
         phase=min(standing.phase for standing in standings),
     )

@@ -17,7 +17,7 @@ from skippipe.train.connect.rank_spec import GONE
 from skippipe.train.connect.store import RendezvousError, StoreClient
 
 BEATS_PER_HEARTBEAT = 4
-MOST_PAUSE_S = 0.25
+MOST_LOOK_PAUSE_S = 0.25
 """Between two looks at the store: a death that it tells of is noticed that soon."""
 
 
@@ -81,7 +81,7 @@ class Monitor:
         """
         self._client, self._prefix, self._own, self._title = client, prefix, own, title
         self._limit_s = 2 * heartbeat_s
-        self._pause_s = min(heartbeat_s / BEATS_PER_HEARTBEAT, MOST_PAUSE_S)
+        self._pause_s = min(heartbeat_s / BEATS_PER_HEARTBEAT, MOST_LOOK_PAUSE_S)
         self._beat = 0
         self._main = threading.get_ident()
         self._closed = threading.Event()

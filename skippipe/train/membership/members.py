@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -22,6 +22,9 @@ MARGIN_S = 2.0
 CONNECTING_S = 10.0
 """How long the ranks of a new generation may take to connect, beside the time in which a loss is noticed."""
 
+_FROM_OTHERS = (ConnectionError, TimeoutError)
+"""Causes of errors that may lie with another rank; any other `OSError`, as of a file, is of this rank's own."""
+
 
 @dataclass(frozen=True)
 class Survivors:
@@ -29,12 +32,16 @@ class Survivors:
 
     standings: Mapping[int, str]
     """what each of them has told, by its rank in the new generation"""
-    new_rank: Mapping[int, int]
-    """their new ranks by those before"""
-    lost: tuple[int, ...]
-    """members lost in between, by their ranks at the start of the job"""
-    lost_names: tuple[str, ...]
-    """the nodes that they served"""
+    members: tuple[int, ...]
+    """their ranks at the start of the job, by those in the new generation"""
+
+    def new_rank(self, before: Sequence[int]) -> dict[int, int]:
+        """Their new ranks by those in an earlier generation, `before`, however many came to nothing in between."""
+        return {before.index(member): rank for rank, member in enumerate(self.members)}
+
+    def lost(self, before: Sequence[int]) -> list[int]:
+        """Members of an earlier generation that do not go on."""
+        return [member for member in before if member not in self.members]
 
 
 class Members:
@@ -61,9 +68,13 @@ class Members:
         return self._own
 
     @property
-    def generation(self) -> int:
-        """How often ranks have been lost."""
-        return self._generation
+    def current(self) -> tuple[int, ...]:
+        """Ranks at the start of the job, by those in the generation that was agreed on last."""
+        return self._members
+
+    def names(self, members: Iterable[int]) -> list[str]:
+        """The nodes that some members serve."""
+        return [name for member in members for name in self._first.names_by_rank[member]]
 
     def explain(self, error: SchedulerError, *, recover: bool) -> Loss | None:
         """The loss that explains an error; None: the error is of another kind.
@@ -77,15 +88,15 @@ class Members:
 
         """
         loss, cause = self._monitor.loss, error.__cause__
-        if not isinstance(error, RendezvousError | SavingError) and not isinstance(cause, OSError):
+        if not isinstance(error, RendezvousError | SavingError) and not isinstance(cause, _FROM_OTHERS):
             return None  # it does not come from others
-        if loss is None and isinstance(cause, OSError) and (recover or isinstance(cause, TimeoutError)):
+        if loss is None and isinstance(cause, _FROM_OTHERS) and (recover or isinstance(cause, TimeoutError)):
             loss = self._monitor.await_loss(2 * self._spec.heartbeat_s + MARGIN_S)
         elif loss is None and isinstance(error, SavingError):  # its own background thread noticed first
             loss = self._monitor.await_loss(MARGIN_S)
         with reached():
             check_no_rank_left(self._first.client, self._first.own)
-        if loss is None and recover and isinstance(cause, OSError):
+        if loss is None and recover and isinstance(cause, _FROM_OTHERS):
             return Loss(frozenset(), "the connections between the ranks have failed", "")
         return loss
 
@@ -97,11 +108,9 @@ class Members:
             RendezvousError: the store is gone, or another rank is lost meanwhile: call it again.
 
         """
-        before, names = self._members, self._first.names_by_rank
-        old_rank = {member: rank for rank, member in enumerate(before)}
         self._generation += 1
         standings = agree(
-            self._first.client, self._monitor, generation=self._generation, members=before, own=self._own,
+            self._first.client, self._monitor, generation=self._generation, members=self._members, own=self._own,
             standing=standing, patience_s=patience_s,
         )  # fmt: skip
         self._members = tuple(sorted(standings))
@@ -117,16 +126,14 @@ class Members:
         )
         self._watch()
         connecting_s = 2 * self._spec.heartbeat_s + CONNECTING_S
-        group = connect_group(attempt, dataclasses.replace(self._spec, timeout_s=connecting_s), connecting_s + MARGIN_S)
+        communication = dataclasses.replace(self._spec, timeout_s=connecting_s)
+        try:
+            group = connect_group(attempt, communication, connecting_s + MARGIN_S)
+        except RendezvousError as error:
+            raise error from ConnectionError()  # one that dies meanwhile is known to be lost a little later
         rank_spec = dataclasses.replace(self.rendezvous.rank_spec, rank=rank, world=len(self._members))
         self.rendezvous = Rendezvous(rank_spec, attempt.names_by_rank, attempt, group, self.rendezvous.timeout_s)
-        lost = tuple(sorted(set(range(len(names))) - set(self._members)))
-        return Survivors(
-            {self._members.index(member): text for member, text in standings.items()},
-            {old_rank[member]: rank for rank, member in enumerate(self._members)},
-            lost,
-            tuple(name for member in lost for name in names[member]),
-        )
+        return Survivors({self._members.index(member): text for member, text in standings.items()}, self._members)
 
     def leave(self) -> None:
         """Leave together with the others, once all are done; from then on nobody need show signs of life.
@@ -156,7 +163,8 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
         client, prefix=f"{rendezvous.texts.name}/members", own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
         title=rendezvous.title,
     )  # fmt: skip
-    others = rendezvous.other_connections | (open_connections() - before)
     with contextlib.closing(monitor):
         rendezvous.all_gather("watched", "")  # from here on all show signs of life
+        # Where this process serves the store, the connections of all monitors to it are among these.
+        others = rendezvous.other_connections | (open_connections() - before)
         yield Members(rendezvous, spec, monitor, others)

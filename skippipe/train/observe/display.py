@@ -183,10 +183,10 @@ def restarting_lines(event: RunRestarting) -> list[str]:
 
 def recovered_lines(event: RunRecovered) -> list[str]:
     """Without whom a run goes on."""
-    lost = f"node {shown_names(event.lost_names)}"
+    lost = f"lost node {shown_names(event.lost_names)}" if event.lost else "lost connections, but no node"
     predicted = "" if event.predicted_s is None else f", predicted iteration time {seconds(event.predicted_s)}"
     line = (
-        f"lost {lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
+        f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
     return [line]

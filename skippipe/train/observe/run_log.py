@@ -109,45 +109,50 @@ class RunLog:
                 message = f"{self._folder / name} cannot be written: {error.strerror or error}"
                 self._report(LogFailed(message=message))
 
-    def keep_files(self, settings_yaml: str, plans: Mapping[int, Plan]) -> RunFiles:
+    def keep_files(self, settings_yaml: str, plans: Mapping[int, Plan], iteration: int | None = None) -> RunFiles:
         """Write settings, cluster, and plans by the iterations before them, beside those of earlier attempts.
 
         What an earlier attempt was trained by is not overwritten: a file that differs from it is named after the
         iterations before it, as in `plan_after_40.json`.
+
+        Args:
+            settings_yaml: the settings.
+            plans: by the iterations before them.
+            iteration: those before the files hold; None: before the attempt, which may report some again.
 
         Returns:
             The files that hold for this attempt.
 
         """
         remove_leftovers(self._folder, SETTINGS)
-        starts = sorted(plans)
+        starts, done = sorted(plans), self._iteration if iteration is None else iteration
         self._plan_files = {
-            after: self._keep(PLAN, plans[after].to_json(), max(after, self._iteration))
+            after: self._keep(PLAN, plans[after].to_json(), max(after, done), done)
             for after, end in zip(starts, [*starts[1:], None], strict=True)
-            if end is None or end > self._iteration  # else that phase is over
+            if end is None or end > done  # else that phase is over
         }
         cluster = plans[next(iter(self._plan_files))].cluster
         return RunFiles(
             plans={str(after): name for after, name in self._plan_files.items()},
-            cluster=self._keep(CLUSTER, cluster.to_json(), self._iteration),
-            settings=self._keep(SETTINGS, settings_yaml, self._iteration),
+            cluster=self._keep(CLUSTER, cluster.to_json(), done, done),
+            settings=self._keep(SETTINGS, settings_yaml, done, done),
         )
 
     def keep_plan(self, after: int, plan: Plan) -> None:
         """Write a plan that takes the place of another one after so many iterations."""
         with self._writing(PLAN):
-            self._plan_files[after] = self._keep(PLAN, plan.to_json(), after)
+            self._plan_files[after] = self._keep(PLAN, plan.to_json(), after, self._iteration)
 
     def keep_profile(self, cluster: Cluster) -> None:
         """Write the cluster with the times that training has measured so far."""
         with self._writing(PROFILE):
             write_text(self._folder / PROFILE, cluster.to_json(), follow=False)
 
-    def _keep(self, name: str, text: str, after: int) -> str:
+    def _keep(self, name: str, text: str, after: int, done: int) -> str:
         """Write a text that holds from an iteration on, unless a file has it already; gives the file's name."""
         stem, dot, ending = name.partition(".")
         path = self._folder / (name if after == 0 else f"{stem}_after_{after}{dot}{ending}")
-        if self._iteration:  # else this attempt continues nothing
+        if done:  # else this attempt continues nothing
             content, number = text.encode(), 1
             for known in sorted(self._folder.glob(f"{stem}*{dot}{ending}")):
                 if known.stat().st_size == len(content) and known.read_bytes() == content:

@@ -18,11 +18,11 @@ from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
-from skippipe.train.loop.loop import RunMetadata, TrainingLoop
+from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import CommonStanding
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.planning import request_sha256
-from skippipe.train.prepare.prepare import make_closed_loop, make_factory, make_saver
+from skippipe.train.prepare.prepare import make_closed_loop, make_factory, make_saver, share_tokenizer
 from skippipe.train.prepare.remaining import (
     NotRecoverableError,
     remaining_holding,
@@ -30,10 +30,7 @@ from skippipe.train.prepare.remaining import (
     without_nodes,
 )
 from skippipe.train.prepare.stages import PartitionedModel, iteration_flops, partition_model
-from skippipe.train.resolve.spec import PlanPhase
-
-REPLANNING_S = 2.0
-"""Limit of the search for a plan while all ranks wait for it."""
+from skippipe.train.resolve.spec import REPLANNING_S, PlanPhase
 
 
 def continue_loop(  # noqa: PLR0913 - by keyword
@@ -75,10 +72,12 @@ def continue_loop(  # noqa: PLR0913 - by keyword
         buffers=MessageBuffers(before.message_spec), clock_offset_s=clock_offset_s(rendezvous, links.control),
     )  # fmt: skip
     engines = _engines(context, loop, common.iteration, lost)
+    # Rank 0, which writes checkpoints, may be another one than before.
+    metadata = dataclasses.replace(loop.metadata, tokenizer=share_tokenizer(rendezvous, loop.token_batches))
     saver = make_saver(spec, rendezvous, directory)
     return loop.continued(
-        context, engines, common, holding=holding, metadata=_with_tokenizer(loop, rendezvous), saver=saver,
-        report=report, factory=make_factory(context, partition_model(spec, model_config(spec.model.settings))),
+        context, engines, common, holding=holding, metadata=metadata, saver=saver, report=report,
+        factory=make_factory(context, partition_model(spec, model_config(spec.model.settings))),
         closed_loop=make_closed_loop(context, report),
     )  # fmt: skip
 
@@ -89,12 +88,11 @@ def _left(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[i
 
 
 def _engines(context: RankContext, loop: TrainingLoop, iteration: int, lost: Collection[int]) -> list[Engine]:
-    """Plan the current phase and those to come on rank 0; every rank proves each plan, and all compare them."""
+    """Plan the phase of an iteration and those to come on rank 0; every rank proves each plan, and all compare them."""
     spec, rendezvous = context.spec, context.rendezvous
     model = partition_model(spec, model_config(spec.model.settings))
     ends = [*(phase.after for phase in spec.phases[1:]), spec.iterations]
-    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end > iteration}
-    current = current or {spec.phases[-1].after: spec.phases[-1]}
+    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end >= iteration}
     before = [engine for engine in loop.engines if engine.phase.after in current]
     phases = [current[engine.phase.after] for engine in before]
     text = rendezvous.broadcast(
@@ -118,7 +116,10 @@ def _engines(context: RankContext, loop: TrainingLoop, iteration: int, lost: Col
 
 def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel, lost: Collection[int]) -> str:
     """The plan of a phase for the nodes that are left, found in the time for which all may wait, as JSON."""
-    planner = dataclasses.replace(phase.planner, time_limit_s=REPLANNING_S)
+    limit_s = phase.planner.time_limit_s
+    planner = dataclasses.replace(
+        phase.planner, time_limit_s=REPLANNING_S if limit_s is None else min(limit_s, REPLANNING_S)
+    )
     # Nodes may have changed stages since the phase was stated.
     allocation = dataclasses.replace(phase.allocation, stages=_left(plan.stages, lost))
     try:
@@ -126,14 +127,3 @@ def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel, lost: Collec
     except (InputError, NoPlanError, DeadlockError) as error:
         raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
     return found.with_model(**dataclasses.asdict(model.plan_model)).to_json()
-
-
-def _with_tokenizer(loop: TrainingLoop, rendezvous: Rendezvous) -> RunMetadata:
-    """What is known of text and model; rank 0, which writes checkpoints, may be another one than before."""
-    batches, metadata = loop.token_batches, loop.metadata
-    source = rendezvous.all_gather("sources", str(batches is not None)).index("True")
-    if batches is not None and rendezvous.rank == source:
-        rendezvous.publish("tokenizer", batches.tokenizer_json)
-    if rendezvous.rank:
-        return metadata
-    return dataclasses.replace(metadata, tokenizer=rendezvous.receive("tokenizer", source))

@@ -182,13 +182,17 @@ def _share_metadata(rendezvous: Rendezvous, batches: TokenBatches | None, model:
         facts = [batches.training_sha256, batches.training.tokens.size, batches.validation_microbatches]
         values = {"hash of the text (data.*)": batches.sha256, "properties of the text": json.dumps(facts)}
     stated = rendezvous.check_equal("texts", values)
-    reading = rendezvous.all_gather("sources", str(batches is not None))
-    source = reading.index("True")
-    if batches is not None and rendezvous.rank == source:
-        rendezvous.publish("tokenizer", batches.tokenizer_json)
-    tokenizer = rendezvous.receive("tokenizer", source) if rendezvous.rank == 0 else None
+    tokenizer = share_tokenizer(rendezvous, batches)
     text_sha256, tokens, microbatches = json.loads(stated["properties of the text"])
     return RunMetadata(text_sha256, tokens, microbatches, tokenizer, model)
+
+
+def share_tokenizer(rendezvous: Rendezvous, batches: TokenBatches | None) -> str | None:
+    """Give rank 0, which writes checkpoints, the tokenizer of a rank that reads; None on other ranks."""
+    source = rendezvous.all_gather("sources", str(batches is not None)).index("True")
+    if batches is not None and rendezvous.rank == source:
+        rendezvous.publish("tokenizer", batches.tokenizer_json)
+    return rendezvous.receive("tokenizer", source) if rendezvous.rank == 0 else None
 
 
 def _load_optimizer(context: RankContext, tokens: int, resume: ResumePoint) -> StageOptimizer:

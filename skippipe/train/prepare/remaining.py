@@ -29,8 +29,7 @@ def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
         if emptied:
             names = [spec.layout.cluster.names[node] for node in sorted(lost)]
             raise NotRecoverableError(
-                f"lost node {shown_names(names)}, and no other node serves stage {', '.join(map(str, emptied))} "
-                f"(train.lost_stage=checkpoint)"
+                f"lost node {shown_names(names)}, and no other node serves stage {', '.join(map(str, emptied))}"
             )
         absent = tuple(sorted({*allocation.absent_nodes, *lost}))
         return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)

@@ -12,6 +12,11 @@ from skippipe.devices import Precision
 from skippipe.phases import Phase
 from skippipe.train.resolve.layout import Layout
 
+SLOWEST_HEALTHY = 3.0
+"""An iteration that takes so many times as long as expected may still be a healthy one."""
+REPLANNING_S = 2.0
+"""Limit of the search for the plan of a phase while all ranks wait for it after a loss."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
