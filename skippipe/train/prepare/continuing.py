@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 
 from skippipe._scheduler import Plan
@@ -22,14 +22,15 @@ from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import CommonStanding
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.planning import request_sha256
-from skippipe.train.prepare.prepare import make_closed_loop, make_factory, make_saver, share_tokenizer
+from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
 from skippipe.train.prepare.remaining import (
     NotRecoverableError,
+    left_of,
     remaining_holding,
     remaining_problem,
     without_nodes,
 )
-from skippipe.train.prepare.stages import PartitionedModel, iteration_flops, partition_model
+from skippipe.train.prepare.stages import PartitionedModel, partition_model
 from skippipe.train.resolve.spec import REPLANNING_S, PlanPhase
 
 
@@ -68,29 +69,26 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     links = open_links(spec.communication, spec.layout.cluster, rendezvous, before.message_spec, rank_of, stack)
     context = dataclasses.replace(
         before, spec=spec, rendezvous=rendezvous, rank_of=rank_of, links=links,
-        allocations=[_left(engine.plan.stages, lost) for engine in loop.engines],
+        allocations=[left_of(engine.plan.stages, lost) for engine in loop.engines],
         buffers=MessageBuffers(before.message_spec), clock_offset_s=clock_offset_s(rendezvous, links.control),
     )  # fmt: skip
-    engines = _engines(context, loop, common.iteration, lost)
+    model = partition_model(spec, model_config(spec.model.settings))
+    engines = _engines(context, model, loop, common.iteration, lost)
     # Rank 0, which writes checkpoints, may be another one than before.
     metadata = dataclasses.replace(loop.metadata, tokenizer=share_tokenizer(rendezvous, loop.token_batches))
     saver = make_saver(spec, rendezvous, directory)
     return loop.continued(
         context, engines, common, holding=holding, metadata=metadata, saver=saver, report=report,
-        factory=make_factory(context, partition_model(spec, model_config(spec.model.settings))),
+        factory=make_factory(context, model),
         closed_loop=make_closed_loop(context, report),
     )  # fmt: skip
 
 
-def _left(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[int]]:
-    """The nodes of each stage that are left."""
-    return [[node for node in nodes if node not in lost] for nodes in stages]
-
-
-def _engines(context: RankContext, loop: TrainingLoop, iteration: int, lost: Collection[int]) -> list[Engine]:
+def _engines(
+    context: RankContext, model: PartitionedModel, loop: TrainingLoop, iteration: int, lost: Collection[int]
+) -> list[Engine]:
     """Plan the phase of an iteration and those to come on rank 0; every rank proves each plan, and all compare them."""
     spec, rendezvous = context.spec, context.rendezvous
-    model = partition_model(spec, model_config(spec.model.settings))
     ends = [*(phase.after for phase in spec.phases[1:]), spec.iterations]
     current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end >= iteration}
     before = [engine for engine in loop.engines if engine.phase.after in current]
@@ -102,13 +100,13 @@ def _engines(context: RankContext, loop: TrainingLoop, iteration: int, lost: Col
     plans = [Plan.from_json(plan) for plan in json.loads(text)]
     rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
     return [
-        Engine(
+        engine_of(
             context,
+            model,
             phase,
             plan,
+            request_sha256(spec, phase, model),
             predicts=engine.predicted_s is not None,
-            request_sha256=request_sha256(spec, phase, model),
-            flops=iteration_flops(phase, plan, model),
         )
         for engine, phase, plan in zip(before, phases, plans, strict=True)
     ]
@@ -121,7 +119,7 @@ def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel, lost: Collec
         phase.planner, time_limit_s=REPLANNING_S if limit_s is None else min(limit_s, REPLANNING_S)
     )
     # Nodes may have changed stages since the phase was stated.
-    allocation = dataclasses.replace(phase.allocation, stages=_left(plan.stages, lost))
+    allocation = dataclasses.replace(phase.allocation, stages=left_of(plan.stages, lost))
     try:
         found = make_plan(PlanningJob(remaining_problem(plan, allocation)), plan.strategy, planner)
     except (InputError, NoPlanError, DeadlockError) as error:

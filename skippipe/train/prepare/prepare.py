@@ -234,7 +234,7 @@ def _prepare_engines(  # noqa: PLR0913, PLR0917 - what engines depend on
     predictions = [judge_prediction(plan, model, spec, device) for plan in plans]
     _check_replan(spec, model, predictions)
     engines = [
-        _engine_of(context, model, phase, plan, request, predicts=prediction.holds)
+        engine_of(context, model, phase, plan, request, predicts=prediction.holds)
         for phase, plan, prediction, request in zip(spec.phases, plans, predictions, requests, strict=True)
     ]
     parameters = _count_parameters(context)
@@ -262,7 +262,7 @@ def make_factory(context: RankContext, model: PartitionedModel) -> Factory:
         warm_up(built, context.message_spec, context.vocabulary)
         return built
 
-    return Factory(lambda phase, plan, request: _engine_of(context, model, phase, plan, request), stage)
+    return Factory(lambda phase, plan, request: engine_of(context, model, phase, plan, request), stage)
 
 
 def make_closed_loop(context: RankContext, reporting: Reporting) -> ClosedLoop | None:
@@ -282,9 +282,10 @@ def _check_replan(spec: RunSpec, model: PartitionedModel, predictions: Sequence[
         raise unexpected("train.replan", spec.replan.mode, "off", hint=unknown)
 
 
-def _engine_of(  # noqa: PLR0913 - what an engine depends on
+def engine_of(  # noqa: PLR0913 - what an engine depends on
     context: RankContext, model: PartitionedModel, phase: PlanPhase, plan: Plan, request: str, *, predicts: bool = True
 ) -> Engine:
+    """The engine of a phase's plan; the text is the hash of what the plan was asked for."""
     flops = iteration_flops(phase, plan, model)
     return Engine(context, phase, plan, predicts=predicts, request_sha256=request, flops=flops)
 

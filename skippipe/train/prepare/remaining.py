@@ -24,7 +24,7 @@ def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
     """
 
     def reduced(allocation: Allocation) -> Allocation:
-        stages = [[node for node in nodes if node not in lost] for nodes in allocation.stages]
+        stages = left_of(allocation.stages, lost)
         emptied = [stage for stage, nodes in enumerate(allocation.stages) if nodes and not stages[stage]]
         if emptied:
             names = [spec.layout.cluster.names[node] for node in sorted(lost)]
@@ -39,6 +39,11 @@ def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
         layout=dataclasses.replace(spec.layout, allocation=reduced(spec.layout.allocation)),
         phases=tuple(dataclasses.replace(phase, allocation=reduced(phase.allocation)) for phase in spec.phases),
     )
+
+
+def left_of(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[int]]:
+    """The nodes of each stage that are left."""
+    return [[node for node in nodes if node not in lost] for nodes in stages]
 
 
 def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:

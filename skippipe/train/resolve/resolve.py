@@ -180,6 +180,7 @@ def _stated_model(job: TrainJob) -> dict[str, Any]:
 
 def _shared_settings(job: TrainJob) -> dict[str, str]:
     """Settings that have to be equal on all ranks; those of the model follow when its configuration is built."""
+    of_runtime = dataclasses.asdict(job.runtime)
     runtime = (
         "links", "time_scale", "contention", "link_changes", "recv_buffers", "sends_in_flight", "calibrate", "autocast",
         "wire_dtype", "deterministic", "heartbeat_s", "recover",
@@ -187,7 +188,7 @@ def _shared_settings(job: TrainJob) -> dict[str, str]:
     groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),
         "data": {name: getattr(job.data, name) for name in ("sequence", "validation_blocks")},
-        "runtime": {name: dataclasses.asdict(job.runtime)[name] for name in runtime},
+        "runtime": {name: of_runtime[name] for name in runtime},
         "checkpoint": {name: value for name, value in dataclasses.asdict(job.checkpoint).items() if name != "key"},
     }
     if job.plan is None:
