@@ -16,8 +16,10 @@ from skippipe.files import cut_to_lines, open_own
 FAILURES = "failures.jsonl"
 STACK_SIGNAL = signal.SIGUSR2
 """Has a worker write the stacks of all its threads to its log."""
-STACK_S = 0.5
+STACK_S = 2.0
 """How long they may take to appear."""
+SETTLED_S = 0.1
+"""What has not grown for so long is whole: stacks are written line by line, without an end mark."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,15 @@ def stacks_of(processes: Sequence[tuple[int, Path]]) -> list[str]:
             os.kill(process, STACK_SIGNAL)
             os.kill(process, signal.SIGCONT)
     deadline = time.monotonic() + STACK_S
-    while True:
-        found = [_from(log, begin) for (_, log), begin in zip(processes, begins, strict=True)]
-        if all(found) or time.monotonic() > deadline:
-            return found
-        time.sleep(STACK_S / 20)
+    found = [""] * len(processes)
+    settled_at = deadline
+    while time.monotonic() < min(settled_at, deadline):
+        time.sleep(SETTLED_S / 4)
+        now = [_from(log, begin) for (_, log), begin in zip(processes, begins, strict=True)]
+        if now != found:
+            found = now
+            settled_at = time.monotonic() + SETTLED_S if all(found) else deadline
+    return found
 
 
 def _from(log: Path, begin: int) -> str:
