@@ -4,6 +4,7 @@
 """
 
 import filecmp
+import os
 import shutil
 import sys
 import tempfile
@@ -116,6 +117,25 @@ def studies(session: nox.Session) -> None:
     name, *arguments = session.posargs or [""]
     for study in [name] if name else ["tc2", "heterogeneity", "effort", "allocate", "unequal", "leave_one_out"]:
         session.run("python", str(ROOT / "benchmarks" / f"{study}.py"), *arguments)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the readers of clusters and plans, a minute each; arguments after `--` go to libFuzzer."""
+    tools = Path(session.create_tmp())
+    session.run("cargo", "install", "cargo-fuzz", "--locked", "--quiet", "--root", str(tools), external=True)
+    folder = ROOT / "scheduler_rs" / "fuzz"
+    # Coverage is an unstable option of the compiler; sanitizers are for unsafe code, of which the core has none.
+    environment = {"PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}", "RUSTC_BOOTSTRAP": "1"}
+    arguments = session.posargs or ["-max_total_time=60"]
+    for target in ("cluster", "plan"):
+        corpus = folder / "corpus" / target
+        corpus.mkdir(parents=True, exist_ok=True)
+        session.run(
+            "cargo", "fuzz", "run", "--fuzz-dir", str(folder), "--sanitizer", "none", "-O", "--debug-assertions", target,
+            str(corpus), str(folder / "seeds" / target), "--", "-max_len=16384", *arguments,
+            env=environment, external=True,
+        )  # fmt: skip
 
 
 @nox.session

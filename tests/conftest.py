@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from skippipe.cli import main
 from skippipe.console import streams
@@ -27,6 +28,7 @@ class Result:
 
 
 Run = Callable[..., Result]
+settings.register_profile("long", max_examples=350_000)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
 

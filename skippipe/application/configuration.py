@@ -63,7 +63,7 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
             stack.enter_context(hydra.initialize_config_module(FOLDER, version_base="1.3"))
         try:
             composed = hydra.compose(config_name=primary, overrides=list(overrides))
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise to_input_error(error, BY_NAME[name].settings_type) from None
     settings = checked_settings(composed)
     check_file_alone(settings, overrides, None)

@@ -29,8 +29,9 @@ _EXPECTED = (
 def to_input_error(error: Exception, job: type[Any] | None) -> InputError:
     """Make an error with key, value and what was expected; `job` is the dataclass of the settings."""
     cause = _cause(error)
-    if str(error).startswith("Could not delete"):
-        return InputError("cannot be deleted", key=_asked_key(error))
+    undeleted = re.match(r"Config group override deletion value .*\bkey_or_group='([^']*)'", str(error))
+    if undeleted or str(error).startswith("Could not delete"):
+        return InputError("cannot be deleted", key=undeleted[1] if undeleted else _asked_key(error))
     match cause:
         case OverrideParseException():
             expected = "key=value, with special characters in quotes: 'key=\"a b\"'"
@@ -76,7 +77,7 @@ def _asked_key(error: Exception) -> str | None:
 
 
 def _unknown_key(key: str, job: type[Any] | None) -> InputError:
-    known = sorted(set(_keys(job))) if job else []
+    known = sorted(set(setting_keys(job))) if job else []
     close = difflib.get_close_matches(key, known, n=1) or [x for x in known if x.rpartition(".")[2] == key][:1]
     if key in known:
         hint = "no choice made here has it, --cfg job shows the keys"
@@ -113,7 +114,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _keys(job: type[Any], prefix: str = "") -> Iterator[str]:
+def setting_keys(job: type[Any], prefix: str = "") -> Iterator[str]:
     """List the keys of a dataclass and of nested ones, including subclasses that a field can hold."""
     types = typing.get_type_hints(job)
     for item in dataclasses.fields(job):
@@ -121,4 +122,4 @@ def _keys(job: type[Any], prefix: str = "") -> Iterator[str]:
         yield key
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             for variant in (kind, *kind.__subclasses__()):
-                yield from _keys(variant, f"{key}.")
+                yield from setting_keys(variant, f"{key}.")

@@ -1,6 +1,6 @@
 """What the tests of training share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +19,11 @@ def pool() -> Pool:
 
 
 @pytest.fixture(scope="session")
-def prepared() -> Iterator[Path]:
-    """The text that ships, tokenised once for all trainings that have it as `data.prepared`."""
-    from train.jobs import make_job
+def prepared() -> Path:
+    """The text that ships, tokenised once for all trainings."""
+    from train.jobs import prepared_text
 
-    from skippipe.data.prepare import corpus_folder
-
-    with corpus_folder(make_job().data) as path:
-        yield path
+    return prepared_text()
 
 
 @pytest.fixture

@@ -1,10 +1,16 @@
 """A job that trains a tiny model, as dataclasses and on the command line."""
 
+import atexit
 import dataclasses
+import functools
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from skippipe.config import LinkProfile, NodeProfile, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.data.config import DataConfig
+from skippipe.data.prepare import prepare
 from skippipe.train.config import RuntimeConfig, TrainConfig, TrainJob
 
 TINY_MODEL = {
@@ -42,6 +48,15 @@ def make_cluster(nodes: int = 4, sizes: list[int] | None = None) -> SitesConfig:
     )
 
 
+@functools.cache
+def prepared_text() -> Path:
+    """The text that ships, tokenised once for all trainings of a test session."""
+    folder = Path(tempfile.mkdtemp(prefix="skippipe-text-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepare(DataConfig(), folder)
+    return folder
+
+
 def make_job(**changes: Any) -> TrainJob:
     """A job of some seconds; `part__key=value` changes a setting of a part."""
     job = TrainJob(
@@ -49,7 +64,7 @@ def make_job(**changes: Any) -> TrainJob:
         schedule=ScheduleConfig(microbatches_per_source=3),
         planner=PlannerConfig(work_limit=200),
         model=dict(TINY_MODEL),
-        data=DataConfig(sequence=32, validation_blocks=16),
+        data=DataConfig(sequence=32, validation_blocks=16, prepared=str(prepared_text())),
         runtime=RuntimeConfig(calibrate=False, timeout_s=20.0, start_timeout_s=20.0),
         train=TrainConfig(microbatch_size=2, iterations=4),
     )
