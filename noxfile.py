@@ -52,7 +52,9 @@ def tests(session: nox.Session) -> None:
     install(session, "tests", "bench", extras="[train]")
     if not session.posargs:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
-    session.run("pytest", *session.posargs)
+    # Files side by side, each by one process: tests of a file share runs and warm workers.
+    side_by_side = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+    session.run("pytest", *(session.posargs or side_by_side))
 
 
 @nox.session
