@@ -133,11 +133,9 @@ def fuzz(session: nox.Session) -> None:
     for target in ("cluster", "plan"):
         corpus = folder / "corpus" / target
         corpus.mkdir(parents=True, exist_ok=True)
-        session.run(
-            "cargo", "fuzz", "run", "--fuzz-dir", str(folder), "--sanitizer", "none", "-O", "--debug-assertions", target,
-            str(corpus), str(folder / "seeds" / target), "--", "-max_len=16384", *arguments,
-            env=environment, external=True,
-        )  # fmt: skip
+        options = ("--fuzz-dir", str(folder), "--sanitizer", "none", "-O", "--debug-assertions")
+        inputs = (str(corpus), str(folder / "seeds" / target), "--", "-max_len=16384", *arguments)
+        session.run("cargo", "fuzz", "run", *options, target, *inputs, env=environment, external=True)
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """What each method of planner and allocator is worth: plans without it, at equal work.
 
-    python benchmarks/leave_one_out.py [--seeds 10] [--questions small/ geo20] [--without order travel] [--name NAME]
+    python benchmarks/leave_one_out.py [--seeds 10] [--questions small/ geo20] [--without order exchange] [--name NAME]
 
 Every question is planned with everything, then without each of the parts that its search has. Limits are of work alone,
 so results depend on neither machine nor load; what a part leaves undone goes to the others. Questions: instances with a
@@ -51,14 +51,14 @@ CLUSTERS: dict[str, Callable[[], list[str]]] = {
 NOTHING = "nothing"
 SPENT = "work of "
 PORTFOLIO = (
-    "travel", "exchange", "order", "proof", "first-annealing", "second-annealing", "schedule-annealing",
+    "exchange", "order", "proof", "first-annealing", "second-annealing", "schedule-annealing",
     "assignment-moves",
 )  # fmt: skip
-JOINT = ("joint-annealing", "repairs")
+JOINT = ("joint-annealing",)
 FEW = ("schedule-chains", "one-by-one")
 MOST_FEW, MOST_SMALL = 12, 9
 """Nodes up to which clusters have these, and up to which every allocation is planned."""
-SURROGATE = ("crossover", "critical-nodes", "three-cycles", "enumeration")
+SURROGATE = ("crossover", "enumeration")
 GREEDY = "genetic"
 """Left out: the greedy allocation comes first."""
 SIZES = "free-sizes"
@@ -94,7 +94,7 @@ def questions() -> dict[str, Callable[[], Question]]:
         found[f"given/{name}"] = partial(given, PUBLISHED / f"{name}.cluster.json", work)
     for name in PRESETS:
         found[f"given/{name}"] = partial(on_surrogates, name, "skippipe", 1_000_000, PORTFOLIO)
-        found[f"given/{name} no-tc2"] = partial(on_surrogates, name, "skippipe-no-tc2", 400_000, ("exchange", "afresh"))
+        found[f"given/{name} no-tc2"] = partial(on_surrogates, name, "skippipe-no-tc2", 400_000, ("exchange",))
     for name in CLUSTERS:
         found[f"surrogate/{name}"] = partial(surrogate, name)
         found[f"searched/{name} skippipe"] = partial(searched, name, "skippipe", (*JOINT, *FEW))

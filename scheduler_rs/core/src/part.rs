@@ -5,12 +5,8 @@ use crate::error::{Result, invalid};
 /// A part of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Routes by travel time alone, beside the other searches.
-    Travel,
     /// Routes of the best plan, taken off and placed again.
     Exchange,
-    /// Without TC2: all routes placed anew.
-    Afresh,
     /// Tabu search over the order of the best plan.
     Order,
     /// Conflict-based search in relaxations, for bounds.
@@ -25,8 +21,6 @@ pub enum Part {
     AssignmentMoves,
     /// Annealing of allocation and routes together.
     JointAnnealing,
-    /// In it, routes that follow an exchange of nodes before it is simulated.
-    Repairs,
     /// Chains that anneal the allocation of few nodes with complete schedules.
     ScheduleChains,
     /// Every allocation of a small cluster planned by itself.
@@ -39,20 +33,14 @@ pub enum Part {
     Climbing,
     /// Crossover in the genetic clustering.
     Crossover,
-    /// Exchanges that start at a critical node, in the refinement of partitions.
-    CriticalNodes,
-    /// Exchanges of three nodes, there.
-    ThreeCycles,
     /// Enumeration of few partitions.
     Enumeration,
 }
 
 impl Part {
     /// Every part, by name.
-    pub const ALL: [(&'static str, Self); 20] = [
-        ("travel", Self::Travel),
+    pub const ALL: [(&'static str, Self); 15] = [
         ("exchange", Self::Exchange),
-        ("afresh", Self::Afresh),
         ("order", Self::Order),
         ("proof", Self::Proof),
         ("first-annealing", Self::FirstAnnealing),
@@ -60,15 +48,12 @@ impl Part {
         ("schedule-annealing", Self::ScheduleAnnealing),
         ("assignment-moves", Self::AssignmentMoves),
         ("joint-annealing", Self::JointAnnealing),
-        ("repairs", Self::Repairs),
         ("schedule-chains", Self::ScheduleChains),
         ("one-by-one", Self::OneByOne),
         ("straight-pipelines", Self::StraightPipelines),
         ("idle-nodes", Self::IdleNodes),
         ("climbing", Self::Climbing),
         ("crossover", Self::Crossover),
-        ("critical-nodes", Self::CriticalNodes),
-        ("three-cycles", Self::ThreeCycles),
         ("enumeration", Self::Enumeration),
     ];
 

@@ -82,7 +82,7 @@ fn ways_to_search_are_found_by_name() {
     assert_eq!((Method::from_name("auto"), Method::from_name("cbs")), (Ok(Method::Auto), Ok(Method::Cbs)));
     assert_eq!(Method::from_name("CBS").unwrap_err().key(), Some("method"));
     let options = Options { without: Some(Part::Order), ..Options::new(PlanStrategy::Skippipe, 0) };
-    assert!(!options.has(Part::Order) && options.has(Part::Travel));
+    assert!(!options.has(Part::Order) && options.has(Part::Exchange));
 }
 
 #[test]

@@ -158,7 +158,6 @@ impl<'a> Genetic<'a> {
             steps: STEPS_PER_NODE * costs.nodes() as u64,
             initial_temperature_s: self.unit_s * temperature,
             final_temperature_s: self.unit_s * FINAL_TEMPERATURE,
-            without: self.options.without,
         };
         let refined = refine(&mut partition, costs, &self.movable, schedule, &mut rng, budget);
         let mut stages = vec![Vec::new(); sizes.len()];

@@ -16,12 +16,12 @@ use crate::report::SearchReport;
 use crate::request::{Method, Options};
 use crate::route::{Lengths, RouteTask, StageSet};
 use crate::rules::{MemoryRule, Strategy};
-use crate::search::candidate::{Candidate, Start, executed, paths_of};
+use crate::search::candidate::{Candidate, Start, executed};
 use crate::search::context::{Context, Objective, Solution};
 use crate::search::feasibility::nothing_exists;
 use crate::search::methods::cbs;
 use crate::search::methods::cbs::{MOST_CLASSES, Termination};
-use crate::search::methods::prioritised::construct::{draw_routes, finish, straight_routes, travelled};
+use crate::search::methods::prioritised::construct::{draw_routes, straight_routes};
 use crate::search::methods::prioritised::router::Router;
 use crate::search::trace::{SearchTrace, statistics_of};
 use crate::time::{NEVER, Time};
@@ -62,7 +62,6 @@ pub fn solve(
     let prepared = Lookahead::new(instance, lengths.long(), budget, SHARE_OF_TIME);
     let lookahead = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
     let context = Context { lookahead: &lookahead, ..unprepared };
-    let travel = (objective == Objective::Simulated).then_some(Context { objective: Objective::Travel, ..context });
     let prepared = Lookahead::new(below, lengths.long(), budget, 2.0 * SHARE_OF_TIME);
     let beneath = unless_stopped(prepared, first.as_ref())?.unwrap_or_else(blank_again);
     let bound = unless_stopped(lower_bound(below, tasks, &beneath, budget), first.as_ref())?.unwrap_or(0).max(known);
@@ -70,7 +69,7 @@ pub fn solve(
         .num_threads(options.threads)
         .build()
         .map_err(|error| Error::NotFound(format!("threads could not be started: {error}")))?;
-    let workers = Workers { context, travel, below, beneath: &beneath, bound, options };
+    let workers = Workers { context, below, beneath: &beneath, bound, options };
     let search = Portfolio { workers, options };
     let mut state = State::new(bound, trace);
     state.work = work;
@@ -121,8 +120,6 @@ struct Found<'a> {
 /// The search as it stands after some rounds.
 struct State<'a> {
     best: Option<Candidate<'a>>,
-    /// The best by travel alone.
-    fastest: Option<Candidate<'a>>,
     bound: Time,
     work: u64,
     rounds: u64,
@@ -138,7 +135,6 @@ impl<'a> State<'a> {
     fn new(bound: Time, trace: SearchTrace<'a>) -> Self {
         Self {
             best: None,
-            fastest: None,
             bound,
             work: 0,
             rounds: 0,
@@ -152,19 +148,50 @@ impl<'a> State<'a> {
     fn note(&mut self) {
         self.trace.note(self.work, self.best.as_ref().map(|best| best.outcome.iteration), self.bound);
     }
+
+    fn merge(&mut self, attempt: Attempt<'a>) -> Result<()> {
+        self.work += attempt.work;
+        if attempt.is_impossible && self.best.is_none() {
+            return nothing_exists();
+        }
+        if attempt.bound > self.bound {
+            self.bound = attempt.bound;
+            self.note();
+        }
+        match attempt.tried {
+            Ok(candidate) => self.take(candidate),
+            Err(deadlock) => {
+                if self.deadlock.is_none() {
+                    self.deadlock = deadlock;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps a candidate that is better than the best.
+    fn take(&mut self, candidate: Candidate<'a>) {
+        if self.best.as_ref().is_some_and(|best| candidate.cost >= best.cost) {
+            return;
+        }
+        let better = self.best.as_ref().is_none_or(|best| candidate.outcome.iteration < best.outcome.iteration);
+        self.best = Some(candidate);
+        if better {
+            self.note();
+        }
+    }
 }
 
 impl<'a> Portfolio<'a> {
     fn run(&self, mut state: State<'a>, first: Option<Candidate<'a>>) -> Result<Found<'a>> {
         let budget = self.workers.context.budget;
-        let mut router = Router::new(self.workers.context.instance, self.workers.context.lookahead, PATIENCE);
         if let Some(first) = first {
-            self.take(&mut state, first, &mut router);
+            state.take(first);
         }
         if self.options.method == Method::Cbs && self.workers.context.objective == Objective::Simulated {
-            self.prove(&mut state, &mut router)?;
+            self.prove(&mut state)?;
         } else {
-            self.rounds(&mut state, &mut router)?;
+            self.rounds(&mut state)?;
         }
         let State { best, bound, work, rounds, deadlock, mut trace, statistics, spent, .. } = state;
         let Some(best) = best else {
@@ -184,7 +211,7 @@ impl<'a> Portfolio<'a> {
     }
 
     /// Conflict-based search over the whole instance and nothing else, below a first plan.
-    fn prove(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
+    fn prove(&self, state: &mut State<'a>) -> Result<()> {
         let budget = self.workers.context.budget;
         let count = self.workers.context.tasks.len();
         let Some(demand) = cbs::VisitDemand::of(self.workers.below, count, count) else {
@@ -197,10 +224,10 @@ impl<'a> Portfolio<'a> {
             );
         };
         // Routes placed one after the other are a better start than random ones.
-        let placed = self.workers.attempt(&self.workers.context, None, 0, true);
+        let placed = self.workers.attempt(None, 0);
         state.work += placed.work;
         if let Ok(candidate) = placed.tried {
-            self.take(state, candidate, router);
+            state.take(candidate);
         }
         let epilogue = self.workers.below.epilogue;
         let limit = state.best.as_ref().map_or(NEVER, |best| best.outcome.iteration - epilogue);
@@ -225,13 +252,13 @@ impl<'a> Portfolio<'a> {
         if let Some(candidate) =
             answer.best.and_then(|found| executed(&self.workers.context, found, &mut state.work).ok())
         {
-            self.take(state, candidate, router);
+            state.take(candidate);
         }
         Ok(())
     }
 
     /// Rounds of attempts until the proof or the first limit.
-    fn rounds(&self, state: &mut State<'a>, router: &mut Router<'a>) -> Result<()> {
+    fn rounds(&self, state: &mut State<'a>) -> Result<()> {
         let budget = self.workers.context.budget;
         let mut workers = self.workers.start();
         while state.rounds < MOST_ROUNDS {
@@ -243,7 +270,7 @@ impl<'a> Portfolio<'a> {
                 break;
             }
             let rounds = state.rounds;
-            let (best, fastest) = (state.best.as_ref(), state.fastest.as_ref());
+            let best = state.best.as_ref();
             // What has taken more than its share sits out until the others have caught up.
             let attempts: Vec<Attempt<'a>> = workers
                 .par_iter_mut()
@@ -251,7 +278,7 @@ impl<'a> Portfolio<'a> {
                 .filter(|(_, worker)| self.options.has(worker.part))
                 .filter(|(_, worker)| best.is_none() || worker.work <= rounds * ROUND_WORK)
                 .map(|(i, worker)| {
-                    let attempt = self.workers.advance(&mut worker.method, best, fastest, rounds * ATTEMPTS + i as u64);
+                    let attempt = self.workers.advance(&mut worker.method, best, rounds * ATTEMPTS + i as u64);
                     worker.work += (attempt.work as f64 / worker.share) as u64;
                     worker.spent += attempt.work;
                     attempt
@@ -259,7 +286,7 @@ impl<'a> Portfolio<'a> {
                 .collect();
             state.rounds += 1;
             for attempt in attempts {
-                self.merge(state, attempt, router)?;
+                state.merge(attempt)?;
             }
         }
         state.spent = workers.iter().map(|worker| (worker.part, worker.spent)).collect();
@@ -270,53 +297,6 @@ impl<'a> Portfolio<'a> {
             })
             .unwrap_or_default();
         Ok(())
-    }
-
-    fn merge(&self, state: &mut State<'a>, attempt: Attempt<'a>, router: &mut Router<'a>) -> Result<()> {
-        state.work += attempt.work;
-        if attempt.is_impossible && state.best.is_none() {
-            return nothing_exists();
-        }
-        if attempt.bound > state.bound {
-            state.bound = attempt.bound;
-            state.note();
-        }
-        match attempt.tried {
-            Ok(candidate) if attempt.by_travel => {
-                if state.fastest.as_ref().is_none_or(|f| candidate.cost < f.cost) {
-                    let schedule = candidate.schedule.clone();
-                    state.fastest = Some(candidate);
-                    if let Ok(candidate) = finish(&self.workers.context, schedule, &mut state.work) {
-                        self.take(state, candidate, router);
-                    }
-                }
-            }
-            Ok(candidate) => self.take(state, candidate, router),
-            Err(deadlock) => {
-                if state.deadlock.is_none() {
-                    state.deadlock = deadlock;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps a candidate that is better than the best.
-    fn take(&self, state: &mut State<'a>, candidate: Candidate<'a>, router: &mut Router<'a>) {
-        if state.best.as_ref().is_some_and(|best| candidate.cost >= best.cost) {
-            return;
-        }
-        if let Some(travel) = &self.workers.travel
-            && let Ok(own) = travelled(travel, router, &paths_of(&candidate.schedule))
-            && state.fastest.as_ref().is_none_or(|f| own.cost < f.cost)
-        {
-            state.fastest = Some(own);
-        }
-        let better = state.best.as_ref().is_none_or(|best| candidate.outcome.iteration < best.outcome.iteration);
-        state.best = Some(candidate);
-        if better {
-            state.note();
-        }
     }
 
     /// Nothing is left to gain: durations are rounded up for plans and down for bounds, each by less than a

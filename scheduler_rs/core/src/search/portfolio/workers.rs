@@ -24,7 +24,7 @@ use crate::search::methods::tabu::OrderSearch;
 use crate::time::{NEVER, Time};
 
 /// Attempts of one round.
-pub const ATTEMPTS: u64 = 6;
+pub const ATTEMPTS: u64 = 5;
 /// Work of an attempt, after which it ends as soon as it can.
 pub const ROUND_WORK: u64 = 100_000;
 /// Exchanges that an improving attempt makes one after the other.
@@ -46,9 +46,6 @@ pub const FIRST_DRAWS: u64 = 500;
 /// What the methods work on.
 pub struct Workers<'a> {
     pub context: Context<'a>,
-    /// The same for travel time alone, a search beside the main one: it is many times faster, and where nodes
-    /// are idle most of the time its routes are hard to beat. What it finds is compared as simulated.
-    pub travel: Option<Context<'a>>,
     /// With durations rounded down.
     pub below: &'a Instance,
     pub beneath: &'a Lookahead,
@@ -69,12 +66,8 @@ pub struct Worker<'a> {
 
 /// One of the searches that run beside each other and learn of what the others found after every round.
 pub enum WorkerMethod<'a> {
-    /// Routes by travel time alone.
-    Travel,
     /// Routes of the best plan are taken off and placed again.
     Exchange,
-    /// All routes are placed anew.
-    Afresh,
     /// Small changes of routes and order.
     Anneal(Option<Box<AnnealingChain>>),
     /// Small changes of complete schedules.
@@ -89,8 +82,6 @@ pub enum WorkerMethod<'a> {
 pub struct Attempt<'a> {
     pub tried: Tried<'a>,
     pub work: u64,
-    /// Its cost is one of travel alone.
-    pub by_travel: bool,
     /// No plan takes less.
     pub bound: Time,
     /// Proved: there is no plan.
@@ -99,7 +90,7 @@ pub struct Attempt<'a> {
 
 impl Attempt<'_> {
     pub fn failed(work: u64) -> Self {
-        Self { tried: Err(None), work, by_travel: false, bound: 0, is_impossible: false }
+        Self { tried: Err(None), work, bound: 0, is_impossible: false }
     }
 }
 
@@ -113,13 +104,9 @@ impl<'a> Workers<'a> {
     pub fn start(&self) -> Vec<Worker<'a>> {
         let worker =
             |part: Part, method: WorkerMethod<'a>, work: u64| Worker { part, method, work, share: 1.0, spent: 0 };
-        if self.travel.is_none() {
-            return vec![
-                worker(Part::Exchange, WorkerMethod::Exchange, 0),
-                worker(Part::Afresh, WorkerMethod::Afresh, 0),
-                worker(Part::Exchange, WorkerMethod::Exchange, 0),
-                worker(Part::Exchange, WorkerMethod::Exchange, 0),
-            ];
+        if self.context.objective == Objective::Travel {
+            let exchange = || worker(Part::Exchange, WorkerMethod::Exchange, 0);
+            return vec![exchange(), exchange(), exchange(), exchange()];
         }
         let prover = Prover::new(self.below, self.beneath, self.context.tasks, self.bound);
         // Those that improve on what is there join when the first run of the annealing has had its time.
@@ -137,30 +124,19 @@ impl<'a> Workers<'a> {
         vec![
             worker(Part::FirstAnnealing, annealing(FEW_NODES), 0),
             Worker { share: proving, ..worker(Part::Proof, WorkerMethod::Prove(Box::new(prover)), later / 2) },
-            Worker { share: placing, ..worker(Part::Travel, WorkerMethod::Travel, 2 * later) },
             Worker { share: placing, ..worker(Part::Exchange, WorkerMethod::Exchange, 2 * later) },
             worker(Part::Order, WorkerMethod::Order(None), 2 * later),
             worker(Part::SecondAnnealing, annealing(MODERATELY_MANY_NODES), 4 * later),
         ]
     }
 
-    pub fn advance(
-        &self,
-        method: &mut WorkerMethod<'a>,
-        best: Option<&Candidate<'a>>,
-        fastest: Option<&Candidate<'a>>,
-        number: u64,
-    ) -> Attempt<'a> {
-        match (method, &self.travel) {
-            (WorkerMethod::Travel, Some(travel)) => {
-                Attempt { by_travel: true, ..self.attempt(travel, fastest, number, false) }
-            }
-            (WorkerMethod::Anneal(chain), _) => self.anneal(chain, best, number),
-            (WorkerMethod::AnnealSchedule(annealing), _) => self.anneal_schedule(annealing, best, number),
-            (WorkerMethod::Order(search), _) => self.reorder(search, best, number),
-            (WorkerMethod::Prove(prover), _) => self.advance_proof(prover, best),
-            (WorkerMethod::Afresh, _) => self.attempt(&self.context, best, number, true),
-            _ => self.attempt(&self.context, best, number, best.is_none()),
+    pub fn advance(&self, method: &mut WorkerMethod<'a>, best: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+        match method {
+            WorkerMethod::Anneal(chain) => self.anneal(chain, best, number),
+            WorkerMethod::AnnealSchedule(annealing) => self.anneal_schedule(annealing, best, number),
+            WorkerMethod::Order(search) => self.reorder(search, best, number),
+            WorkerMethod::Prove(prover) => self.advance_proof(prover, best),
+            WorkerMethod::Exchange => self.attempt(best, number),
         }
     }
 
@@ -196,7 +172,7 @@ impl<'a> Workers<'a> {
         let step = prover.advance(upper, self.context.budget);
         let mut work = step.work;
         let tried = step.found.map_or(Err(None), |found| executed(&self.context, found, &mut work));
-        Attempt { tried, work, by_travel: false, bound: prover.bound(), is_impossible: step.is_impossible }
+        Attempt { tried, work, bound: prover.bound(), is_impossible: step.is_impossible }
     }
 
     /// Lets a chain go on; where its run is over it begins anew.
@@ -293,18 +269,14 @@ impl<'a> Workers<'a> {
         Attempt { tried, ..Attempt::failed(work) }
     }
 
-    pub fn attempt(
-        &self,
-        context: &Context<'a>,
-        incumbent: Option<&Candidate<'a>>,
-        number: u64,
-        afresh: bool,
-    ) -> Attempt<'a> {
+    /// Improves on a candidate, or places all routes where there is none.
+    pub fn attempt(&self, incumbent: Option<&Candidate<'a>>, number: u64) -> Attempt<'a> {
+        let context = &self.context;
         let mut router = Router::new(context.instance, context.lookahead, PATIENCE);
         let mut rng = context.rng(number);
         let tried = match incumbent {
-            Some(incumbent) if !afresh => self.improve(context, incumbent, &mut router, &mut rng).ok_or(None),
-            _ => {
+            Some(incumbent) => self.improve(incumbent, &mut router, &mut rng).ok_or(None),
+            None => {
                 let targets = context.targets(&mut rng);
                 // The very first go by hardness alone; the others wander further and further from it.
                 let shuffle = if number < 2 { 0.0 } else { rng.random::<f64>() };
@@ -317,13 +289,8 @@ impl<'a> Workers<'a> {
     }
 
     /// Takes a few routes off and places them again, keeps what is no worse, and goes on.
-    fn improve(
-        &self,
-        context: &Context<'a>,
-        incumbent: &Candidate<'a>,
-        router: &mut Router<'_>,
-        rng: &mut Pcg64,
-    ) -> Option<Candidate<'a>> {
+    fn improve(&self, incumbent: &Candidate<'a>, router: &mut Router<'_>, rng: &mut Pcg64) -> Option<Candidate<'a>> {
+        let context = &self.context;
         let mut current = incumbent.clone();
         for _ in 0..EXCHANGES {
             if context.budget.is_over()

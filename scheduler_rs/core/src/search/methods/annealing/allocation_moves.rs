@@ -4,10 +4,9 @@
 use rand::RngExt;
 
 use super::allocation_state::OwnedInstance;
-use super::chain::{AnnealingChain, ESTIMATE_WORK};
+use super::chain::AnnealingChain;
 use super::estimate::Estimate;
 use crate::allocate::joint::Placement;
-use crate::part::Part;
 use crate::problem::{NO_STAGE, Source};
 use crate::search::methods::routes::{Change, Routes};
 
@@ -21,10 +20,6 @@ const MANY_NODES: f64 = 64.0;
 const INSIDE: f64 = 0.15;
 /// How often three nodes are exchanged rather than two.
 const CYCLES: f64 = 0.15;
-/// How often the routes follow before a change is simulated; by how many changes of each, and at which power.
-const REPAIRS: f64 = 0.5;
-const REPAIR_STEPS: u64 = 8;
-const REPAIR_POWER: i32 = 16;
 /// How often one of the nodes is on one of the longest routes.
 const CRITICAL: f64 = 0.4;
 
@@ -117,9 +112,6 @@ impl AnnealingChain {
             let saved = self.saved();
             let mut kept = self.other_change();
             if kept {
-                if self.draws_repair() {
-                    self.repair();
-                }
                 self.write_all();
                 kept = self.judge(temperature);
             }
@@ -133,36 +125,10 @@ impl AnnealingChain {
         if !self.is_allowed(exchange) {
             return;
         }
-        let repairs = self.draws_repair();
-        let saved = repairs.then(|| self.routes.clone());
         self.exchange(exchange, false);
-        if repairs {
-            self.repair();
-            self.write_all();
-        }
         if !self.judge(temperature) {
             self.exchange(exchange, true);
-            if let Some(routes) = saved {
-                self.routes = routes;
-                self.write_all();
-            }
         }
-    }
-
-    /// Lets the routes follow a change of the allocation, by the estimate: those that suited the old nodes rarely suit
-    /// the new ones.
-    fn repair(&mut self) {
-        self.estimate.rebuild(self.owned.view(), &self.routes);
-        self.estimate.raise(self.owned.view(), REPAIR_POWER);
-        let steps = REPAIR_STEPS * self.owned.tasks.len() as u64;
-        self.work += steps * ESTIMATE_WORK;
-        for _ in 0..steps {
-            self.estimate_route_move(0.0);
-        }
-    }
-
-    fn draws_repair(&mut self) -> bool {
-        self.without != Some(Part::Repairs) && self.rng.random_bool(REPAIRS)
     }
 
     fn draws_other_change(&mut self) -> bool {
