@@ -145,6 +145,19 @@ def test_compare_prints_savings_against_both(run: Run, tmp_path: Path) -> None:
     assert of_one_iteration(tmp_path / "plan.json") == pytest.approx(times["skippipe"], abs=1e-3)
 
 
+def test_stage_0_is_named_where_skipping_cannot_help(run: Run) -> None:
+    """One source beside three later nodes is busy all the time: even without any later visit nothing is gained."""
+    arguments = ("plan", "cluster=local4", "allocate.sizes=[1,2,1]", "schedule.microbatches_per_source=6", QUICK)
+    times = []
+    for skip_ratio in (0.33, 0.66):
+        result = run(*arguments, f"schedule.skip_ratio={skip_ratio}")
+        assert "Stage 0 is the bottleneck: local-" in result.out
+        times.append(float(rows(result.out)["skippipe"][0].split()[0]))
+    assert times[1] >= times[0] * 0.995
+    roomy = run("plan", "cluster=local4", "allocate.sizes=[2,1,1]", "schedule.skip_ratio=0", QUICK)
+    assert "Stage 0 is the bottleneck" not in roomy.out
+
+
 def test_impossible_strategies_are_shown_with_their_rule(run: Run, small_cluster: dict[str, Any], write: Write) -> None:
     """With TC1 `routes`, all twelve routes of k = 0 would lead over a node that carries eight."""
     for node in small_cluster["nodes"]:

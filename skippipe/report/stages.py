@@ -5,12 +5,14 @@ from collections.abc import Collection, Sequence
 
 from skippipe._scheduler import LeftOut, Plan, Scored, score_allocation
 from skippipe.report.format import percent, seconds
-from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
+from skippipe.report.plan_metrics import assumed_layers, node_utilization, visits_per_stage
 from skippipe.report.table import Table
 from skippipe.workload import partition_mismatch, source_mismatch
 
 WIDEST = 48
 """Characters for the nodes of a stage; beyond, nodes are counted by site."""
+BUSY_THROUGHOUT = 0.995
+"""Fraction of the pipeline's time from which on a node counts as busy all the time."""
 NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 
 
@@ -124,6 +126,19 @@ def bounds_text(plan: Plan) -> str | None:
     return (
         f"Lower bound for this allocation {seconds(predicted.lower_bound_s)} (gap {percent(predicted.gap)}), for all "
         f"allocations {seconds(every_s)} (gap {percent(gap)})."
+    )
+
+
+def stage_0_text(plan: Plan) -> str | None:
+    """Say that stage 0 is the bottleneck, so that skipping cannot help; None where a source has idle time left."""
+    shares = node_utilization(plan)
+    source = max(plan.stages[0], key=lambda node: shares[node])
+    busy_s = shares[source] * plan.predicted.iteration_s
+    if not plan.constraints.cc1 or busy_s < BUSY_THROUGHOUT * plan.predicted.pipeline_s:
+        return None
+    return (
+        f"Stage 0 is the bottleneck: {plan.cluster.names[source]} is busy all the time, so skipping "
+        f"{'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. Give stage 0 more nodes or fewer layers."
     )
 
 
