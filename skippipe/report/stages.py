@@ -153,8 +153,8 @@ def search_text(plan: Plan) -> list[str]:
     if found is not None:
         second = found.runner_up
         runner_up = "" if second is None else _runner_up_text(second.iteration_s, moved(plan.stages, second.stages))
-        first = "" if found.start_s is None else f"{seconds(found.start_s)} with that allocation, "
-        notes.append(f"Iteration: {first}lower bound {seconds(found.lower_bound_s)}{runner_up}.")
+        first = "" if found.start_s is None else f"began at {seconds(found.start_s)} with that allocation, "
+        notes.append(f"Search by the iteration: {first}lower bound {seconds(found.lower_bound_s)}{runner_up}.")
     return notes
 
 
