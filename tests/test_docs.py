@@ -31,7 +31,8 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 FOREIGN = (
-    ".", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "maturin", "nox", "scp", "ssh", "unzip", "xdg-open",
+    ".", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "maturin", "nox", "scp", "ssh", "unzip",
+    "xdg-open",
 )  # fmt: skip
 """Programs of others, whose lines are not checked."""
 QUICK = ("plan", "simulate", "report")

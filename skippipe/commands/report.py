@@ -58,8 +58,8 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
 
 def short_names(paths: Sequence[str]) -> list[str]:
     """Paths without the folders that all of them share, such as those of one sweep."""
-    folders = [os.path.dirname(path) for path in paths]
-    if len(paths) < 2 or "" in folders or len({os.path.isabs(folder) for folder in folders}) > 1:
+    folders = [Path(path).parent for path in paths]
+    if len(paths) < 2 or len({folder.is_absolute() for folder in folders}) > 1:
         return list(paths)
     shared = os.path.commonpath(folders)
     return [os.path.relpath(path, shared) if shared else path for path in paths]

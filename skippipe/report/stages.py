@@ -138,7 +138,8 @@ def stage_0_text(plan: Plan) -> str | None:
         return None
     return (
         f"Stage 0 is the bottleneck: {plan.cluster.names[source]} is busy all the time, so skipping "
-        f"{'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. Give stage 0 more nodes or fewer layers."
+        f"{'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. "
+        "Give stage 0 more nodes or fewer layers."
     )
 
 
