@@ -160,7 +160,8 @@ def search_text(plan: Plan) -> list[str]:
 
 
 def _runner_up_text(time_s: float, count: int) -> str:
-    return f"; runner-up {seconds(time_s)} ({count} node{'' if count == 1 else 's'} moved)"
+    difference = "the same stages in another order" if count == 0 else f"{count} node{'' if count == 1 else 's'} moved"
+    return f"; runner-up {seconds(time_s)} ({difference})"
 
 
 def moved(stages: Sequence[Collection[int]], others: Sequence[Collection[int]]) -> int:
