@@ -137,8 +137,8 @@ def stage_0_text(plan: Plan) -> str | None:
     if not plan.constraints.cc1 or busy_s < BUSY_THROUGHOUT * plan.predicted.pipeline_s:
         return None
     return (
-        f"Stage 0 is the bottleneck: {plan.cluster.names[source]} is busy all the time, so skipping "
-        f"{'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. "
+        f"Stage 0 is the bottleneck: {plan.cluster.names[source]} is busy all the time, so with these sources "
+        f"skipping {'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. "
         "Give stage 0 more nodes or fewer layers."
     )
 
