@@ -185,7 +185,7 @@ def test_impossible_strategies_are_shown_with_their_rule(run: Run, small_cluster
         node["memory"] = 8
     write("mine.json", small_cluster)
     arguments = ("cluster.file=mine.json", "allocate.sizes=[2,1,1]", "schedule.tc1=routes", "compare=[full-routed]")
-    result = run("plan", *arguments, QUICK)
+    result = run("plan", *arguments, "planner.work_limit=50000")
     assert result.status == 0, result.err
     assert "impossible" in result.out
     assert "TC1" in result.out
