@@ -26,7 +26,8 @@ def install(session: nox.Session, *groups: str, extras: str = "") -> None:
     wanted = [requirement for group in groups for requirement in nox.project.dependency_groups(PROJECT, group)]
     # Compiled at once: torch and transformers take three times as long to import from their sources.
     compiled = {"UV_COMPILE_BYTECODE": "1"} if extras else {}
-    session.install("--reinstall-package", "skippipe", "--editable", f".{extras}", *wanted, env=compiled)
+    # Not silent: the first time it downloads several gigabytes and compiles for minutes.
+    session.install("--reinstall-package", "skippipe", "--editable", f".{extras}", *wanted, env=compiled, silent=False)
 
 
 @nox.session

@@ -32,6 +32,8 @@ ALLOCATING_WORK = 500_000
 """Work limit of a planner whose allocation, a share of it, must be the same on every machine."""
 SMALL_GAP = 0.02
 """Gap to the bound over all allocations up to which a longer search is not suggested."""
+ROUNDING_GAP = 1e-6
+"""Gap that rounding to nanoseconds may leave, so that the search ends there of its own accord (docs/planner.md)."""
 RATIO_TOLERANCE = 1e-3
 """By how much a stated skip ratio may differ from that of the classes: 0.333 is a third."""
 SHARE_TOLERANCE = 0.02
@@ -375,8 +377,8 @@ def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
     better = [elapsed_s for (_, before_s), (elapsed_s, after_s) in itertools.pairwise(found) if after_s < before_s]
     is_far = iteration_s > (1 + SMALL_GAP) * bound_s
     is_improving = bool(better) and better[-1] > (report.wall_s or 0.0) / 2
-    is_proved = iteration_s <= bound_s * (1 + 1e-9)
-    return not is_proved and (is_far or is_improving)
+    is_closed = iteration_s <= bound_s * (1 + ROUNDING_GAP)
+    return not is_closed and (is_far or is_improving)
 
 
 def outcome(plan: Plan) -> Outcome:

@@ -161,8 +161,8 @@ def test_what_is_said_about_an_allocation(run: Run, tmp_path: Path) -> None:
     best, joint = solver["surrogate"], solver["allocation"]
     assert f"Best surrogate cost: {best['score_s']:.3f} s, lower bound {best['lower_bound_s']:.3f} s" in result.out
     assert (
-        f"Iteration: {joint['start_s']:.3f} s with that allocation, lower bound {joint['lower_bound_s']:.3f} s"
-        in result.out
+        f"Search by the iteration: began at {joint['start_s']:.3f} s with that allocation, "
+        f"lower bound {joint['lower_bound_s']:.3f} s" in result.out
     )
     rows = stage_table(plan).rows
     assert [row[-3] for row in rows] == ["4"] * 6

@@ -31,7 +31,8 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 FOREIGN = (
-    ".", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "maturin", "nox", "scp", "unzip", "xdg-open",
+    ".", "cargo", "chmod", "env", "eval", "export", "hf", "hostname", "maturin", "nox", "scp", "ssh", "unzip",
+    "xdg-open",
 )  # fmt: skip
 """Programs of others, whose lines are not checked."""
 QUICK = ("plan", "simulate", "report")
@@ -267,6 +268,23 @@ def test_files_of_the_page(tmp_path: Path) -> None:
     assert json.loads(loaded.to_json())["cluster"]["format"] == "skippipe.cluster/1"
     read = read_allocation(str(tmp_path / "allocation.json"))
     assert (read.stages, read.layers) == ([[0, 1], [2]], (2, 4))
+
+
+def test_the_saving_of_the_three_machines(tmp_path: Path) -> None:
+    """The table of docs/machines.md is what is planned for the cluster of docs/files.md; both plans are optimal."""
+    (tmp_path / "mine.json").write_text(
+        next(block.text for block in blocks("docs/files.md") if block.language == "json")
+    )
+    problem = skippipe.Problem(
+        skippipe.load_cluster(tmp_path / "mine.json"), sizes=[2, 1], microbatches=6, skip_ratio=0.25
+    )
+    table = next(block.text for block in blocks("docs/machines.md") if block.text.startswith("strategy"))
+    shown = {row.split()[0]: row.split()[1:] for row in table.splitlines()}
+    routed, skipping = (skippipe.plan(problem, strategy=name) for name in ("full-routed", "skippipe"))
+    for plan in (routed, skipping):
+        assert plan.predicted.gap < 1e-6
+        assert f"{plan.predicted.iteration_s:.3f}" == shown[plan.strategy][0]
+    assert f"{1 - skipping.predicted.iteration_s / routed.predicted.iteration_s:.1%}" == shown["skippipe"][-1]
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES)))

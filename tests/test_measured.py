@@ -9,9 +9,11 @@ import pytest
 from conftest import Run
 
 from skippipe.cluster import Cluster
+from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.measured import MOST_HELD, for_planning, layers_by_node, with_layers
 from skippipe.plan_file import load_plan
+from skippipe.report.cluster import show_cluster
 from skippipe.workload import workload_of
 
 NODE = {
@@ -126,3 +128,15 @@ def test_refused(content: dict[str, Any], path: list[Any], value: Any, message: 
     place[path[-1]] = value
     with pytest.raises(InputError, match=re.escape(message)):
         Cluster.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(("spread_s", "unsteady"), [(0.1, False), (0.5, True)])
+def test_times_of_a_busy_machine_are_named(
+    content: dict[str, Any], spread_s: float, unsteady: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forward and a backward take 0.7 s."""
+    content["measured"]["nodes"][1]["backward_spread_s"] = spread_s
+    show_cluster(Cluster.from_json(json.dumps(content)), Console())
+    out = capsys.readouterr().out
+    assert ("measure again" in out) == unsteady
+    assert f"{spread_s / 0.7:.1%}" in out

@@ -32,9 +32,9 @@ from reference.simulator import run_dispatch, run_order
 
 from skippipe import Cluster, Constraints, Plan, Problem, simulate
 from skippipe._scheduler import PlanRequest, plan
+from skippipe.config import STRATEGIES
 from skippipe.errors import DeadlockError, ImpossibleError, InputError, NoPlanError, SchedulerError
 
-STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
 DISPATCHED = ("full", "random-skip", "skippipe-no-tc2")
 WORK = 20_000
 CYCLE = re.compile(r"\d+[FLB]\d+@\d+ waits for \d+[FLB]\d+@\d+")

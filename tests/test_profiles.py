@@ -11,10 +11,10 @@ from conftest import Run
 from reference.independent import verdict
 from reference.instances import Json, extended, random_instance
 from reference.optimum import optimum, route_sets
-from test_planner import STRATEGIES, check_plan_of, nanoseconds_at_most, problem_of, solve, tiny_instance
+from test_planner import check_plan_of, nanoseconds_at_most, problem_of, solve, tiny_instance
 
 from skippipe import Constraints, Plan
-from skippipe.config import RouteClass
+from skippipe.config import STRATEGIES, RouteClass
 from skippipe.errors import DeadlockError, ImpossibleError, InputError, NoPlanError
 from skippipe.planning import class_routes
 

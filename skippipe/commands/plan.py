@@ -30,7 +30,7 @@ from skippipe.planning import (
 )
 from skippipe.report.format import percent, throughput_text
 from skippipe.report.phases import phase_lines
-from skippipe.report.stages import bounds_text
+from skippipe.report.stages import bounds_text, stage_0_text
 from skippipe.report.terminal import (
     show_comparison,
     show_outcomes,
@@ -143,8 +143,8 @@ def _print(console: Console, made: Plan, others: list[Outcome], kind: str | None
     if kind is not None:
         show_comparison(console, kind)
     show_savings(console, outcomes)
-    bounds = bounds_text(made)
-    if bounds is not None:
-        console.write_line(bounds)
+    for note in (bounds_text(made), stage_0_text(made)):
+        if note is not None:
+            console.write_line(note)
     console.write_line()
     show_plan(console, made)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os.path
+from collections.abc import Sequence
 from pathlib import Path
 
 from skippipe.config import ReportJob
@@ -25,7 +27,8 @@ def report(job: ReportJob, context: Context) -> float:
     outputs = _outputs(job, context)
     if any(name is not None for name in (job.picture, job.curve, job.map)):
         check_installed("drawing pictures", ["matplotlib"])
-    plans = [_analysis(path, job) for path in (job.plan, job.compare) if path is not None]
+    paths = [path for path in (job.plan, job.compare) if path is not None]
+    plans = [_analysis(path, name, job) for path, name in zip(paths, short_names(paths), strict=True)]
     written = _write(job, outputs, plans)
     console = Console()
     iteration_s = plans[0].plan.predicted.iteration_s
@@ -53,9 +56,18 @@ def _outputs(job: ReportJob, context: Context) -> dict[str, Path]:
     return outputs
 
 
-def _analysis(path: str, job: ReportJob) -> PlanAnalysis:
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Paths without the folders that all of them share, such as those of one sweep."""
+    folders = [Path(path).parent for path in paths]
+    if len(paths) < 2 or len({folder.is_absolute() for folder in folders}) > 1:
+        return list(paths)
+    shared = os.path.commonpath(folders)
+    return [os.path.relpath(path, shared) if shared else path for path in paths]
+
+
+def _analysis(path: str, name: str, job: ReportJob) -> PlanAnalysis:
     try:
-        analysis = analyse_plan(load_plan(path), path)
+        analysis = analyse_plan(load_plan(path), name)
     except DeadlockError as error:
         raise from_origin(error, path) from None
     return dataclasses.replace(analysis, replanned=replan(analysis)) if job.replan else analysis

@@ -12,22 +12,30 @@ from skippipe.workload import workload_of
 
 HEADINGS = ("node", "layers", "forward", "backward", "loss", "spread", "samples", "fits")
 
+UNSTEADY = 0.3
+"""Spread, as a fraction of the median, from which on times say little about the machine."""
+
 
 def show_cluster(cluster: Cluster, console: Console) -> None:
     """Print times and memory of the nodes of a measured cluster, and the range of its links."""
     measured: dict[str, Any] = json.loads(cluster.measured or "{}")
     layers = workload_of(cluster).node_layers
-    rows = []
+    rows, spreads = [], []
     for number, (name, about) in enumerate(zip(cluster.names, measured["nodes"], strict=True)):
         times = [float(column[number]) for column in (cluster.forward_s, cluster.backward_s, cluster.loss_s)]
-        spread_s = about["forward_spread_s"] + about["backward_spread_s"]
+        spreads.append((about["forward_spread_s"] + about["backward_spread_s"]) / sum(times[:2]))
         rows.append(
             [
-                name, str(layers[number]), *map(milliseconds, times), percent(spread_s / sum(times[:2])),
+                name, str(layers[number]), *map(milliseconds, times), percent(spreads[-1]),
                 str(about["samples"]), f"{cluster.memory[number]} microbatches",
             ]
         )  # fmt: skip
     console.print(plain_table(HEADINGS, rows, unbroken=(0,), gap=3))
+    if max(spreads) >= UNSTEADY:
+        console.write_line(
+            f"times spread by up to {percent(max(spreads))}: other work was running, or more processes than there are "
+            "cores; measure again if that can be avoided"
+        )
     apart = ~np.eye(len(cluster), dtype=bool)
     transfer_s = cluster.transfer_matrix()[apart]
     if transfer_s.size:

@@ -174,7 +174,11 @@ def _bound(slow: PlanAnalysis, fast: PlanAnalysis) -> str:
         return (
             f"The difference is proved: {whose}, the lower bound {seconds(bound_s)} exceeds the other's "
             f"{seconds(other_s)}."
-            + ("" if slow.plan.stages == fast.plan.stages else " The other plan's allocation may be better for it.")
+            + (
+                ""
+                if stage_of(slow.plan) == stage_of(fast.plan)
+                else " The other plan's allocation may be better for it."
+            )
         )
     return (
         f"The search may be the cause: {whose}, the lower bound {seconds(bound_s)} is below the other's "

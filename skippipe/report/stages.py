@@ -5,12 +5,14 @@ from collections.abc import Collection, Sequence
 
 from skippipe._scheduler import LeftOut, Plan, Scored, score_allocation
 from skippipe.report.format import percent, seconds
-from skippipe.report.plan_metrics import assumed_layers, visits_per_stage
+from skippipe.report.plan_metrics import assumed_layers, node_utilization, visits_per_stage
 from skippipe.report.table import Table
 from skippipe.workload import partition_mismatch, source_mismatch
 
 WIDEST = 48
 """Characters for the nodes of a stage; beyond, nodes are counted by site."""
+BUSY_THROUGHOUT = 0.995
+"""Fraction of the pipeline's time from which on a node counts as busy all the time."""
 NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 
 
@@ -127,6 +129,20 @@ def bounds_text(plan: Plan) -> str | None:
     )
 
 
+def stage_0_text(plan: Plan) -> str | None:
+    """Say that stage 0 is the bottleneck, so that skipping cannot help; None where a source has idle time left."""
+    shares = node_utilization(plan)
+    source = max(plan.stages[0], key=lambda node: shares[node])
+    busy_s = shares[source] * plan.predicted.iteration_s
+    if not plan.constraints.cc1 or busy_s < BUSY_THROUGHOUT * plan.predicted.pipeline_s:
+        return None
+    return (
+        f"Stage 0 is the bottleneck: {plan.cluster.names[source]} is busy all the time, so with these sources "
+        f"skipping {'more ' if plan.skip_ratio > 0 else ''}cannot shorten the iteration. "
+        "Give stage 0 more nodes or fewer layers."
+    )
+
+
 def search_text(plan: Plan) -> list[str]:
     """Results of the allocation search by surrogate and by iteration time, if known."""
     surrogate, found, notes = plan.solver.surrogate, plan.solver.allocation, []
@@ -138,13 +154,14 @@ def search_text(plan: Plan) -> list[str]:
     if found is not None:
         second = found.runner_up
         runner_up = "" if second is None else _runner_up_text(second.iteration_s, moved(plan.stages, second.stages))
-        first = "" if found.start_s is None else f"{seconds(found.start_s)} with that allocation, "
-        notes.append(f"Iteration: {first}lower bound {seconds(found.lower_bound_s)}{runner_up}.")
+        first = "" if found.start_s is None else f"began at {seconds(found.start_s)} with that allocation, "
+        notes.append(f"Search by the iteration: {first}lower bound {seconds(found.lower_bound_s)}{runner_up}.")
     return notes
 
 
 def _runner_up_text(time_s: float, count: int) -> str:
-    return f"; runner-up {seconds(time_s)} ({count} node{'' if count == 1 else 's'} moved)"
+    difference = "the same stages in another order" if count == 0 else f"{count} node{'' if count == 1 else 's'} moved"
+    return f"; runner-up {seconds(time_s)} ({difference})"
 
 
 def moved(stages: Sequence[Collection[int]], others: Sequence[Collection[int]]) -> int:

@@ -60,7 +60,11 @@ def work(plans: Sequence[PlanAnalysis]) -> Table:
 
 def _rules(rules: Constraints, absent_stages: Sequence[int]) -> str:
     parts = [name for name in ("cc1", "cc2", "cc3") if getattr(rules, name)]
-    parts += [f"tc1 {rules.tc1}", "tc2" if rules.tc2 else "tc2 off", f"at most {rules.max_swaps} swaps"]
+    parts += [
+        f"tc1 {rules.tc1}",
+        "tc2" if rules.tc2 else "tc2 off",
+        f"at most {rules.max_swaps} swap{'' if rules.max_swaps == 1 else 's'}",
+    ]
     parts += [f"waves {rules.waves}"] + (
         [f"jumps of at most {rules.max_stage_jump}"] if rules.max_stage_jump is not None else []
     )

@@ -13,6 +13,7 @@ from conftest import Run
 from report.conftest import EVENTS, HOSTILE, STATISTICS, edited
 
 from skippipe import Plan, SearchEvent, SearchReport, explain, upgrades
+from skippipe.commands.report import short_names
 from skippipe.plan_file import load_plan
 from skippipe.report.analysis import upgrade_name
 from skippipe.report.page import embedded
@@ -203,3 +204,18 @@ def test_events_of_a_search(reporting: Callable[..., SearchReport]) -> None:
 def test_events_of_another_form_count_as_absent(events: Any, reporting: Callable[..., SearchReport]) -> None:
     assert reporting(events=events, statistics=[1]).events == []
     assert reporting(statistics={"a": True, "b": "x", "c": 2}).statistics == {"c": 2}
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["sweep/0/plan.json", "sweep/4/plan.json"], ["0/plan.json", "4/plan.json"]),
+        (["/a/b/one.json", "/a/b/two.json"], ["one.json", "two.json"]),
+        (["plan.json", "other/plan.json"], ["plan.json", "other/plan.json"]),
+        (["/a/plan.json", "a/plan.json"], ["/a/plan.json", "a/plan.json"]),
+        (["a/plan.json", "b/plan.json"], ["a/plan.json", "b/plan.json"]),
+        (["runs/mine/plan.json"], ["runs/mine/plan.json"]),
+    ],
+)
+def test_plans_of_one_sweep_have_short_names(paths: list[str], names: list[str]) -> None:
+    assert short_names(paths) == names
