@@ -58,7 +58,7 @@ class BenchFigure3Job:
     """of a node, as reached; null: as in the measurements in the paper's public code, 8.8e12"""
     companion: CompanionConfig = field(default_factory=CompanionConfig)
     """companions"""
-    searches: int = setting(2, within=AT_LEAST_1)
+    searches: int = setting(4, within=AT_LEAST_1)
     """searches for the plan of each strategy, with different seeds; the shortest iteration counts"""
     work_limit: int = setting(3_000_000, within=AT_LEAST_1)
     """units of search effort of each search: results do not depend on the machine's load"""

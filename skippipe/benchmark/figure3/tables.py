@@ -39,7 +39,8 @@ class FigureTable:
     def console(self) -> Table:
         """For a terminal."""
         table = plain_table(self.headings, self.rows, left=range(self.texts), unbroken=range(len(self.headings)))
-        table.title, table.title_justify, table.caption = self.title, "left", self.below or None
+        table.title, table.caption = self.title, self.below or None
+        table.title_justify = table.caption_justify = "left"
         return table
 
 
