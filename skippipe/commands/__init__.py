@@ -309,7 +309,7 @@ skippipe bench allocator data=FOLDER                   your own clusters as well
 All nodes are equal; times and sizes follow from the shape of the model (docs/figure3.md). Two comparisons: each
 strategy with its own best allocation, and all on that of full. An interrupted figure goes on where it was.""",
         examples="""\
-skippipe bench figure3                                 all of it: half an hour of one core; table, rows and chart in figure3
+skippipe bench figure3                                 all of it, half an hour of one core; tables and charts
 skippipe bench figure3 networks=[geo20] models=[1.5b] tokens=[4096] companion.kinds=[]
                                                        a part of it
 skippipe bench figure3 networks=[geo20] models=[1.5b] measure.iterations=3

@@ -34,7 +34,12 @@ def draw_bars(rows: Sequence[Row], allocation: str = OWN) -> str:
         axes.set_xlabel("tokens per microbatch (seconds of full)")
     handles = {bar_name(*bar): _patch(bar, ratios) for bar in bars}
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(bars), 1 + len(networks)), fontsize=8, frameon=False
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(len(bars), 1 + len(networks)),
+        fontsize=8,
+        frameon=False,
     )
     return _svg(figure)
 
