@@ -87,11 +87,22 @@ def _write(
         if ratios:
             charts["figure3_ratios.svg"] = draw_ratios(ratios)
     pictures = [f"![{name.removesuffix('.svg').replace('_', ' ')}]({name})" for name in charts]
-    page = "\n\n".join(["# Figure 3", *pictures, *(table.markdown() for table in found)]) + "\n"
+    page = "\n\n".join(["# Figure 3", _made_by(job), *pictures, *(table.markdown() for table in found)]) + "\n"
     files |= charts | {"figure3.md": page}
     for name, text in files.items():
         write_text(folder / name, text)
     return [folder / name for name in files]
+
+
+def _made_by(job: BenchFigure3Job) -> str:
+    """How the page was made, in a paragraph."""
+    machine = environment()
+    searches = "one search" if job.searches == 1 else f"{job.searches} searches"
+    return (
+        f"Made by `skippipe bench figure3`, version {machine['versions']['skippipe']}, {machine['date'][:10]}; "
+        f"{searches} of {job.work_limit:,} units of work for each strategy, seed {job.seed}. "
+        "Settings and sources: docs/figure3.md."
+    )
 
 
 def _show(found: Sequence[FigureTable], written: Sequence[str]) -> None:
