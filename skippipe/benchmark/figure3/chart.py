@@ -95,7 +95,7 @@ def draw_ratios(rows: Sequence[Row]) -> str:
     if best is not None:
         axes.annotate(
             f"{best.skip_ratio:.1%}: {best.iteration_s:.2f} s", (best.skip_ratio, best.iteration_s),
-            xytext=(0, -16), textcoords="offset points", ha="center", fontsize=8,
+            xytext=(0, -16), textcoords="offset points", ha="right", fontsize=8,
         )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlabel("stage visits skipped")
