@@ -157,8 +157,8 @@ def _ratios(rows: Sequence[Row]) -> FigureTable:
         lines.append([percent(ratio), _time(ours), _time(no_tc2), *saved])
     best = optimum(own)
     below = "" if best is None else (
-        f"Shortest with {percent(best.skip_ratio)} skipped: {best.iteration_s:.2f} s, by time alone: what skipping costs "
-        f"in loss is not counted. Straight pipelines (full): {_time(by_key.get(('full', 0.0)))} s."
+        f"Shortest with {percent(best.skip_ratio)} skipped: {best.iteration_s:.2f} s, by time alone: what skipping "
+        f"costs in loss is not counted. Straight pipelines (full): {_time(by_key.get(('full', 0.0)))} s."
     )  # fmt: skip
     network, model, tokens, all_reduce = _where(own[0].setting)
     title = f"Iteration time over skip ratio: {network}, {model}, {tokens} tokens, all-reduce: {all_reduce}"
