@@ -1,6 +1,6 @@
 """Links that become slower in the middle of a run: how soon another plan is used, and how good it is.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/replanning.py [--time-scale 0.1] [--iterations 14] [--factors 4]
+    python benchmarks/replanning.py [--time-scale 0.1] [--iterations 14] [--factors 4]
 
 One process per node of geo20, on this machine, as in emulated.py: the product's executor and links, with stages that
 sleep, and the closed loop of training, which plans beside the iterations. Before an iteration in the middle the links
@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 import numpy as np
-import torch
-from emulated import NODES, WORK_LIMIT, latest, planned, problems, rank_jobs, run, workers
+from emulated import NODES, WORK_LIMIT, planned, problems
 from output import Row, markdown, note, percent, save
 
 from skippipe import Cluster, Plan, Problem
+from skippipe.benchmark.emulation import latest, rank_jobs, run, workers
 from skippipe.cluster import scaled_links
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.runtime.actions import Program
@@ -141,7 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, default=14)
     parser.add_argument("--factors", type=float, nargs="+", default=[4.0], help="on transfer times")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     with workers(NODES) as pipes:
         problem = problems([0.0], ScheduleConfig())["geo20"]
         rows = [train(options, pipes, problem, factor) for factor in options.factors]

@@ -121,7 +121,7 @@ COMMAND_WORDS = [
     [
         ("skippipe ", COMMAND_WORDS),
         ("skippipe b", COMMAND_WORDS),
-        ("skippipe bench p", ["simulator", "planner", "allocator"]),
+        ("skippipe bench p", ["simulator", "planner", "allocator", "figure3"]),
         ("skippipe bench planner planner.t", ["planner.threads=", "planner.time_limit_s="]),
         ("skippipe plan cluster=l", ["cluster=local4"]),
         ("skippipe plan nothing.", []),

@@ -299,6 +299,24 @@ skippipe bench allocator
 skippipe bench allocator seconds=10 threads=2 output=allocator.json
 skippipe bench allocator data=FOLDER                   your own clusters as well""",
     ),
+    Command(
+        name="bench figure3",
+        summary="all strategies over models, networks, microbatch sizes and skip ratios: the paper's Figure 3",
+        settings="skippipe.benchmark.figure3.config:BenchFigure3Job",
+        run="skippipe.commands.bench_figure3:bench_figure3",
+        writes={"output": "figure3"},
+        notes="""\
+All nodes are equal; times and sizes follow from the shape of the model (docs/figure3.md). Two comparisons: each
+strategy with its own best allocation, and all on that of full. An interrupted figure goes on where it was.""",
+        examples="""\
+skippipe bench figure3                                 all of it, half an hour of one core; tables and charts
+skippipe bench figure3 networks=[geo20] models=[1.5b] tokens=[4096] companion.kinds=[]
+                                                       a part of it
+skippipe bench figure3 networks=[geo20] models=[1.5b] measure.iterations=3
+                                                       its plans executed on emulated links (needs torch)
+skippipe bench figure3 all_reduce=[true] output=reduced
+                                                       with the all-reduce of gradients""",
+    ),
 )
 """In the order of the program's help."""
 
