@@ -196,12 +196,17 @@ impl OrderGraph {
         self.vertices[task as usize].tail
     }
 
-    /// All tasks by their starts, each after those that it waits for.
+    /// All tasks by their starts, each after those that it waits for; equal starts in the order of `listed`, which has
+    /// every task once.
     #[must_use]
-    pub fn by_start(&self) -> Vec<TaskId> {
-        let mut tasks = self.sequence.clone();
-        tasks.sort_by_key(|task| self.head_of(*task)); // stable, so tasks of no length stay behind those before them
-        tasks
+    pub fn by_start(&self, listed: &[TaskId]) -> Vec<TaskId> {
+        let mut tasks: Vec<(usize, TaskId)> = listed.iter().copied().enumerate().collect();
+        tasks.sort_by_key(|(index, task)| {
+            let Vertex { head, length, position, .. } = self.vertices[*task as usize];
+            // What starts when another one does can only wait for it if that takes no time.
+            (head, head + length, if length == 0 { position as usize } else { *index })
+        });
+        tasks.into_iter().map(|(_, task)| task).collect()
     }
 
     /// 1 for a forward, -1 for a backward, 0 for a loss.

@@ -33,7 +33,7 @@ pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
 
 /// The plan where nodes with equal numbers share a processor, as [`Cluster::with_processors`] has it, with the times of
 /// the simulator: routes, and the order on each node, stay; nodes that share a processor take their tasks by the starts
-/// that these have in the plan. Where the same nodes share as in the plan it is the plan as it stands.
+/// that these have in the plan, of equal ones as the plan lists them. Where the same nodes share as in the plan it is the plan as it stands.
 ///
 /// # Errors
 /// As [`Cluster::with_processors`] and [`resimulate`].
@@ -43,7 +43,7 @@ pub fn on_processors(plan: &Plan, processors: &[Option<u32>]) -> Result<Plan> {
         return Ok(plan.clone());
     }
     let before = Instance::new(&plan.problem()?, Rounding::Up);
-    let Replay { microbatches, order } = Replay::new(plan, &before)?;
+    let Replay { microbatches, order, listed } = Replay::new(plan, &before)?;
     let mut simulator = Simulator::new(&before);
     simulator.load(&microbatches);
     let graph = OrderGraph::new(&before, &microbatches, &order).map_err(|deadlock| simulator.error_of(&deadlock))?;
@@ -51,11 +51,11 @@ pub fn on_processors(plan: &Plan, processors: &[Option<u32>]) -> Result<Plan> {
     let problem = plan.problem()?;
     let instance = Instance::new(&problem, Rounding::Up);
     let mut order = vec![Vec::new(); instance.node_count()];
-    for task in graph.by_start() {
+    for task in graph.by_start(&listed) {
         order[instance.processor(simulator.node_of(task))].push(task);
     }
     let bound = lower_bound_of(&problem, &Budget::new(None, None))?;
-    Replay { microbatches, order }.timed(&plan, &instance, Dispatch::Planned, seconds(bound))
+    Replay { microbatches, order, listed }.timed(&plan, &instance, Dispatch::Planned, seconds(bound))
 }
 
 /// Full evaluations (routes and order anew each time) that one thread makes in `limit`: their number, and the
@@ -83,6 +83,8 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 pub(crate) struct Replay {
     microbatches: Vec<MicrobatchRoute>,
     order: Vec<Vec<TaskId>>,
+    /// All tasks as the plan lists them.
+    listed: Vec<TaskId>,
 }
 
 impl Replay {
@@ -116,11 +118,13 @@ impl Replay {
                 }
             })
             .collect();
-        let mut replay = Self { microbatches, order: vec![Vec::new(); instance.node_count()] };
+        let order = vec![Vec::new(); instance.node_count()];
+        let mut replay = Self { microbatches, order, listed: Vec::new() };
         let mut simulator = Simulator::new(instance);
         simulator.load(&replay.microbatches);
-        for id in replay.listed_tasks(plan, &simulator)? {
-            replay.order[simulator.processor_of(id)].push(id);
+        replay.listed = replay.listed_tasks(plan, &simulator)?;
+        for id in &replay.listed {
+            replay.order[simulator.processor_of(*id)].push(*id);
         }
         Ok(replay)
     }

@@ -107,12 +107,9 @@ fn what_a_plan_says_of_the_optimum_holds() {
     let (mut met, mut planned, mut impossible) = (0, 0, 0);
     for case in 0..300 {
         let Some(problem) = problem(&mut rng) else { continue };
-        let changed = match case % 3 {
-            0 => Some(problem),
-            1 => extended(&problem, &mut rng),
-            _ => sharing(&problem, &mut rng),
-        };
-        let Some(problem) = changed else { continue };
+        let changed = if case % 2 == 0 { Some(problem) } else { extended(&problem, &mut rng) };
+        let shared = |problem: Problem| if case % 3 == 0 { sharing(&problem, &mut rng) } else { Some(problem) };
+        let Some(problem) = changed.and_then(shared) else { continue };
         let instance = Instance::new(&problem, Rounding::Up);
         let tasks = route_tasks(&instance);
         let Some(demand) = demand(&instance, &tasks, 0) else { continue };
@@ -137,7 +134,7 @@ fn what_a_plan_says_of_the_optimum_holds() {
             (Err(error), expected) => panic!("case {case}: {error}, optimum {expected:?}"),
         }
     }
-    assert!(planned > 200 && impossible > 20, "{planned} planned, {impossible} impossible");
+    assert!(planned > 200 && impossible > 15, "{planned} planned, {impossible} impossible");
     // 246 of 250, with this little work.
     assert!(100 * met >= 97 * planned, "{met} of {planned} optima are met");
 }
