@@ -182,7 +182,7 @@ def test_shared_processors_are_known_to_both() -> None:
         text = json.dumps(plan)
         assert bool(ours(text)) == bool(findings(text)), (ours(text), findings(text), text)
         verdicts["refused" if findings(text) else "accepted"] += 1
-    assert verdicts["refused"] > 200
+    assert verdicts["refused"] > 150
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.FORMAT))

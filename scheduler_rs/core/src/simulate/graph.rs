@@ -204,7 +204,7 @@ impl OrderGraph {
         tasks.sort_by_key(|(index, task)| {
             let Vertex { head, length, position, .. } = self.vertices[*task as usize];
             // What starts when another one does can only wait for it if that takes no time.
-            (head, head + length, if length == 0 { position as usize } else { *index })
+            (head, length > 0, if length == 0 { position as usize } else { *index })
         });
         tasks.into_iter().map(|(_, task)| task).collect()
     }
