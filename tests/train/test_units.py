@@ -208,10 +208,10 @@ def test_slower_tasks_explain_a_slower_iteration() -> None:
     }
     slower = with_times(plan, doubled)
     assert slower.cluster.forward_s[0] == 2 * plan.cluster.forward_s[0]
-    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, [0, 0, 1, 1], 10_000)
+    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, 10_000)
     assert "+" in lines[0]
     assert "10000 threads share" in lines[2]
-    assert len(explain_difference(plan, {}, 1.0, [0, 1, 2, 3], 1)) == 2
+    assert len(explain_difference(plan, {}, 1.0, 1)) == 2
 
 
 def test_most_held() -> None:
