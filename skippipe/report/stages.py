@@ -31,22 +31,22 @@ def stage_table(plan: Plan) -> Table:
         row += [str(layers[stage])] if layers else []
         rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
     notes = (
-        *unused_text(plan), cost_text(cost(plan)), *search_text(plan), assumptions_text(plan), *partition_text(plan)
+        *unused_text(plan), cost_text(cost(plan)), *search_text(plan), *assumptions_text(plan), *partition_text(plan)
     )  # fmt: skip
     return Table("Allocation", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
-def assumptions_text(plan: Plan) -> str:
+def assumptions_text(plan: Plan) -> list[str]:
     """What the times of a plan take for granted of the machines."""
     cluster, assumed = plan.cluster, plan.assumptions
-    shared = [members([cluster.names[node] for node in nodes]) for nodes in assumed.processors]
     parts = [
-        *([f"one processor for {names}" for names in shared] or ["each node has a processor of its own"]),
-        {"none": "messages do not wait for each other"}[assumed.contention],
-        "replicas all-reduce" if any(cluster.gradient_bytes) else "no all-reduce",
-        "with norm and optimizer step" if cluster.norm_s or any(cluster.step_s) else "without norm and optimizer step",
+        "processors that nodes share" if assumed.processors else "a processor for each node",
+        {"none": "no message that waits for another"}[assumed.contention],
+        "all-reduces" if any(cluster.gradient_bytes) else "no all-reduce",
+        "optimizer and norm" if cluster.norm_s or any(cluster.step_s) else "no optimizer, no norm",
     ]
-    return f"Times assume: {'; '.join(parts)}."
+    shared = [members([cluster.names[node] for node in nodes]) for nodes in assumed.processors]
+    return [f"Times assume {', '.join(parts)}.", *(f"One processor for {names}." for names in shared)]
 
 
 def partition_text(plan: Plan) -> list[str]:
