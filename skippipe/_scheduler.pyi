@@ -7,7 +7,7 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
+__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Assumptions", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
 
 @final
 class Allocated:
@@ -129,6 +129,25 @@ class AllocationScope:
         """
 
 @final
+class Assumptions:
+    """
+    What the times of a plan take for granted of the machines beside the figures of its cluster.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def contention(self, /) -> str:
+        """
+        Which messages take turns: "none".
+        """
+    @property
+    def processors(self, /) -> list[list[int]]:
+        """
+        Nodes that share a processor, by number: sets of at least two.
+        """
+
+@final
 class Cluster:
     """
     The machines and the links between them (`skippipe.cluster/1`); always valid.
@@ -156,6 +175,8 @@ class Cluster:
         source: where the figures come from.
         workload: what the times hold for: a JSON object as text.
         measured: how the figures were measured: a JSON object as text.
+        processors: a number for what each node computes on, shape (N,): nodes with the same number run one task at a
+            time and exchange messages in no time. None, for one node or for all: on a processor of its own.
 
     Raises:
         skippipe.errors.InputError: a value that cannot be used; the message names the key.
@@ -176,7 +197,7 @@ class Cluster:
     def __eq__(self, value: object, /) -> bool: ...
     def __len__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None, measured: str | None = None) -> Cluster: ...
+    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None, measured: str | None = None, processors: SupportsGetItem[int, SupportsIndex | None] | None = None) -> Cluster: ...
     def __reduce__(self, /) -> tuple[Any, tuple[type]]: ...
     def __repr__(self, /) -> str: ...
     @property
@@ -235,9 +256,20 @@ class Cluster:
         Seconds added to every transfer between two different nodes.
         """
     @property
+    def processors(self, /) -> NDArray[int64]:
+        """
+        The processor of each node by the first node on it, shape (N,): equal numbers run one task at a time and exchange
+        messages in no time.
+        """
+    @property
     def region_of(self, /) -> NDArray[int64] | None:
         """
         Region of each node, shape (N,); None where links are given over nodes.
+        """
+    @property
+    def shares_processors(self, /) -> bool:
+        """
+        Whether some nodes share a processor.
         """
     def slowest_transfer(self, /, nodes: SupportsGetItem[int, SupportsIndex]) -> float | None:
         """
@@ -264,6 +296,10 @@ class Cluster:
     def transfer_times(self, /, senders: SupportsGetItem[int, SupportsIndex], receivers: SupportsGetItem[int, SupportsIndex]) -> NDArray[float64]:
         """
         Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
+        """
+    def with_processors(self, /, processors: SupportsGetItem[int, SupportsIndex | None]) -> Cluster:
+        """
+        The same cluster where nodes with equal numbers share a processor; None: on one of its own.
         """
     def with_times(self, /, forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike) -> Cluster:
         """
@@ -493,6 +529,11 @@ class Plan:
         """
         Stages that no node serves.
         """
+    @property
+    def assumptions(self, /) -> Assumptions:
+        """
+        What its times take for granted of the machines.
+        """
     def check(self, /) -> list[str]:
         """
         Every rule that the plan breaks, in words; empty where it keeps them all.
@@ -518,12 +559,6 @@ class Plan:
         Reads `skippipe.plan/1`: types, ranges and shapes; whether it keeps the rules is `check`'s to say. Raises
         InputError naming the key that does not fit.
         """
-    def iteration_s_on(self, /, processor_of: SupportsGetItem[int, SupportsIndex]) -> float:
-        """
-        Seconds of an iteration where nodes share processors, such as those that one process serves: each processor runs
-        the tasks of its nodes one at a time, in the order of their planned starts; nodes of one processor exchange
-        nothing. `processor_of` has the processor of each node.
-        """
     @property
     def layers(self, /) -> list[int]:
         """
@@ -543,6 +578,12 @@ class Plan:
     def model(self, /) -> str | None:
         """
         What model it was made for: a JSON object as text, or None.
+        """
+    def on_processors(self, /, processors: SupportsGetItem[int, SupportsIndex | None]) -> Plan:
+        """
+        The same routes where nodes with equal numbers share a processor (None: on one of its own), such as those that
+        one process serves, with the simulator's times. The order on each node stays; those of one processor take their
+        tasks by the starts that these have in this plan. Where the same nodes share as in this plan it is this plan.
         """
     def plot(self, /, axes: Any | None = None) -> Any:
         """
@@ -588,7 +629,7 @@ class Plan:
     @property
     def tasks(self, /) -> list[Task]:
         """
-        All tasks; those of one node stand in the order in which it runs them.
+        All tasks; those of one processor stand in the order in which it runs them.
         """
     def to_json(self, /) -> str:
         """
@@ -596,7 +637,8 @@ class Plan:
         """
     def with_cluster(self, /, cluster: Cluster) -> Plan:
         """
-        The same plan for another cluster of as many nodes; its times stay, and `simulate` gives the new ones.
+        The same plan for another cluster of as many nodes on the same processors; its times stay, and `simulate` gives the
+        new ones. For other processors: `on_processors`.
         """
     def with_model(self, /, *, config_sha256: str, hidden: SupportsIndex, layers: SupportsIndex, microbatch_size: SupportsIndex, sequence: SupportsIndex, wire_dtype: str) -> Plan:
         """

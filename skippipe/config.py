@@ -115,6 +115,8 @@ class ClusterConfig:
     """bytes that the replicas of a stage all-reduce per iteration; 0: not modelled"""
     overhead_s: float = setting(0.0, within=AT_LEAST_0)
     """seconds added to each transfer between two nodes"""
+    processors: list[int] | None = setting(None, within=AT_LEAST_0)
+    """number of the processor of each node: equal ones run one task at a time, without messages; null: all differ"""
     source: str = ""
     """provenance of the figures; written to the plan"""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

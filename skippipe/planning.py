@@ -1,6 +1,5 @@
 """From settings to a plan: state the question, call the planner, compare strategies."""
 
-import contextlib
 import dataclasses
 import itertools
 import re
@@ -24,7 +23,6 @@ from skippipe.errors import (
 )
 from skippipe.measured import for_planning, layers_by_node
 from skippipe.presets import configured_cluster
-from skippipe.ranks import NO_RANK, iteration_s_on
 from skippipe.scheduler import SearchProgress, effective_time_limit_s
 from skippipe.workload import Throughput, throughput, workload_of
 
@@ -40,8 +38,6 @@ SHARE_TOLERANCE = 0.02
 """By how much the sum of the shares of the classes may differ from 1: 0.33 is a third."""
 ROUNDING = 1e-9
 RANDOM_SEEDS = 20
-SHARED_SEARCHES = 4
-"""Searches among whose plans the one is taken that is the best for nodes that share ranks."""
 JOINT = ("full-routed", "skippipe")
 """Strategies that search routes and order as well as the allocation, so more time may always help."""
 
@@ -316,38 +312,6 @@ def make_plan(job: PlanningJob, strategy: str, planner: PlannerConfig, progress:
     if plan.solver.interrupted:
         raise KeyboardInterrupt
     return plan
-
-
-def make_plan_on(job: PlanningJob, strategy: str, planner: PlannerConfig, rank_of: Sequence[int]) -> Plan:
-    """Plan for nodes of which some share a rank; errors as of `make_plan`.
-
-    The search takes all nodes to work at once. So it is repeated with other seeds, each within its part of the limits,
-    and of these plans the one is taken that is the best on the ranks (`skippipe.ranks.iteration_s_on`).
-
-    Args:
-        job: the question.
-        strategy: as in `make_plan`.
-        planner: limits of all searches together.
-        rank_of: the rank that serves each node.
-
-    """
-    serving = [rank for rank in rank_of if rank != NO_RANK]
-    if len(set(serving)) in {1, len(serving)}:  # one process for all nodes runs the same plan as one for each
-        return make_plan(job, strategy, planner)
-    limit_s = time_limit(planner, job.scope)
-    plans: list[Plan] = []
-    for number in range(SHARED_SEARCHES):
-        part = dataclasses.replace(
-            planner,
-            seed=planner.seed + number,
-            time_limit_s=None if limit_s is None else limit_s / SHARED_SEARCHES,
-            work_limit=None if planner.work_limit is None else max(planner.work_limit // SHARED_SEARCHES, 1),
-        )
-        with contextlib.suppress(NoPlanError, DeadlockError):
-            plans.append(make_plan(job, strategy, part))
-    if not plans:
-        return make_plan(job, strategy, planner)  # which says why
-    return min(plans, key=lambda plan: iteration_s_on(plan, rank_of))
 
 
 def allocated(job: PlanningJob, planner: PlannerConfig) -> Problem:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from skippipe._scheduler import Cluster, Plan
+from skippipe._scheduler import Cluster
 from skippipe.errors import InputError, unexpected
 from skippipe.moves import TransferTime
 
@@ -62,15 +62,12 @@ def holding_ranks(allocations: Iterable[Sequence[Sequence[int]]], rank_of: Seque
     return found
 
 
-def iteration_s_on(plan: Plan, rank_of: Sequence[int]) -> float:
-    """Predicted iteration time of a plan on these ranks, in seconds; `rank_of` as from `assign_ranks`.
+def processors_of(rank_of: Sequence[int]) -> list[int | None]:
+    """What each node computes on, as `Cluster.with_processors` takes it: its rank, None where it has none.
 
-    A rank that serves several nodes runs their tasks one at a time, which the plan itself does not account for.
+    A rank runs one task at a time, and its nodes hand tensors over without a transfer.
     """
-    serving = [rank for rank in rank_of if rank != NO_RANK]
-    if len(set(serving)) == len(serving):
-        return plan.predicted.iteration_s
-    return plan.iteration_s_on([max(serving) + 1 if rank == NO_RANK else rank for rank in rank_of])
+    return [None if rank == NO_RANK else rank for rank in rank_of]
 
 
 def transfer_time(cluster: Cluster, rank_of: Sequence[int]) -> TransferTime:

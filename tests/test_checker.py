@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import mutations
+from reference.checker import findings
 from reference.independent import opinions
 from reference.instances import Json
 from reference.plans import random_plan
@@ -167,6 +168,21 @@ def test_sound_plans_are_accepted() -> None:
     for seed in range(5000, 5300):
         text = json.dumps(random_plan(Random(seed)))
         assert ours(text) == [], text
+
+
+def test_shared_processors_are_known_to_both() -> None:
+    """Sound plans are accepted; where more nodes share a processor, tasks that overlap there are seen."""
+    verdicts: Counter[str] = Counter()
+    for seed in range(300):
+        plan = random_plan(Random(f"shared {seed}"), shared=True)
+        text = json.dumps(plan)
+        assert (ours(text), findings(text)) == ([], []), text
+        for node in plan["cluster"]["nodes"]:
+            node["processor"] = 0
+        text = json.dumps(plan)
+        assert bool(ours(text)) == bool(findings(text)), (ours(text), findings(text), text)
+        verdicts["refused" if findings(text) else "accepted"] += 1
+    assert verdicts["refused"] > 150
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.FORMAT))

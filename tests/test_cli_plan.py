@@ -82,6 +82,22 @@ def test_what_plan_prints(run: Run, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 110
 
 
+def test_what_a_plan_assumes_is_said_and_written(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    said = run("plan", "cluster=local4", "cluster.processors=[0,0,1,1]", QUICK, f"output={file}")
+    assert said.status == 0, said.err
+    assert "Times assume processors that nodes share, no message that waits for another, " in said.out
+    assert "\nOne processor for local-0,1.\nOne processor for local-2,3.\n" in said.out
+    plan = load_plan(file)
+    assert plan.assumptions.processors == [[0, 1], [2, 3]]
+    assert run("simulate", f"plan={file}").out.count("One processor for local-0,1.") == 1
+    refused = run("plan", "cluster=local4", "cluster.processors=[0,0]", QUICK)
+    assert refused.status == 2
+    assert "cluster.processors: expected a list of 4" in refused.err
+    apart = run("plan", "cluster=local4", QUICK)
+    assert "Times assume a processor for each node, " in apart.out
+
+
 def test_gantt_cells_are_what_the_tasks_say(run: Run, tmp_path: Path) -> None:
     run("plan", "cluster=local4", QUICK, "output=plan.json")
     plan = load_plan(str(tmp_path / "plan.json"))

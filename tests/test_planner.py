@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 from conftest import PUBLISHED
+from reference.checker import findings
 from reference.independent import Question, verdict
 from reference.instances import (
     Json,
     legal_routes,
+    on_shared_processors,
     random_cluster,
     random_instance,
     random_rules,
@@ -28,7 +30,7 @@ from reference.instances import (
 )
 from reference.optimum import best_order, optimum, route_sets
 from reference.plans import times_of
-from reference.simulator import run_dispatch, run_order
+from reference.simulator import processors_of, run_dispatch, run_order
 
 from skippipe import Cluster, Constraints, Plan, Problem, simulate
 from skippipe._scheduler import PlanRequest, plan
@@ -121,8 +123,9 @@ def check_plan_of(instance: Json, strategy: str, found: Plan, data: Json) -> Non
 
     question["constraints"] = data["constraints"]
     orders: dict[int, list[tuple[int, str, int]]] = {}
+    processors = processors_of(instance["cluster"])
     for t in data["tasks"]:
-        orders.setdefault(t["node"], []).append((t["microbatch"], t["kind"], t["hop"]))
+        orders.setdefault(processors[t["node"]], []).append((t["microbatch"], t["kind"], t["hop"]))
     earliest, times = run_order(question, data["microbatches"], orders), times_of(data)
     assert earliest.stuck == []
     assert all(times[key][0] >= start for key, (start, _) in earliest.times.items())
@@ -151,6 +154,24 @@ def test_plans_of_random_instances_keep_every_rule(strategy: str) -> None:
         check_plan_of(instance, strategy, found, data)
         results["plan"] += 1
     assert results["plan"] >= 100, results
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_plans_for_shared_processors_keep_every_rule(strategy: str) -> None:
+    results: Counter[str] = Counter()
+    for seed in range(120):
+        instance = on_shared_processors(
+            Random(f"shared {seed}"), plannable(seed, "middle" if seed % 20 == 0 else "small")
+        )
+        try:
+            found, data = solve(instance, strategy, seed=seed, work_limit=WORK // 4)
+        except (ImpossibleError, NoPlanError, DeadlockError) as error:
+            results[type(error).__name__] += 1
+            continue
+        assert findings(found.to_json()) == [], seed
+        check_plan_of(instance, strategy, found, data)
+        results["plan"] += 1
+    assert results["plan"] >= 60, results
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -205,11 +226,14 @@ def test_another_seed_draws_other_routes() -> None:
 # ------------------------------------------------------------------------- against the optimum
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(6))
 def test_bounds_and_plans_against_the_exact_optimum(block: int) -> None:
+    """The last blocks have nodes that share processors."""
     results: Counter[str] = Counter()
     for seed in range(block * 60, block * 60 + 60):
         instance = tiny_instance(Random(seed))
+        if block >= 4:
+            instance = on_shared_processors(Random(f"shared {seed}"), instance)
         best = optimum(instance)
         if best is None:
             for strategy in ("random-skip", "skippipe-no-tc2", "skippipe"):

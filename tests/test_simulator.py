@@ -15,6 +15,7 @@ from reference.instances import (
     TaskKey,
     disturbed,
     legal_routes,
+    on_shared_processors,
     random_instance,
     random_orders,
     task_chain,
@@ -22,7 +23,7 @@ from reference.instances import (
 )
 from reference.plans import plan_of, plan_of_orders, times_of
 from reference.simpy_simulator import run_simpy
-from reference.simulator import Durations, Outcome, nanoseconds, run_dispatch, run_order
+from reference.simulator import Durations, Outcome, nanoseconds, processors_of, run_dispatch, run_order
 
 from skippipe import Cluster, Plan, simulate
 from skippipe.errors import DeadlockError
@@ -35,6 +36,8 @@ def draw(seed: int) -> Case | None:
     """An instance with legal routes for it; None where a few draws gave none."""
     rng = Random(seed)
     instance = tight_instance(rng) if seed % 7 == 0 else random_instance(rng, "middle" if seed % 60 == 1 else "small")
+    if seed % 3 == 2:
+        instance = on_shared_processors(Random(f"shared {seed}"), instance)
     microbatches = legal_routes(rng, instance)
     return None if microbatches is None else (instance, microbatches)
 
@@ -59,8 +62,9 @@ def compare(case: Case, expected: Outcome, text: str, order: str) -> bool:
     assert {(t["microbatch"], t["kind"], t["hop"]): t["node"] for t in ours["tasks"]} == expected.work.node
     last: dict[int, float] = {}
     for t in ours["tasks"]:
-        assert t["start_s"] >= last.get(t["node"], 0.0)
-        last[t["node"]] = t["start_s"]
+        processor = expected.work.durations.processor[t["node"]]
+        assert t["start_s"] >= last.get(processor, 0.0)
+        last[processor] = t["start_s"]
     said = ours["predicted"]
     assert nearest(said["pipeline_s"]) == expected.pipeline()
     assert nearest(said["iteration_s"]) == expected.iteration(instance["stages"])
@@ -129,6 +133,8 @@ def test_given_order_agrees_with_the_reference(block: int) -> None:
 @given(st.randoms(use_true_random=False))
 def test_both_modes_on_shrinking_instances(rng: Random) -> None:
     instance = random_instance(rng)
+    if rng.random() < 0.3:
+        instance = on_shared_processors(rng, instance)
     microbatches = legal_routes(rng, instance, tries=5)
     if microbatches is None:
         return
@@ -153,10 +159,12 @@ def test_the_instances_cover_every_rule() -> None:
         optional = ("transfer_s", "latency_s", "region_of", "norm_s", "step_s")
         seen.update(name for name in optional if name in instance["cluster"])
         seen["reduce"] += any(Durations(instance["cluster"], instance["stages"]).allreduce)
+        seen["shared processors"] += len(set(processors_of(instance["cluster"]))) < len(instance["cluster"]["nodes"])
         seen["zero length"] += any(node["forward_s"] == 0 for node in instance["cluster"]["nodes"])
     rules_off = ["cc1=False", "cc2=False", "cc3=False", "tc1=held", "tc1=routes", "tc1=off"]
     wanted = [*rules_off, "waves=1", "waves=2", "waves=3", "max_swaps=0", "max_swaps=3", "jump", "absent"]
     wanted += ["idle source", "transfer_s", "latency_s", "region_of", "norm_s", "step_s", "reduce", "zero length"]
+    wanted += ["shared processors"]
     assert {name: seen[name] for name in wanted if seen[name] < 10} == {}
 
 
@@ -182,6 +190,8 @@ def test_the_reference_agrees_with_simpy() -> None:
         rng = Random(seed)
         instance = random_instance(rng, "middle" if seed % 40 == 0 else "small")
         instance["constraints"]["tc1"] = "off"
+        if seed % 3 == 2:
+            instance = on_shared_processors(rng, instance)
         for node in instance["cluster"]["nodes"]:
             for name in ("forward_s", "backward_s", "loss_s"):
                 node[name] = rng.uniform(0.1, 2.0)
@@ -204,6 +214,8 @@ def test_transfer_matrix_agrees_with_the_reference() -> None:
     for seed in range(200):
         rng = Random(seed)
         instance = random_instance(rng)
+        if seed % 3 == 2:
+            instance = on_shared_processors(rng, instance)
         cluster = Cluster.from_json(json.dumps(instance["cluster"]))
         durations = Durations(instance["cluster"], instance["stages"])
         nodes = range(len(instance["cluster"]["nodes"]))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
 from skippipe.config import ClusterConfig, NodeProfile, WorkloadConfig
+from skippipe.errors import unexpected
 from skippipe.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -37,6 +38,9 @@ class ClusterSpec:
 
     def cluster(self, config: ClusterConfig, gradient_bytes: Sequence[float] = ()) -> Cluster:
         """Build the cluster with the settings common to all presets; `gradient_bytes` per stage, () = not modelled."""
+        processors, nodes = config.processors, len(self.names)
+        if processors is not None and len(processors) != nodes:
+            raise unexpected("cluster.processors", processors, f"a list of {nodes}, one number for each node, or null")
         return Cluster(
             self.names,
             self.forward_s,
@@ -51,6 +55,7 @@ class ClusterSpec:
             gradient_bytes=list(gradient_bytes),
             source=config.source or None,
             workload=self._workload(config.workload),
+            processors=processors,
         )
 
     def _workload(self, config: WorkloadConfig) -> str | None:

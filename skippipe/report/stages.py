@@ -32,8 +32,23 @@ def stage_table(plan: Plan) -> Table:
         row += [seconds(plan.predicted.allreduce_s[stage])] if reduces else []
         row += [str(layers[stage])] if layers else []
         rows.append([*row, seconds(inside[stage]), members([names[node] for node in nodes])])
-    notes = (*unused_text(plan), cost_text(cost(plan)), *search_text(plan), *partition_text(plan))
+    notes = (
+        *unused_text(plan), cost_text(cost(plan)), *search_text(plan), *assumptions_text(plan), *partition_text(plan)
+    )  # fmt: skip
     return Table("Allocation", headings, rows, notes, texts=(0, len(headings) - 1))
+
+
+def assumptions_text(plan: Plan) -> list[str]:
+    """What the times of a plan take for granted of the machines."""
+    cluster, assumed = plan.cluster, plan.assumptions
+    parts = [
+        "processors that nodes share" if assumed.processors else "a processor for each node",
+        {"none": "no message that waits for another"}[assumed.contention],
+        "all-reduces" if any(cluster.gradient_bytes) else "no all-reduce",
+        "optimizer and norm" if cluster.norm_s or any(cluster.step_s) else "no optimizer, no norm",
+    ]
+    shared = [members([cluster.names[node] for node in nodes]) for nodes in assumed.processors]
+    return [f"Times assume {', '.join(parts)}.", *(f"One processor for {names}." for names in shared)]
 
 
 def partition_text(plan: Plan) -> list[str]:

@@ -1,8 +1,9 @@
 """Lowering of a plan to one program per rank. Pure, without torch.
 
-A rank runs the tasks of its nodes by start time; the plan's order on each node is never changed. A result is sent right
-after the task that produces it, and received right before the task that consumes it. Gradients are all-reduced after
-a rank's last transfer, stage by stage in the same order on every rank.
+A rank runs the tasks of its nodes in the plan's order, which is never changed: where the plan has the rank's nodes on
+one processor, that is the order of this processor, else the orders of the nodes, merged by start time. A result is sent
+right after the task that produces it, and received right before the task that consumes it. Gradients are all-reduced
+after a rank's last transfer, stage by stage in the same order on every rank.
 """
 
 import heapq
@@ -111,30 +112,30 @@ def _check_tags(chain: Iterable[Task]) -> None:
 
 
 def _queues(plan: Plan, chains: Iterable[Chain]) -> list[list[tuple[Moment, Task]]]:
-    """Queues of tasks with their sort keys, in fixed order: one per node, one for each task the plan does not list."""
+    """Queues of tasks with their sort keys, in fixed order: one per processor, one per task the plan does not list."""
     known: dict[tuple[int, str, int], Task] = {(t.microbatch, t.kind, t.hop): t for chain in chains for t in chain}
-    by_node: dict[int, list[tuple[Moment, Task]]] = defaultdict(list)
-    planned = plan.tasks
+    by_processor: dict[int, list[tuple[Moment, Task]]] = defaultdict(list)
+    processors, planned = plan.cluster.processors.tolist(), plan.tasks
     for index, entry in enumerate(planned):
         task = known.pop((entry.microbatch, entry.kind, entry.hop), None)
         if task is None or task.node != entry.node:
             found = f"{entry.microbatch}{entry.kind}{entry.hop} on node {entry.node}"
             raise unexpected(f"tasks[{index}]", found, "each task on the microbatch's route once")
-        by_node[task.node].append(((entry.start_s, 1, index), task))
+        by_processor[processors[task.node]].append(((entry.start_s, 1, index), task))
     missing = sorted(str(task) for task in known.values() if task.kind not in "Ee")
     if missing:
         raise InputError(f"missing {', '.join(missing)}, which the routes require", key="tasks")
-    return [*by_node.values(), *_embeddings(plan, known.values(), by_node)]
+    return [*by_processor.values(), *_embeddings(plan, known.values(), by_processor)]
 
 
 def _embeddings(
-    plan: Plan, tasks: Iterable[Task], by_node: Mapping[int, list[tuple[Moment, Task]]]
+    plan: Plan, tasks: Iterable[Task], by_processor: Mapping[int, list[tuple[Moment, Task]]]
 ) -> list[list[tuple[Moment, Task]]]:
     """Queues of the embeddings, which a plan does not list: in time for the first forward, after the last backward."""
     wanted = {task.microbatch: task.node for task in tasks}
     if not wanted:
         return []
-    travel = plan.cluster.transfer_matrix()
+    travel, processors = plan.cluster.transfer_matrix(), plan.cluster.processors.tolist()
     found: list[list[tuple[Moment, Task]]] = []
     for entry in plan.tasks:
         source = wanted.get(entry.microbatch)
@@ -147,7 +148,8 @@ def _embeddings(
         else:
             due = entry.start_s - float(travel[source, entry.node])
             # A source that is busy at that time embeds before its current task, not after it.
-            due = max((start for (start, _, _), _ in by_node.get(source, []) if start <= due), default=due)
+            queue = by_processor.get(processors[source], [])
+            due = max((start for (start, _, _), _ in queue if start <= due), default=due)
             found.append([((due, 0, index), Task("E", entry.microbatch, 0, source, 0))])
     return found
 

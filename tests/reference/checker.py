@@ -128,6 +128,7 @@ def _check_cluster(cluster: Any, stages: int) -> int:
         for name in ("forward_s", "backward_s", "loss_s"):
             _number(node[name], f"node.{name}")
         _integer(node["memory"], "node.memory", 1)
+        _integer(node.get("processor", 0), "node.processor")
     _must(bool(nodes) and len({node["name"] for node in nodes}) == len(nodes), "nodes: none, or a name twice")
     regions = cluster.get("region_of")
     side = len(nodes)
@@ -268,7 +269,7 @@ def _memory_by_routes(plan: Json) -> Iterator[str]:
 
 
 def _execution(plan: Json) -> Iterator[str]:
-    """Which tasks there are and when: each after its input, one at a time on a node, within its memory."""
+    """Which tasks there are and when: each after its input, one at a time on a processor, within its memory."""
     durations = Durations(plan["cluster"], plan["stages"])
     times: dict[TaskKey, Json] = {(t["microbatch"], t["kind"], t["hop"]): t for t in plan["tasks"]}
     chains = {b["id"]: task_chain(b) for b in plan["microbatches"]}
@@ -289,13 +290,15 @@ def _execution(plan: Json) -> Iterator[str]:
                 yield f"task {key}: starts before its input arrives"
             ready, at = times[key]["end_s"], node
         home[b["route"]] = ready + durations.transfer(at, b["source"]) / 1e9
-    for node, data in enumerate(plan["cluster"]["nodes"]):
-        own = [t for t in plan["tasks"] if t["node"] == node]
+    for number in sorted(set(durations.processor)):
+        own = [t for t in plan["tasks"] if durations.processor[t["node"]] == number]
         if any(b["start_s"] < a["start_s"] - TOLERANCE for a, b in itertools.pairwise(own)):
-            yield f"node {node}: tasks are not in the order of their starts"
+            yield f"node {number}: tasks are not in the order of their starts"
         by_time = sorted(own, key=lambda t: (t["start_s"], t["end_s"]))  # one of length 0 before one that starts then
         if any(b["start_s"] < a["end_s"] - TOLERANCE for a, b in itertools.pairwise(by_time)):
-            yield f"node {node}: two tasks at once"
+            yield f"node {number}: two tasks at once"
+    for node, data in enumerate(plan["cluster"]["nodes"]):
+        own = [t for t in plan["tasks"] if t["node"] == node]
         taken = [(t["start_s"] + TOLERANCE, 1) for t in own if t["kind"] == "F"]
         freed = [(t["end_s"], -1) for t in own if t["kind"] == "B"]
         held = itertools.accumulate(change for _, change in sorted([*taken, *freed]))

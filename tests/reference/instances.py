@@ -75,6 +75,14 @@ def random_cluster(rng: Random, n: int, s_count: int) -> Json:
     return cluster
 
 
+def on_shared_processors(rng: Random, instance: Json) -> Json:
+    """The instance where some nodes share processors."""
+    nodes = instance["cluster"]["nodes"]
+    most = rng.randint(1, max(2, len(nodes) // 2))
+    shared = [{**node, "processor": rng.randrange(most)} if rng.random() < 0.7 else node for node in nodes]
+    return {**instance, "cluster": {**instance["cluster"], "nodes": shared}}
+
+
 def random_rules(rng: Random) -> Json:
     """Constraints with every rule on in most draws and each of them off in some."""
     waves = rng.choice([1, 1, 1, 2, 2, 3])
@@ -299,18 +307,20 @@ def task_chain(microbatch: Json) -> list[tuple[TaskKey, int]]:
 def random_orders(
     rng: Random, instance: Json, microbatches: list[Json], respect: bool = True
 ) -> dict[int, list[TaskKey]]:
-    """An order of tasks for every node.
+    """An order of tasks for every processor.
 
     With `respect` tasks are appended one by one, each after its predecessor (and after the wave
     before it, and within memory as long as possible), so most of these orders can be executed.
-    Without it each node's tasks are shuffled blindly.
+    Without it each processor's tasks are shuffled blindly.
     """
     chains = {b["id"]: task_chain(b) for b in microbatches}
+    stated = [node.get("processor") for node in instance["cluster"]["nodes"]]
+    processor = [i if number is None else stated.index(number) for i, number in enumerate(stated)]
     orders: dict[int, list[TaskKey]] = {}
     if not respect:
         for chain in chains.values():
             for key, node in chain:
-                orders.setdefault(node, []).append(key)
+                orders.setdefault(processor[node], []).append(key)
         for order in orders.values():
             rng.shuffle(order)
         return orders
@@ -333,7 +343,7 @@ def random_orders(
         pool = free or ready
         backward = [r for r in pool if r[0][1] != "F"]
         key, node, b = rng.choice(backward if backward and rng.random() < favourite else pool)
-        orders.setdefault(node, []).append(key)
+        orders.setdefault(processor[node], []).append(key)
         done[b] += 1
         held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
     return orders

@@ -98,7 +98,7 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
     held: Counter[int] = Counter()
     load: Counter[int] = Counter()
     for key, node in work.node.items():
-        load[node] += work.length(key)
+        load[durations.processor[node]] += work.length(key)
     idle_end = max(durations.allreduce, default=0)
 
     def search(last: int, so_far: int) -> None:
@@ -112,7 +112,7 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
             if arrival < 0:
                 continue
             node = work.node[key]
-            start = max(arrival, free[node])
+            start = max(arrival, free[durations.processor[node]])
             if best is not None and start + tails[key] + durations.after >= best:
                 return
             if key[1] == "F" and work.limited() and held[node] >= durations.memory[node]:
@@ -127,15 +127,16 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
             best = iteration if best is None else min(best, iteration)
             return
         for start, _, _, key, node in sorted(ready):
-            before, length = free[node], work.length(key)
-            ends[key] = free[node] = start + length
-            load[node] -= length
+            number, length = durations.processor[node], work.length(key)
+            before = free[number]
+            ends[key] = free[number] = start + length
+            load[number] -= length
             held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
             end = start + tails[key] if key[1] == "B" else 0
             search(start, max(so_far, end))
             held[node] -= {"F": 1, "L": 0, "B": -1}[key[1]]
-            load[node] += length
-            free[node] = before
+            load[number] += length
+            free[number] = before
             del ends[key]
 
     search(0, 0)

@@ -3,12 +3,21 @@
 import itertools
 from random import Random
 
-from .instances import Json, TaskKey, disturbed, legal_routes, random_instance, random_orders
+from .instances import (
+    Json,
+    TaskKey,
+    disturbed,
+    legal_routes,
+    on_shared_processors,
+    random_instance,
+    random_orders,
+    task_chain,
+)
 from .simulator import Outcome, nanoseconds, run_dispatch, run_order
 
 
 def task_entries(outcome: Outcome) -> list[Json]:
-    """The tasks in order of their start; at one node equal starts keep their order."""
+    """The tasks in order of their start; at one processor equal starts keep their order."""
     entries = [
         {
             "node": outcome.work.node[key],
@@ -61,9 +70,10 @@ def plan_of(instance: Json, outcome: Outcome, bound_share: float = 0.0) -> Json:
 
 def plan_of_orders(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Json:
     """A plan that fixes orders only: its times are the positions in the order, its predictions zero."""
+    nodes = {key: node for b in microbatches for key, node in task_chain(b)}
     tasks = [
-        {"node": node, "microbatch": b, "kind": kind, "hop": hop, "start_s": float(i), "end_s": float(i)}
-        for node, order in orders.items()
+        {"node": nodes[b, kind, hop], "microbatch": b, "kind": kind, "hop": hop, "start_s": float(i), "end_s": float(i)}
+        for order in orders.values()
         for i, (b, kind, hop) in enumerate(order)
     ]
     predicted = {
@@ -84,10 +94,14 @@ def times_of(plan: Json) -> dict[TaskKey, tuple[int, int]]:
     }
 
 
-def random_outcome(rng: Random, size: str = "small", max_count: int = 3) -> tuple[Json, Outcome]:
-    """A random instance and a complete execution of random legal routes on it."""
+def random_outcome(
+    rng: Random, size: str = "small", max_count: int = 3, *, shared: bool = False
+) -> tuple[Json, Outcome]:
+    """A random instance, with shared processors or without, and a complete execution of random legal routes on it."""
     while True:
         instance = random_instance(rng, size, max_count)
+        if shared:
+            instance = on_shared_processors(rng, instance)
         microbatches = legal_routes(rng, instance, tries=10)
         if microbatches is None:
             continue
@@ -112,13 +126,13 @@ def stretched(rng: Random, outcome: Outcome) -> Outcome:
     return Outcome(outcome.work, moved)
 
 
-def random_plan(rng: Random, size: str = "small", max_count: int = 3) -> Json:
-    """A plan that keeps every rule."""
-    instance, outcome = random_outcome(rng, size, max_count)
+def random_plan(rng: Random, size: str = "small", max_count: int = 3, *, shared: bool = False) -> Json:
+    """A plan that keeps every rule, with shared processors or without."""
+    instance, outcome = random_outcome(rng, size, max_count, shared=shared)
     if rng.random() < 0.2:
         outcome = stretched(rng, outcome)
     plan = plan_of(instance, outcome, rng.choice([0.0, 0.3, 0.8, 1.0]))
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and not shared:
         plan["tasks"] = by_node(plan["tasks"])
     plan["strategy"] = rng.choice(["full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe"])
     plan["layers"] = rng.choice([[], [4] * len(instance["stages"])])

@@ -1,6 +1,6 @@
-"""The dispatch rule once more as SimPy processes: one per microbatch, one resource per node.
+"""The dispatch rule once more as SimPy processes: one per microbatch, one resource per processor.
 
-Only where memory holds nothing back and no two events of one node fall together by chance: SimPy
+Only where memory holds nothing back and no two events of one processor fall together by chance: SimPy
 grants an idle resource at once, the dispatch rule first lets everything of that moment happen.
 """
 
@@ -25,7 +25,7 @@ def run_simpy(instance: Json, microbatches: list[Json]) -> dict[TaskKey, tuple[i
     """Start and end of every task in nanoseconds."""
     durations = Durations(instance["cluster"], instance["stages"])
     env = simpy.Environment()
-    nodes = [simpy.PriorityResource(env) for _ in instance["cluster"]["nodes"]]
+    processors = [simpy.PriorityResource(env) for _ in instance["cluster"]["nodes"]]
     completed = {b["id"]: env.event() for b in microbatches}
     ids = {(b["route"], b["wave"]): b["id"] for b in microbatches}
     times: dict[TaskKey, tuple[int, int]] = {}
@@ -39,20 +39,20 @@ def run_simpy(instance: Json, microbatches: list[Json]) -> dict[TaskKey, tuple[i
             transfer = durations.transfer(at, node)
             if transfer:
                 if held is not None:
-                    nodes[at].release(held)
+                    processors[durations.processor[at]].release(held)
                     held = None
                 yield env.timeout(transfer)
-            # A task that follows immediately on the same node is queued before that node is released.
-            turn = nodes[node].request(priority=rank(key, int(env.now)))
+            # A task that follows immediately on the same processor is queued before that one is released.
+            turn = processors[durations.processor[node]].request(priority=rank(key, int(env.now)))
             if held is not None:
-                nodes[at].release(held)
+                processors[durations.processor[at]].release(held)
             yield turn
             held, start = turn, int(env.now)
             yield env.timeout(durations.task[key[1]][node])
             times[key] = (start, int(env.now))
             at = node
         if held is not None:
-            nodes[at].release(held)
+            processors[durations.processor[at]].release(held)
         transfer = durations.transfer(at, b["source"])
         if transfer:
             yield env.timeout(transfer)

@@ -1,7 +1,8 @@
 """A slow simulator in integer nanoseconds, written from the problem's definition.
 
-`run_order` gives the earliest times of a fixed order per node, `run_dispatch` those of the dispatch
-rule. Both give an `Outcome`: the times of the tasks that ran and the tasks that never could.
+`run_order` gives the earliest times of a fixed order per processor, `run_dispatch` those of the dispatch
+rule. A processor has the number of the first node on it. Both give an `Outcome`: the times of the tasks that
+ran and the tasks that never could.
 """
 
 import math
@@ -21,12 +22,19 @@ def nanoseconds(seconds: float) -> int:
     return nearest if abs(scaled - nearest) <= 1e-6 else math.ceil(scaled)
 
 
+def processors_of(cluster: Json) -> list[int]:
+    """For each node the first node on its processor."""
+    stated = [node.get("processor") for node in cluster["nodes"]]
+    return [i if number is None else stated.index(number) for i, number in enumerate(stated)]
+
+
 class Durations:
     """All lengths of time of one cluster under one allocation, in nanoseconds."""
 
     def __init__(self, cluster: Json, stages: list[list[int]]) -> None:
         nodes = cluster["nodes"]
         self.cluster = cluster
+        self.processor = processors_of(cluster)
         self.transfer = cache(self._transfer)
         self.task = {
             kind: [nanoseconds(node[name]) for node in nodes]
@@ -39,7 +47,7 @@ class Durations:
 
     def seconds(self, i: int, j: int, size: float) -> float:
         """What a message of `size` bytes takes from node i to node j."""
-        if i == j:
+        if self.processor[i] == self.processor[j]:
             return 0.0
         regions = self.cluster.get("region_of")
         if regions is not None:
@@ -54,6 +62,9 @@ class Durations:
         return nanoseconds(self.seconds(i, j, self.cluster.get("activation_bytes", 0.0)))
 
     def allreduce_of(self, stage: int, members: list[int]) -> int:
+        # What shares a processor is summed there, and is one in the ring.
+        first = {self.processor[node]: node for node in reversed(members)}
+        members = [node for node in members if first[self.processor[node]] == node]
         sizes, r = self.cluster.get("gradient_bytes") or [], len(members)
         if r < 2 or not sizes:
             return 0
@@ -130,8 +141,8 @@ class Outcome:
     def held(self, node: int, key: TaskKey) -> list[int]:
         """The microbatches that the node holds at the end, or by its order just before `key`."""
         if self.orders is not None:
-            order = self.orders[node]
-            ran = order[: order.index(key)]
+            order = self.orders[self.work.durations.processor[node]]
+            ran = [other for other in order[: order.index(key)] if self.work.node[other] == node]
         else:
             ran = [other for other in self.times if self.work.node[other] == node]
         gone = {other[0] for other in ran if other[1] == "B"}
@@ -148,7 +159,7 @@ class Outcome:
             if earlier is not None and (earlier["id"], "B", 0) not in self.times:
                 yield (earlier["id"], "B", 0)
         if self.orders is not None:
-            order = self.orders[node]
+            order = self.orders[work.durations.processor[node]]
             yield from [other for other in order[: order.index(key)] if other not in self.times]
         held = self.held(node, key)
         if key[1] == "F" and work.limited() and len(held) >= work.durations.memory[node]:
@@ -173,35 +184,37 @@ class Outcome:
 
 
 def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[TaskKey]]) -> Outcome:
-    """Earliest times if every node runs its tasks in the given order."""
+    """Earliest times if every processor runs its tasks in the given order."""
     work = Work.of(instance, microbatches)
     times: dict[TaskKey, tuple[int, int]] = {}
     ends: dict[TaskKey, int] = {}
     position, free = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
-    held = dict.fromkeys(orders, 0)
+    held = dict.fromkeys(work.node.values(), 0)
     moved = True
     while moved:
         moved = False
-        for node in sorted(orders):
-            while position[node] < len(orders[node]):
-                key = orders[node][position[node]]
+        for processor in sorted(orders):
+            while position[processor] < len(orders[processor]):
+                key = orders[processor][position[processor]]
+                node = work.node[key]
                 arrival = work.arrival(key, ends)
                 full = work.limited() and held[node] >= work.durations.memory[node]
                 if arrival == NEVER or (key[1] == "F" and full):
                     break
-                start = max(arrival, free[node])
-                ends[key] = free[node] = start + work.length(key)
+                start = max(arrival, free[processor])
+                ends[key] = free[processor] = start + work.length(key)
                 times[key] = (start, ends[key])
                 held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
-                position[node] += 1
+                position[processor] += 1
                 moved = True
     return Outcome(work, times, orders)
 
 
 def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
-    """The dispatch rule: an idle node runs a loss or backward first, else the earliest arrival."""
+    """The dispatch rule: an idle processor runs a loss or backward first, else the earliest arrival."""
     work = Work.of(instance, microbatches)
     nodes = range(len(instance["cluster"]["nodes"]))
+    processor = work.durations.processor
     times: dict[TaskKey, tuple[int, int]] = {}
     ends: dict[TaskKey, int] = {}
     running: dict[int, TaskKey] = {}
@@ -211,11 +224,11 @@ def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
 
     def happen(now: int) -> bool:
         """Process all ends and arrivals at this time; whether there were any."""
-        ended = [node for node, key in running.items() if times[key][1] == now]
-        for node in ended:
-            key = running.pop(node)
+        ended = [number for number, key in running.items() if times[key][1] == now]
+        for number in ended:
+            key = running.pop(number)
             ends[key] = now
-            held[node] -= key[1] == "B"
+            held[work.node[key]] -= key[1] == "B"
             for other in work.node:
                 if other not in times and other not in coming and other not in waiting:
                     arrival = work.arrival(other, ends)
@@ -234,15 +247,16 @@ def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
         while happen(now):
             while happen(now):
                 pass
-            for node in nodes:
-                if node in running:
+            for number in sorted(set(processor)):
+                if number in running:
                     continue
-                full = work.limited() and held[node] >= work.durations.memory[node]
-                can = [key for key in waiting if work.node[key] == node and not (key[1] == "F" and full)]
+                full = {node for node in nodes if work.limited() and held[node] >= work.durations.memory[node]}
+                own = [key for key in waiting if processor[work.node[key]] == number]
+                can = [key for key in own if not (key[1] == "F" and work.node[key] in full)]
                 if can:
                     key = min(can, key=rank)
                     del waiting[key]
-                    running[node] = key
+                    running[number] = key
                     times[key] = (now, now + work.length(key))
-                    held[node] += key[1] == "F"
+                    held[work.node[key]] += key[1] == "F"
     return Outcome(work, times)

@@ -26,7 +26,7 @@ from skippipe.config import AllocateConfig, LinkChange, LinkProfile
 from skippipe.errors import InputError
 from skippipe.phases import phase_problem
 from skippipe.plan_file import load_plan
-from skippipe.planning import PlanningJob, make_plan_on
+from skippipe.planning import PlanningJob, make_plan
 from skippipe.runtime.actions import Step
 from skippipe.runtime.deadlock import prove_deadlock_free
 from skippipe.runtime.executor import Timings
@@ -166,7 +166,7 @@ def test_a_run_without_replanning_keeps_its_plan_and_a_profile(folder: Folder, p
 def test_a_plan_that_may_deadlock_is_not_offered(folder: Folder) -> None:
     spec = resolve(replanned_job(folder("run")))
     (phase,), cluster, rank_of = spec.phases, spec.layout.cluster, range(4)
-    plan = make_plan_on(PlanningJob(phase_problem(cluster, phase, [1, 1, 1])), "skippipe", phase.planner, rank_of)
+    plan = make_plan(PlanningJob(phase_problem(cluster, phase, [1, 1, 1])), "skippipe", phase.planner)
 
     def prove(found: Plan, *, backwards: bool = False) -> None:
         programs = list(lower(found, rank_of))
@@ -174,7 +174,7 @@ def test_a_plan_that_may_deadlock_is_not_offered(folder: Folder) -> None:
             programs[1] = dataclasses.replace(programs[1], actions=programs[1].actions[::-1])
         prove_deadlock_free(programs, 4, 4)
 
-    good = Question(plan, cluster, phase.planner, rank_of, False, prove)
+    good = Question(plan, cluster, phase.planner, False, prove)
     bad = dataclasses.replace(good, prove=lambda found: prove(found, backwards=True))
     found, refused = find_plan(good), find_plan(bad)
     assert found.plan is not None

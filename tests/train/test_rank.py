@@ -15,7 +15,6 @@ from skippipe.data.prepare import corpus_folder
 from skippipe.model.build import build_stage_module
 from skippipe.model.settings import model_config
 from skippipe.plan_file import load_plan
-from skippipe.ranks import iteration_s_on
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
 
@@ -89,10 +88,13 @@ def test_what_a_run_leaves(folder: Folder, pool: Pool) -> None:
     assert json.loads((path / "cluster.json").read_text())["nodes"][0]["name"] == "local-0"
     assert list((path / "tensorboard").iterdir())
     again = train_alone(make_job(plan=str(path / "plan.json"), train__iterations=1), folder("again"))
-    assert of_kind(again, "plan")[0]["predicted_s"] == iteration_s_on(plan, [0] * 4)
+    alone = plan.on_processors([0] * 4).predicted.iteration_s
+    (said,) = of_kind(again, "plan")
+    assert said["predicted_s"] == alone
+    assert "predicted anew" in str(said["prediction_note"])
     # One rank runs the tasks of all nodes one after the other.
     tasks = plan.task_arrays()
-    assert iteration_s_on(plan, [0] * 4) >= (tasks["end_s"] - tasks["start_s"]).sum()
+    assert alone >= (tasks["end_s"] - tasks["start_s"]).sum()
 
 
 def test_router_losses_and_visits(folder: Folder) -> None:

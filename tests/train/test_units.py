@@ -14,7 +14,6 @@ from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.model.settings import model_config
 from skippipe.plan_file import Plan
-from skippipe.ranks import iteration_s_on
 from skippipe.train.connect.rank_spec import assign_nodes, node_names, torchrun_rank
 from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held
 from skippipe.train.loop.optimizer import clip, learning_rate, make_optimizer, parameter_groups, take_step
@@ -189,7 +188,10 @@ def test_the_full_pipeline_beside_a_plan() -> None:
     spec = resolve(make_job())
     model = partition_model(spec, model_config(spec.model.settings))
     apart, together = (full_pipelines(spec, model, plan.cluster, rank_of) for rank_of in ([0, 1, 2, 3], [0, 0, 1, 1]))
-    for full, planned_s in ((apart, plan.predicted.iteration_s), (together, iteration_s_on(plan, [0, 0, 1, 1]))):
+    for full, planned_s in (
+        (apart, plan.predicted.iteration_s),
+        (together, plan.on_processors([0, 0, 1, 1]).predicted.iteration_s),
+    ):
         assert full["full"] is not None
         assert full["full-routed"] is not None
         assert min(full["full"], full["full-routed"]) > planned_s
@@ -206,10 +208,10 @@ def test_slower_tasks_explain_a_slower_iteration() -> None:
     }
     slower = with_times(plan, doubled)
     assert slower.cluster.forward_s[0] == 2 * plan.cluster.forward_s[0]
-    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, [0, 0, 1, 1], 10_000)
+    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, 10_000)
     assert "+" in lines[0]
     assert "10000 threads share" in lines[2]
-    assert len(explain_difference(plan, {}, 1.0, [0, 1, 2, 3], 1)) == 2
+    assert len(explain_difference(plan, {}, 1.0, 1)) == 2
 
 
 def test_most_held() -> None:

@@ -89,7 +89,7 @@ fn changes(c: &mut Criterion, instance: &Instance, microbatches: &[MicrobatchRou
     let mut pairs = Vec::new();
     for from in 0..graph.order().len() - 1 {
         let [a, b] = [graph.order()[from], graph.order()[from + 1]];
-        if graph.node_of(a) == graph.node_of(b) && graph.replace(from, &[b, a]) == Replaced::Done {
+        if graph.processor_of(a) == graph.processor_of(b) && graph.replace(from, &[b, a]) == Replaced::Done {
             graph.replace(from, &[a, b]);
             pairs.push((from, [b, a]));
         }

@@ -36,7 +36,7 @@ pub fn check(plan: &Plan) -> Vec<String> {
 /// Tasks that wait for each other in a cycle, in words; `None` where the order can be executed. `plan` must keep its
 /// rules, which speak of times alone: where these are 0, they hide such a cycle.
 ///
-/// Every task waits for the one before it on its node, for the one before it of its microbatch, and where it is the
+/// Every task waits for the one before it on its processor, for the one before it of its microbatch, and where it is the
 /// first of a wave for the last of the wave before.
 #[must_use]
 pub fn deadlock(plan: &Plan) -> Option<String> {
@@ -44,9 +44,9 @@ pub fn deadlock(plan: &Plan) -> Option<String> {
     let number: BTreeMap<(usize, Kind, usize), usize> =
         tasks.iter().enumerate().map(|(i, task)| ((task.microbatch, task.kind, task.hop), i)).collect();
     let mut awaited: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
-    let mut last_on_node = BTreeMap::new();
+    let mut last_on_processor = BTreeMap::new();
     for (i, task) in tasks.iter().enumerate() {
-        awaited[i].extend(last_on_node.insert(task.node, i));
+        awaited[i].extend(last_on_processor.insert(plan.cluster.processor_of(task.node), i));
     }
     let mut ends_of_wave = BTreeMap::new();
     for microbatch in &plan.microbatches {
@@ -334,22 +334,29 @@ impl<'a> Checker<'a> {
 
     fn nodes(&mut self) {
         let mut by_node: BTreeMap<usize, Vec<&Task>> = BTreeMap::new();
+        let mut by_processor: BTreeMap<usize, Vec<&Task>> = BTreeMap::new();
         for task in &self.plan.tasks {
-            let tasks = by_node.entry(task.node).or_default();
+            by_node.entry(task.node).or_default().push(task);
+            let tasks = by_processor.entry(self.plan.cluster.processor_of(task.node)).or_default();
             if tasks.last().is_some_and(|last| task.start_s < last.start_s) {
                 self.broken.push(format!("node {}: its tasks are not listed in order of their start", task.node));
             }
             tasks.push(task);
         }
-        let memory = self.plan.constraints.tc1;
-        for (node, tasks) in &mut by_node {
+        for tasks in by_processor.values_mut() {
             tasks.sort_by(|a, b| a.start_s.total_cmp(&b.start_s).then(a.end_s.total_cmp(&b.end_s)));
             for pair in tasks.windows(2) {
                 if pair[1].start_s < pair[0].end_s - TOLERANCE {
-                    self.broken.push(format!("TC2: node {node} runs two tasks at {} s", pair[1].start_s));
+                    let (node, other) = (pair[1].node, pair[0].node);
+                    let on =
+                        if node == other { String::new() } else { format!(" (node {other} shares its processor)") };
+                    self.broken.push(format!("TC2: node {node} runs two tasks at {} s{on}", pair[1].start_s));
                 }
             }
-            if memory == MemoryRule::Held {
+        }
+        let memory = self.plan.constraints.tc1;
+        if memory == MemoryRule::Held {
+            for (node, tasks) in &by_node {
                 self.held(*node, tasks);
             }
         }

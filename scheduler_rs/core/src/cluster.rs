@@ -26,6 +26,10 @@ pub struct Node {
     pub loss_s: f64,
     /// The most microbatches whose activations it can hold.
     pub memory: u32,
+    /// What it computes on: nodes with the same number run one task at a time and exchange messages in no time. None: on
+    /// a processor of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<u32>,
 }
 
 /// How long a message takes. Matrices are row = sender, over nodes or, with `region_of`, over regions.
@@ -80,7 +84,11 @@ impl Links {
 
 /// Nodes, links and message sizes; always valid.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cluster(ClusterParts);
+pub struct Cluster {
+    parts: ClusterParts,
+    /// First node on each node's processor.
+    processor_of: Vec<usize>,
+}
 
 /// The parts of a [`Cluster`].
 #[derive(Clone, Debug, PartialEq)]
@@ -183,13 +191,40 @@ impl Cluster {
         if parts.region_of.is_none() {
             parts.links.write_diagonal();
         }
-        Ok(Self(parts))
+        let stated: Vec<Option<u32>> = parts.nodes.iter().map(|node| node.processor).collect();
+        Ok(Self::on_processors_of(parts, &stated))
+    }
+
+    /// Nodes with the same number share a processor. What is kept of the numbers is which nodes share: they become the
+    /// first node's, and a node that shares with none has none.
+    fn on_processors_of(mut parts: ClusterParts, stated: &[Option<u32>]) -> Self {
+        let mut first_of: BTreeMap<u32, usize> = BTreeMap::new();
+        let first = |(i, number): (usize, &Option<u32>)| number.map_or(i, |n| *first_of.entry(n).or_insert(i));
+        let processor_of: Vec<usize> = stated.iter().enumerate().map(first).collect();
+        let mut sharing = vec![0; processor_of.len()];
+        processor_of.iter().for_each(|first| sharing[*first] += 1);
+        for (node, first) in parts.nodes.iter_mut().zip(&processor_of) {
+            node.processor = (sharing[*first] > 1).then_some(*first as u32);
+        }
+        Self { parts, processor_of }
+    }
+
+    /// The same machines where nodes with equal numbers share a processor; a node with none has one of its own.
+    ///
+    /// # Errors
+    /// Where there is not one entry for each node.
+    pub fn with_processors(&self, processors: &[Option<u32>]) -> Result<Self> {
+        let (found, nodes) = (processors.len(), self.parts.nodes.len());
+        if found != nodes {
+            return invalid("processors", found, format!("an entry for each of the {nodes} nodes"));
+        }
+        Ok(Self::on_processors_of(self.parts.clone(), processors))
     }
 
     /// What it is made of.
     #[must_use]
     pub fn into_parts(self) -> ClusterParts {
-        self.0
+        self.parts
     }
 
     /// Reads `skippipe.cluster/1`.
@@ -209,74 +244,86 @@ impl Cluster {
     /// All nodes, by number.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
-        &self.0.nodes
+        &self.parts.nodes
+    }
+
+    /// The processor of a node, by the first node on it.
+    #[must_use]
+    pub fn processor_of(&self, node: usize) -> usize {
+        self.processor_of[node]
+    }
+
+    /// Whether some nodes share a processor.
+    #[must_use]
+    pub fn shares_processors(&self) -> bool {
+        self.processor_of.iter().enumerate().any(|(node, first)| node != *first)
     }
 
     /// The links as they were given.
     #[must_use]
     pub fn links(&self) -> &Links {
-        &self.0.links
+        &self.parts.links
     }
 
     /// Region of each node, where the links are given over regions.
     #[must_use]
     pub fn region_of(&self) -> Option<&[usize]> {
-        self.0.region_of.as_deref()
+        self.parts.region_of.as_deref()
     }
 
     /// Index into the link matrices for node `i`.
     #[must_use]
     pub fn link_index(&self, i: usize) -> usize {
-        self.0.region_of.as_ref().map_or(i, |regions| regions[i])
+        self.parts.region_of.as_ref().map_or(i, |regions| regions[i])
     }
 
     /// Bytes of one message, forward or backward.
     #[must_use]
     pub fn activation_bytes(&self) -> f64 {
-        self.0.activation_bytes
+        self.parts.activation_bytes
     }
 
     /// Bytes that the replicas of each stage all-reduce; empty: not modelled.
     #[must_use]
     pub fn gradient_bytes(&self) -> &[f64] {
-        &self.0.gradient_bytes
+        &self.parts.gradient_bytes
     }
 
     /// Optimizer step of each node in seconds; empty: none.
     #[must_use]
     pub fn step_s(&self) -> &[f64] {
-        &self.0.step_s
+        &self.parts.step_s
     }
 
     /// Exchange of the global gradient norm in seconds.
     #[must_use]
     pub fn norm_s(&self) -> f64 {
-        self.0.norm_s
+        self.parts.norm_s
     }
 
     /// Where the figures come from.
     #[must_use]
     pub fn source(&self) -> Option<&str> {
-        self.0.source.as_deref()
+        self.parts.source.as_deref()
     }
 
     /// What the times hold for, where that is known.
     #[must_use]
     pub fn workload(&self) -> Option<&Workload> {
-        self.0.workload.as_ref()
+        self.parts.workload.as_ref()
     }
 
     /// How the figures were measured, where that is known.
     #[must_use]
     pub fn measured(&self) -> Option<&Measured> {
-        self.0.measured.as_ref()
+        self.parts.measured.as_ref()
     }
 
     /// The same machines with one node twice as fast: forward, loss and backward take half as long.
     #[must_use]
     pub fn with_faster_node(&self, node: usize) -> Self {
         let mut faster = self.clone();
-        let Node { forward_s, backward_s, loss_s, .. } = &mut faster.0.nodes[node];
+        let Node { forward_s, backward_s, loss_s, .. } = &mut faster.parts.nodes[node];
         for time in [forward_s, backward_s, loss_s] {
             *time /= 2.0;
         }
@@ -288,7 +335,7 @@ impl Cluster {
     #[must_use]
     pub fn with_faster_link(&self, from: usize, to: usize) -> Self {
         let mut faster = self.clone();
-        match &mut faster.0.links {
+        match &mut faster.parts.links {
             Links::Transfer(rows) => rows[from][to] /= 2.0,
             Links::Rated { latency_s, bandwidth, .. } => {
                 latency_s[from][to] /= 2.0;
@@ -298,10 +345,16 @@ impl Cluster {
         faster
     }
 
-    /// Seconds that `bytes` take from node `i` to node `j`; 0 for `i == j`.
+    /// Seconds that `bytes` take from node `i` to node `j`; 0 within a processor.
     #[must_use]
     pub fn transfer_s(&self, i: usize, j: usize, bytes: f64) -> f64 {
-        if i == j { 0.0 } else { self.0.links.seconds(self.link_index(i), self.link_index(j), bytes) }
+        if self.processor_of[i] == self.processor_of[j] { 0.0 } else { self.link_s(i, j, bytes) }
+    }
+
+    /// The same over the link, whether or not the two share a processor; 0 for `i == j`.
+    #[must_use]
+    pub fn link_s(&self, i: usize, j: usize, bytes: f64) -> f64 {
+        if i == j { 0.0 } else { self.parts.links.seconds(self.link_index(i), self.link_index(j), bytes) }
     }
 
     /// Seconds of the slowest message between two different nodes of `members`, `None` where there are no two. Without
@@ -315,19 +368,24 @@ impl Cluster {
         let pairs = sharing
             .iter()
             .flat_map(|(i, count)| sharing.keys().filter(move |j| i != *j || *count > 1).map(move |j| (*i, *j)));
-        pairs.map(|(i, j)| self.0.links.seconds(i, j, self.0.activation_bytes)).reduce(f64::max)
+        pairs.map(|(i, j)| self.parts.links.seconds(i, j, self.parts.activation_bytes)).reduce(f64::max)
     }
 
     /// Seconds of the ring all-reduce of `stage` over `members` in that order: `2 (r - 1)` steps, each as
     /// long as its slowest edge with `gradient_bytes / r`.
     #[must_use]
     pub fn allreduce_s(&self, stage: usize, members: &[usize]) -> f64 {
-        self.0.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
+        self.parts.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
     }
 
-    /// Seconds of a ring all-reduce of `bytes` over `members` in that order.
+    /// Seconds of a ring all-reduce of `bytes` over `members` in that order. Those of one processor sum what they have
+    /// among themselves, and are one in the ring, in place of the first.
     #[must_use]
     pub fn ring_s(&self, bytes: f64, members: &[usize]) -> f64 {
+        let is_first = |(i, node): &(usize, &usize)| {
+            members[..*i].iter().all(|other| self.processor_of[*other] != self.processor_of[**node])
+        };
+        let members: Vec<usize> = members.iter().enumerate().filter(is_first).map(|(_, node)| *node).collect();
         let r = members.len();
         if r < 2 {
             return 0.0;
@@ -518,7 +576,7 @@ impl Serialize for Cluster {
 }
 
 impl From<&Cluster> for ClusterFile {
-    fn from(Cluster(parts): &Cluster) -> Self {
+    fn from(Cluster { parts, .. }: &Cluster) -> Self {
         let mut file = Self {
             format: FORMAT.to_owned(),
             source: parts.source.clone(),

@@ -1,7 +1,7 @@
 //! Why a plan takes as long as it does: its critical path, what every task waited for, and how late it may start.
 //!
-//! A plan with the order of its nodes fixed is a graph of tasks: each waits for its input, for the task before it on
-//! its node and, between waves, for the wave before. The iteration is the longest path through it.
+//! A plan with the order of its processors fixed is a graph of tasks: each waits for its input, for the task before it on
+//! its processor and, between waves, for the wave before. The iteration is the longest path through it.
 
 use rustc_hash::FxHashMap;
 
@@ -21,7 +21,7 @@ pub enum Reason {
     Input,
     /// The wave before it on its route completed then.
     Wave,
-    /// Its node ran other tasks without a pause since the input had arrived.
+    /// Its processor ran other tasks without a pause since the input had arrived.
     Busy,
     /// Its node was idle but held as many microbatches as its memory allows.
     Memory,
@@ -158,7 +158,7 @@ struct TaskGraph<'a> {
     end: Vec<Time>,
     arrival: Vec<Time>,
     input: Vec<Input>,
-    /// Tasks of each node in their order, and the position of each task there.
+    /// For each node, the tasks of its processor in their order, and the position of each task there.
     timelines: Vec<NodeTimeline>,
     position: Vec<usize>,
     /// Source of a microbatch, for those tasks that complete it.
@@ -167,11 +167,11 @@ struct TaskGraph<'a> {
     body: Time,
 }
 
-/// One node's tasks in order, and sums over the time before each of them.
+/// The tasks of a node's processor in order, and sums over the time before each of them.
 #[derive(Default)]
 struct NodeTimeline {
     tasks: Vec<usize>,
-    /// Whether the node is full before this task.
+    /// Whether the node itself is full before this task.
     full: Vec<bool>,
     /// Time spent idle and full up to the start of each.
     full_idle: Vec<Time>,
@@ -238,14 +238,17 @@ impl<'a> TaskGraph<'a> {
         }
     }
 
-    /// Tasks of each node and what it was idle for.
+    /// Tasks of each processor and what it was idle for.
     fn fill_timelines(&mut self) {
-        let mut timelines: Vec<NodeTimeline> =
-            (0..self.instance.node_count()).map(|_| NodeTimeline::default()).collect();
+        let instance = self.instance;
+        let mut ran = vec![Vec::new(); instance.node_count()];
         for (i, task) in self.plan.tasks.iter().enumerate() {
-            self.position[i] = timelines[task.node].tasks.len();
-            timelines[task.node].tasks.push(i);
+            let own: &mut Vec<usize> = &mut ran[instance.processor(task.node)];
+            self.position[i] = own.len();
+            own.push(i);
         }
+        let timeline = |node| NodeTimeline { tasks: ran[instance.processor(node)].clone(), ..NodeTimeline::default() };
+        let mut timelines: Vec<NodeTimeline> = (0..instance.node_count()).map(timeline).collect();
         let counted = self.instance.rules.tc1 == MemoryRule::Held;
         for (node, timeline) in timelines.iter_mut().enumerate() {
             let (mut held, mut free_at, mut full_idle, mut free_idle) = (0, 0, 0, 0);
@@ -258,9 +261,9 @@ impl<'a> TaskGraph<'a> {
                 timeline.free_idle.push(free_idle);
                 free_at = self.end[*task];
                 match self.plan.tasks[*task].kind {
-                    Kind::F => held += 1,
-                    Kind::L => {}
-                    Kind::B => held = held.saturating_sub(1),
+                    Kind::F if self.plan.tasks[*task].node == node => held += 1,
+                    Kind::B if self.plan.tasks[*task].node == node => held = held.saturating_sub(1),
+                    _ => {}
                 }
             }
         }
@@ -279,7 +282,7 @@ impl<'a> TaskGraph<'a> {
         hop.map_or(0, |(from, to)| self.instance.transfer(from, to))
     }
 
-    /// The task before on the same node.
+    /// The task before on the same processor.
     fn before(&self, task: usize) -> Option<usize> {
         let timeline = &self.timelines[self.node(task)];
         self.position[task].checked_sub(1).map(|position| timeline.tasks[position])

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterFile};
 use crate::error::{Result, invalid};
-use crate::format::{check_number, counts, model, object, objects, parse, pretty};
+use crate::format::{check_number, counts, model, object, objects, optional_object, parse, pretty};
 use crate::problem::{Problem, check_absent_nodes, check_index, check_skip_ratio, check_stages};
 use crate::report::{SearchReport, report};
 use crate::rules::{Constraints, Strategy};
@@ -98,6 +98,43 @@ impl Predicted {
     }
 }
 
+/// What the times of a plan take for granted of the machines beside the figures of its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Assumptions {
+    /// Nodes that share a processor, as the cluster has them: sets of at least two, ascending.
+    pub processors: Vec<Vec<usize>>,
+    /// Which messages take turns.
+    pub contention: Contention,
+}
+
+/// Which messages take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Contention {
+    /// None: they do not disturb each other.
+    #[serde(rename = "none")]
+    None,
+}
+
+impl Assumptions {
+    /// What the simulator assumes of a cluster.
+    #[must_use]
+    pub fn of(cluster: &Cluster) -> Self {
+        let mut on: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for node in 0..cluster.nodes().len() {
+            on.entry(cluster.processor_of(node)).or_default().push(node);
+        }
+        let processors = on.into_values().filter(|nodes| nodes.len() > 1).collect();
+        Self { processors, contention: Contention::None }
+    }
+
+    /// The same where it is not the usual, that no node shares its processor.
+    #[must_use]
+    pub fn unusual(cluster: &Cluster) -> Option<Self> {
+        Some(Self::of(cluster)).filter(|_| cluster.shares_processors())
+    }
+}
+
 /// A whole plan. Reading one checks its form; whether it keeps the rules is [`crate::check`]'s to say.
 ///
 /// The fields are those of the file, in its order; `C` is another type than [`Cluster`] only while a file is read.
@@ -130,6 +167,9 @@ pub struct Plan<C = Cluster> {
     /// What model it was made for, or null.
     #[serde(default, deserialize_with = "model")]
     pub model: Value,
+    /// What its times take for granted; none: that no node shares its processor, and no message waits for another one.
+    #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
+    pub assumptions: Option<Assumptions>,
     /// Microbatches that each source starts.
     #[serde(deserialize_with = "counts")]
     pub microbatches_per_source: BTreeMap<usize, usize>,
@@ -181,7 +221,7 @@ impl Plan {
         if found != expected {
             return invalid("cluster.nodes", format!("a list of {found}"), format!("the {expected} nodes of the plan"));
         }
-        let plan = Self { cluster, ..self.clone() };
+        let plan = Self { assumptions: Assumptions::unusual(&cluster), cluster, ..self.clone() };
         plan.check_shapes()?;
         Ok(plan)
     }
@@ -208,9 +248,21 @@ impl Plan {
 
 impl Plan<ClusterFile> {
     fn check(self) -> Result<Plan> {
+        let cluster = self.cluster.check("cluster.")?;
+        if let Some(stated) = self.assumptions {
+            let known = Assumptions::of(&cluster);
+            if stated != known {
+                return invalid(
+                    "assumptions.processors",
+                    format!("{:?}", stated.processors),
+                    format!("{:?}, the nodes that share a processor in the cluster", known.processors),
+                );
+            }
+        }
         let plan = Plan {
             format: self.format,
-            cluster: self.cluster.check("cluster.")?,
+            assumptions: Assumptions::unusual(&cluster),
+            cluster,
             constraints: self.constraints,
             skip_ratio: self.skip_ratio,
             strategy: self.strategy,

@@ -35,7 +35,11 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
     let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
     let rules = Constraints { tc1, ..Constraints::default() };
     let counts = stages[0].iter().map(|_| 1).collect();
-    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], counts, 0.0, rules).unwrap();
+    let cluster = Cluster::new(parts, "").unwrap();
+    // Half of them with shared processors.
+    let processors: Vec<Option<u32>> = (0..n).map(|_| rng.random_bool(0.5).then(|| rng.random_range(0..3))).collect();
+    let cluster = if rng.random_bool(0.5) { cluster.with_processors(&processors).unwrap() } else { cluster };
+    let problem = Problem::new(cluster, stages, vec![], counts, 0.0, rules).unwrap();
     Instance::new(&problem, Rounding::Up)
 }
 
@@ -82,19 +86,19 @@ proptest! {
         let mut simulator = Simulator::new(&instance);
         simulator.load(&microbatches);
         for _ in 0..50 {
-            let node = rng.random_range(0..order.len());
-            if order[node].is_empty() {
+            let processor = rng.random_range(0..order.len());
+            if order[processor].is_empty() {
                 continue;
             }
-            let (a, b) = (rng.random_range(0..order[node].len()), rng.random_range(0..order[node].len()));
+            let (a, b) = (rng.random_range(0..order[processor].len()), rng.random_range(0..order[processor].len()));
             let (from, to) = (a.min(b), a.max(b) + 1);
-            let before = order[node].clone();
+            let before = order[processor].clone();
             if rng.random_bool(0.5) {
-                order[node][from..to].rotate_left(1);
+                order[processor][from..to].rotate_left(1);
             } else {
-                order[node].swap(a, b);
+                order[processor].swap(a, b);
             }
-            let done = graph.replace(graph.indices_of(node).start + from, &order[node][from..to]);
+            let done = graph.replace(graph.indices_of(processor).start + from, &order[processor][from..to]);
             if let Ok(outcome) = simulator.run_order(&order) {
                 prop_assert_eq!(done, Replaced::Done);
                 prop_assert_eq!(graph.outcome(), outcome);
@@ -105,7 +109,7 @@ proptest! {
                 }
             } else {
                 prop_assert_ne!(done, Replaced::Done);
-                order[node] = before;
+                order[processor] = before;
             }
         }
         prop_assert_eq!(graph.order(), order.concat());
@@ -127,7 +131,7 @@ fn slices_change_nothing() {
     let (budget, total) = (Budget::new(None, None), 50_000);
     let search = || OrderSearch::new(&instance, &microbatches, &order, &mut Pcg64::seed_from_u64(1), 0).unwrap();
     let (mut whole, mut sliced) = (search(), search());
-    whole.run(total, &budget);
+    whole.run(total - whole.work(), &budget);
     while sliced.work() < total {
         sliced.run(777.min(total - sliced.work()), &budget);
     }
@@ -135,7 +139,7 @@ fn slices_change_nothing() {
     assert_eq!(whole.best(), sliced.best());
 }
 
-/// Every order of every node, by appending the next task of any microbatch in all possible sequences.
+/// Every order of every processor, by appending the next task of any microbatch in all possible sequences.
 struct Exhaustive<'a> {
     instance: &'a Instance,
     microbatches: &'a [MicrobatchRoute],
@@ -192,9 +196,10 @@ impl Exhaustive<'_> {
                 (_, true) => self.instance.backward(0, node),
                 _ => self.instance.loss(0, node),
             };
-            let end = self.ready[b].max(self.free[node]) + length;
+            let processor = self.instance.processor(node);
+            let end = self.ready[b].max(self.free[processor]) + length;
             let saved = (self.ready.clone(), self.free.clone(), self.held[node]);
-            self.free[node] = end;
+            self.free[processor] = end;
             self.held[node] = self.held[node] + u32::from(is_forward) - u32::from(is_backward);
             self.done[b] += 1;
             let mut ends = ends;

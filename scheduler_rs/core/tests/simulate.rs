@@ -13,14 +13,15 @@ use std::collections::BTreeMap;
 use planned::{microbatch_routes, planned};
 use problems::problems;
 use proptest::prelude::*;
+use skippipe_core::check::{check, deadlock};
 use skippipe_core::plan::{Kind, Plan};
 use skippipe_core::problem::Instance;
-use skippipe_core::simulate::{Dispatch, Simulator, TaskId, iteration_on_processors, resimulate};
+use skippipe_core::simulate::{Dispatch, Simulator, TaskId, on_processors, resimulate};
 use skippipe_core::time::{Rounding, Time};
 
 const CLOSE_S: f64 = 1e-6;
 
-/// Ends of all tasks in seconds, by repeated relaxation: each begins when its input and its node are there.
+/// Ends of all tasks in seconds, by repeated relaxation: each begins when its input and its processor are there.
 fn longest_paths(plan: &Plan) -> Vec<f64> {
     let cluster = &plan.cluster;
     let bytes = cluster.activation_bytes();
@@ -37,9 +38,9 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
     // What each task waits for, and the seconds from there.
     let mut awaited: Vec<Vec<(usize, f64)>> = vec![Vec::new(); plan.tasks.len()];
     let mut first_arrival = vec![0.0; plan.tasks.len()];
-    let mut last_on_node = BTreeMap::new();
+    let mut last_on_processor = BTreeMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
-        awaited[i].extend(last_on_node.insert(task.node, i).map(|before| (before, 0.0)));
+        awaited[i].extend(last_on_processor.insert(cluster.processor_of(task.node), i).map(|before| (before, 0.0)));
     }
     for microbatch in &plan.microbatches {
         let hops = microbatch.nodes.len();
@@ -102,7 +103,7 @@ proptest! {
         prop_assert!((plan.predicted.iteration_s - iteration).abs() < CLOSE_S, "{} {iteration}", plan.predicted.iteration_s);
     }
 
-    /// Work-conserving: an idle node never leaves a task waiting that it may run; losses and backwards go first, then
+    /// Work-conserving: an idle processor never leaves a task waiting that it may run; losses and backwards go first, then
     /// what came first.
     #[test]
     fn dispatch_follows_its_rule(problem in problems()) {
@@ -121,48 +122,85 @@ proptest! {
             let out = instance.transfer(source, simulator.node_of(task));
             if microbatches[b].wave == 0 { out } else { simulator.completion_of(b - 1) + out }
         };
-        for (node, order) in simulator.dispatched_order().iter().enumerate() {
-            let mut held = 0;
+        for (processor, order) in simulator.dispatched_order().iter().enumerate() {
+            let mut held = vec![0; instance.node_count()];
             let mut free_at = 0;
             for (i, task) in order.iter().enumerate() {
                 let (start, (kind, _)) = (simulator.start_of(*task), simulator.kind_of(*task));
                 prop_assert!(start >= arrival(*task).max(free_at));
                 // Held at this moment: forwards before it whose backward has not ended.
-                let has_room = !instance.memory_is_held() || held < instance.memory[node];
-                prop_assert!(kind != Kind::F || has_room);
+                let has_room = |task: TaskId| {
+                    let node = simulator.node_of(task);
+                    !instance.memory_is_held() || held[node] < instance.memory[node]
+                };
+                prop_assert!(kind != Kind::F || has_room(*task));
                 let key = |task: TaskId| {
                     let is_forward = simulator.kind_of(task).0 == Kind::F;
                     (is_forward, arrival(task), microbatches[simulator.microbatch_of(task)].id, task)
                 };
                 for later in &order[i..] {
-                    let is_allowed = simulator.kind_of(*later).0 != Kind::F || has_room;
+                    let is_allowed = simulator.kind_of(*later).0 != Kind::F || has_room(*later);
                     if is_allowed {
                         // Whoever may run begins as soon as it can, and nobody of lower rank goes before it.
                         prop_assert!(arrival(*later).max(free_at) >= start,
-                            "task {later} waits at node {node} from {} while it is idle until {start}", arrival(*later));
+                            "task {later} waits at processor {processor} from {} while it is idle until {start}", arrival(*later));
                         prop_assert!(arrival(*later) > start || key(*task) <= key(*later));
                     }
                 }
                 free_at = simulator.end_of(*task);
-                held += u32::from(kind == Kind::F);
-                held -= u32::from(kind == Kind::B);
+                held[simulator.node_of(*task)] += u32::from(kind == Kind::F);
+                held[simulator.node_of(*task)] -= u32::from(kind == Kind::B);
             }
         }
         let ruled = resimulate(&plan, Dispatch::Rule).unwrap();
         prop_assert_eq!(ruled.tasks, simulator.plan_tasks(&simulator.dispatched_order()));
     }
 
+    /// Whatever nodes share: rules are kept, routes and the order of each node stay, and the times are those of the plan's
+    /// own order.
     #[test]
-    fn shared_processors_run_one_task_at_a_time(problem in problems()) {
+    fn a_plan_goes_to_other_processors(
+        problem in problems(),
+        processors in prop::collection::vec(prop::option::weighted(0.8, 0_u32..4), 15),
+    ) {
         let plan = planned(&problem, 100)?;
         let nodes = plan.cluster.nodes().len();
-        let apart: Vec<usize> = (0..nodes).rev().collect();
-        prop_assert_eq!(iteration_on_processors(&plan, &apart).unwrap(), plan.predicted.iteration_s);
-        // One processor for all never waits for a message and sums nothing up over replicas.
+        let moved = on_processors(&plan, &processors[..nodes]).unwrap();
+        prop_assert_eq!(check(&moved), Vec::<String>::new());
+        prop_assert_eq!(deadlock(&moved), None);
+        prop_assert_eq!(&moved.microbatches, &plan.microbatches);
+        prop_assert!(moved.predicted.lower_bound_s <= moved.predicted.iteration_s);
+        for node in 0..nodes {
+            let of = |plan: &Plan| {
+                let own = plan.tasks.iter().filter(|task| task.node == node);
+                own.map(|task| (task.microbatch, task.kind, task.hop)).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(of(&moved), of(&plan));
+        }
+        for (task, end) in moved.tasks.iter().zip(&longest_paths(&moved)) {
+            prop_assert!((task.end_s - end).abs() < CLOSE_S, "{task:?} ends at {end}");
+        }
+        prop_assert_eq!(&on_processors(&moved, &processors[..nodes]).unwrap(), &moved);
+        prop_assert!(on_processors(&plan, &[None; 16]).is_err());
+    }
+
+    #[test]
+    fn one_processor_has_the_work_of_all(problem in problems()) {
+        let plan = planned(&problem, 100)?;
+        // It never waits for a message and sums nothing up over replicas.
         let busy: f64 = plan.tasks.iter().map(|task| task.end_s - task.start_s).sum();
         let step = plan.cluster.step_s().iter().copied().fold(0.0, f64::max);
-        let alone = iteration_on_processors(&plan, &vec![0; nodes]).unwrap();
+        let alone = on_processors(&plan, &vec![Some(0); plan.cluster.nodes().len()]).unwrap().predicted.iteration_s;
         prop_assert!((alone - (busy + plan.cluster.norm_s() + step)).abs() < CLOSE_S, "{alone} {busy}");
-        prop_assert_eq!(iteration_on_processors(&plan, &[0]).is_err(), nodes != 1);
+    }
+
+    /// Numbers alone make no difference, and what each node has to itself is not written.
+    #[test]
+    fn separate_processors_are_none(problem in problems()) {
+        let cluster = problem.cluster().with_processors(&vec![None; problem.cluster().nodes().len()]).unwrap();
+        let numbers: Vec<Option<u32>> = (0..cluster.nodes().len() as u32).rev().map(Some).collect();
+        let numbered = cluster.with_processors(&numbers).unwrap();
+        prop_assert_eq!(&numbered, &cluster);
+        prop_assert!(!numbered.to_json().contains("processor"));
     }
 }

@@ -35,6 +35,8 @@ use crate::errors::OrRaise;
 ///     source: where the figures come from.
 ///     workload: what the times hold for: a JSON object as text.
 ///     measured: how the figures were measured: a JSON object as text.
+///     processors: a number for what each node computes on, shape (N,): nodes with the same number run one task at a
+///         time and exchange messages in no time. None, for one node or for all: on a processor of its own.
 ///
 /// Raises:
 ///     skippipe.errors.InputError: a value that cannot be used; the message names the key.
@@ -60,8 +62,8 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None, measured=None),
-        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None, measured=None)")]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None, measured=None, processors=None),
+        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None, measured=None, processors=None)")]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
@@ -82,6 +84,7 @@ impl Cluster {
         source: Option<String>,
         workload: Option<&str>,
         measured: Option<&str>,
+        processors: Option<Vec<Option<i64>>>,
     ) -> PyResult<Self> {
         let build = || {
             let workload = workload.map(Workload::from_json).transpose()?;
@@ -91,7 +94,7 @@ impl Cluster {
             let region_of = region_of
                 .map(|regions| regions.iter().enumerate().map(|(i, r)| index(&format!("region_of[{i}]"), *r)).collect())
                 .transpose()?;
-            Core::new(
+            let cluster = Core::new(
                 ClusterParts {
                     nodes,
                     links,
@@ -105,7 +108,11 @@ impl Cluster {
                     measured,
                 },
                 "",
-            )
+            )?;
+            match processors {
+                Some(numbers) => cluster.with_processors(&processor_numbers(&numbers)?),
+                None => Ok(cluster),
+            }
         };
         build().or_raise().map(Self)
     }
@@ -162,6 +169,19 @@ impl Cluster {
     #[getter]
     fn memory(&self) -> Integers {
         Integers(self.0.nodes().iter().map(|n| i64::from(n.memory)).collect())
+    }
+
+    /// The processor of each node by the first node on it, shape (N,): equal numbers run one task at a time and exchange
+    /// messages in no time.
+    #[getter]
+    fn processors(&self) -> Integers {
+        Integers((0..self.0.nodes().len()).map(|node| self.0.processor_of(node) as i64).collect())
+    }
+
+    /// Whether some nodes share a processor.
+    #[getter]
+    fn shares_processors(&self) -> bool {
+        self.0.shares_processors()
     }
 
     /// Region of each node, shape (N,); None where links are given over nodes.
@@ -227,9 +247,19 @@ impl Cluster {
         let build = || {
             let names = self.names();
             let memory: Vec<i64> = self.0.nodes().iter().map(|node| i64::from(node.memory)).collect();
-            let nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
+            let mut nodes = nodes(names, &forward_s.0, &backward_s.0, &loss_s.0, &memory)?;
+            for (node, before) in nodes.iter_mut().zip(self.0.nodes()) {
+                node.processor = before.processor;
+            }
             Core::new(ClusterParts { nodes, ..self.0.clone().into_parts() }, "")
         };
+        build().or_raise().map(Self)
+    }
+
+    /// The same cluster where nodes with equal numbers share a processor; None: on one of its own.
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
+    fn with_processors(&self, processors: Vec<Option<i64>>) -> PyResult<Self> {
+        let build = || self.0.with_processors(&processor_numbers(&processors)?);
         build().or_raise().map(Self)
     }
 
@@ -285,6 +315,16 @@ pub fn index(key: &str, found: i64) -> Result<usize> {
     }
 }
 
+/// Numbers of processors as they were given.
+pub fn processor_numbers(found: &[Option<i64>]) -> Result<Vec<Option<u32>>> {
+    let number = |(i, number): (usize, &Option<i64>)| match number.map(u32::try_from) {
+        None => Ok(None),
+        Some(Ok(number)) => Ok(Some(number)),
+        Some(Err(_)) => invalid(format!("processors[{i}]"), number.unwrap_or(0), "an integer from 0 to 4294967295"),
+    };
+    found.iter().enumerate().map(number).collect()
+}
+
 fn nodes(names: Vec<String>, forward: &[f64], backward: &[f64], loss: &[f64], memory: &[i64]) -> Result<Vec<Node>> {
     let n = names.len();
     for (key, count) in
@@ -301,7 +341,14 @@ fn nodes(names: Vec<String>, forward: &[f64], backward: &[f64], loss: &[f64], me
             let Ok(room) = u32::try_from(memory[i]) else {
                 return invalid(format!("nodes[{i}].memory"), memory[i], "an integer from 1 to 4294967295");
             };
-            Ok(Node { name, forward_s: forward[i], backward_s: backward[i], loss_s: loss[i], memory: room })
+            Ok(Node {
+                name,
+                forward_s: forward[i],
+                backward_s: backward[i],
+                loss_s: loss[i],
+                memory: room,
+                processor: None,
+            })
         })
         .collect()
 }

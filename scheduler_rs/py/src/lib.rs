@@ -25,7 +25,7 @@ mod _scheduler {
     #[pymodule_export]
     use crate::explain::{Explanation, Segment, Upgrade, explain, upgrades};
     #[pymodule_export]
-    use crate::plan::{Microbatch, Plan, Predicted, Task};
+    use crate::plan::{Assumptions, Microbatch, Plan, Predicted, Task};
     #[pymodule_export]
     use crate::problem::{Constraints, Problem};
     #[pymodule_export]

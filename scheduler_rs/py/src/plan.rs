@@ -5,14 +5,17 @@ use std::collections::BTreeMap;
 use numpy::{PyArray1, PyFixedUnicode};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
-use skippipe_core::plan::{Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted, Task as CoreTask};
+use skippipe_core::plan::{
+    Assumptions as CoreAssumptions, Contention, Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted,
+    Task as CoreTask,
+};
 use skippipe_core::report::SearchReport as CoreReport;
 use skippipe_core::request::FirstAllocation;
-use skippipe_core::simulate::iteration_on_processors;
+use skippipe_core::simulate::on_processors;
 use skippipe_core::workload::Workload;
 
 use crate::arrays::{Floats, Integers};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, processor_numbers};
 use crate::errors::OrRaise;
 use crate::problem::{Constraints, Problem};
 use crate::report::SearchReport;
@@ -111,6 +114,32 @@ impl From<CorePredicted> for Predicted {
     }
 }
 
+/// What the times of a plan take for granted of the machines beside the figures of its cluster.
+#[pyclass(frozen, get_all, module = "skippipe", eq)]
+#[derive(Clone, PartialEq)]
+pub struct Assumptions {
+    /// Nodes that share a processor, by number: sets of at least two.
+    processors: Vec<Vec<usize>>,
+    /// Which messages take turns: "none".
+    contention: &'static str,
+}
+
+#[pymethods]
+impl Assumptions {
+    fn __repr__(&self) -> String {
+        format!("Assumptions(processors={:?}, contention='{}')", self.processors, self.contention)
+    }
+}
+
+impl From<CoreAssumptions> for Assumptions {
+    fn from(CoreAssumptions { processors, contention }: CoreAssumptions) -> Self {
+        let contention = match contention {
+            Contention::None => "none",
+        };
+        Self { processors, contention }
+    }
+}
+
 /// The route of every microbatch and the order of every node's tasks (`skippipe.plan/1`), as `skippipe.plan` and
 /// `skippipe.load_plan` give it.
 #[pyclass(frozen, module = "skippipe", eq)]
@@ -142,12 +171,12 @@ impl Plan {
         skippipe_core::check::deadlock(&self.0)
     }
 
-    /// Seconds of an iteration where nodes share processors, such as those that one process serves: each processor runs
-    /// the tasks of its nodes one at a time, in the order of their planned starts; nodes of one processor exchange
-    /// nothing. `processor_of` has the processor of each node.
-    fn iteration_s_on(&self, py: Python<'_>, processor_of: Vec<usize>) -> PyResult<f64> {
+    /// The same routes where nodes with equal numbers share a processor (None: on one of its own), such as those that
+    /// one process serves, with the simulator's times. The order on each node stays; those of one processor take their
+    /// tasks by the starts that these have in this plan. Where the same nodes share as in this plan it is this plan.
+    fn on_processors(&self, py: Python<'_>, processors: Vec<Option<i64>>) -> PyResult<Self> {
         let plan = &self.0;
-        py.detach(move || iteration_on_processors(plan, &processor_of)).or_raise()
+        py.detach(move || on_processors(plan, &processor_numbers(&processors)?)).or_raise().map(Self)
     }
 
     /// The question that the plan answers, with the plan's allocation.
@@ -192,6 +221,12 @@ impl Plan {
     #[getter]
     fn cluster(&self) -> Cluster {
         Cluster(self.0.cluster.clone())
+    }
+
+    /// What its times take for granted of the machines.
+    #[getter]
+    fn assumptions(&self) -> Assumptions {
+        CoreAssumptions::of(&self.0.cluster).into()
     }
 
     /// The rules that it keeps.
@@ -254,7 +289,7 @@ impl Plan {
         self.0.microbatches.iter().cloned().map(Microbatch::from).collect()
     }
 
-    /// All tasks; those of one node stand in the order in which it runs them.
+    /// All tasks; those of one processor stand in the order in which it runs them.
     #[getter]
     fn tasks(&self) -> Vec<Task> {
         self.0.tasks.iter().cloned().map(Task::from).collect()
@@ -277,7 +312,8 @@ impl Plan {
         Self(Core { solver: CoreReport::default(), ..self.0.clone() })
     }
 
-    /// The same plan for another cluster of as many nodes; its times stay, and `simulate` gives the new ones.
+    /// The same plan for another cluster of as many nodes on the same processors; its times stay, and `simulate` gives the
+    /// new ones. For other processors: `on_processors`.
     fn with_cluster(&self, cluster: &Bound<'_, Cluster>) -> PyResult<Self> {
         self.0.with_cluster(cluster.get().0.clone()).or_raise().map(Self)
     }

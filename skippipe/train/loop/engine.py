@@ -17,7 +17,6 @@ from skippipe._scheduler import Plan
 from skippipe.devices import on_device
 from skippipe.errors import SchedulerError
 from skippipe.phases import layers_in_use
-from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.executor import Batches, Executor, Timings
@@ -101,7 +100,7 @@ class Engine:
         Args:
             context: what the rank works with.
             phase: the iterations that follow the plan.
-            plan: what is run.
+            plan: what is run, with the ranks as processors (`skippipe.ranks.processors_of`).
             predicts: whether the plan's times hold for this run.
             request_sha256: hash of what the plan was asked for.
             flops: of an iteration, over all ranks.
@@ -111,11 +110,10 @@ class Engine:
 
         """
         self.phase, self.plan, self.request_sha256, self.flops = phase, plan, request_sha256, flops
-        self.planned_s = iteration_s_on(plan, context.rank_of)
+        self.planned_s = plan.predicted.iteration_s
         """iteration time of the plan"""
         self.predicted_s = self.planned_s if predicts else None
         """iteration time of the plan, if it is a prediction for this run"""
-        self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
         self._rendezvous, self._links = context.rendezvous, context.links
         self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]

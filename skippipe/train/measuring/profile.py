@@ -18,6 +18,7 @@ from skippipe.measure.stages import StageTimes
 from skippipe.measured import with_layers
 from skippipe.model.memory import stage_memory
 from skippipe.model.settings import config_sha256
+from skippipe.ranks import processors_of
 from skippipe.runtime.links.addresses import machine_id
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
@@ -203,6 +204,7 @@ def assemble(  # noqa: PLR0913 - by keyword
             **dataclasses.asdict(model), device=device, node_layers=tuple(node.layers for node in nodes)
         ).to_json(),
         measured=json.dumps(measured),
+        processors=processors_of(rank_of),
     )
     return with_layers(cluster, [math.ceil(model.layers / stages)] * len(nodes), stages)
 

@@ -10,8 +10,8 @@ from skippipe.allocation import Allocation
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.phases import changes_s, phase_changes, phase_problem, summarize
-from skippipe.planning import PlanningJob, make_plan_on, state_problem, time_limit
-from skippipe.ranks import iteration_s_on
+from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
+from skippipe.ranks import processors_of
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -30,8 +30,8 @@ UNLIMITED_S = 24 * 3600.0
 
 def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]) -> Plan:
     """Plan a phase of a run for a cluster and the ranks that serve its nodes, and write the model into the plan."""
-    problem = phase_problem(cluster, phase, model.layers)
-    plan = make_plan_on(PlanningJob(problem), phase.schedule.strategy, phase.planner, rank_of)
+    problem = phase_problem(cluster.with_processors(processors_of(rank_of)), phase, model.layers)
+    plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
@@ -65,13 +65,15 @@ def make_plans(
 
     It is measured twice: stage by stage, and then in iterations of a first plan, since stages that share processors or
     memory are slower together than their own times suggest; that is done for each allocation, by its first phase with
-    the most stages in use. A phase whose plan is `kept` has it. All ranks call this.
+    the most stages in use. A phase whose plan is `kept` has it. Plans that were made for nodes on other processors than
+    the ranks are, given or kept, are predicted anew, with the order that the ranks give them. All ranks call this.
 
     `workloads` are what measured times hold for, by allocation.
     """
-    spec, layout = context.spec, context.spec.layout
+    spec, layout, processors = context.spec, context.spec.layout, processors_of(context.rank_of)
     if layout.plan is not None:
-        return [layout.plan]
+        return [layout.plan.on_processors(processors)]
+    kept = [None if plan is None else plan.on_processors(processors) for plan in kept]
 
     def planned(key: str, phase: PlanPhase, cluster: Cluster) -> Plan:
         text = context.rendezvous.broadcast(
@@ -109,18 +111,18 @@ def full_pipelines(
     spec: RunSpec, model: PartitionedModel, cluster: Cluster, rank_of: Sequence[int]
 ) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
-    plan = spec.layout.plan
+    plan, processors = spec.layout.plan, processors_of(rank_of)
     if plan is None:
         allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
         full = dataclasses.replace(spec.phases[0].schedule, skip_ratio=0.0, profile=None, classes=None)
-        problem = state_problem(cluster, allocation, full)
+        problem = state_problem(cluster.with_processors(processors), allocation, full)
     else:
-        problem = plan.problem()
+        problem = plan.on_processors(processors).problem()
     job = PlanningJob(problem)
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            return iteration_s_on(make_plan_on(job, strategy, spec.planner, rank_of), rank_of)
+            return make_plan(job, strategy, spec.planner).predicted.iteration_s
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 
@@ -156,7 +158,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         microbatches=len(plan.microbatches),
         microbatch_size=spec.data.microbatch_size,
         sequence=spec.data.sequence,
-        predicted_s=iteration_s_on(plan, rank_of) if prediction.holds else None,
+        predicted_s=plan.predicted.iteration_s if prediction.holds else None,
         lower_bound_s=plan.predicted.lower_bound_s if prediction.holds else None,
         prediction_note=prediction.note,
         full=dict(full) if prediction.holds else {},

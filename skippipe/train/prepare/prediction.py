@@ -24,7 +24,7 @@ def judge_prediction(plan: Plan, model: PartitionedModel, spec: RunSpec, device:
     """Compare what the times of a plan were measured or stated for with a run.
 
     Args:
-        plan: with its cluster, which may say what its times hold for.
+        plan: that is run, with its cluster, which may say what its times hold for.
         model: of the run.
         spec: the run.
         device: name of the device that its stages compute on; None: not known here.
@@ -43,11 +43,30 @@ def judge_prediction(plan: Plan, model: PartitionedModel, spec: RunSpec, device:
         return Prediction(holds=False, note=mismatch)
     stated = workload_of(plan.cluster)
     given = spec.layout.plan is not None and plan.model is not None  # else its model is that of this run anyway
-    if not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence):
-        return Prediction(
-            holds=True, note="neither plan nor cluster says which model and microbatch its times hold for"
+    is_unknown = not given and None in (stated.hidden, stated.layers, stated.microbatch_size, stated.sequence)
+    notes = [
+        "neither plan nor cluster says which model and microbatch its times hold for"
+        if is_unknown
+        else source_mismatch(plan),
+        _assumption_mismatch(plan, spec),
+    ]
+    return Prediction(holds=True, note="; ".join(note for note in notes if note))
+
+
+def _assumption_mismatch(plan: Plan, spec: RunSpec) -> str | None:
+    """What a given plan assumed of the machines and does not hold here, where `plan` is the one that is run."""
+    given, communication = spec.layout.plan, spec.communication
+    if given is not None and given.assumptions != plan.assumptions:
+        names = plan.cluster.names
+        was, now = (
+            ", ".join("+".join(names[node] for node in nodes) for nodes in of.assumptions.processors) or "none"
+            for of in (given, plan)
         )
-    return Prediction(holds=True, note=source_mismatch(plan) or "")
+        return f"nodes that share a processor: {was} by the plan, {now} here; times are predicted anew"
+    if communication.links == "emulated" and communication.contention != plan.assumptions.contention:
+        here = f"runtime.contention={communication.contention}"
+        return f"messages wait for each other here ({here}), by the plan they do not"
+    return None
 
 
 def _mismatch(plan: Plan, model: PartitionedModel, device: str | None) -> str | None:

@@ -1,4 +1,5 @@
-//! The cluster as the surrogate sees it: transfer times between sites, and forward times.
+//! The cluster as the surrogate sees it: transfer times between sites, and forward times. It knows no shared processors:
+//! nodes of one are as far apart as their links say.
 
 use rustc_hash::FxHashMap;
 
@@ -26,7 +27,7 @@ impl Costs {
         let sites = first.len();
         let mut apart_s = vec![0.0; sites * sites];
         let mut round_trip_s = vec![0.0; sites * sites];
-        let transfer = |i: usize, j: usize| cluster.transfer_s(i, j, cluster.activation_bytes());
+        let transfer = |i: usize, j: usize| cluster.link_s(i, j, cluster.activation_bytes());
         for a in 0..sites {
             for b in 0..sites {
                 let other = if a == b { second[a] } else { first[b] };
@@ -128,7 +129,7 @@ fn sites_of(cluster: &Cluster) -> Sites {
 }
 
 fn are_twins(cluster: &Cluster, a: usize, b: usize) -> bool {
-    let transfer = |i: usize, j: usize| cluster.transfer_s(i, j, cluster.activation_bytes());
+    let transfer = |i: usize, j: usize| cluster.link_s(i, j, cluster.activation_bytes());
     let mut others = (0..cluster.nodes().len()).filter(|k| *k != a && *k != b);
     transfer(a, b) == transfer(b, a)
         && others.all(|k| transfer(a, k) == transfer(b, k) && transfer(k, a) == transfer(k, b))

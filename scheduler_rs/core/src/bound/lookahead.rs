@@ -70,10 +70,10 @@ impl Lookahead {
     /// [`crate::Error::Cancelled`]
     pub fn new(instance: &Instance, longest: usize, budget: &Budget, share: f64) -> Result<Self> {
         let (classes, class_of) = classes(instance);
-        let mut known: FxHashMap<(usize, Time), usize> = FxHashMap::default();
+        let mut known: FxHashMap<((usize, usize), Time), usize> = FxHashMap::default();
         let mut lookahead = Self { class_of, tables: Vec::new(), table_of: vec![0; instance.node_count()] };
         for source in &instance.sources {
-            let key = (instance.link_index(source.node), instance.least_loss(source.node));
+            let key = (instance.place(source.node), instance.least_loss(source.node));
             let table = match known.get(&key) {
                 Some(table) => *table,
                 None => {
@@ -133,13 +133,13 @@ fn first_stages(instance: &Instance) -> impl Iterator<Item = usize> + '_ {
 
 /// The classes of an instance, and the class of each node (0 where it serves no stage).
 fn classes(instance: &Instance) -> (Vec<Class>, Vec<usize>) {
-    let mut known: FxHashMap<(usize, usize), usize> = FxHashMap::default();
+    let mut known: FxHashMap<(usize, (usize, usize)), usize> = FxHashMap::default();
     let mut classes: Vec<Class> = Vec::new();
     let mut class_of = vec![0; instance.node_count()];
     for (stage, members) in instance.members.iter().enumerate() {
         for node in members.iter().copied() {
             let work = instance.least_work(node);
-            let class = *known.entry((stage, instance.link_index(node))).or_insert_with(|| {
+            let class = *known.entry((stage, instance.place(node))).or_insert_with(|| {
                 classes.push(Class { stage, node, work });
                 classes.len() - 1
             });
@@ -166,7 +166,7 @@ impl Table {
     ) -> Result<Self> {
         // Of the nodes with the source's links, the source itself needs no transfer: take that for all.
         let turn = |class: &Class| {
-            if instance.link_index(class.node) == instance.link_index(source) {
+            if instance.place(class.node) == instance.place(source) {
                 return instance.least_loss(source);
             }
             instance.transfer(class.node, source) + instance.least_loss(source) + instance.transfer(source, class.node)

@@ -6,10 +6,12 @@ mod flow;
 pub mod lookahead;
 mod visits;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::bound::lookahead::Lookahead;
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem};
+use crate::problem::{Instance, MicrobatchClass, NO_STAGE, Problem, Source};
 use crate::quotas::{Quotas, inner_stages};
 use crate::route::{Lengths, RouteTask, route_tasks};
 use crate::simulate::MicrobatchRoute;
@@ -56,6 +58,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahe
             bound = bound.max(stage_bound(instance, tasks, stage, least[stage]));
         }
     }
+    bound = bound.max(processor_bound(instance, tasks, &lengths));
     bound = bound.max(visits::visits_bound(instance, tasks, lookahead, budget, SHARE_OF_TIME)?);
     Ok(bound + instance.epilogue)
 }
@@ -112,18 +115,61 @@ fn least(instance: &Instance, node: usize, of: impl Fn(&MicrobatchClass) -> &Vec
     instance.classes.iter().map(|class| of(class)[node]).min().unwrap_or(0)
 }
 
-/// Lower bound from a stage that at least `quota` routes visit. Its nodes share their microbatches. Before the first
+/// The fewest microbatches of so many routes.
+fn least_microbatches(tasks: &[RouteTask], routes: usize) -> usize {
+    let mut waves: Vec<usize> = tasks.iter().map(|t| t.waves).collect();
+    waves.sort_unstable();
+    waves.iter().take(routes).sum()
+}
+
+/// Lower bound from what sets of processors have to do: what their sources start, and all visits of the stages whose
+/// nodes are all on them. It is the mean over the set, for each processor alone, those of each stage, and all.
+fn processor_bound(instance: &Instance, tasks: &[RouteTask], lengths: &Lengths) -> Time {
+    if !instance.shares_processors() {
+        return 0; // sources and stages say as much
+    }
+    let cc1 = instance.rules.cc1;
+    let least = if cc1 { Quotas::least_of(instance, lengths).least } else { vec![0; instance.stage_count()] };
+    let processors_of =
+        |stage: usize| instance.members[stage].iter().map(|n| instance.processor(*n)).collect::<BTreeSet<usize>>();
+    let stages: Vec<(BTreeSet<usize>, Time)> = inner_stages(instance)
+        .map(|stage| {
+            let each = instance.members[stage].iter().map(|n| instance.least_work(*n)).min().unwrap_or(0);
+            (processors_of(stage), least_microbatches(tasks, least[stage]) as Time * each)
+        })
+        .collect();
+    let of_source = |source: &Source| {
+        let own = if cc1 { instance.least_work(source.node) } else { 0 };
+        (instance.processor(source.node), source.microbatches as Time * (own + instance.least_loss(source.node)))
+    };
+    let sources: Vec<(usize, Time)> = instance.sources.iter().map(of_source).collect();
+    let all: BTreeSet<usize> = instance.present.iter().flat_map(|stage| processors_of(*stage)).collect();
+    let mut sets: Vec<BTreeSet<usize>> = all.iter().map(|processor| BTreeSet::from([*processor])).collect();
+    sets.extend(stages.iter().map(|(processors, _)| processors.clone()));
+    sets.push(all);
+    let mean = |set: &BTreeSet<usize>| {
+        let started: Time = sources.iter().filter(|(processor, _)| set.contains(processor)).map(|(_, work)| work).sum();
+        let visits: Time = stages.iter().filter(|(own, _)| own.is_subset(set)).map(|(_, work)| work).sum();
+        (started + visits) / set.len().max(1) as Time
+    };
+    sets.iter().map(mean).max().unwrap_or(0)
+}
+
+/// Lower bound from a stage that at least `quota` routes visit. Its processors share their microbatches. Before the first
 /// one there is a forward at a source and a transfer; after the last one a transfer and a backward at a source, or the
 /// stage's all-reduce.
 fn stage_bound(instance: &Instance, tasks: &[RouteTask], stage: usize, quota: usize) -> Time {
-    let mut waves: Vec<usize> = tasks.iter().map(|t| t.waves).collect();
-    waves.sort_unstable();
-    let visits: usize = waves.iter().take(quota).sum();
+    let visits = least_microbatches(tasks, quota);
     if visits == 0 {
         return 0;
     }
     let nodes = &instance.members[stage];
-    let each: Vec<Time> = nodes.iter().map(|n| instance.least_work(*n)).collect();
+    let mut of_processor: BTreeMap<usize, Time> = BTreeMap::new();
+    for node in nodes {
+        let work = of_processor.entry(instance.processor(*node)).or_insert(NEVER);
+        *work = (*work).min(instance.least_work(*node));
+    }
+    let each: Vec<Time> = of_processor.into_values().collect();
     let (head, tail) = nodes.iter().fold((NEVER, NEVER), |(head, tail), n| {
         let others = || (0..instance.node_count()).filter(|p| p != n && instance.stage_of[*p] != NO_STAGE);
         let inward = others().map(|p| instance.transfer(p, *n)).min().unwrap_or(0);
@@ -150,7 +196,8 @@ fn shared_load(each: &[Time], jobs: usize) -> Time {
     low
 }
 
-/// Lower bound for given routes, in nanoseconds: the longest round trip with its waves, and the work of every node.
+/// Lower bound for given routes, in nanoseconds: the longest round trip with its waves, and the work of every
+/// processor.
 #[must_use]
 pub fn route_bound(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Time {
     let mut load = vec![0; instance.node_count()];
@@ -160,13 +207,14 @@ pub fn route_bound(instance: &Instance, microbatches: &[MicrobatchRoute]) -> Tim
     for (b, microbatch) in microbatches.iter().enumerate() {
         let mut previous = microbatch.source;
         let mut trip = instance.loss(microbatch.class, microbatch.source);
-        load[microbatch.source] += instance.loss(microbatch.class, microbatch.source);
+        load[instance.processor(microbatch.source)] += instance.loss(microbatch.class, microbatch.source);
         for node in microbatch.nodes.iter().map(|n| *n as usize) {
             trip += instance.transfer(previous, node)
                 + instance.transfer(node, previous)
                 + instance.forward(microbatch.class, node)
                 + instance.backward(microbatch.class, node);
-            load[node] += instance.forward(microbatch.class, node) + instance.backward(microbatch.class, node);
+            load[instance.processor(node)] +=
+                instance.forward(microbatch.class, node) + instance.backward(microbatch.class, node);
             previous = node;
         }
         trip += instance.transfer(previous, microbatch.source) + instance.transfer(microbatch.source, previous);

@@ -106,7 +106,7 @@ fn groups(
     for task in tasks {
         let alike = |group: &&mut Group| {
             let (a, b) = (group.source, task.source);
-            group.waves == task.waves && instance.link_index(a) == instance.link_index(b) && times(a).eq(times(b))
+            group.waves == task.waves && instance.place(a) == instance.place(b) && times(a).eq(times(b))
         };
         if let Some(group) = groups.iter_mut().find(alike) {
             group.routes += 1;

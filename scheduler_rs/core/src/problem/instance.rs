@@ -43,6 +43,8 @@ pub(crate) struct Machine {
     pub loss: Time,
     /// Microbatches that it can hold.
     pub memory: u32,
+    /// What it computes on, by the first node of the cluster on it.
+    pub processor: u32,
 }
 
 /// Not a stage: the node is idle.
@@ -75,6 +77,9 @@ pub struct Instance {
     side: usize,
     /// Shared by all copies: it is the greatest part.
     transfer: Arc<[Time]>,
+    /// Number of each node's processor; its own where no processor is shared.
+    processor_of: Vec<u32>,
+    shares_processors: bool,
 }
 
 impl Instance {
@@ -119,6 +124,8 @@ impl Instance {
             link_index,
             side,
             transfer: transfer.into(),
+            processor_of: (0..nodes.len()).map(|node| cluster.processor_of(node) as u32).collect(),
+            shares_processors: cluster.shares_processors(),
         }
     }
 
@@ -159,19 +166,42 @@ impl Instance {
     #[inline]
     #[must_use]
     pub fn transfer(&self, i: usize, j: usize) -> Time {
-        if i == j { 0 } else { self.transfer[self.link_index[i] as usize * self.side + self.link_index[j] as usize] }
+        if self.processor_of[i] == self.processor_of[j] {
+            return 0;
+        }
+        self.transfer[self.link_index[i] as usize * self.side + self.link_index[j] as usize]
     }
 
-    /// Two nodes with the same link index have the same links to everybody else.
+    /// Two nodes at the same place have the same transfers from and to everybody else.
     #[must_use]
-    pub fn link_index(&self, node: usize) -> usize {
-        self.link_index[node] as usize
+    pub fn place(&self, node: usize) -> (usize, usize) {
+        let processor = if self.shares_processors { self.processor(node) } else { 0 };
+        (self.link_index[node] as usize, processor)
+    }
+
+    /// What a node computes on, below [`Instance::node_count`]: nodes with the same number run one task at a time, and
+    /// their transfers take no time. A node that shares with none has its own number, but where other nodes share and
+    /// the allocation is being searched.
+    #[inline]
+    #[must_use]
+    pub fn processor(&self, node: usize) -> usize {
+        self.processor_of[node] as usize
+    }
+
+    /// Whether some nodes share a processor.
+    #[inline]
+    #[must_use]
+    pub fn shares_processors(&self) -> bool {
+        self.shares_processors
     }
 
     /// Makes `node` another machine; the stage that it serves stays.
     pub(crate) fn set_machine(&mut self, node: usize, machine: Machine) {
-        let Machine { link_index, forward, backward, loss, memory } = machine;
+        let Machine { link_index, forward, backward, loss, memory, processor } = machine;
         self.link_index[node] = link_index;
+        if self.shares_processors {
+            self.processor_of[node] = processor;
+        }
         self.memory[node] = memory;
         for class in &mut self.classes {
             (class.forward[node], class.backward[node], class.loss[node]) = (forward, backward, loss);
@@ -185,12 +215,15 @@ impl Instance {
                 && class.backward[a] == class.backward[b]
                 && class.loss[a] == class.loss[b]
         };
-        self.link_index(a) == self.link_index(b) && self.memory[a] == self.memory[b] && self.classes.iter().all(alike)
+        self.place(a) == self.place(b) && self.memory[a] == self.memory[b] && self.classes.iter().all(alike)
     }
 
     /// Exchanges the machines of two nodes.
     pub(crate) fn swap_machines(&mut self, a: usize, b: usize) {
         self.link_index.swap(a, b);
+        if self.shares_processors {
+            self.processor_of.swap(a, b);
+        }
         self.memory.swap(a, b);
         for class in &mut self.classes {
             class.forward.swap(a, b);
@@ -244,7 +277,7 @@ fn transfer_table(cluster: &Cluster, side: usize, rounding: Rounding) -> Vec<Tim
                 (representative[a].first(), representative[b].first())
             };
             if let (Some(i), Some(j)) = pair {
-                table[a * side + b] = rounding.nanoseconds(cluster.transfer_s(*i, *j, cluster.activation_bytes()));
+                table[a * side + b] = rounding.nanoseconds(cluster.link_s(*i, *j, cluster.activation_bytes()));
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::time::Time;
 pub struct Candidate<'a> {
     /// Its routes and reservations.
     pub schedule: PartialSchedule<'a>,
-    /// The order on every node.
+    /// The order on every processor.
     pub order: Vec<Vec<TaskId>>,
     /// Its times.
     pub outcome: Outcome,
@@ -71,7 +71,7 @@ pub fn prioritised<'a>(context: &Context<'a>, found: &PrioritisedRoutes, work: &
 pub enum Known {
     /// Routes and the priorities of their tasks.
     Prioritised(PrioritisedRoutes),
-    /// Routes and the order of tasks on every node.
+    /// Routes and the order of tasks on every processor.
     Scheduled(Schedule),
 }
 

@@ -10,19 +10,19 @@ use crate::time::Time;
 pub(super) struct Buffers {
     /// Time, then what happens: twice the task, plus one where the task ends rather than its input arrives.
     events: BinaryHeap<Reverse<(Time, u32)>>,
-    nodes: Vec<NodeState>,
+    processors: Vec<ProcessorState>,
     touched: Vec<u32>,
+    /// Microbatches that each node holds.
+    held: Vec<u32>,
 }
 
 /// What goes first: arrival or priority, then the microbatch's id, then the task.
 type Waiting = (Time, usize, TaskId);
 
 #[derive(Clone, Debug, Default)]
-struct NodeState {
+struct ProcessorState {
     busy: bool,
     touched: bool,
-    /// Microbatches that the node holds.
-    held: u32,
     /// Backwards and losses, and forwards, whose input has arrived.
     urgent: Vec<Waiting>,
     forwards: Vec<Waiting>,
@@ -34,8 +34,10 @@ impl Buffers {
     fn reset(&mut self, node_count: usize) {
         self.events.clear();
         self.touched.clear();
-        self.nodes.resize(node_count, NodeState::default());
-        self.nodes.iter_mut().for_each(NodeState::reset);
+        self.processors.resize(node_count, ProcessorState::default());
+        self.processors.iter_mut().for_each(ProcessorState::reset);
+        self.held.clear();
+        self.held.resize(node_count, 0);
     }
 
     /// The next event, if it happens by `now`.
@@ -49,42 +51,69 @@ impl Buffers {
         Some(event)
     }
 
-    /// A node at which something happens at this instant, so that it may start a task then.
+    /// A processor at which something happens at this instant, so that it may start a task then.
     #[inline]
-    fn touch(&mut self, node: u32) -> &mut NodeState {
-        let state = &mut self.nodes[node as usize];
+    fn touch(&mut self, processor: usize) -> &mut ProcessorState {
+        let state = &mut self.processors[processor];
         if !std::mem::replace(&mut state.touched, true) {
-            self.touched.push(node);
+            self.touched.push(processor as u32);
         }
         state
     }
 }
 
-impl NodeState {
+/// Memory of the nodes, and what of it is in use.
+struct Memory<'m> {
+    held: &'m mut [u32],
+    most: Option<&'m [u32]>,
+    node_of: &'m [u32],
+    is_shared: bool,
+}
+
+impl Memory<'_> {
+    #[inline]
+    fn has_room(&self, forward: TaskId) -> bool {
+        let node = self.node_of[forward as usize] as usize;
+        self.most.is_none_or(|most| self.held[node] < most[node])
+    }
+
+    /// Index and key of the first forward of a processor's queue whose node has room.
+    #[inline]
+    fn first_with_room(&self, forwards: &[Waiting]) -> Option<(usize, Waiting)> {
+        if self.is_shared {
+            let open = forwards.iter().copied().enumerate().filter(|(_, entry)| self.has_room(entry.2));
+            return open.min_by_key(|(_, entry)| *entry);
+        }
+        // All of them are of one node.
+        let has_room = forwards.first().is_some_and(|entry| self.has_room(entry.2));
+        if has_room { first(forwards) } else { None }
+    }
+}
+
+impl ProcessorState {
     fn reset(&mut self) {
         self.busy = false;
         self.touched = false;
-        self.held = 0;
         self.urgent.clear();
         self.forwards.clear();
         self.ran.clear();
     }
 
-    /// Starts a task, if the node is idle and one may start. `memory`: microbatches that it may hold.
+    /// Starts a task, if the processor is idle and one may start.
     #[inline]
-    fn start_next(&mut self, memory: u32, is_prioritised: bool) -> Option<TaskId> {
+    fn start_next(&mut self, memory: &mut Memory<'_>, is_prioritised: bool) -> Option<TaskId> {
         self.touched = false;
         if self.busy {
             return None;
         }
         let urgent = first(&self.urgent);
         // Without priorities what is urgent goes first anyway.
-        let may_forward = self.held < memory && (is_prioritised || urgent.is_none());
-        let forward = if may_forward { first(&self.forwards) } else { None };
+        let may_forward = is_prioritised || urgent.is_none();
+        let forward = if may_forward { memory.first_with_room(&self.forwards) } else { None };
         let task = match (urgent, forward) {
             (None, None) => return None,
-            (Some((_, key)), Some((index, its))) if its < key => self.start_forward(index),
-            (None, Some((index, _))) => self.start_forward(index),
+            (Some((_, key)), Some((index, its))) if its < key => self.start_forward(index, memory),
+            (None, Some((index, _))) => self.start_forward(index, memory),
             (Some((index, _)), _) => self.urgent.swap_remove(index).2,
         };
         self.busy = true;
@@ -93,18 +122,19 @@ impl NodeState {
     }
 
     /// The forward at `index` of its queue, which is held from now on.
-    fn start_forward(&mut self, index: usize) -> TaskId {
-        self.held += 1;
-        self.forwards.swap_remove(index).2
+    fn start_forward(&mut self, index: usize, memory: &mut Memory<'_>) -> TaskId {
+        let task = self.forwards.swap_remove(index).2;
+        memory.held[memory.node_of[task as usize] as usize] += 1;
+        task
     }
 }
 
 impl Simulator<'_> {
-    /// A free node takes a backward or loss first, else the earliest arrival, then the lower microbatch.
-    /// With TC1 `held` a forward starts only where the node has memory for one more.
+    /// A free processor takes a backward or loss first, else the earliest arrival, then the lower microbatch.
+    /// With TC1 `held` a forward starts only where its node has memory for one more.
     ///
-    /// At each instant everything that ends or arrives then happens first; after that the idle nodes start
-    /// at most one task each, in order of node number; then again for what that made happen at the same
+    /// At each instant everything that ends or arrives then happens first; after that the idle processors start
+    /// at most one task each, in order of their number; then again for what that made happen at the same
     /// instant.
     ///
     /// # Errors
@@ -113,7 +143,7 @@ impl Simulator<'_> {
         self.run(None)
     }
 
-    /// As [`Simulator::run_dispatch`], but a free node takes the task with the lowest number, whatever its kind: of
+    /// As [`Simulator::run_dispatch`], but a free processor takes the task with the lowest number, whatever its kind: of
     /// microbatch number `b` forwards have priority `priorities[2 b]`, backwards and losses `priorities[2 b + 1]`.
     ///
     /// # Errors
@@ -130,10 +160,10 @@ impl Simulator<'_> {
         result
     }
 
-    /// What each node ran in the last [`Simulator::run_dispatch`], in order.
+    /// What each processor ran in the last [`Simulator::run_dispatch`], in order.
     #[must_use]
     pub fn dispatched_order(&self) -> Vec<Vec<TaskId>> {
-        self.scratch.dispatch.nodes.iter().map(|node| node.ran.clone()).collect()
+        self.scratch.dispatch.processors.iter().map(|processor| processor.ran.clone()).collect()
     }
 
     /// Runs until nothing can happen any more; gives the number of finished tasks.
@@ -141,7 +171,6 @@ impl Simulator<'_> {
         buffers.reset(self.instance.node_count());
         let starts = self.spans.iter().filter(|span| span.before == NO_TASK);
         buffers.events.extend(starts.map(|span| Reverse((span.out, 2 * span.first))));
-        let is_gated = self.instance.memory_is_held();
         let mut done = 0;
         while let Some(&Reverse((now, _))) = buffers.events.peek() {
             while let Some(event) = buffers.next_event(now) {
@@ -152,11 +181,16 @@ impl Simulator<'_> {
                     done += 1;
                 }
             }
-            let Buffers { events, nodes, touched } = buffers;
+            let Buffers { events, processors, touched, held } = buffers;
+            let mut memory = Memory {
+                held,
+                most: self.instance.memory_is_held().then_some(&self.instance.memory),
+                node_of: &self.node,
+                is_shared: self.instance.shares_processors(),
+            };
             touched.sort_unstable();
-            for node in touched.drain(..).map(|node| node as usize) {
-                let memory = if is_gated { self.instance.memory[node] } else { u32::MAX };
-                if let Some(task) = nodes[node].start_next(memory, priorities.is_some()) {
+            for processor in touched.drain(..).map(|processor| processor as usize) {
+                if let Some(task) = processors[processor].start_next(&mut memory, priorities.is_some()) {
                     self.start[task as usize] = now;
                     events.push(Reverse((now + self.length[task as usize], 2 * task + 1)));
                 }
@@ -165,13 +199,13 @@ impl Simulator<'_> {
         done
     }
 
-    /// The input of `task` arrives: it waits at its node.
+    /// The input of `task` arrives: it waits at its processor.
     #[inline]
     fn arrive(&self, task: TaskId, now: Time, buffers: &mut Buffers, priorities: Option<&[u32]>) {
         let microbatch = self.microbatch_of(task);
         let span = self.spans[microbatch];
         let is_forward = task - span.first < span.hops;
-        let state = buffers.touch(self.node[task as usize]);
+        let state = buffers.touch(self.processor_of(task));
         let queue = if is_forward { &mut state.forwards } else { &mut state.urgent };
         let key =
             priorities.map_or(now, |priorities| Time::from(priorities[2 * microbatch + usize::from(!is_forward)]));
@@ -182,10 +216,9 @@ impl Simulator<'_> {
     #[inline]
     fn finish(&self, task: TaskId, now: Time, buffers: &mut Buffers) {
         let span = self.spans[self.microbatch_of(task)];
-        let state = buffers.touch(self.node[task as usize]);
-        state.busy = false;
+        buffers.touch(self.processor_of(task)).busy = false;
         if task - span.first > span.hops {
-            state.held -= 1;
+            buffers.held[self.node_of(task)] -= 1;
         }
         if task < span.first + 2 * span.hops {
             buffers.events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
@@ -200,23 +233,24 @@ impl Simulator<'_> {
     fn memory_cycle(&self, buffers: &Buffers) -> Deadlock {
         let waiting_of = |microbatch: u32| {
             buffers
-                .nodes
+                .processors
                 .iter()
-                .flat_map(|n| &n.forwards)
+                .flat_map(|p| &p.forwards)
                 .map(|(_, _, task)| *task)
                 .find(|task| self.microbatch[*task as usize] == microbatch)
         };
         let holds = |microbatch: u32, node: usize| {
-            let state = &buffers.nodes[node];
+            let ran = &buffers.processors[self.instance.processor(node)].ran;
             let (mut forward, mut backward) = (false, false);
-            for task in state.ran.iter().filter(|t| self.microbatch[**t as usize] == microbatch) {
+            for task in ran.iter().filter(|t| self.microbatch[**t as usize] == microbatch && self.node_of(**t) == node)
+            {
                 let span = self.spans[microbatch as usize];
                 forward |= task - span.first < span.hops;
                 backward |= task - span.first > span.hops;
             }
             forward && !backward
         };
-        let Some(mut task) = buffers.nodes.iter().flat_map(|n| &n.forwards).map(|(_, _, task)| *task).min() else {
+        let Some(mut task) = buffers.processors.iter().flat_map(|p| &p.forwards).map(|(_, _, task)| *task).min() else {
             return Deadlock(Vec::new());
         };
         let mut path: Vec<TaskId> = Vec::new();

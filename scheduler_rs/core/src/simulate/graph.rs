@@ -1,15 +1,16 @@
 //! A given order that changes a little at a time: the longest paths to and from every task, kept up to date.
 //!
 //! The tasks are the vertices of a disjunctive graph (Roy and Sussmann): arcs lead along each microbatch, from the
-//! completion of a wave to the start of the next, and along the order of each node. The head of a task is its start;
+//! completion of a wave to the start of the next, and along the order of each processor. The head of a task is its start;
 //! its tail, the longest path from its end to the end of the iteration. Both are kept along a topological sequence: a
-//! change of one node's order only rearranges the section of the sequence that its tasks span, and only what it
+//! change of one processor's order only rearranges the section of the sequence that its tasks span, and only what it
 //! changes is computed anew.
 
 mod bits;
 mod list;
 
 use bits::Bits;
+use smallvec::SmallVec;
 
 use super::{Deadlock, MicrobatchRoute, NO_TASK, Outcome, Simulator, TaskId};
 use crate::problem::Instance;
@@ -31,9 +32,10 @@ struct Vertex {
     /// The task before and after it in its microbatch, or in the wave before and after.
     before: TaskId,
     after: TaskId,
-    /// The task before and after it on its node.
+    /// The task before and after it on its processor.
     left: TaskId,
     right: TaskId,
+    processor: u32,
     node: u32,
     /// Index in `order`.
     index: u32,
@@ -58,11 +60,11 @@ pub enum Replaced {
 #[derive(Clone, Debug)]
 pub struct OrderGraph {
     vertices: Vec<Vertex>,
-    /// Tasks of all nodes in their order, node after node.
+    /// Tasks of all processors in their order, processor after processor.
     order: Vec<TaskId>,
-    /// Where each node's tasks begin in `order`, and where the last one's end.
+    /// Where each processor's tasks begin in `order`, and where the last one's end.
     begin: Vec<u32>,
-    /// Microbatches that the node holds once the task at each index of `order` has run.
+    /// Microbatches that the task's node holds once the task at each index of `order` has run.
     held: Vec<u32>,
     /// Most of them at a time, per node.
     memory: Vec<u32>,
@@ -88,7 +90,7 @@ pub struct OrderGraph {
 }
 
 impl OrderGraph {
-    /// The graph of `order`, which lists every task of `microbatches` once, on its own node.
+    /// The graph of `order`, which lists every task of `microbatches` once, on its own processor.
     ///
     /// # Errors
     /// [`Deadlock`] as [`Simulator::run_order`].
@@ -129,13 +131,13 @@ impl OrderGraph {
         if graph.reset(&order) { Ok(graph) } else { Err(Deadlock(Vec::new())) }
     }
 
-    /// Takes another order of all nodes, as [`OrderGraph::order`] gives it; false where its tasks would wait for each
+    /// Takes another order of all processors, as [`OrderGraph::order`] gives it; false where its tasks would wait for each
     /// other, which leaves the graph useless until the next reset.
     pub fn reset(&mut self, order: &[TaskId]) -> bool {
         self.order.clear();
         self.order.extend_from_slice(order);
-        for node in 0..self.memory.len() {
-            self.link(self.begin[node] as usize, self.begin[node + 1] as usize);
+        for processor in 0..self.processor_count() {
+            self.link(self.begin[processor] as usize, self.begin[processor + 1] as usize);
         }
         // Sorted by time, the sequence is nearly right.
         self.sequence.sort_unstable_by_key(|task| (self.vertices[*task as usize].head, *task));
@@ -158,22 +160,22 @@ impl OrderGraph {
         true
     }
 
-    /// Tasks of all nodes in their order, node after node.
+    /// Tasks of all processors in their order, processor after processor.
     #[must_use]
     pub fn order(&self) -> &[TaskId] {
         &self.order
     }
 
-    /// Indices of a node's tasks in [`OrderGraph::order`].
+    /// Indices of a processor's tasks in [`OrderGraph::order`].
     #[must_use]
-    pub fn indices_of(&self, node: usize) -> std::ops::Range<usize> {
-        self.begin[node] as usize..self.begin[node + 1] as usize
+    pub fn indices_of(&self, processor: usize) -> std::ops::Range<usize> {
+        self.begin[processor] as usize..self.begin[processor + 1] as usize
     }
 
-    /// Node of a task.
+    /// Processor of a task.
     #[must_use]
-    pub fn node_of(&self, task: TaskId) -> usize {
-        self.vertices[task as usize].node as usize
+    pub fn processor_of(&self, task: TaskId) -> usize {
+        self.vertices[task as usize].processor as usize
     }
 
     /// Index of a task in [`OrderGraph::order`].
@@ -194,6 +196,19 @@ impl OrderGraph {
         self.vertices[task as usize].tail
     }
 
+    /// All tasks by their starts, each after those that it waits for; equal starts in the order of `listed`, which has
+    /// every task once.
+    #[must_use]
+    pub fn by_start(&self, listed: &[TaskId]) -> Vec<TaskId> {
+        let mut tasks: Vec<(usize, TaskId)> = listed.iter().copied().enumerate().collect();
+        tasks.sort_by_key(|(index, task)| {
+            let Vertex { head, length, position, .. } = self.vertices[*task as usize];
+            // What starts when another one does can only wait for it if that takes no time.
+            (head, length > 0, if length == 0 { position as usize } else { *index })
+        });
+        tasks.into_iter().map(|(_, task)| task).collect()
+    }
+
     /// 1 for a forward, -1 for a backward, 0 for a loss.
     #[must_use]
     pub fn holds(&self, task: TaskId) -> i32 {
@@ -211,13 +226,14 @@ impl OrderGraph {
     pub fn is_gated(&self, task: TaskId) -> bool {
         let vertex = &self.vertices[task as usize];
         let Some(left) = self.vertices.get(vertex.left as usize) else { return false };
-        vertex.holds > 0 && left.holds < 0 && self.held[vertex.index as usize] >= self.memory[vertex.node as usize]
+        let (node, is_freed) = (vertex.node as usize, left.holds < 0 && left.node == vertex.node);
+        vertex.holds > 0 && is_freed && self.held[vertex.index as usize] >= self.memory[node]
     }
 
-    /// Number of nodes.
+    /// One more than the greatest number of a processor.
     #[must_use]
-    pub fn node_count(&self) -> usize {
-        self.memory.len()
+    pub fn processor_count(&self) -> usize {
+        self.begin.len() - 1
     }
 
     /// Number of microbatches.
@@ -302,7 +318,7 @@ impl OrderGraph {
         Some(self.vertices[task as usize].after).filter(|after| *after != NO_TASK)
     }
 
-    /// Whether a task of the same node may be moved behind `last`, as far as one look tells: no path may lead from what
+    /// Whether a task of the same processor may be moved behind `last`, as far as one look tells: no path may lead from what
     /// comes after the task to `last`.
     #[must_use]
     pub fn may_follow(&self, task: TaskId, last: TaskId) -> bool {
@@ -311,7 +327,7 @@ impl OrderGraph {
         after != last && !self.vertices.get(after as usize).is_some_and(leads_there)
     }
 
-    /// Whether a task of the same node may be moved before `first`, as far as one look tells.
+    /// Whether a task of the same processor may be moved before `first`, as far as one look tells.
     #[must_use]
     pub fn may_precede(&self, task: TaskId, first: TaskId) -> bool {
         let (before, first_) = (self.vertices[task as usize].before, &self.vertices[first as usize]);
@@ -320,19 +336,29 @@ impl OrderGraph {
         before != first && !self.vertices.get(before as usize).is_some_and(comes_thence)
     }
 
-    /// Whether the node holds no more than it has memory for, if `tasks` run in that order from index `from` on.
+    /// Whether no node holds more than it has memory for, if `tasks`, of one processor, run in that order from index
+    /// `from` on.
     #[must_use]
     pub fn fits(&self, from: usize, tasks: &[TaskId]) -> bool {
-        let Some(node) = tasks.first().map(|task| self.node_of(*task)) else { return true };
-        let mut held = self.held_before(node, from);
+        let mut counts: SmallVec<[(u32, u32); 4]> = SmallVec::new(); // nodes and what they hold
         tasks.iter().all(|task| {
-            held = held.wrapping_add_signed(self.vertices[*task as usize].holds);
-            held <= self.memory[node]
+            let Vertex { node, holds, .. } = self.vertices[*task as usize];
+            let known = counts.iter().position(|(other, _)| *other == node).unwrap_or_else(|| {
+                counts.push((node, self.held_before(*task, from)));
+                counts.len() - 1
+            });
+            let held = &mut counts[known].1;
+            *held = held.wrapping_add_signed(holds);
+            *held <= self.memory[node as usize]
         })
     }
 
-    fn held_before(&self, node: usize, index: usize) -> u32 {
-        if index == self.begin[node] as usize { 0 } else { self.held[index - 1] }
+    /// What the node of `task` holds before anything at `index` of its processor's order, or later, has run.
+    fn held_before(&self, task: TaskId, index: usize) -> u32 {
+        let Vertex { node, processor, .. } = self.vertices[task as usize];
+        let begin = self.begin[processor as usize] as usize;
+        let earlier = self.order[begin..index].iter().rposition(|other| self.vertices[*other as usize].node == node);
+        earlier.map_or(0, |position| self.held[begin + position])
     }
 
     /// What the iteration, norm and optimizer left out, would about come to if `tasks` ran in that order from index
@@ -372,7 +398,7 @@ impl OrderGraph {
         self.vertices.get(task as usize).map_or(0, |vertex| vertex.length + vertex.tail)
     }
 
-    /// Has `tasks`, which are those of one node there, run in that order from index `from` on.
+    /// Has `tasks`, which are those of one processor there, run in that order from index `from` on.
     pub fn replace(&mut self, from: usize, tasks: &[TaskId]) -> Replaced {
         if !self.fits(from, tasks) {
             return Replaced::Overfull;
@@ -409,23 +435,23 @@ impl OrderGraph {
         self.vertices[task as usize].position as usize
     }
 
-    /// Links the tasks of one node at indices `from..to` with their neighbours, and counts what the node holds.
+    /// Links the tasks of one processor at indices `from..to` with their neighbours, and counts what their nodes hold.
     fn link(&mut self, from: usize, to: usize) {
-        let Some(node) = self.order.get(from).map(|task| self.node_of(*task)).filter(|_| from < to) else { return };
-        let (begin, end) = (self.begin[node] as usize, self.begin[node + 1] as usize);
-        let mut held = self.held_before(node, from);
+        let Some(first) = self.order.get(from).filter(|_| from < to) else { return };
+        let processor = self.processor_of(*first);
+        let (begin, end) = (self.begin[processor] as usize, self.begin[processor + 1] as usize);
         let mut left = if from == begin { NO_TASK } else { self.order[from - 1] };
         if let Some(vertex) = self.vertices.get_mut(left as usize) {
             vertex.right = self.order[from];
         }
         for index in from..to {
             let task = self.order[index];
+            let held = self.held_before(task, index);
             let vertex = &mut self.vertices[task as usize];
             vertex.index = index as u32;
             vertex.left = left;
             vertex.right = if index + 1 < end { self.order[index + 1] } else { NO_TASK };
-            held = held.wrapping_add_signed(vertex.holds);
-            self.held[index] = held;
+            self.held[index] = held.wrapping_add_signed(vertex.holds);
             left = task;
         }
         if to < end {
@@ -555,6 +581,7 @@ fn vertex(instance: &Instance, simulator: &Simulator<'_>, task: TaskId) -> Verte
         after,
         left: NO_TASK,
         right: NO_TASK,
+        processor: simulator.processor_of(task) as u32,
         node: node as u32,
         index: 0,
         position: 0,

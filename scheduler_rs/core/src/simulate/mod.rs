@@ -1,20 +1,20 @@
 //! The event simulator: the single source of truth for a plan's times.
 //!
 //! [`Simulator`] takes the routes of all microbatches and gives every task its time, either for a given
-//! order on each node ([`Simulator::run_order`]) or for the order that the dispatch rule makes
+//! order on each processor ([`Simulator::run_order`]) or for the order that the dispatch rule makes
 //! ([`Simulator::run_dispatch`]). It reuses its memory, so that a search can call it many thousand
 //! times a second.
+//!
+//! Orders are by [`Instance::processor`]: the number of a node that shares its processor with none is its own.
 
 mod dispatch;
 mod graph;
 mod order;
 mod replay;
-mod shared;
 
 pub use graph::{OrderGraph, Replaced};
 pub(crate) use replay::Replay;
-pub use replay::{Dispatch, count_evaluations, resimulate};
-pub use shared::iteration_on_processors;
+pub use replay::{Dispatch, count_evaluations, on_processors, resimulate};
 
 use crate::error::{Error, TaskName};
 use crate::plan::{Kind, Task};
@@ -113,7 +113,7 @@ impl Workspace {
 #[derive(Debug, Default)]
 struct Scratch {
     waiting: Vec<u8>,
-    next_on_node: Vec<TaskId>,
+    next_in_order: Vec<TaskId>,
     ready: Vec<TaskId>,
     dispatch: dispatch::Buffers,
 }
@@ -217,6 +217,12 @@ impl<'a> Simulator<'a> {
         self.node[task as usize] as usize
     }
 
+    /// Processor of a task.
+    #[must_use]
+    pub fn processor_of(&self, task: TaskId) -> usize {
+        self.instance.processor(self.node_of(task))
+    }
+
     /// Index of its microbatch in what was loaded.
     #[must_use]
     pub fn microbatch_of(&self, task: TaskId) -> usize {
@@ -278,7 +284,7 @@ impl<'a> Simulator<'a> {
         Error::Deadlock(deadlock.0.iter().map(|task| self.name_of(*task)).collect())
     }
 
-    /// The tasks as a plan lists them: node by node, in `order`, with the times of the last run.
+    /// The tasks as a plan lists them: processor by processor, in `order`, with the times of the last run.
     #[must_use]
     pub fn plan_tasks(&self, order: &[Vec<TaskId>]) -> Vec<Task> {
         let task = |id: &TaskId| {

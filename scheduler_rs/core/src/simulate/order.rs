@@ -1,4 +1,4 @@
-//! Simulation of a given order: the longest path through microbatch chains and node orders.
+//! Simulation of a given order: the longest path through microbatch chains and the orders of processors.
 
 use smallvec::SmallVec;
 
@@ -6,8 +6,8 @@ use super::{Deadlock, NO_TASK, Outcome, Simulator, TaskId};
 use crate::time::Time;
 
 impl Simulator<'_> {
-    /// Starts every task as early as its input, the task before it on its node and, between waves, the
-    /// completion of the wave before allow. `order` lists every task once, on its own node.
+    /// Starts every task as early as its input, the task before it on its processor and, between waves, the
+    /// completion of the wave before allow. `order` lists every task once, on its own processor.
     ///
     /// # Errors
     /// [`Deadlock`] where the order makes tasks wait for each other; with TC1 `held` also where a
@@ -16,23 +16,15 @@ impl Simulator<'_> {
         if self.instance.memory_is_held() {
             self.check_memory(order)?;
         }
-        self.run_sequences(order)
-    }
-
-    /// The same for sequences in which tasks of several nodes may stand, without regard to memory.
-    ///
-    /// # Errors
-    /// [`Deadlock`] where tasks wait for each other.
-    pub(super) fn run_sequences(&mut self, order: &[Vec<TaskId>]) -> Result<Outcome, Deadlock> {
         let count = self.node.len();
         let scratch = &mut self.scratch;
         scratch.waiting.clear();
         scratch.waiting.resize(count, 1); // for the task before it in its microbatch
-        scratch.next_on_node.clear();
-        scratch.next_on_node.resize(count, NO_TASK);
+        scratch.next_in_order.clear();
+        scratch.next_in_order.resize(count, NO_TASK);
         for tasks in order {
             for pair in tasks.windows(2) {
-                scratch.next_on_node[pair[0] as usize] = pair[1];
+                scratch.next_in_order[pair[0] as usize] = pair[1];
                 scratch.waiting[pair[1] as usize] += 1;
             }
         }
@@ -49,7 +41,7 @@ impl Simulator<'_> {
         while let Some(task) = ready.pop() {
             done += 1;
             let end = self.end_of(task);
-            let follower = self.scratch.next_on_node[task as usize];
+            let follower = self.scratch.next_in_order[task as usize];
             if follower != NO_TASK {
                 self.release(follower, end, &mut ready);
             }
@@ -80,20 +72,20 @@ impl Simulator<'_> {
     /// With a fixed order, memory is a matter of counting. A microbatch whose backward stands before its
     /// forward is left to [`Simulator::cycle`].
     fn check_memory(&mut self, order: &[Vec<TaskId>]) -> Result<(), Deadlock> {
-        let mut position = std::mem::take(&mut self.scratch.next_on_node);
+        let mut position = std::mem::take(&mut self.scratch.next_in_order);
         position.clear();
         position.resize(self.node.len(), 0);
-        let result = order.iter().enumerate().try_for_each(|(node, tasks)| {
+        let result = order.iter().try_for_each(|tasks| {
             for (i, task) in tasks.iter().enumerate() {
                 position[*task as usize] = i as u32;
             }
-            self.check_memory_of(node, tasks, &position)
+            self.check_memory_of(tasks, &position)
         });
-        self.scratch.next_on_node = position;
+        self.scratch.next_in_order = position;
         result
     }
 
-    fn check_memory_of(&self, node: usize, tasks: &[TaskId], position: &[u32]) -> Result<(), Deadlock> {
+    fn check_memory_of(&self, tasks: &[TaskId], position: &[u32]) -> Result<(), Deadlock> {
         let mut held: SmallVec<[TaskId; 8]> = SmallVec::new(); // the backwards that free it again
         for (i, task) in tasks.iter().enumerate() {
             let span = self.spans[self.microbatch_of(*task)];
@@ -102,8 +94,10 @@ impl Simulator<'_> {
             if index > span.hops {
                 held.retain(|b| b != task);
             } else if index < span.hops && position[backward as usize] > i as u32 {
-                if held.len() >= self.instance.memory[node] as usize {
-                    let next = held.iter().copied().min_by_key(|b| position[*b as usize]);
+                let node = self.node_of(*task);
+                let on_node = || held.iter().copied().filter(|b| self.node_of(*b) == node);
+                if on_node().count() >= self.instance.memory[node] as usize {
+                    let next = on_node().min_by_key(|b| position[*b as usize]);
                     return Err(Deadlock([Some(*task), next].into_iter().flatten().collect()));
                 }
                 held.push(backward);
@@ -114,10 +108,10 @@ impl Simulator<'_> {
 
     /// Walks from a task that never became ready along what it waits for, until a task comes again.
     fn cycle(&self, order: &[Vec<TaskId>]) -> Deadlock {
-        let mut before_on_node = vec![NO_TASK; self.node.len()];
+        let mut before_in_order = vec![NO_TASK; self.node.len()];
         for tasks in order {
             for pair in tasks.windows(2) {
-                before_on_node[pair[1] as usize] = pair[0];
+                before_in_order[pair[1] as usize] = pair[0];
             }
         }
         let stuck = |task: TaskId| task != NO_TASK && self.scratch.waiting[task as usize] > 0;
@@ -136,9 +130,9 @@ impl Simulator<'_> {
                 let earlier = self.spans[span.before as usize];
                 earlier.first + 2 * earlier.hops
             };
-            let node = before_on_node[task as usize];
+            let earlier = before_in_order[task as usize];
             // A stuck task waits for at least one stuck task; a finished one is never the reason.
-            task = if stuck(node) { node } else { chain };
+            task = if stuck(earlier) { earlier } else { chain };
         }
         Deadlock(path.split_off(seen[task as usize]))
     }

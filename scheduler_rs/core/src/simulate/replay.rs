@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Deadlock, MicrobatchRoute, Outcome, Simulator, TaskId};
+use super::{Deadlock, MicrobatchRoute, OrderGraph, Outcome, Simulator, TaskId};
+use crate::bound::lower_bound_of;
+use crate::budget::Budget;
 use crate::error::{Result, invalid};
 use crate::plan::{Kind, Plan, Predicted};
 use crate::problem::{Instance, NO_STAGE};
 use crate::time::{Rounding, seconds};
 
-/// Which order the nodes follow.
+/// Which order the processors follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
     /// The one that the plan states.
@@ -26,23 +28,34 @@ pub enum Dispatch {
 pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
     let instance = Instance::new(&plan.problem()?, Rounding::Up);
     let replay = Replay::new(plan, &instance)?;
-    let mut simulator = Simulator::new(&instance);
-    let outcome = replay.run(&mut simulator, dispatch).map_err(|deadlock| simulator.error_of(&deadlock))?;
-    let order = if dispatch == Dispatch::Rule { simulator.dispatched_order() } else { replay.order.clone() };
-    let iteration_s = seconds(outcome.iteration);
-    let lower_bound_s = plan.predicted.lower_bound_s.min(iteration_s);
-    let predicted = Predicted {
-        iteration_s,
-        pipeline_s: seconds(outcome.pipeline),
-        allreduce_s: instance.allreduce.iter().map(|t| seconds(*t)).collect(),
-        lower_bound_s,
-        gap: Predicted::gap_of(iteration_s, lower_bound_s),
-    };
-    let mut solver = plan.solver.clone();
-    if iteration_s > lower_bound_s * (1.0 + 1e-9) {
-        solver.optimal = solver.optimal.and(Some(false));
+    replay.timed(plan, &instance, dispatch, plan.predicted.lower_bound_s)
+}
+
+/// The plan where nodes with equal numbers share a processor, as [`Cluster::with_processors`] has it, with the times of
+/// the simulator: routes, and the order on each node, stay; nodes that share a processor take their tasks by the starts
+/// that these have in the plan, of equal ones as the plan lists them. Where the same nodes share as in the plan it is the plan as it stands.
+///
+/// # Errors
+/// As [`Cluster::with_processors`] and [`resimulate`].
+pub fn on_processors(plan: &Plan, processors: &[Option<u32>]) -> Result<Plan> {
+    let cluster = plan.cluster.with_processors(processors)?;
+    if cluster == plan.cluster {
+        return Ok(plan.clone());
     }
-    Ok(Plan { tasks: simulator.plan_tasks(&order), predicted, solver, ..plan.clone() })
+    let before = Instance::new(&plan.problem()?, Rounding::Up);
+    let Replay { microbatches, order, listed } = Replay::new(plan, &before)?;
+    let mut simulator = Simulator::new(&before);
+    simulator.load(&microbatches);
+    let graph = OrderGraph::new(&before, &microbatches, &order).map_err(|deadlock| simulator.error_of(&deadlock))?;
+    let plan = plan.with_cluster(cluster)?;
+    let problem = plan.problem()?;
+    let instance = Instance::new(&problem, Rounding::Up);
+    let mut order = vec![Vec::new(); instance.node_count()];
+    for task in graph.by_start(&listed) {
+        order[instance.processor(simulator.node_of(task))].push(task);
+    }
+    let bound = lower_bound_of(&problem, &Budget::new(None, None))?;
+    Replay { microbatches, order, listed }.timed(&plan, &instance, Dispatch::Planned, seconds(bound))
 }
 
 /// Full evaluations (routes and order anew each time) that one thread makes in `limit`: their number, and the
@@ -69,9 +82,9 @@ pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Re
 /// here the waves of a route stand next to each other.
 pub(crate) struct Replay {
     microbatches: Vec<MicrobatchRoute>,
-    pub(super) order: Vec<Vec<TaskId>>,
+    order: Vec<Vec<TaskId>>,
     /// All tasks as the plan lists them.
-    pub(super) listed: Vec<TaskId>,
+    listed: Vec<TaskId>,
 }
 
 impl Replay {
@@ -105,13 +118,13 @@ impl Replay {
                 }
             })
             .collect();
-        let mut replay = Self { microbatches, order: Vec::new(), listed: Vec::new() };
+        let order = vec![Vec::new(); instance.node_count()];
+        let mut replay = Self { microbatches, order, listed: Vec::new() };
         let mut simulator = Simulator::new(instance);
         simulator.load(&replay.microbatches);
         replay.listed = replay.listed_tasks(plan, &simulator)?;
-        replay.order = vec![Vec::new(); instance.node_count()];
         for id in &replay.listed {
-            replay.order[simulator.node_of(*id)].push(*id);
+            replay.order[simulator.processor_of(*id)].push(*id);
         }
         Ok(replay)
     }
@@ -144,6 +157,28 @@ impl Replay {
             );
         }
         Ok(listed)
+    }
+
+    /// `plan` with the times of the simulator; none takes less than `lower_bound_s`, but this one may.
+    fn timed(&self, plan: &Plan, instance: &Instance, dispatch: Dispatch, lower_bound_s: f64) -> Result<Plan> {
+        let mut simulator = Simulator::new(instance);
+        let outcome = self.run(&mut simulator, dispatch).map_err(|deadlock| simulator.error_of(&deadlock))?;
+        let dispatched = (dispatch == Dispatch::Rule).then(|| simulator.dispatched_order());
+        let iteration_s = seconds(outcome.iteration);
+        let lower_bound_s = lower_bound_s.min(iteration_s);
+        let predicted = Predicted {
+            iteration_s,
+            pipeline_s: seconds(outcome.pipeline),
+            allreduce_s: instance.allreduce.iter().map(|t| seconds(*t)).collect(),
+            lower_bound_s,
+            gap: Predicted::gap_of(iteration_s, lower_bound_s),
+        };
+        let mut solver = plan.solver.clone();
+        if iteration_s > lower_bound_s * (1.0 + 1e-9) {
+            solver.optimal = solver.optimal.and(Some(false));
+        }
+        let tasks = simulator.plan_tasks(dispatched.as_ref().unwrap_or(&self.order));
+        Ok(Plan { tasks, predicted, solver, ..plan.clone() })
     }
 
     pub(crate) fn run(

@@ -80,7 +80,7 @@ impl Orders<'_> {
                 _ => self.ready[c],
             };
             let (node, travel, ..) = chain.tasks[self.done[c]];
-            let start = (begin + travel).max(self.free[node]);
+            let start = (begin + travel).max(self.free[self.instance.processor(node)]);
             let rest: Time = chain.tasks[self.done[c]..].iter().map(|t| t.2).sum::<Time>()
                 + chain.tasks[self.done[c] + 1..].iter().map(|t| t.1).sum::<Time>()
                 + chain.return_transfer;
@@ -100,9 +100,10 @@ impl Orders<'_> {
             if start < last || (change > 0 && is_full) {
                 continue;
             }
-            let before = (self.ready[c], self.free[node]);
+            let processor = self.instance.processor(node);
+            let before = (self.ready[c], self.free[processor]);
             let end = start + length;
-            (self.ready[c], self.free[node]) = (end, end);
+            (self.ready[c], self.free[processor]) = (end, end);
             self.done[c] += 1;
             self.held[node] += change;
             let mut value = so_far.max(end + reduce.unwrap_or(0));
@@ -114,7 +115,7 @@ impl Orders<'_> {
             }
             self.held[node] -= change;
             self.done[c] -= 1;
-            (self.ready[c], self.free[node]) = before;
+            (self.ready[c], self.free[processor]) = before;
         }
     }
 }

@@ -58,6 +58,17 @@ pub fn problem(rng: &mut Pcg64) -> Option<Problem> {
     Problem::new(Cluster::new(parts, "").ok()?, stages, vec![], counts, ratio, rules).ok()
 }
 
+/// The same problem where some nodes share processors.
+pub fn sharing(problem: &Problem, rng: &mut Pcg64) -> Option<Problem> {
+    let nodes = problem.cluster().nodes().len();
+    let most = rng.random_range(1..=3);
+    let processors: Vec<Option<u32>> =
+        (0..nodes).map(|_| rng.random_bool(0.7).then(|| rng.random_range(0..most))).collect();
+    let cluster = problem.cluster().with_processors(&processors).ok()?;
+    let (stages, counts) = (problem.stages().to_vec(), problem.microbatches().to_vec());
+    Problem::new(cluster, stages, vec![], counts, problem.skip_ratio(), problem.constraints().clone()).ok()
+}
+
 /// The same problem with random weights for its stages, or with random classes of routes.
 pub fn extended(problem: &Problem, rng: &mut Pcg64) -> Option<Problem> {
     let stages = problem.stages().len();

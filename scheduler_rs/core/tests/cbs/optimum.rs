@@ -15,7 +15,7 @@ use skippipe_core::time::{NEVER, Rounding, seconds};
 
 use super::asked::{Asked, lookahead_of, plan_of};
 use super::exhaustive::optimum;
-use super::instances::{extended, other_load, problem};
+use super::instances::{extended, other_load, problem, sharing};
 use super::routes::demand;
 
 #[test]
@@ -28,6 +28,17 @@ fn optimum_is_that_of_the_exhaustive_search() {
 fn profiles_and_classes_are_exact_too() {
     let (found, none) = compared(400, &mut Pcg64::seed_from_u64(17), |problem, rng| extended(&problem, rng));
     assert!(found > 200 && none > 5, "{found} with a plan, {none} without");
+}
+
+#[test]
+fn shared_processors_are_exact_too() {
+    let mut rng = Pcg64::seed_from_u64(23);
+    let shared = |problem: Problem, rng: &mut Pcg64| {
+        let problem = if rng.random_bool(0.3) { extended(&problem, rng)? } else { problem };
+        sharing(&problem, rng)
+    };
+    let (found, none) = compared(500, &mut rng, shared);
+    assert!(found > 250 && none > 5, "{found} with a plan, {none} without");
 }
 
 /// Compares the search with the exhaustive one on so many random problems; numbers of those with and without a plan.
@@ -96,9 +107,9 @@ fn what_a_plan_says_of_the_optimum_holds() {
     let (mut met, mut planned, mut impossible) = (0, 0, 0);
     for case in 0..300 {
         let Some(problem) = problem(&mut rng) else { continue };
-        let Some(problem) = (if case % 2 == 0 { Some(problem) } else { extended(&problem, &mut rng) }) else {
-            continue;
-        };
+        let changed = if case % 2 == 0 { Some(problem) } else { extended(&problem, &mut rng) };
+        let shared = |problem: Problem| if case % 3 == 0 { sharing(&problem, &mut rng) } else { Some(problem) };
+        let Some(problem) = changed.and_then(shared) else { continue };
         let instance = Instance::new(&problem, Rounding::Up);
         let tasks = route_tasks(&instance);
         let Some(demand) = demand(&instance, &tasks, 0) else { continue };
@@ -123,7 +134,7 @@ fn what_a_plan_says_of_the_optimum_holds() {
             (Err(error), expected) => panic!("case {case}: {error}, optimum {expected:?}"),
         }
     }
-    assert!(planned > 200 && impossible > 20, "{planned} planned, {impossible} impossible");
+    assert!(planned > 200 && impossible > 15, "{planned} planned, {impossible} impossible");
     // 246 of 250, with this little work.
     assert!(100 * met >= 97 * planned, "{met} of {planned} optima are met");
 }

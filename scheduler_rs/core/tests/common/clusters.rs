@@ -5,7 +5,7 @@ use skippipe_core::cluster::{Cluster, ClusterParts, Links, Node};
 
 /// Node `n0`, `n1`, ...: seconds of a forward, a backward and a loss, and memory in microbatches.
 pub fn node(index: usize, [forward_s, backward_s, loss_s]: [f64; 3], memory: u32) -> Node {
-    Node { name: format!("n{index}"), forward_s, backward_s, loss_s, memory }
+    Node { name: format!("n{index}"), forward_s, backward_s, loss_s, memory, processor: None }
 }
 
 /// A square matrix; `number` is asked row by row.

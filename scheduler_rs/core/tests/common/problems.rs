@@ -38,7 +38,8 @@ fn classes(sets: &[u8], stages: usize, routes: usize, cc1: bool) -> Vec<RouteCla
 }
 
 prop_compose! {
-    /// Up to five stages of up to three nodes, all rules switched on or off, some with a profile or classes.
+    /// Up to five stages of up to three nodes, all rules switched on or off, some with a profile or classes, some with
+    /// nodes that share processors.
     pub fn problems()(
         sizes in prop::collection::vec(1_usize..4, 2..6),
         numbers in prop::collection::vec(0.0_f64..1.0, 40),
@@ -53,6 +54,7 @@ prop_compose! {
         extension in 0_usize..4,
         weights in prop::collection::vec(prop_oneof![1 => Just(0.0), 4 => 0.0_f64..1.0], 4),
         sets in prop::collection::vec(any::<u8>(), 3),
+        processors in prop::option::weighted(0.4, prop::collection::vec(prop::option::weighted(0.8, 0_u32..4), 15)),
     ) -> Problem {
         let mut next = 0;
         let stages: Vec<Vec<usize>> = sizes.iter().map(|size| { next += size; (next - size..next).collect() }).collect();
@@ -68,6 +70,7 @@ prop_compose! {
         let constraints =
             Constraints { cc1, cc2, cc3, tc1, tc2: true, max_swaps, waves, max_stage_jump, profile, classes };
         let cluster = cluster(next, if gradients { sizes.len() } else { 0 }, &numbers);
+        let cluster = processors.map_or(cluster.clone(), |on| cluster.with_processors(&on[..next]).unwrap());
         Problem::new(cluster, stages, vec![], microbatches, skip_ratio, constraints).unwrap()
     }
 }

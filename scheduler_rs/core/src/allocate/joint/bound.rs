@@ -175,8 +175,8 @@ impl<'a> Trips<'a> {
     fn new(instance: &'a Instance, lengths: &Lengths) -> Self {
         let n = instance.node_count();
         // Nodes of one site and speed have the same round trips.
-        let kind = |node: usize| (instance.link_index(node), instance.least_work(node));
-        let mut count: FxHashMap<(usize, Time), usize> = FxHashMap::default();
+        let kind = |node: usize| (instance.place(node), instance.least_work(node));
+        let mut count: FxHashMap<((usize, usize), Time), usize> = FxHashMap::default();
         let nodes: Vec<usize> = (0..n)
             .filter(|node| {
                 let seen = count.entry(kind(*node)).or_insert(0);
@@ -195,7 +195,7 @@ impl<'a> Trips<'a> {
         };
         // The cheapest source's loss, wherever on the round trip that source is.
         let least_loss = (0..n).map(|node| instance.least_loss(node)).min().unwrap_or(0);
-        let mut known: FxHashMap<(usize, Time), Time> = FxHashMap::default();
+        let mut known: FxHashMap<((usize, usize), Time), Time> = FxHashMap::default();
         for node in 0..n {
             let round = *known.entry(kind(node)).or_insert_with(|| round(&trips, node));
             trips.from.push(round + instance.least_loss(node));

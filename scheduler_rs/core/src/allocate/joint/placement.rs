@@ -246,6 +246,7 @@ impl Placement {
             backward: time(node.backward_s * part),
             loss: time(node.loss_s),
             memory: self.memory_of(number, stage),
+            processor: cluster.processor_of(number) as u32,
         }
     }
 

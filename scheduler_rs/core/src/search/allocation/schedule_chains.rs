@@ -100,12 +100,14 @@ fn settled(found: Schedule) -> Result<(Problem, Schedule)> {
     let placement = allocation.placement();
     let node_at = |position: &u32| placement.node_at(*position as usize) as u32;
     let paths = paths.iter().map(|path| path.iter().map(node_at).collect()).collect();
-    let mut order_of_nodes = vec![Vec::new(); order.len()];
-    for (position, tasks) in order.into_iter().enumerate() {
-        order_of_nodes[placement.node_at(position)] = tasks;
+    let mut order_of_processors = vec![Vec::new(); order.len()];
+    for (processor, tasks) in order.into_iter().enumerate() {
+        // Where processors are shared, their numbers are those of the cluster already.
+        let own = if instance.shares_processors() { processor } else { placement.node_at(processor) };
+        order_of_processors[own] = tasks;
     }
     let problem = placement.problem(instance, tasks)?;
-    Ok((problem, Schedule { paths, order: order_of_nodes, key, allocation: None }))
+    Ok((problem, Schedule { paths, order: order_of_processors, key, allocation: None }))
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl<'a> Prover<'a> {
             let class = &below.classes[source.class];
             let node = source.node;
             let times = (class.forward[node], class.backward[node], class.loss[node], below.memory[node]);
-            let key = (below.link_index(node), source.class, source.microbatches, times);
+            let key = (below.place(node), source.class, source.microbatches, times);
             if below.sources.len() > 1 && !seen.contains(&key) {
                 seen.push(key);
                 prover.add(vec![index]);

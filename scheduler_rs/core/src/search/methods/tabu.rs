@@ -172,8 +172,8 @@ impl OrderSearch {
         }
         let mut graph = self.graph.clone();
         graph.reset(&self.best);
-        let nodes = (0..graph.node_count()).map(|node| self.best[graph.indices_of(node)].to_vec());
-        Some(Improved { order: nodes.collect(), outcome: graph.outcome(), work: self.work() })
+        let processors = (0..graph.processor_count()).map(|processor| self.best[graph.indices_of(processor)].to_vec());
+        Some(Improved { order: processors.collect(), outcome: graph.outcome(), work: self.work() })
     }
 
     /// Goes on until about `work` more search steps are done, the search or the budget is over.
@@ -246,7 +246,7 @@ impl OrderSearch {
         let mut first = 0;
         for i in 1..=path.len() {
             let goes_on = i < path.len()
-                && self.graph.node_of(path[i]) == self.graph.node_of(path[i - 1])
+                && self.graph.processor_of(path[i]) == self.graph.processor_of(path[i - 1])
                 && self.graph.index_of(path[i]) == self.graph.index_of(path[i - 1]) + 1;
             if !goes_on {
                 self.find_block_moves(self.graph.index_of(path[first]), self.graph.index_of(path[i - 1]));
@@ -319,7 +319,7 @@ impl OrderSearch {
     /// A forward that waits for memory: before one of the forwards that hold it.
     fn propose_gated(&mut self, index: usize) {
         let order = self.graph.order();
-        let begin = self.graph.indices_of(self.graph.node_of(order[index])).start;
+        let begin = self.graph.indices_of(self.graph.processor_of(order[index])).start;
         let task = order[index];
         let mut left = GATED_REACH;
         for to in (begin..index).rev() {
@@ -437,7 +437,7 @@ impl OrderSearch {
         self.moves.clear();
         self.segments.clear();
         let index = self.rng.random_range(0..self.graph.order().len());
-        let own = self.graph.indices_of(self.graph.node_of(self.graph.order()[index]));
+        let own = self.graph.indices_of(self.graph.processor_of(self.graph.order()[index]));
         let (least, most) = (index.saturating_sub(REACH).max(own.start), (index + REACH).min(own.end - 1));
         let to = self.rng.random_range(least..=most);
         if self.rng.random_bool(0.5) {

@@ -1,4 +1,4 @@
-//! An order from keys: nodes take their tasks by key, as soon as those before them and memory allow.
+//! An order from keys: processors take their tasks by key, as soon as those before them and memory allow.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,14 +21,14 @@ impl OrderGraph {
         self.work += 4 * self.order.len() as u64;
         while let Some(Reverse((_, task))) = open.pop() {
             let vertex = &self.vertices[task as usize];
-            let node = vertex.node as usize;
+            let (node, processor) = (vertex.node as usize, vertex.processor as usize);
             if vertex.holds > 0 && held[node] >= self.memory[node] {
                 blocked[node].push(task);
                 continue;
             }
             held[node] = held[node].wrapping_add_signed(vertex.holds);
-            order[next[node]] = task;
-            next[node] += 1;
+            order[next[processor]] = task;
+            next[processor] += 1;
             if vertex.after != NO_TASK {
                 open.push(Reverse((key(vertex.after), vertex.after)));
             }

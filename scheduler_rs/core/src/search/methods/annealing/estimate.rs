@@ -1,7 +1,7 @@
 //! How long an iteration over given routes will about take, without simulating it: the round trips of the routes, the
-//! load of the nodes and the time for which they hold microbatches. Kept up to date change by change.
+//! load of the processors and the time for which nodes hold microbatches. Kept up to date change by change.
 //!
-//! Each route, each node's work and each node's memory is a time by which it can be done at the earliest. Together
+//! Each route, each processor's work and each node's memory is a time by which it can be done at the earliest. Together
 //! they are a power sum of these times, which is about the longest of them, and falls whenever a long one does.
 
 use rustc_hash::FxHashMap;
@@ -12,12 +12,15 @@ use crate::search::instance_view::InstanceView;
 use crate::search::methods::routes::{Change, Path, Routes};
 use crate::time::{NEVER, Time};
 
+/// Numbers of nodes and processors.
+type Numbers = SmallVec<[u32; 32]>;
+
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Estimate {
     /// Round trip of one microbatch of each route.
     trips: Vec<Time>,
-    /// Work of each node.
+    /// Work of each processor.
     loads: Vec<Time>,
     /// Time for which each node holds microbatches, summed over these.
     holds: Vec<Time>,
@@ -57,7 +60,8 @@ impl Estimate {
         self.around = all_around(view.instance);
         self.reduce = view.instance.allreduce.iter().copied().max().unwrap_or(0);
         for (route, task) in view.tasks.iter().enumerate() {
-            self.loads[task.source] += task.waves as Time * view.instance.loss(task.class, task.source);
+            self.loads[view.instance.processor(task.source)] +=
+                task.waves as Time * view.instance.loss(task.class, task.source);
             self.add(view, route, routes.path(route), 1);
         }
         self.power = 0;
@@ -78,7 +82,7 @@ impl Estimate {
         }
         self.power = power;
         self.sum = (0..view.tasks.len()).map(|r| self.of_route(view, r)).sum::<f64>()
-            + (0..self.loads.len()).map(|node| self.of_node(view, node)).sum::<f64>();
+            + (0..self.loads.len()).map(|node| self.of_place(view, node)).sum::<f64>();
     }
 
     /// The power sum.
@@ -123,12 +127,11 @@ impl Estimate {
     }
 
     /// Takes these routes out of the sum, and all that they ask of their nodes and of `others`: before these nodes
-    /// change. Gives the nodes.
-    pub fn lift(&mut self, view: InstanceView<'_>, routes: &Routes, affected: &[u32], others: &[usize]) -> Vec<u32> {
-        let mut nodes: Vec<u32> = others.iter().map(|node| *node as u32).collect();
-        nodes.extend(affected.iter().flat_map(|route| routes.path(*route as usize)));
-        nodes.sort_unstable();
-        nodes.dedup();
+    /// change. Gives the nodes and their processors.
+    pub fn lift(&mut self, view: InstanceView<'_>, routes: &Routes, affected: &[u32], others: &[usize]) -> Numbers {
+        let mut nodes: Numbers = others.iter().map(|node| *node as u32).collect();
+        nodes.extend(affected.iter().flat_map(|route| routes.path(*route as usize).iter().copied()));
+        with_processors(view.instance, &mut nodes);
         self.sum -= self.cost_of(view, affected, &nodes);
         for route in affected {
             self.add(view, *route as usize, routes.path(*route as usize), -1);
@@ -149,20 +152,19 @@ impl Estimate {
 
     fn cost_of(&self, view: InstanceView<'_>, affected: &[u32], nodes: &[u32]) -> f64 {
         affected.iter().map(|route| self.of_route(view, *route as usize)).sum::<f64>()
-            + nodes.iter().map(|node| self.of_node(view, *node as usize)).sum::<f64>()
+            + nodes.iter().map(|node| self.of_place(view, *node as usize)).sum::<f64>()
     }
 
     /// Follows a change that `routes` has made; `before` are the paths that it replaced.
     pub fn follow(&mut self, view: InstanceView<'_>, routes: &Routes, before: &Change) {
-        let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
+        let mut nodes = Numbers::new();
         let held = view.instance.memory_is_held();
         for (route, path) in before {
             let after = routes.path(*route as usize);
             nodes.extend(path.iter().filter(|n| held || !after.contains(n)).copied());
             nodes.extend(after.iter().filter(|n| held || !path.contains(n)).copied());
         }
-        nodes.sort_unstable();
-        nodes.dedup();
+        with_processors(view.instance, &mut nodes);
         let affected: SmallVec<[u32; 4]> = before.iter().map(|(route, _)| *route).collect();
         self.sum -= self.cost_of(view, &affected, &nodes);
         for (route, path) in before {
@@ -181,7 +183,7 @@ impl Estimate {
         for node in path.iter().rev().map(|n| *n as usize) {
             let work = instance.forward(task.class, node) + instance.backward(task.class, node);
             trip += instance.transfer(node, after) + instance.transfer(after, node) + work;
-            self.loads[node] += times * work;
+            self.loads[instance.processor(node)] += times * work;
             self.holds[node] += times * trip;
             after = node;
         }
@@ -194,15 +196,26 @@ impl Estimate {
         self.power(self.route_time(view, route) + self.reduce)
     }
 
-    fn of_node(&self, view: InstanceView<'_>, node: usize) -> f64 {
-        if self.loads[node] == 0 {
-            return 0.0;
+    /// The work of the processor of this number, and what the node of this number holds.
+    fn of_place(&self, view: InstanceView<'_>, number: usize) -> f64 {
+        let instance = view.instance;
+        let by_holds = || self.power(self.holds[number] / Time::from(instance.memory[number]) + self.around[number]);
+        if !instance.shares_processors() {
+            if self.loads[number] == 0 {
+                return 0.0;
+            }
+            let by_work = self.power(self.loads[number] + self.around[number]);
+            return if instance.memory_is_held() { by_work + by_holds() } else { by_work };
         }
-        let by_work = self.power(self.loads[node] + self.around[node]);
-        if !view.instance.memory_is_held() {
-            return by_work;
+        let mut sum = 0.0;
+        if self.loads[number] > 0 {
+            let nodes = (0..instance.node_count()).filter(|node| instance.processor(*node) == number);
+            sum += self.power(self.loads[number] + nodes.map(|node| self.around[node]).min().unwrap_or(0));
         }
-        by_work + self.power(self.holds[node] / Time::from(view.instance.memory[node]) + self.around[node])
+        if instance.memory_is_held() && self.holds[number] > 0 {
+            sum += by_holds();
+        }
+        sum
     }
 
     fn power(&self, time: Time) -> f64 {
@@ -210,15 +223,26 @@ impl Estimate {
     }
 }
 
+/// Nodes and their processors, each number once and in order.
+fn with_processors(instance: &Instance, numbers: &mut Numbers) {
+    if instance.shares_processors() {
+        for index in 0..numbers.len() {
+            numbers.push(instance.processor(numbers[index] as usize) as u32);
+        }
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+}
+
 /// [`around`] of every node. Nodes of one site are as far from all sources, but for a source itself.
 fn all_around(instance: &Instance) -> Vec<Time> {
-    let mut known: FxHashMap<usize, Time> = FxHashMap::default();
+    let mut known: FxHashMap<(usize, usize), Time> = FxHashMap::default();
     let is_source = |node: usize| instance.stage_of[node] == 0 && instance.sources.iter().any(|s| s.node == node);
     let of = |node: usize| {
         if instance.stage_of[node] == NO_STAGE || is_source(node) {
             return around(instance, node);
         }
-        *known.entry(instance.link_index(node)).or_insert_with(|| around(instance, node))
+        *known.entry(instance.place(node)).or_insert_with(|| around(instance, node))
     };
     (0..instance.node_count()).map(of).collect()
 }

@@ -23,7 +23,7 @@ pub enum ConflictKind {
     Length,
     /// More routes over a node, or more microbatches held, than it has memory for (TC1).
     Memory,
-    /// Two tasks that overlap on a node (TC2).
+    /// Two tasks that overlap on a processor (TC2).
     Overlap,
     /// Paths without conflict that the precedence constraints delay beyond the bound.
     Detour,
@@ -47,17 +47,17 @@ pub fn branchings(
     if model.instance.rules.tc1 == MemoryRule::Routes {
         conflicts.node_quotas();
     }
-    let mut nodes: Vec<Vec<TaskInterval>> = vec![Vec::new(); model.nodes.len()];
+    let mut processors: Vec<Vec<TaskInterval>> = vec![Vec::new(); model.nodes.len()];
     for (agent, choice) in selection.iter().enumerate() {
         for (node, run) in task_intervals(model, agent, choice) {
-            nodes[node].push(run);
+            processors[model.processor(node)].push(run);
         }
     }
-    for (node, runs) in nodes.iter_mut().enumerate() {
+    for (processor, runs) in processors.iter_mut().enumerate() {
         runs.sort_unstable_by_key(|r| (r.start, r.end, r.op));
-        conflicts.overlaps(node, runs);
-        if model.is_held() {
-            conflicts.holdings(node, runs);
+        conflicts.overlaps(runs);
+        if model.is_held() && model.processor(processor) == processor {
+            model.sharing[processor].iter().for_each(|node| conflicts.holdings(*node, runs));
         }
     }
     if !is_consistent || selection.iter().enumerate().any(|(agent, choice)| completion(model, agent, choice) > least) {
@@ -177,24 +177,25 @@ impl Conflicts<'_> {
         }
     }
 
-    /// Pairs of tasks that overlap; `runs` is in order of starts.
-    fn overlaps(&mut self, node: usize, runs: &[TaskInterval]) {
+    /// Pairs of tasks of a processor that overlap; `runs` is in order of starts.
+    fn overlaps(&mut self, runs: &[TaskInterval]) {
         for (i, x) in runs.iter().enumerate() {
             for y in runs[i + 1..].iter().take_while(|y| y.start < x.end) {
                 if x.agent == y.agent || !x.overlaps(y) {
                     continue;
                 }
                 self.count += 1;
-                let branching = self.visit_or_order(node, x, y);
+                let branching = self.visit_or_order(x, y);
                 self.branchings.push((ConflictKind::Overlap, branching));
             }
         }
     }
 
-    /// Whether an agent that can avoid the node visits it; once neither can, which of the two tasks comes first.
-    fn visit_or_order(&self, node: usize, x: &TaskInterval, y: &TaskInterval) -> Branching {
+    /// Whether an agent that can avoid its node visits it; once neither can, which of the two tasks comes first.
+    fn visit_or_order(&self, x: &TaskInterval, y: &TaskInterval) -> Branching {
         let is_loss = |run: &TaskInterval| self.model.offset_of(run.agent, run.op) == self.model.width - 1;
         for run in [x, y] {
+            let node = self.model.node_of(run.agent, self.model.offset_of(run.agent, run.op) as u32);
             if !is_loss(run) && !self.domains.is_mandatory(self.model, run.agent, node) {
                 return visit(run.agent, node);
             }
@@ -202,7 +203,7 @@ impl Conflicts<'_> {
         smallvec![Decision::Order(x.op as u32, y.op as u32), Decision::Order(y.op as u32, x.op as u32)]
     }
 
-    /// A set of holdings that together exceed the node's memory by one. One of them must end before another one starts.
+    /// A set of holdings of a node, of whose processor `runs` are, that together exceed the node's memory by one. One of them must end before another one starts.
     fn holdings(&mut self, node: usize, runs: &[TaskInterval]) {
         let memory = self.model.memory(node);
         let mut held: Vec<TaskInterval> = Vec::new();

@@ -33,6 +33,7 @@ pub fn propagate_holdings(
                 (model.op(agent, wave, 2 * node as u32), model.op(agent, wave, 2 * node as u32 + 1));
             disjunctive.intervals.push(IntervalVar {
                 agent,
+                node,
                 mandatory,
                 start_op,
                 end_op,
@@ -50,7 +51,7 @@ pub fn propagate_holdings(
     timetable(domains, memory, &disjunctive.intervals, dirty);
     disjunctive.collect_mandatory();
     if memory == 1 {
-        disjunctive::immediate_selection(model, domains, node, disjunctive, dirty)?;
+        disjunctive::immediate_selection(model, domains, disjunctive, dirty)?;
         disjunctive.edge_finding(false, domains, dirty)?;
         disjunctive.edge_finding(true, domains, dirty)?;
         domains.node_slack[node] = domains.node_slack[node].min(disjunctive.preemptive_slack());

@@ -1,4 +1,4 @@
-//! One-machine propagation (TC2): a node runs one task at a time.
+//! One-machine propagation (TC2): a processor runs one task at a time.
 //!
 //! Tasks on all paths left to an agent are *mandatory*, the others *optional*. Mandatory tasks are propagated pair by
 //! pair (immediate selection, Carlier and Pinson 1989) and by edge finding (Nuijten 1994). Optional tasks receive
@@ -19,6 +19,8 @@ use super::model::Model;
 pub struct IntervalVar {
     /// Agent.
     pub agent: usize,
+    /// Local node.
+    pub node: usize,
     /// Whether all paths left to the agent include it.
     pub mandatory: bool,
     /// Operation with which it starts.
@@ -37,7 +39,7 @@ pub struct IntervalVar {
     pub length: Time,
 }
 
-/// The interval variables of one node, and working memory kept between calls.
+/// The interval variables of one node or processor, and working memory kept between calls.
 #[derive(Debug, Default)]
 pub struct Disjunctive {
     /// Mandatory and optional interval variables.
@@ -50,7 +52,7 @@ pub struct Disjunctive {
     left: Vec<Time>,
 }
 
-/// Propagates the tasks of `node` and sets the slack that they leave below the limit.
+/// Propagates the tasks of the processor of `node` and sets the slack that they leave below the limit.
 ///
 /// # Errors
 /// Where they cannot all complete by the limit.
@@ -63,12 +65,13 @@ pub fn propagate_tasks(
 ) -> Result<(), Infeasible> {
     disjunctive.intervals.clear();
     for (agent, own) in model.agents.iter().enumerate() {
-        let interval = |op: usize, mandatory: bool| {
+        let interval = |op: usize, node: usize, mandatory: bool| {
             let (earliest_start, latest_end, length) =
                 (domains.earliest_start[op], domains.latest_end[op], model.length[op]);
             let (latest_start, earliest_end) = (latest_end - length, earliest_start + length);
             IntervalVar {
                 agent,
+                node,
                 mandatory,
                 start_op: op,
                 end_op: op,
@@ -79,14 +82,14 @@ pub fn propagate_tasks(
                 length,
             }
         };
-        for wave in 0..own.waves {
+        for (wave, node) in (0..own.waves).flat_map(|wave| model.sharing[node].iter().map(move |node| (wave, *node))) {
             if domains.is_possible(model, agent, node) {
                 let mandatory = domains.is_mandatory(model, agent, node);
-                disjunctive.intervals.push(interval(model.op(agent, wave, 2 * node as u32), mandatory));
-                disjunctive.intervals.push(interval(model.op(agent, wave, 2 * node as u32 + 1), mandatory));
+                disjunctive.intervals.push(interval(model.op(agent, wave, 2 * node as u32), node, mandatory));
+                disjunctive.intervals.push(interval(model.op(agent, wave, 2 * node as u32 + 1), node, mandatory));
             }
             if own.source == node {
-                disjunctive.intervals.push(interval(model.op(agent, wave, model.loss_offset()), true));
+                disjunctive.intervals.push(interval(model.op(agent, wave, model.loss_offset()), node, true));
             }
         }
     }
@@ -94,7 +97,7 @@ pub fn propagate_tasks(
         domains.node_slack[node] = NEVER;
         return Ok(());
     }
-    immediate_selection(model, domains, node, disjunctive, dirty)?;
+    immediate_selection(model, domains, disjunctive, dirty)?;
     disjunctive.collect_mandatory();
     disjunctive.edge_finding(false, domains, dirty)?;
     disjunctive.edge_finding(true, domains, dirty)?;
@@ -103,11 +106,10 @@ pub fn propagate_tasks(
 }
 
 /// Of two intervals of which one cannot come first, the other one does; an optional one that fits neither before nor
-/// after a mandatory one is removed, with the paths over the node.
+/// after a mandatory one is removed, with the paths over its node.
 pub fn immediate_selection(
     model: &Model<'_>,
     domains: &mut Domains,
-    node: usize,
     disjunctive: &Disjunctive,
     dirty: &mut [bool],
 ) -> Result<(), Infeasible> {
@@ -122,7 +124,7 @@ pub fn immediate_selection(
                 (true, true) => {}
                 (false, false) if y.mandatory => return Err(Infeasible),
                 (false, false) => {
-                    domains.retain_paths(model, y.agent, dirty, |path| !path.nodes.contains(&(node as u32)));
+                    domains.retain_paths(model, y.agent, dirty, |path| !path.nodes.contains(&(y.node as u32)));
                 }
                 (true, false) => {
                     domains.raise_release(y.start_op, y.agent, x.earliest_end, dirty);

@@ -52,7 +52,8 @@ pub struct Domains {
     pub min_hold: Vec<Time>,
     /// Pairs of operations of which the first precedes the second.
     pub precedences: Vec<(u32, u32)>,
-    /// Per local node, by how much the limit could be lower before its tasks no longer fit.
+    /// Per local node, by how much the limit could be lower before what it holds, or the tasks of its processor, no longer
+    /// fit.
     pub node_slack: Vec<Time>,
     /// The same, minimum over the stages.
     pub stage_slack: Time,

@@ -71,6 +71,8 @@ pub struct Model<'a> {
     pub nodes: Vec<usize>,
     /// Stage of each local node.
     pub stage_of: Vec<usize>,
+    /// For each local node, those on its processor, itself among them, ascending.
+    pub sharing: Vec<Vec<usize>>,
     /// Local nodes of each stage.
     pub members: Vec<Vec<usize>>,
     /// Capacity of each stage.
@@ -180,6 +182,8 @@ impl<'a> Model<'a> {
         let idle = instance.allreduce.iter().copied().max().unwrap_or(0);
         let serial = tasks.iter().zip(&by_kind.of_task).map(|(t, k)| t.waves as Time * longest(k)).sum::<Time>() + idle;
         let stage_of: Vec<usize> = nodes.iter().map(|n| instance.stage_of[*n]).collect();
+        let shares = |a: usize, b: usize| instance.processor(a) == instance.processor(b);
+        let sharing = nodes.iter().map(|a| (0..nodes.len()).filter(|l| shares(*a, nodes[*l])).collect()).collect();
         let mut members = vec![Vec::new(); instance.stage_count()];
         for (l, stage) in stage_of.iter().enumerate() {
             members[*stage].push(l);
@@ -193,6 +197,7 @@ impl<'a> Model<'a> {
             kinds,
             nodes,
             stage_of,
+            sharing,
             members,
             capacities: instance.members.iter().map(|own| stage_capacity(instance, tasks, own)).collect(),
             width,
@@ -234,6 +239,11 @@ impl<'a> Model<'a> {
     /// Local node on which an agent's operation runs.
     pub fn node_of(&self, agent: usize, offset: u32) -> usize {
         if offset == self.loss_offset() { self.agents[agent].source } else { offset as usize / 2 }
+    }
+
+    /// The processor of a local node, by the first local node on it.
+    pub fn processor(&self, node: usize) -> usize {
+        self.sharing[node][0]
     }
 
     /// Whether TC1 limits how many microbatches a node holds at a time.

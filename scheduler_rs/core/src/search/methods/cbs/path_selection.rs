@@ -94,7 +94,7 @@ pub fn select_paths(model: &Model<'_>, domains: &Domains, slack: Time) -> Vec<Se
     options.into_iter().zip(selection).map(take).collect()
 }
 
-/// What the selected paths use: task intervals and routes of each node, routes of each stage, lengths.
+/// What the selected paths use: task intervals of each processor, routes of each node and stage, lengths.
 struct SelectionTable {
     runs: Vec<Vec<TaskInterval>>,
     visits: Vec<i32>,
@@ -132,12 +132,12 @@ impl SelectionTable {
         self.long += sign * i32::from(path.nodes.len() > model.demand.short);
         if sign < 0 {
             for node in path.nodes.iter().map(|n| *n as usize).chain([model.agents[agent].source]) {
-                self.runs[node].retain(|r| r.agent != agent);
+                self.runs[model.processor(node)].retain(|r| r.agent != agent);
             }
             return;
         }
         for (node, run) in task_intervals(model, agent, choice) {
-            self.runs[node].push(run);
+            self.runs[model.processor(node)].push(run);
         }
     }
 
@@ -150,7 +150,7 @@ impl SelectionTable {
                 if cost >= least {
                     break;
                 }
-                cost += self.runs[node].iter().filter(|r| r.overlaps(&run)).count() as i32;
+                cost += self.runs[model.processor(node)].iter().filter(|r| r.overlaps(&run)).count() as i32;
             }
             if cost < least {
                 (least, best) = (cost, number);

@@ -15,7 +15,7 @@ use super::path_selection::SelectedPath;
 pub enum DispatchRule {
     /// Earliest selected start; exact for paths without conflicts.
     PlannedStart,
-    /// Active schedule (Giffler and Thompson 1960): on the node of the task that would end first, the tasks that could
+    /// Active schedule (Giffler and Thompson 1960): on the processor of the task that would end first, the tasks that could
     /// start before that end compete, and the one with the earliest latest end wins.
     LatestEnd,
 }
@@ -104,7 +104,7 @@ struct Generator<'g> {
     /// Per agent, tasks scheduled, and when the next one's input can be sent.
     done: Vec<usize>,
     ready: Vec<Time>,
-    /// Per local node, when it is free, and microbatches held.
+    /// Per processor, when it is free; per local node, microbatches held.
     free: Vec<Time>,
     held: Vec<usize>,
 }
@@ -128,7 +128,7 @@ impl Generator<'_> {
         if model.is_held() && position < hops && self.held[node] >= model.memory(node) {
             return None;
         }
-        let start = (self.ready[agent] + step.travel).max(self.free[node]);
+        let start = (self.ready[agent] + step.travel).max(self.free[model.processor(node)]);
         // Backwards before losses before forwards.
         let kind = if position > hops { 0 } else { u8::from(position < hops) + 1 };
         let priority = match self.rule {
@@ -149,9 +149,14 @@ impl Generator<'_> {
             DispatchRule::LatestEnd => {
                 let (_, soonest) = open().min_by_key(|(a, n)| (n.start + n.length, n.start, *a))?;
                 let until = (soonest.start + soonest.length).max(soonest.start + 1);
-                open().filter(|(_, n)| n.node == soonest.node && n.start < until).min_by_key(|(a, n)| (n.priority, *a))
+                open().filter(|(_, n)| self.share(n, &soonest) && n.start < until).min_by_key(|(a, n)| (n.priority, *a))
             }
         }
+    }
+
+    /// Whether two tasks are of one processor.
+    fn share(&self, one: &Next, other: &Next) -> bool {
+        self.model.processor(one.node) == self.model.processor(other.node)
     }
 
     /// Appends an agent's next task.
@@ -159,8 +164,8 @@ impl Generator<'_> {
         let path = self.path(agent);
         let (hops, last, return_transfer) = (path.nodes.len(), path.steps.len() - 1, path.return_transfer);
         let position = self.done[agent] % path.steps.len();
-        self.free[task.node] = task.start + task.length;
-        self.ready[agent] = self.free[task.node] + if position == last { return_transfer } else { 0 };
+        self.free[self.model.processor(task.node)] = task.start + task.length;
+        self.ready[agent] = task.start + task.length + if position == last { return_transfer } else { 0 };
         if position < hops {
             self.held[task.node] += 1;
         } else if position > hops {
@@ -170,7 +175,7 @@ impl Generator<'_> {
     }
 }
 
-/// Task order of every node; none on a deadlock. `first` is the number of each agent's first task.
+/// Task order of every processor; none on a deadlock. `first` is the number of each agent's first task.
 fn generate_schedule(
     model: &Model<'_>,
     selection: &[SelectedPath],
@@ -194,11 +199,11 @@ fn generate_schedule(
     let total: usize = (0..count).map(|a| model.agents[a].waves * partial.path(a).steps.len()).sum();
     for _ in 0..total {
         let (agent, task) = partial.choose(&waiting)?;
-        order[model.nodes[task.node]].push((first[agent] + partial.done[agent]) as TaskId);
+        order[model.instance.processor(model.nodes[task.node])].push((first[agent] + partial.done[agent]) as TaskId);
         partial.schedule(agent, task);
         for (other, next) in waiting.iter_mut().enumerate() {
             // Only these can have changed.
-            if other == agent || next.is_none_or(|n| n.node == task.node) {
+            if other == agent || next.is_none_or(|n| partial.share(&n, &task)) {
                 *next = partial.next(other);
             }
         }

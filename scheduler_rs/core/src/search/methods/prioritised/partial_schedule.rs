@@ -26,6 +26,7 @@ pub struct Targets {
 pub struct PartialSchedule<'a> {
     instance: &'a Instance,
     tasks: &'a [RouteTask],
+    /// Tasks by processor, holdings by node.
     timelines: Vec<Timeline>,
     /// Routes that may still lead over each node.
     room: Vec<u32>,
@@ -62,10 +63,16 @@ impl<'a> PartialSchedule<'a> {
         }
     }
 
-    /// Reservations of a node.
+    /// Times in which a node may hold one more microbatch.
+    #[must_use]
+    pub fn windows(&self, node: usize) -> &[(Time, Time)] {
+        self.timelines[node].windows()
+    }
+
+    /// The timeline with the tasks of a node's processor.
     #[must_use]
     pub fn timeline(&self, node: usize) -> &Timeline {
-        &self.timelines[node]
+        &self.timelines[self.instance.processor(node)]
     }
 
     /// Reservations of a node, to be filled by hand.
@@ -146,7 +153,7 @@ impl<'a> PartialSchedule<'a> {
         let hops = timed_path.nodes.len();
         for (position, start) in timed_path.starts.iter().enumerate() {
             let (node, length) = self.task(route, timed_path, position);
-            self.timelines[node].reserve(Reservation {
+            self.timelines[self.instance.processor(node)].reserve(Reservation {
                 start: *start,
                 end: start + length,
                 route: route as u32,
@@ -188,6 +195,10 @@ impl<'a> PartialSchedule<'a> {
         let Some(first) = timed_paths.first() else { return };
         for node in first.nodes.iter().map(|n| *n as usize).chain([self.tasks[route].source]) {
             self.timelines[node].remove(route as u32, self.instance.memory[node]);
+            let processor = self.instance.processor(node);
+            if processor != node {
+                self.timelines[processor].remove(route as u32, self.instance.memory[processor]);
+            }
         }
         for node in &first.nodes {
             let node = *node as usize;
@@ -220,7 +231,7 @@ impl<'a> PartialSchedule<'a> {
         microbatches
     }
 
-    /// The order on every node in the simulator's task numbers; `simulator` holds [`PartialSchedule::microbatches`].
+    /// The order on every processor in the simulator's task numbers; `simulator` holds [`PartialSchedule::microbatches`].
     #[must_use]
     pub fn order(&self, simulator: &Simulator<'_>) -> Vec<Vec<TaskId>> {
         let id = |reservation: &Reservation| {
@@ -230,7 +241,7 @@ impl<'a> PartialSchedule<'a> {
     }
 
     /// Moves every task to the time that `simulator` found for it under `order`; from then on it occupies its
-    /// node.
+    /// processor.
     pub fn retime(&mut self, simulator: &Simulator<'_>, order: &[Vec<TaskId>]) {
         self.occupied = true;
         for line in &mut self.timelines {
@@ -244,13 +255,18 @@ impl<'a> PartialSchedule<'a> {
                 timed_path.completion = simulator.completion_of(microbatch);
             }
         }
-        for (node, tasks) in order.iter().enumerate() {
+        for (processor, tasks) in order.iter().enumerate() {
             for task in tasks {
                 let microbatch = simulator.microbatch_of(*task);
                 let position = (task - simulator.tasks_of(microbatch).start) as usize;
                 let route = self.route_of(microbatch) as u32;
                 let (start, end) = (simulator.start_of(*task), simulator.end_of(*task));
-                self.timelines[node].push(Reservation { start, end, route, task: task_code(microbatch, position) });
+                self.timelines[processor].push(Reservation {
+                    start,
+                    end,
+                    route,
+                    task: task_code(microbatch, position),
+                });
             }
         }
         if self.instance.memory_is_held() {

@@ -299,7 +299,7 @@ impl<'a> Router<'a> {
             return;
         }
         self.work += SEARCHED;
-        for (from, to) in line.windows() {
+        for (from, to) in schedule.windows(node) {
             if *to <= arrival {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! What one node is reserved for: the tasks that it runs and the microbatches that it holds.
+//! What one node is reserved for: the tasks that it runs and the microbatches that it holds. Where nodes share a
+//! processor, the tasks of all of them stand in the timeline of one.
 
 use crate::time::{NEVER, Time};
 

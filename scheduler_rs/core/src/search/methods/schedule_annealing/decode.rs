@@ -30,7 +30,7 @@ pub(super) struct Operation {
 pub(super) struct Times {
     /// Operations in the order in which they were placed: each after those that it waits for.
     pub placed: Vec<u32>,
-    /// By operation: its start, and the one before it on its node.
+    /// By operation: its start, and the one before it on its processor.
     pub start: Vec<Time>,
     pub left: Vec<u32>,
     pub iteration: Time,
@@ -52,11 +52,14 @@ pub(super) struct Decoder {
     pub follows: Vec<bool>,
     allreduce: Vec<Time>,
     memory: Vec<u32>,
+    processor_of: Vec<u32>,
     /// The iteration is no shorter, and so much is added to it.
     floor: Time,
     epilogue: Time,
+    /// By processor: when it is free, and its last operation.
     free: Vec<Time>,
     last: Vec<u32>,
+    /// By node.
     held: Vec<u32>,
     /// By microbatch: when its next operation's input leaves, how many operations are placed, and how many were due.
     ready: Vec<Time>,
@@ -80,6 +83,7 @@ impl Decoder {
             follows,
             allreduce: vec![0; nodes],
             memory: vec![u32::MAX; nodes],
+            processor_of: vec![0; nodes],
             floor: 0,
             epilogue: instance.epilogue,
             free: vec![0; nodes],
@@ -99,6 +103,7 @@ impl Decoder {
     pub fn set_allocation(&mut self, instance: &Instance) {
         for (node, stage) in instance.stage_of.iter().enumerate() {
             self.allreduce[node] = instance.allreduce.get(*stage).copied().unwrap_or(0);
+            self.processor_of[node] = instance.processor(node) as u32;
             if instance.memory_is_held() {
                 self.memory[node] = instance.memory[node];
             }
@@ -169,7 +174,7 @@ impl Decoder {
         operation.holds < 0 && end + back.max(self.allreduce[node]) + self.epilogue == times.iteration
     }
 
-    /// Places the operations of `sequence` one after the other, each as early as its input and what its node ran before
+    /// Places the operations of `sequence` one after the other, each as early as its input and what its processor ran before
     /// allow; a forward without memory, and what follows in its microbatch, is put off until its node has some.
     /// False where the energy is above `limit`, or operations are left.
     pub fn decode(&mut self, sequence: &[u32], limit: f64, times: &mut Times, work: &mut u64) -> bool {
@@ -221,16 +226,17 @@ impl Decoder {
                     self.waiting.push((operation.node, microbatch));
                     break;
                 }
-                let start = (self.ready[b] + operation.lag).max(self.free[node]);
+                let processor = self.processor_of[node] as usize;
+                let start = (self.ready[b] + operation.lag).max(self.free[processor]);
                 if start + operation.rest > most {
                     return false;
                 }
                 let end = start + operation.length;
                 times.start[id as usize] = start;
-                times.left[id as usize] = self.last[node];
+                times.left[id as usize] = self.last[processor];
                 times.placed.push(id);
-                self.last[node] = id;
-                self.free[node] = end;
+                self.last[processor] = id;
+                self.free[processor] = end;
                 self.ready[b] = end;
                 self.placed[b] += 1;
                 self.held[node] = self.held[node].wrapping_add_signed(operation.holds);

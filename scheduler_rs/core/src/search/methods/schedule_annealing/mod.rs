@@ -292,7 +292,8 @@ impl ScheduleAnnealing {
         let mut order = vec![Vec::new(); self.owned.instance.node_count()];
         for id in &self.sequence {
             let operation = &self.decoder.operations[*id as usize];
-            order[operation.node as usize].push(firsts[operation.microbatch as usize] + operation.index);
+            order[self.owned.instance.processor(operation.node as usize)]
+                .push(firsts[operation.microbatch as usize] + operation.index);
         }
         let paths = (0..self.owned.tasks.len()).map(|route| self.routes.path(route).clone()).collect();
         let allocation = self.placement.as_ref().map(|placement| {

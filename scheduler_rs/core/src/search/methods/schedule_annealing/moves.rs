@@ -16,7 +16,7 @@ const EXCHANGES: f64 = 0.1;
 /// How often what is changed lies on a critical path.
 const CRITICAL_TASK: f64 = 0.7;
 const CRITICAL_ROUTE: f64 = 0.5;
-/// The most tasks of its node that a task passes, and how often it passes one more.
+/// The most tasks of its processor that a task passes, and how often it passes one more.
 const REACH: usize = 3;
 const FURTHER: f64 = 0.3;
 
@@ -40,7 +40,7 @@ impl ScheduleAnnealing {
         }
     }
 
-    /// A task goes before another one of its node, or that one behind it.
+    /// A task goes before another one of its processor, or that one behind it.
     fn try_move(&mut self) {
         let task = if self.rng.random_bool(CRITICAL_TASK) { self.critical_task() } else { self.any_task() };
         let Some(task) = task else { return };
