@@ -27,7 +27,7 @@ from skippipe.plan_file import Plan, load_plan
 SEEDS = Path(__file__).parent.parent / "scheduler_rs" / "fuzz" / "seeds"
 KEY = b"k" * 32
 NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e-300, 1e18, 1e300, math.inf, math.nan]
-STRANGE = [*NUMBERS, None, True, [], {}, [[]], "", "n0", "full", "skippipe.plan/1", "\ud800", "a" * 1000]
+STRANGE: list[Any] = [*NUMBERS, None, True, [], {}, [[]], "", "n0", "full", "skippipe.plan/1", "\ud800", "a" * 1000]
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
