@@ -30,7 +30,7 @@ from synthetic import preset
 
 from skippipe._scheduler import allocate, greedy_allocation, score_allocation
 from skippipe.allocation import even_sizes, read_allocation
-from skippipe.benchmark import AllocationCase, random_stages
+from skippipe.bench import AllocationCase, random_stages
 from skippipe.cluster import load_cluster
 from skippipe.presets import preset_spec
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from skippipe.benchmark import Case, load_case
+from skippipe.bench import Case, load_case
 
 Json = dict[str, Any]
 NANOSECOND = 1_000_000_000

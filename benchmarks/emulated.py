@@ -2,7 +2,7 @@
 
     python benchmarks/emulated.py [--time-scale 0.1] [--iterations 3] [--gradient-bytes 0 1e8]
 
-The rig is that of `skippipe bench figure3 measure.iterations=3` (`skippipe/benchmark/emulation.py`). All strategies run
+The rig is that of `skippipe bench figure3 measure.iterations=3` (`skippipe/bench/emulation.py`). All strategies run
 on one allocation: the published instance's own, and the surrogate's for geo20. The plans know what the exchange of the
 norm takes. Writes out/emulated.json and out/emulated.md.
 """
@@ -20,8 +20,8 @@ from output import Row, markdown, note, percent, save
 from skippipe import Cluster, Plan, Problem
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
-from skippipe.benchmark import ALLOCATING
-from skippipe.benchmark.emulation import latest, norm_s, rank_jobs, run, with_links, workers
+from skippipe.bench import ALLOCATING
+from skippipe.bench.emulation import latest, norm_s, rank_jobs, run, with_links, workers
 from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
 from skippipe.planning import RANDOM_SEEDS, PlanningJob, allocated, constraints, make_plan, planning_job, state_problem
 

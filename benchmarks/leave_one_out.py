@@ -30,7 +30,7 @@ from plan_hashes import FREE8, FREE12, SITES, free
 from skippipe import _scheduler
 from skippipe._scheduler import Plan, PlanRequest, Problem
 from skippipe.application import compose
-from skippipe.benchmark import ALLOCATING, load_case, small_folder
+from skippipe.bench import ALLOCATING, load_case, small_folder
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.planning import JOINT as JOINT_STRATEGIES
 from skippipe.planning import PlanningJob, allocated, planning_job

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skippipe.benchmark import environment
+from skippipe.bench import environment
 from skippipe.files import write_text
 
 OUT = Path(__file__).parent / "out"

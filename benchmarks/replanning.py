@@ -24,7 +24,7 @@ from emulated import NODES, WORK_LIMIT, planned, problems
 from output import Row, markdown, note, percent, save
 
 from skippipe import Cluster, Plan, Problem
-from skippipe.benchmark.emulation import latest, rank_jobs, run, workers
+from skippipe.bench.emulation import latest, rank_jobs, run, workers
 from skippipe.cluster import scaled_links
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.runtime.actions import Program

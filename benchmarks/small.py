@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from skippipe import Plan
-from skippipe.benchmark import environment, load_case, violations
+from skippipe.bench import environment, load_case, violations
 from skippipe.files import write_text
 
 Json = dict[str, Any]

@@ -23,7 +23,7 @@ from output import OUT, Row, markdown, note, percent, save
 from skippipe import Cluster, Problem
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
-from skippipe.benchmark import ALLOCATING
+from skippipe.bench import ALLOCATING
 from skippipe.config import AllocateConfig, ClusterConfig, PlannerConfig, RegionsConfig, ScheduleConfig, SitesConfig
 from skippipe.planning import PlanningJob, allocated, evaluate_strategy, planning_job, saving, state_problem
 

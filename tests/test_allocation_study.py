@@ -12,7 +12,7 @@ from reference.instances import random_cluster
 from scripts import load_script
 
 from skippipe import Cluster
-from skippipe.benchmark import random_stages
+from skippipe.bench import random_stages
 from skippipe.presets import preset_spec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import PUBLISHED, Run
 
-from skippipe.benchmark import small_folder
+from skippipe.bench import small_folder
 
 
 def test_bench_simulator(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from conftest import PUBLISHED, Run
 
 import skippipe
 from skippipe.application import compose
-from skippipe.benchmark import preset_cases
+from skippipe.bench import preset_cases
 from skippipe.config import STRATEGIES, BenchPlannerJob, PlannerConfig
 from skippipe.plan_file import load_plan
 from skippipe.planning import PlanningJob, make_plan, may_gain

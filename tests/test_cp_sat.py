@@ -13,7 +13,7 @@ from scripts import load_script
 
 from skippipe import Cluster, Plan
 from skippipe.allocation import Allocation
-from skippipe.benchmark import Case, violations
+from skippipe.bench import Case, violations
 from skippipe.config import ScheduleConfig
 from skippipe.planning import state_problem
 

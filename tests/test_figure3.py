@@ -11,9 +11,9 @@ from conftest import Run
 from reference.independent import verdict
 
 from skippipe import Plan
-from skippipe.benchmark.figure3.networks import NETWORKS, SIZES, Setting, cluster_of, default_sizes
-from skippipe.benchmark.figure3.rows import Row, best_saving, optimum, wrong_rankings
-from skippipe.benchmark.figure3.search import (
+from skippipe.bench.figure3.networks import NETWORKS, SIZES, Setting, cluster_of, default_sizes
+from skippipe.bench.figure3.rows import Row, best_saving, optimum, wrong_rankings
+from skippipe.bench.figure3.search import (
     CONTAINED,
     OWN,
     SAME,
@@ -24,7 +24,7 @@ from skippipe.benchmark.figure3.search import (
     shortest,
     taken_over,
 )
-from skippipe.benchmark.figure3.shapes import LAYER_S, MEASURED, MODELS, SEQUENCE
+from skippipe.bench.figure3.shapes import LAYER_S, MEASURED, MODELS, SEQUENCE
 
 PUBLISHED_GRADIENTS, PUBLISHED_MESSAGE = 1_346_446_748, 16_777_324
 """Bytes in the paper's public code: of stage 0's gradients, and of a message of one sequence, headers included."""

@@ -6,7 +6,7 @@ import json
 import pytest
 from scripts import load_script
 
-from skippipe.benchmark import Case, contradictions, load_cases, measure_planner, small_folder, violations
+from skippipe.bench import Case, contradictions, load_cases, measure_planner, small_folder, violations
 from skippipe.config import PlannerConfig
 
 CASES = load_cases("set", small_folder())

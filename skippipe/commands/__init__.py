@@ -302,7 +302,7 @@ skippipe bench allocator data=FOLDER                   your own clusters as well
     Command(
         name="bench figure3",
         summary="all strategies over models, networks, microbatch sizes and skip ratios: the paper's Figure 3",
-        settings="skippipe.benchmark.figure3.config:BenchFigure3Job",
+        settings="skippipe.bench.figure3.config:BenchFigure3Job",
         run="skippipe.commands.bench_figure3:bench_figure3",
         writes={"output": "figure3"},
         notes="""\

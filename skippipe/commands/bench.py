@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skippipe.benchmark import (
+from skippipe.bench import (
     Case,
     Cases,
     PlannerRow,

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from skippipe.benchmark.figure3.chart import draw_bars, draw_ratios
-from skippipe.benchmark.figure3.config import BenchFigure3Job
-from skippipe.benchmark.figure3.figure import parts_of, plan_all
-from skippipe.benchmark.figure3.measured import measure_own
-from skippipe.benchmark.figure3.rows import Row, csv_text, rows_of
-from skippipe.benchmark.figure3.search import OWN, PlanStore
-from skippipe.benchmark.figure3.tables import FigureTable, tables
-from skippipe.benchmark.machine import environment
+from skippipe.bench.figure3.chart import draw_bars, draw_ratios
+from skippipe.bench.figure3.config import BenchFigure3Job
+from skippipe.bench.figure3.figure import parts_of, plan_all
+from skippipe.bench.figure3.measured import measure_own
+from skippipe.bench.figure3.rows import Row, csv_text, rows_of
+from skippipe.bench.figure3.search import OWN, PlanStore
+from skippipe.bench.figure3.tables import FigureTable, tables
+from skippipe.bench.machine import environment
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
 from skippipe.context import Context

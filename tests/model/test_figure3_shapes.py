@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig
 
-from skippipe.benchmark.figure3.shapes import MODELS, SEQUENCE
+from skippipe.bench.figure3.shapes import MODELS, SEQUENCE
 from skippipe.model.flops import head_flops, layer_flops
 from skippipe.model.stage_module import empty_stage_module
 

@@ -8,8 +8,8 @@ import pytest
 from conftest import Run
 
 import skippipe
-from skippipe.benchmark.emulation import MESSAGE_SPEC, norm_s, rank_jobs, ranks_of
-from skippipe.benchmark.figure3.networks import SIZES, Setting, cluster_of
+from skippipe.bench.emulation import MESSAGE_SPEC, norm_s, rank_jobs, ranks_of
+from skippipe.bench.figure3.networks import SIZES, Setting, cluster_of
 from skippipe.ranks import NO_RANK
 
 

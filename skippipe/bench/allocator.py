@@ -10,7 +10,7 @@ from random import Random
 from skippipe import _scheduler
 from skippipe._scheduler import Cluster
 from skippipe.allocation import choose_sizes
-from skippipe.benchmark.cases import Cases
+from skippipe.bench.cases import Cases
 from skippipe.config import BenchAllocatorJob, ClusterConfig
 from skippipe.presets import preset_spec
 from skippipe.scheduler import SearchProgress

@@ -1,6 +1,6 @@
 """Benchmarks of planner, allocator and simulator on fixed sets of instances."""
 
-from skippipe.benchmark.allocator import (
+from skippipe.bench.allocator import (
     AllocationCase,
     AllocatorRow,
     allocation_cases_of,
@@ -9,7 +9,7 @@ from skippipe.benchmark.allocator import (
     preset_allocation_cases,
     random_stages,
 )
-from skippipe.benchmark.cases import (
+from skippipe.bench.cases import (
     ALLOCATING,
     BestKnown,
     Case,
@@ -19,9 +19,9 @@ from skippipe.benchmark.cases import (
     preset_cases,
     small_folder,
 )
-from skippipe.benchmark.machine import environment
-from skippipe.benchmark.planner import PlannerRow, contradictions, measure_planner, violations, with_shared_allocation
-from skippipe.benchmark.simulator import measure_simulator
+from skippipe.bench.machine import environment
+from skippipe.bench.planner import PlannerRow, contradictions, measure_planner, violations, with_shared_allocation
+from skippipe.bench.simulator import measure_simulator
 
 __all__ = [
     "ALLOCATING",

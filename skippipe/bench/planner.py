@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skippipe._scheduler import Plan
-from skippipe.benchmark.cases import RULES, BestKnown, Case
+from skippipe.bench.cases import RULES, BestKnown, Case
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.planning import evaluate_strategy, make_plan, on_allocation_of

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import skippipe
 from skippipe._scheduler import AllocationScope, Plan, Problem
-from skippipe.benchmark.cases import Case
-from skippipe.benchmark.figure3.networks import Setting, cluster_of
-from skippipe.benchmark.planner import violations
+from skippipe.bench.cases import Case
+from skippipe.bench.figure3.networks import Setting, cluster_of
+from skippipe.bench.planner import violations
 from skippipe.config import PlannerConfig, ScheduleConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError, SchedulerError
 from skippipe.files import read_text, write_text
@@ -79,7 +79,7 @@ class PlanStore:
 
     folder: Path
     checker: Path | None = None
-    """a script that checks every plan, see `skippipe.benchmark.planner.violations`"""
+    """a script that checks every plan, see `skippipe.bench.planner.violations`"""
 
     def search(self, problem: Problem, strategy: str, planner: PlannerConfig, scope: AllocationScope | None) -> Plan:
         """The plan of one search, from its file where it has one.

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skippipe.benchmark.figure3.search import Cell
+from skippipe.bench.figure3.search import Cell
 from skippipe.planning import saving
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skippipe._scheduler import Cluster
-from skippipe.benchmark.figure3.shapes import BACKWARD, FLOPS_PER_S, MODELS, SEQUENCE
+from skippipe.bench.figure3.shapes import BACKWARD, FLOPS_PER_S, MODELS, SEQUENCE
 from skippipe.config import NodeProfile, WorkloadConfig
 from skippipe.presets import preset_spec
 from skippipe.presets.named import preset_config

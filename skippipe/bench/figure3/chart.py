@@ -4,8 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from skippipe.benchmark.figure3.rows import Row, optimum
-from skippipe.benchmark.figure3.search import OWN, bar_name
+from skippipe.bench.figure3.rows import Row, optimum
+from skippipe.bench.figure3.search import OWN, bar_name
 
 COLOURS = {
     "full": "#6e6e6e", "full-routed": "#bdbdbd", "random-skip": "#f0a53a", "skippipe-no-tc2": "#a9d3ee",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from skippipe.benchmark.figure3.rows import Row, best_saving, optimum, wrong_rankings
-from skippipe.benchmark.figure3.search import OWN, SAME, bar_name
+from skippipe.bench.figure3.rows import Row, best_saving, optimum, wrong_rankings
+from skippipe.bench.figure3.search import OWN, SAME, bar_name
 from skippipe.console.output import plain_table
 from skippipe.report.format import markdown_table, percent
 

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skippipe.benchmark.figure3.config import BenchFigure3Job, CompanionConfig
-from skippipe.benchmark.figure3.networks import SIZES, Setting, default_sizes, settings_of
-from skippipe.benchmark.figure3.search import STRAIGHT, Cell, Effort, PlanStore, SettingPlanner
-from skippipe.benchmark.figure3.shapes import MODELS, SEQUENCE
+from skippipe.bench.figure3.config import BenchFigure3Job, CompanionConfig
+from skippipe.bench.figure3.networks import SIZES, Setting, default_sizes, settings_of
+from skippipe.bench.figure3.search import STRAIGHT, Cell, Effort, PlanStore, SettingPlanner
+from skippipe.bench.figure3.shapes import MODELS, SEQUENCE
 from skippipe.console.progress import ProgressDisplay
 from skippipe.errors import unexpected
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skippipe._scheduler import Plan
-from skippipe.benchmark.figure3.config import MeasureConfig
-from skippipe.benchmark.figure3.rows import Measured, Row, with_measured
-from skippipe.benchmark.figure3.search import OWN, Cell
+from skippipe.bench.figure3.config import MeasureConfig
+from skippipe.bench.figure3.rows import Measured, Row, with_measured
+from skippipe.bench.figure3.search import OWN, Cell
 from skippipe.console.progress import ProgressDisplay
 from skippipe.files import read_json_object, write_text
 
@@ -50,14 +50,14 @@ def _workers(worlds: Sequence[int]) -> "Iterator[list[Connection]]":
     if not worlds:
         yield []
         return
-    from skippipe.benchmark.emulation import workers  # noqa: PLC0415 - it imports torch
+    from skippipe.bench.emulation import workers  # noqa: PLC0415 - it imports torch
 
     with workers(max(worlds)) as pipes:
         yield pipes
 
 
 def _execute(pipes: "Sequence[Connection]", plan: Plan, config: MeasureConfig) -> Measured:
-    from skippipe.benchmark.emulation import latest, norm_s, rank_jobs, run  # noqa: PLC0415 - it imports torch
+    from skippipe.bench.emulation import latest, norm_s, rank_jobs, run  # noqa: PLC0415 - it imports torch
 
     predicted_s = plan.predicted.iteration_s + norm_s(plan.cluster, len(plan.stages), plan.absent_nodes)
     time_scale = config.iteration_s / predicted_s

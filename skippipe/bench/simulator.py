@@ -4,7 +4,7 @@ from typing import Any
 
 from skippipe import _scheduler
 from skippipe._scheduler import Plan
-from skippipe.benchmark.cases import Cases
+from skippipe.bench.cases import Cases
 from skippipe.config import ORDERS, PlannerConfig
 from skippipe.errors import DeadlockError
 from skippipe.planning import make_plan

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from skippipe.benchmark.figure3.networks import NETWORKS
-from skippipe.benchmark.figure3.shapes import MODELS
+from skippipe.bench.figure3.networks import NETWORKS
+from skippipe.bench.figure3.shapes import MODELS
 from skippipe.config import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SEEDS, STRATEGIES, UP_TO_ALL_THREADS, Range, setting
 
 COMPANIONS = ("straight", "ratios")
