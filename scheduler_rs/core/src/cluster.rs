@@ -382,10 +382,8 @@ impl Cluster {
     /// and are one in the ring, in place of the first.
     #[must_use]
     pub fn ring(&self, members: &[usize]) -> Vec<usize> {
-        let is_first = |(i, node): &(usize, &usize)| {
-            members[..*i].iter().all(|other| self.processor_of[*other] != self.processor_of[**node])
-        };
-        members.iter().enumerate().filter(is_first).map(|(_, node)| *node).collect()
+        let mut seen = rustc_hash::FxHashSet::default();
+        members.iter().copied().filter(|node| seen.insert(self.processor_of[*node])).collect()
     }
 
     /// Seconds of a ring all-reduce of `bytes` over `members` in that order, by [`Cluster::ring`].
