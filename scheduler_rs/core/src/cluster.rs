@@ -378,14 +378,18 @@ impl Cluster {
         self.parts.gradient_bytes.get(stage).map_or(0.0, |bytes| self.ring_s(*bytes, members))
     }
 
-    /// Seconds of a ring all-reduce of `bytes` over `members` in that order. Those of one processor sum what they have
-    /// among themselves, and are one in the ring, in place of the first.
+    /// The ring of an all-reduce over `members` in that order: those of one processor sum what they have among themselves,
+    /// and are one in the ring, in place of the first.
+    #[must_use]
+    pub fn ring(&self, members: &[usize]) -> Vec<usize> {
+        let mut seen = rustc_hash::FxHashSet::default();
+        members.iter().copied().filter(|node| seen.insert(self.processor_of[*node])).collect()
+    }
+
+    /// Seconds of a ring all-reduce of `bytes` over `members` in that order, by [`Cluster::ring`].
     #[must_use]
     pub fn ring_s(&self, bytes: f64, members: &[usize]) -> f64 {
-        let is_first = |(i, node): &(usize, &usize)| {
-            members[..*i].iter().all(|other| self.processor_of[*other] != self.processor_of[**node])
-        };
-        let members: Vec<usize> = members.iter().enumerate().filter(is_first).map(|(_, node)| *node).collect();
+        let members = self.ring(members);
         let r = members.len();
         if r < 2 {
             return 0.0;

@@ -82,7 +82,7 @@ fn candidates(explanation: &Explanation) -> Vec<Upgrade> {
         match segment.part {
             Part::Transfer(from, to) => link(from, to),
             Part::AllReduce(stage) => {
-                let ring = &plan.stages[stage];
+                let ring = plan.cluster.ring(&plan.stages[stage]);
                 for (i, from) in ring.iter().enumerate() {
                     link(*from, ring[(i + 1) % ring.len()]);
                 }

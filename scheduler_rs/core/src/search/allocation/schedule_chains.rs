@@ -165,7 +165,13 @@ mod tests {
         let mut rng = Pcg64::seed_from_u64(5);
         let mut left_out = 0;
         for number in 0..24 {
-            let problem = problem(&mut rng);
+            let mut problem = problem(&mut rng);
+            if number % 4 == 3 {
+                let processors: Vec<Option<u32>> = (0..NODES).map(|_| Some(rng.random_range(0..6))).collect();
+                let cluster = problem.cluster().with_processors(&processors).unwrap();
+                let (stages, rules) = (problem.stages().to_vec(), problem.constraints().clone());
+                problem = Problem::new(cluster, stages, vec![], vec![3; 3], problem.skip_ratio(), rules).unwrap();
+            }
             let scope =
                 AllocationScope { unused: number % 2 == 0, sources: number % 3 > 0, ..AllocationScope::default() };
             let found = searched(&problem, scope, 1);

@@ -18,7 +18,7 @@ use crate::simulate::Simulator;
 use crate::test_clusters::{matrix, node};
 use crate::time::Rounding;
 
-/// 14 nodes in five stages, two sources, random times and links, random rules.
+/// 14 nodes in five stages, two sources, random times and links, random rules; in some, nodes share processors.
 fn instance(rng: &mut Pcg64) -> Instance {
     let nodes = (0..14)
         .map(|i| {
@@ -39,7 +39,12 @@ fn instance(rng: &mut Pcg64) -> Instance {
     };
     let stages = vec![vec![0, 1], vec![2, 3, 4], vec![5, 6, 7], vec![8, 9, 10], vec![11, 12, 13]];
     let ratio = [0.2, 1.0 / 3.0, 0.45][rng.random_range(0..3)];
-    let problem = Problem::new(Cluster::new(parts, "").unwrap(), stages, vec![], vec![4, 3], ratio, rules).unwrap();
+    let mut cluster = Cluster::new(parts, "").unwrap();
+    if rng.random_bool(0.3) {
+        let processors: Vec<Option<u32>> = (0..14).map(|_| Some(rng.random_range(0..9))).collect();
+        cluster = cluster.with_processors(&processors).unwrap();
+    }
+    let problem = Problem::new(cluster, stages, vec![], vec![4, 3], ratio, rules).unwrap();
     Instance::new(&problem, Rounding::Up)
 }
 
@@ -139,16 +144,17 @@ fn is_executable(instance: &Instance, tasks: &[RouteTask], schedule: &Schedule) 
     assert!(listed.into_iter().eq(0..simulator.task_count() as u32));
     let outcome = simulator.run_order(&schedule.order).unwrap();
     assert_eq!((outcome.iteration, outcome.finish_sum), schedule.key);
-    for (node, order) in schedule.order.iter().enumerate() {
-        let mut held = 0;
+    for (processor, order) in schedule.order.iter().enumerate() {
+        let mut held = vec![0; instance.node_count()];
         for task in order {
-            assert_eq!(simulator.node_of(*task), node);
-            held += match simulator.kind_of(*task).0 {
+            assert_eq!(simulator.processor_of(*task), processor);
+            let node = simulator.node_of(*task);
+            held[node] += match simulator.kind_of(*task).0 {
                 Kind::F => 1,
                 Kind::L => 0,
                 Kind::B => -1,
             };
-            assert!(!instance.memory_is_held() || held <= instance.memory[node] as i32);
+            assert!(!instance.memory_is_held() || held[node] <= instance.memory[node] as i32);
         }
     }
 }
