@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from skippipe._scheduler import Cluster
+from skippipe._scheduler import Cluster, Plan
 from skippipe.errors import InputError, unexpected
 from skippipe.moves import TransferTime
 
@@ -68,6 +68,22 @@ def processors_of(rank_of: Sequence[int]) -> list[int | None]:
     A rank runs one task at a time, and its nodes hand tensors over without a transfer.
     """
     return [None if rank == NO_RANK else rank for rank in rank_of]
+
+
+def planned_processors(rank_of: Sequence[int]) -> list[int | None]:
+    """The processors that plans are made for.
+
+    One process runs all tasks one after the other whatever the plan, so nodes are then planned as if they were apart:
+    its routes are those of the cluster.
+    """
+    return [None] * len(rank_of) if len({*rank_of} - {NO_RANK}) == 1 else processors_of(rank_of)
+
+
+def iteration_s_on(plan: Plan, rank_of: Sequence[int]) -> float:
+    """Predicted iteration time of a plan for `planned_processors` on these ranks, in seconds."""
+    processors = processors_of(rank_of)
+    alone = processors != planned_processors(rank_of)
+    return (plan.on_processors(processors) if alone else plan).predicted.iteration_s
 
 
 def transfer_time(cluster: Cluster, rank_of: Sequence[int]) -> TransferTime:

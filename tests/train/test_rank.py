@@ -91,10 +91,9 @@ def test_what_a_run_leaves(folder: Folder, pool: Pool) -> None:
     alone = plan.on_processors([0] * 4).predicted.iteration_s
     (said,) = of_kind(again, "plan")
     assert said["predicted_s"] == alone
-    assert "predicted anew" in str(said["prediction_note"])
     # One rank runs the tasks of all nodes one after the other.
     tasks = plan.task_arrays()
-    assert alone >= (tasks["end_s"] - tasks["start_s"]).sum()
+    assert alone >= (tasks["end_s"] - tasks["start_s"]).sum() - 1e-9
 
 
 def test_router_losses_and_visits(folder: Folder) -> None:

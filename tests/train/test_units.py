@@ -14,6 +14,7 @@ from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.model.settings import model_config
 from skippipe.plan_file import Plan
+from skippipe.ranks import iteration_s_on
 from skippipe.train.connect.rank_spec import assign_nodes, node_names, torchrun_rank
 from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held
 from skippipe.train.loop.optimizer import clip, learning_rate, make_optimizer, parameter_groups, take_step
@@ -198,6 +199,20 @@ def test_the_full_pipeline_beside_a_plan() -> None:
     assert together["full"] > apart["full"] >= apart["full-routed"]  # type: ignore[operator]
 
 
+def test_one_process_follows_the_plan_of_the_cluster() -> None:
+    """Whatever the plan, it runs all tasks one after the other; they share processors only for its prediction."""
+    spec = resolve(make_job())
+    model = partition_model(spec, model_config(spec.model.settings))
+    alone = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 0, 0, 0])
+    apart = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 1, 2, 3])
+    assert alone.without_report() == apart.without_report()
+    tasks = alone.task_arrays()
+    assert iteration_s_on(alone, [0, 0, 0, 0]) >= (tasks["end_s"] - tasks["start_s"]).sum() - 1e-9
+    assert iteration_s_on(alone, [0, 1, 2, 3]) == alone.predicted.iteration_s
+    together = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 0, 1, 1])
+    assert together.assumptions.processors == [[0, 1], [2, 3]]
+
+
 def test_slower_tasks_explain_a_slower_iteration() -> None:
     plan = plan_of()
     doubled = {
@@ -208,10 +223,10 @@ def test_slower_tasks_explain_a_slower_iteration() -> None:
     }
     slower = with_times(plan, doubled)
     assert slower.cluster.forward_s[0] == 2 * plan.cluster.forward_s[0]
-    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, 10_000)
+    lines = explain_difference(plan, doubled, 2 * plan.predicted.iteration_s, [0, 1, 2, 3], 10_000)
     assert "+" in lines[0]
     assert "10000 threads share" in lines[2]
-    assert len(explain_difference(plan, {}, 1.0, 1)) == 2
+    assert len(explain_difference(plan, {}, 1.0, [0, 1, 2, 3], 1)) == 2
 
 
 def test_most_held() -> None:

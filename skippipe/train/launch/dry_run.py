@@ -13,7 +13,7 @@ from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.settings import model_config
 from skippipe.model.weights import check_weights
 from skippipe.phases import phase_changes
-from skippipe.ranks import assign_ranks, node_title, processors_of
+from skippipe.ranks import assign_ranks, node_title, planned_processors
 from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.connect.rank_spec import assign_nodes, check_single_process
@@ -68,7 +68,7 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     names_by_rank = assign_nodes(layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
-    given = None if layout.plan is None else layout.plan.on_processors(processors_of(rank_of))
+    given = None if layout.plan is None else layout.plan.on_processors(planned_processors(rank_of))
     plans = [given or plan_phase(phase, layout.cluster, model, rank_of) for phase in spec.phases]
     estimates = _stage_memories(spec, model)
     held = [spec.held_stages([layout.cluster.names.index(name) for name in names]) for names in names_by_rank]

@@ -17,6 +17,7 @@ from skippipe._scheduler import Plan
 from skippipe.devices import on_device
 from skippipe.errors import SchedulerError
 from skippipe.phases import layers_in_use
+from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
 from skippipe.runtime.executor import Batches, Executor, Timings
@@ -100,7 +101,7 @@ class Engine:
         Args:
             context: what the rank works with.
             phase: the iterations that follow the plan.
-            plan: what is run, with the ranks as processors (`skippipe.ranks.processors_of`).
+            plan: what is run, on the processors of `skippipe.ranks.planned_processors`.
             predicts: whether the plan's times hold for this run.
             request_sha256: hash of what the plan was asked for.
             flops: of an iteration, over all ranks.
@@ -110,7 +111,7 @@ class Engine:
 
         """
         self.phase, self.plan, self.request_sha256, self.flops = phase, plan, request_sha256, flops
-        self.planned_s = plan.predicted.iteration_s
+        self.planned_s = iteration_s_on(plan, context.rank_of)
         """iteration time of the plan"""
         self.predicted_s = self.planned_s if predicts else None
         """iteration time of the plan, if it is a prediction for this run"""

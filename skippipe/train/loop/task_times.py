@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from skippipe._scheduler import Plan, simulate
 from skippipe.errors import DeadlockError
+from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Task
 from skippipe.runtime.executor import Timings
 
@@ -56,7 +57,7 @@ def with_times(plan: Plan, seconds: Mapping[int, Mapping[str, float]]) -> Plan:
 
 
 def explain_difference(
-    plan: Plan, measured: Mapping[int, Mapping[str, float]], measured_s: float, threads: int
+    plan: Plan, measured: Mapping[int, Mapping[str, float]], measured_s: float, rank_of: Sequence[int], threads: int
 ) -> list[str]:
     """Say in a few lines what made an iteration differ from its prediction.
 
@@ -64,12 +65,13 @@ def explain_difference(
         plan: with the predicted times.
         measured: mean seconds of the tasks during training.
         measured_s: iteration time.
+        rank_of: the rank that serves each node (`skippipe.ranks.assign_ranks`).
         threads: that all processes of this machine want to run at once.
 
     """
-    predicted_s = plan.predicted.iteration_s
+    predicted_s = iteration_s_on(plan, rank_of)
     try:
-        explained_s = simulate(with_times(plan, measured)).predicted.iteration_s
+        explained_s = iteration_s_on(simulate(with_times(plan, measured)), rank_of)
     except DeadlockError:
         return []
     lines = [

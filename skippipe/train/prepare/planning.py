@@ -11,7 +11,7 @@ from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.phases import changes_s, phase_changes, phase_problem, summarize
 from skippipe.planning import PlanningJob, make_plan, state_problem, time_limit
-from skippipe.ranks import processors_of
+from skippipe.ranks import iteration_s_on, planned_processors
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
@@ -30,7 +30,7 @@ UNLIMITED_S = 24 * 3600.0
 
 def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]) -> Plan:
     """Plan a phase of a run for a cluster and the ranks that serve its nodes, and write the model into the plan."""
-    problem = phase_problem(cluster.with_processors(processors_of(rank_of)), phase, model.layers)
+    problem = phase_problem(cluster.with_processors(planned_processors(rank_of)), phase, model.layers)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
@@ -70,7 +70,7 @@ def make_plans(
 
     `workloads` are what measured times hold for, by allocation.
     """
-    spec, layout, processors = context.spec, context.spec.layout, processors_of(context.rank_of)
+    spec, layout, processors = context.spec, context.spec.layout, planned_processors(context.rank_of)
     if layout.plan is not None:
         return [layout.plan.on_processors(processors)]
     kept = [None if plan is None else plan.on_processors(processors) for plan in kept]
@@ -111,7 +111,7 @@ def full_pipelines(
     spec: RunSpec, model: PartitionedModel, cluster: Cluster, rank_of: Sequence[int]
 ) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
-    plan, processors = spec.layout.plan, processors_of(rank_of)
+    plan, processors = spec.layout.plan, planned_processors(rank_of)
     if plan is None:
         allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
         full = dataclasses.replace(spec.phases[0].schedule, skip_ratio=0.0, profile=None, classes=None)
@@ -122,7 +122,7 @@ def full_pipelines(
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            return make_plan(job, strategy, spec.planner).predicted.iteration_s
+            return iteration_s_on(make_plan(job, strategy, spec.planner), rank_of)
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 
@@ -158,7 +158,7 @@ def plan_ready(  # noqa: PLR0913 - by keyword
         microbatches=len(plan.microbatches),
         microbatch_size=spec.data.microbatch_size,
         sequence=spec.data.sequence,
-        predicted_s=plan.predicted.iteration_s if prediction.holds else None,
+        predicted_s=iteration_s_on(plan, rank_of) if prediction.holds else None,
         lower_bound_s=plan.predicted.lower_bound_s if prediction.holds else None,
         prediction_note=prediction.note,
         full=dict(full) if prediction.holds else {},
