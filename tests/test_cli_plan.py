@@ -95,7 +95,7 @@ def test_what_a_plan_assumes_is_said_and_written(run: Run, tmp_path: Path) -> No
     assert refused.status == 2
     assert "cluster.processors: expected a list of 4" in refused.err
     apart = run("plan", "cluster=local4", QUICK)
-    assert "Times assume a processor for each node, " in apart.out
+    assert "Times assume a processor per node, " in apart.out
 
 
 def test_gantt_cells_are_what_the_tasks_say(run: Run, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def assumptions_text(plan: Plan) -> list[str]:
     """What the times of a plan take for granted of the machines."""
     cluster, assumed = plan.cluster, plan.assumptions
     parts = [
-        "processors that nodes share" if assumed.processors else "a processor for each node",
+        "processors that nodes share" if assumed.processors else "a processor per node",
         {"none": "no message that waits for another"}[assumed.contention],
         "all-reduces" if any(cluster.gradient_bytes) else "no all-reduce",
         "optimizer and norm" if cluster.norm_s or any(cluster.step_s) else "no optimizer, no norm",

@@ -28,6 +28,8 @@ DEFAULTS: dict[str, Any] = {
     "train": TrainConfig(),
 }
 """Groups of which only differences from the defaults count: a new setting changes no existing hash."""
+ADDED: dict[str, dict[str, Any]] = {"cluster": {"processors": None}}
+"""Settings that complete groups got later, with the values under which hashes are what they were."""
 DECISIVE_DATA = ("sequence", "validation_blocks")
 INDIFFERENT = {"cluster": ("workload",), "train": ("validate_every", "validate_training")}
 """Settings of decisive groups that do not affect what is learnt."""
@@ -118,6 +120,9 @@ def plain_settings_sha256(job: Mapping[str, Any]) -> str:
         decisive[group] = {key: value for key, value in job[group].items() if key not in usual or value != usual[key]}
     for group, indifferent in INDIFFERENT.items():
         decisive[group] = {key: value for key, value in decisive[group].items() if key not in indifferent}
+    for group, added in ADDED.items():
+        kept = decisive[group].items()
+        decisive[group] = {key: value for key, value in kept if key not in added or value != added[key]}
     decisive |= _decisive_phases(job["phases"]["list"], job["schedule"]["skip_ratio"], decisive["train"])
     decisive["data"] = {key: job["data"][key] for key in DECISIVE_DATA}
     decisive["autocast"] = job["runtime"]["autocast"]

@@ -105,7 +105,8 @@ def with_own_tokenizer(trained: Trained, run: Run, tmp_path: Path) -> Path:
 def on_the_way_out(model: Path, folder: Path, run: Run, **more: Any) -> Path:
     """Train a model that has a tokenizer of its own, without naming it, and export it."""
     folder.mkdir()
-    train_alone(make_job(model={"folder": str(model)}, folder=str(folder), train__iterations=1, **more), folder)
+    settings = {"data__prepared": None} | more
+    train_alone(make_job(model={"folder": str(model)}, folder=str(folder), train__iterations=1, **settings), folder)
     assert run("export", f"checkpoint={folder}", f"output={folder}/out").status == 0
     return folder / "out"
 

@@ -265,6 +265,10 @@ impl<'a> LocalSearch<'a> {
         }
         let elapsed_s = self.budget.elapsed_s();
         let mut events = state.trace.into_events();
+        for event in &mut events {
+            // Lucky draws on an allocation that then gave no better plan are not what was found.
+            event.upper_s = event.upper_s.map(|upper_s| upper_s.max(iteration_s));
+        }
         events.push(SearchEvent { elapsed_s, work: state.work, upper_s: Some(iteration_s), lower_s: lower_bound_s });
         plan.solver.allocation = Some(AllocationReport {
             start_s: state.start.map(seconds),
