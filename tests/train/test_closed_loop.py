@@ -174,7 +174,7 @@ def test_a_plan_that_may_deadlock_is_not_offered(folder: Folder) -> None:
             programs[1] = dataclasses.replace(programs[1], actions=programs[1].actions[::-1])
         prove_deadlock_free(programs, 4, 4)
 
-    good = Question(plan, cluster, phase.planner, False, prove)
+    good = Question(plan, cluster, phase.planner, rank_of, False, prove)
     bad = dataclasses.replace(good, prove=lambda found: prove(found, backwards=True))
     found, refused = find_plan(good), find_plan(bad)
     assert found.plan is not None

@@ -53,6 +53,10 @@ class PlanInUse(Protocol):
         """Of all ranks; none where microbatches share passes."""
 
     @property
+    def rank_of(self) -> Sequence[int]:
+        """The rank that serves each node."""
+
+    @property
     def recv_buffers(self) -> int:
         """Receives posted ahead, per sending rank."""
 
@@ -160,11 +164,11 @@ class ClosedLoop:
 
     def _begin_search(self, iteration: int, engine: PlanInUse, cluster: Cluster) -> None:
         """Look for another plan, if it is time."""
-        now_s = retimed_s(engine.plan, cluster)
+        now_s = retimed_s(engine.plan, cluster, engine.rank_of)
         if may_search(self._policy, self._state, iteration, self._planned_s, now_s):
             self._files.keep_profile(cluster)
             reallocate = self._spec.mode == "allocation"
-            question = Question(engine.plan, cluster, self._planner, reallocate, engine.prove)
+            question = Question(engine.plan, cluster, self._planner, engine.rank_of, reallocate, engine.prove)
             self._search = self._thread.submit(find_plan, question)
 
     def wants_change(self, iteration: int, following: int, change_s: ChangeTime) -> bool:

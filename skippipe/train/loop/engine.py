@@ -115,6 +115,7 @@ class Engine:
         """iteration time of the plan"""
         self.predicted_s = self.planned_s if predicts else None
         """iteration time of the plan, if it is a prediction for this run"""
+        self.rank_of = context.rank_of
         self._spec, self._stages, self._device = context.spec, context.stages, context.device
         self._rendezvous, self._links = context.rendezvous, context.links
         self.stages_in_use = [stage for stage, nodes in enumerate(plan.stages) if nodes]

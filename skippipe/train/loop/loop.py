@@ -441,7 +441,7 @@ class TrainingLoop:
             reasons = ["no iteration was left to train" + " after the loss of a rank" * after_loss]
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
-            reasons = explain_difference(engine.plan, task_times, measured_s, self._context.rank_of, threads)
+            reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
         peaks = rendezvous.all_gather("peak memory", str(peak_memory(self._context.device)))
         mfu, breakdown = self._meter.summary()
         return RunSummary(

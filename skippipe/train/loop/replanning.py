@@ -1,13 +1,14 @@
 """Another plan for the cluster as training measures it, searched beside the training. Decisions: `replan_policy.py`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skippipe._scheduler import AllocationScope, Cluster, Plan, simulate
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
 from skippipe.planning import PlanningJob, make_plan
+from skippipe.ranks import iteration_s_on
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Question:
     cluster: Cluster
     """as it is now"""
     planner: PlannerConfig
+    rank_of: Sequence[int]
+    """the rank that serves each node"""
     reallocate: bool
     """whether nodes may serve other stages than now; those of stage 0 stay"""
     prove: Callable[[Plan], None]
@@ -39,9 +42,9 @@ class Candidate:
     """why a plan that was found is not offered"""
 
 
-def retimed_s(plan: Plan, cluster: Cluster) -> float:
+def retimed_s(plan: Plan, cluster: Cluster, rank_of: Sequence[int]) -> float:
     """Predicted iteration time of a plan's order on a cluster with other times, in seconds."""
-    return simulate(plan.with_cluster(cluster)).predicted.iteration_s
+    return iteration_s_on(simulate(plan.with_cluster(cluster)), rank_of)
 
 
 def find_plan(question: Question) -> Candidate:
@@ -50,7 +53,7 @@ def find_plan(question: Question) -> Candidate:
     All ranks prove that again before they run it, but would have to end the run if it failed there.
     """
     current = question.plan.with_cluster(question.cluster)
-    current_s = retimed_s(question.plan, question.cluster)
+    current_s = retimed_s(question.plan, question.cluster, question.rank_of)
     scope = AllocationScope(sources=False) if question.reallocate else None
     try:
         found = make_plan(PlanningJob(current.problem(), scope), question.plan.strategy, question.planner)
@@ -62,4 +65,4 @@ def find_plan(question: Question) -> Candidate:
         return Candidate(current_s, None, None, str(error))
     if question.plan.model is not None:
         found = found.with_model(**json.loads(question.plan.model))
-    return Candidate(current_s, found, found.predicted.iteration_s)
+    return Candidate(current_s, found, iteration_s_on(found, question.rank_of))
