@@ -1,12 +1,14 @@
 """README and docs: every command is run or, if that takes long, composed and checked; examples are read and run."""
 
 import ast
+import copy
 import dataclasses
 import importlib
 import json
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +18,13 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, Run
+from hydra.core.config_store import ConfigStore
 
 import skippipe
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.application.arguments import for_hydra
+from skippipe.application.configuration import register
 from skippipe.commands import BY_NAME, COMMANDS, find_command
 from skippipe.commands.command import Command
 from skippipe.errors import InputError
@@ -238,6 +242,17 @@ def test_python_of_pages(page: str, prepared: Path, monkeypatch: pytest.MonkeyPa
     plt.close("all")
 
 
+@pytest.fixture
+def registered_only_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what a test registers: launchers of sweeps send all of it to processes, which could not import a toy."""
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+    yield
+    sys.modules.pop("toy", None)
+    register.cache_clear()
+
+
+@pytest.mark.usefixtures("registered_only_here")
 def test_the_command_of_the_guide(prepared: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The toy of docs/extending.md is a command with help, configuration, ranges and completion."""
     _, settings, work, entry = (block.text for block in blocks("docs/extending.md") if block.language == "python")
