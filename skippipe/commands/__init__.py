@@ -5,6 +5,17 @@ from collections.abc import Sequence
 from skippipe.commands.command import Command
 
 TRAINING = ("torch", "transformers", "datasets", "tensorboard")
+TRAINING_GROUPS = {
+    "cluster": "local4",
+    "schedule": "skippipe",
+    "phases": "published",
+    "planner": "default",
+    "model": "llama_tiny",
+    "data": "shipped",
+    "runtime": "gloo",
+    "train": "default",
+    "experiment": None,
+}
 PRESETS = ("geo20", "local4", "five_clusters", "single_cluster", "synthetic")
 
 
@@ -117,17 +128,7 @@ torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:
         summary="train a model by a plan, on this machine or, under torchrun, on many",
         settings="skippipe.train.config:TrainJob",
         run="skippipe.commands.train:train",
-        groups={
-            "cluster": "local4",
-            "schedule": "skippipe",
-            "phases": "published",
-            "planner": "default",
-            "model": "llama_tiny",
-            "data": "shipped",
-            "runtime": "gloo",
-            "train": "default",
-            "experiment": None,
-        },
+        groups=TRAINING_GROUPS,
         packages=TRAINING,
         writes={"folder": "runs"},
         flags={"--dry-run": "dry_run=true"},
@@ -177,6 +178,41 @@ skippipe train experiment=llama30m_33 data.prepared=my-text
 torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
     -m skippipe.train plan=plan.json runtime.node=NAME on every machine, with its own name
 torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}'""",
+    ),
+    Command(
+        name="node",
+        summary="train as one machine of several, any of which may be lost",
+        settings="skippipe.train.config:NodeJob",
+        run="skippipe.commands.train:train",
+        groups=TRAINING_GROUPS,
+        packages=TRAINING,
+        writes={"folder": "runs"},
+        flags={"--dry-run": "dry_run=true"},
+        texts=("runtime.node",),
+        main_keys=(
+            "rendezvous",
+            "runtime.node",
+            "plan",
+            "folder",
+            "runtime.heartbeat_s",
+            "runtime.recover",
+            "runtime.restarts",
+            "runtime.start_timeout_s",
+            "dry_run",
+        ),
+        notes="""\
+The same command on every machine, with the settings of skippipe train. Each node of the plan is a process; runtime.node
+names those of this machine (default: its host name). Training begins once all nodes have come. Where nodes are lost and
+every stage has one left, the others go on; otherwise all machines start again from the latest checkpoint. The machine
+with the address of the rendezvous serves it, and has to stay. All machines see the folder of the run, and hold the same
+checkpoint key. Needs the extra that installs torch: pip install 'skippipe[train]'.""",
+        examples="""\
+skippipe node rendezvous=anna:29400 plan=plan.json folder=runs/mine
+                                                       on every machine, each named as a node of the plan
+skippipe node rendezvous=10.0.0.1:29400 plan=plan.json folder=runs/mine runtime.node=gpu-0,gpu-1
+                                                       a machine of two nodes
+skippipe node --dry-run rendezvous=anna:29400 plan=plan.json folder=runs/mine
+                                                       validate the configuration and estimate memory""",
     ),
     Command(
         name="evaluate",

@@ -194,3 +194,11 @@ class TrainJob:
     """output folder of the run; an existing run resumes from its latest checkpoint; null: runs/DATE_TIME"""
     dry_run: bool = False
     """only check plan, model, data and memory, in this process (also --dry-run)"""
+
+
+@dataclass
+class NodeJob(TrainJob):
+    """Settings of `skippipe node`."""
+
+    rendezvous: str = MISSING
+    """HOST:PORT where the machines of the job find each other; the machine with that address serves it"""

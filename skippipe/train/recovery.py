@@ -12,7 +12,7 @@ from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
-from skippipe.train.observe.events import RunRecovered, WorkerInterrupted, from_json
+from skippipe.train.observe.events import RankStopped, RankTraining, RunRecovered, WorkerInterrupted, from_json
 from skippipe.train.observe.run_log import Reporting, RunLog
 from skippipe.train.prepare.continuing import continue_loop
 from skippipe.train.prepare.remaining import NotRecoverableError
@@ -44,7 +44,7 @@ def train_to_the_end(
     """
     with StopRequest() as request, contextlib.ExitStack() as stack:
         if members is None:
-            return loop.run(request)
+            return _run(loop, request, reporting, None)
         recovery: Recovery | None = None
         progress = Progress()
         while True:
@@ -52,7 +52,7 @@ def train_to_the_end(
                 if recovery is not None:
                     loop = recovery.next_loop(stack)
                     recovery = None
-                stopped_by = loop.run(request)
+                stopped_by = _run(loop, request, reporting, members)
                 members.leave()
             except SchedulerError as error:
                 if isinstance(error, NotRecoverableError | LeftBehindError):
@@ -69,6 +69,32 @@ def train_to_the_end(
                 recovery = recovery or Recovery(loop, members, reporting, directory, loss.noticed_at)
             else:
                 return stopped_by
+
+
+def _run(
+    loop: TrainingLoop, request: StopRequest, reporting: Reporting, members: Members | None
+) -> signal.Signals | None:
+    """Run a loop, and tell the supervisor of this rank when it begins to train and whether it is stopped."""
+
+    def begun() -> None:
+        reporting.report(_training(loop, members))
+
+    stopped_by = loop.run(request, begun=begun)
+    if stopped_by is not None:
+        reporting.report(RankStopped(rank=0 if members is None else members.own))
+    return stopped_by
+
+
+def _training(loop: TrainingLoop, members: Members | None, lost: Sequence[int] = ()) -> RankTraining:
+    """What a rank tells its supervisor when it begins to train, or goes on without lost ones."""
+    if members is None:
+        names = [name for names in loop.context.rendezvous.names_by_rank for name in names]
+        return RankTraining(rank=0, reporter=0, reporter_names=names, predicted_s=loop.predicted_s)
+    reporter = members.current[0]
+    return RankTraining(
+        rank=members.own, reporter=reporter, reporter_names=members.names([reporter]), predicted_s=loop.predicted_s,
+        lost=list(lost), lost_names=members.names(lost),
+    )  # fmt: skip
 
 
 class Progress:
@@ -125,8 +151,10 @@ class Recovery:
             stack=stack,
         )
         planning_s = time.monotonic() - begin
+        lost = survivors.lost(self._before)
+        self._reporting.report(_training(following, members, lost))
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, begins, planning_s, survivors.lost(self._before))
+            self._report(self._reporting.log, following, begins, planning_s, lost)
         return following
 
     def _report(
@@ -140,14 +168,13 @@ class Recovery:
         engines, context = following.engines, following.context
         plans = {engine.phase.after: engine.plan for engine in engines}
         files = log.keep_files(context.spec.settings_yaml, plans, following.iteration)
-        current = [engine for engine in engines if engine.phase.after <= following.iteration][-1]
         log(
             RunRecovered(
                 iteration=following.iteration,
                 lost=list(lost),
                 lost_names=self._members.names(lost),
                 processes=context.rendezvous.world,
-                predicted_s=current.predicted_s,
+                predicted_s=following.predicted_s,
                 planning_s=planning_s,
                 seconds=time.monotonic() - self._noticed_at,
                 plan_files=files.plans,

@@ -13,7 +13,7 @@ from typing import Any
 import pool as pools
 
 from skippipe.train.config import TrainJob
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.observe.events import Event, Report, to_json
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 def only_rank(spec: RunSpec) -> RankSpec:
     """One process that serves all nodes."""
-    return RankSpec(0, 1, tuple(spec.layout.cluster.names), "127.0.0.1", free_port(), supervised=True)
+    return RankSpec(0, 1, tuple(spec.layout.cluster.names), "127.0.0.1", free_port(), launcher=Launcher.LOCAL)
 
 
 def train_alone(job: TrainJob, folder: Path, until: Until | None = None) -> list[EventDict]:
@@ -70,7 +70,7 @@ def rank_in_pool(
     """In a warm worker: leave its group, train, and return to one of the same size."""
     reported: list[EventDict] = []
     pools.leave()
-    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
+    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, launcher=Launcher.LOCAL)
     train_rank(resolve(job), rank_spec, folder, record_into(reported, until))
     pools.join(rank, len(names), str(folder / "back"))
     return reported

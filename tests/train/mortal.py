@@ -23,7 +23,8 @@ from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
 from skippipe.runtime.executor import Executor
 from skippipe.train.config import TrainJob
-from skippipe.train.connect.rank_spec import GONE, RankSpec
+from skippipe.train.connect.activity import died_key
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.membership import members
 from skippipe.train.observe.events import Event, to_json
@@ -82,7 +83,7 @@ def _be_parent(ranks: Sequence[ForkServerProcess], store: Any, folder: Path, sto
         for rank, process in enumerate(ranks):
             if process.exitcode and rank not in told:
                 told.add(rank)
-                store.append(GONE, f"{rank} ")
+                store.append(died_key(store.get("attempt").decode()), f"{rank} ")
             if rank in stopping and process.is_alive() and process.pid and _have_recovered(folder):
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)
@@ -108,7 +109,7 @@ def _be_rank(
                 file.write(json.dumps({"at": time.monotonic(), "event": json.loads(to_json(event))}) + "\n")
 
             rank_spec = RankSpec(
-                rank, len(names), names[rank], HOST, port, supervised=True, agent_store=True, local_rank=rank
+                rank, len(names), names[rank], HOST, port, launcher=Launcher.LOCAL, agent_store=True, local_rank=rank
             )
             train_rank(resolve(job), rank_spec, folder / "run", report)
         status = 0

@@ -1,4 +1,4 @@
-"""A real `skippipe train` with processes of its own, watched line by line."""
+"""A real `skippipe train` or `skippipe node` with processes of its own, watched line by line."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from train.jobs import TINY
 class Running:
     """One command line at work; knows the processes that it has said it started, and their parent."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, command: str = "train") -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *arguments],
+            [sys.executable, "-m", "skippipe", command, *TINY, "folder=run", *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ from skippipe.checkpoint.key import load_key
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.authentication import authenticate
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.connect.store import RendezvousError
 from skippipe.train.rank import train_rank
@@ -50,7 +50,16 @@ def three_ranks(store: Any = None, *, local: bool = False) -> list[Rendezvous]:
     """Three ranks with a store between them, and no process group."""
     texts: Any = {} if store is None else store
     group: Any = None
-    return [Talking(RankSpec(r, 3, NAMES[r], "host", 1, supervised=local), NAMES, texts, group, 5.0) for r in range(3)]
+    return [
+        Talking(
+            RankSpec(r, 3, NAMES[r], "host", 1, launcher=Launcher.LOCAL if local else Launcher.TORCHRUN),
+            NAMES,
+            texts,
+            group,
+            5.0,
+        )
+        for r in range(3)
+    ]
 
 
 def together(ranks: list[Callable[[], object]]) -> list[str | None]:

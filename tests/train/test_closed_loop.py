@@ -34,7 +34,7 @@ from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.clocks import clock_offset_s
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import join
 from skippipe.train.loop.replanning import Question, find_plan
 from skippipe.train.loop.timelines import TimelineExchange
@@ -218,7 +218,7 @@ def test_rank_0_gets_all_timelines_on_its_clock(pool: Pool) -> None:
 def compare_clocks(rank: int, world: int, port: int, back: str) -> float:
     """Ranks 0 and 1 are on one machine, rank 2 on another, whose clock is an hour ahead."""
     pools.leave()
-    spec = RankSpec(rank, world, (f"n{rank}",), "127.0.0.1", port, supervised=True)
+    spec = RankSpec(rank, world, (f"n{rank}",), "127.0.0.1", port, launcher=Launcher.LOCAL)
     ahead_s = 3600.0 if rank == 2 else 0.0
     with join(spec, CommunicationSpec(start_timeout_s=60.0)) as rendezvous:
         machine = "far" if rank == 2 else "near"

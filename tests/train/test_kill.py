@@ -13,9 +13,18 @@ from pathlib import Path
 import pytest
 from train.running import Running, signal_to
 
-from skippipe.train.launch import supervisor
-from skippipe.train.launch.supervisor import ForwardedStop, Watch, Worker
-from skippipe.train.observe.events import Event, EventWriter, RunRecovered, ValidationDone, WorkerEnded, WorkerFailed
+from skippipe.train.launch import watch
+from skippipe.train.launch.watch import ForwardedStop, Parent, Watch
+from skippipe.train.launch.worker import Worker
+from skippipe.train.observe.events import (
+    Event,
+    EventWriter,
+    RankTraining,
+    RunRecovered,
+    ValidationDone,
+    WorkerEnded,
+    WorkerFailed,
+)
 
 WITHIN_S = 15.0
 LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6", "runtime.calibrate=false"]
@@ -25,12 +34,14 @@ LAST = ["runtime.recover=false", "runtime.restarts=0"]
 RECOVERED = RunRecovered(
     iteration=3, lost=[0], lost_names=["a"], processes=1, predicted_s=None, planning_s=0.0, seconds=0.0, plan_files={}
 )
-TRAINING = ValidationDone(iteration=0, loss=1.0, tokens=1)
+VALIDATED = ValidationDone(iteration=0, loss=1.0, tokens=1)
+TRAINING = RankTraining(rank=1, reporter=1, reporter_names=["b"], predicted_s=None)
+GOES_ON = RankTraining(rank=1, reporter=1, reporter_names=["b"], predicted_s=None, lost=[0], lost_names=["a"])
 
 
 def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds that the others have agreed to go on, and ends, before they have said so."""
-    monkeypatch.setattr(supervisor, "SETTLE_S", 0.0)
+    monkeypatch.setattr(watch, "SETTLE_S", 0.0)
     seen: list[Event] = []
     with (
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent,
@@ -52,13 +63,16 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
                 os.close(sleeper.descriptor)
                 tell_parent(WorkerEnded(rank=0, status=1, names=[]))
             elif event == WorkerEnded(rank=0, status=1, names=["a"]):
+                other(GOES_ON)
                 other(RECOVERED)
                 os.close(other.descriptor)
                 tell_parent(WorkerEnded(rank=1, status=0, names=[]))
                 told.close()
 
         other(TRAINING)
-        Watch(parent, workers, tmp_path, report, recovery_s=60.0).run([reading for reading, _ in pipes])
+        other(VALIDATED)
+        supervised = Watch(Parent(parent, tmp_path / "parent.txt"), workers, tmp_path, report, recovery_s=60.0)
+        supervised.run([reading for reading, _ in pipes])
     assert RECOVERED in seen
     assert workers[0].left_behind
 
@@ -73,12 +87,11 @@ def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -
             Worker(rank, (f"n{rank}",), tmp_path / "log", process=process.pid) for rank, process in enumerate(processes)
         ]
         stop = ForwardedStop(workers)
-        report = stop.watching(lambda _: None)
-        report(TRAINING)
+        stop.observe(TRAINING)
         stop._note(signal.SIGTERM, None)
         workers[0].status, workers[0].left_behind = processes[0].wait(60), True
         assert processes[1].poll() is None
-        report(RECOVERED)
+        stop.observe(GOES_ON)
         assert processes[1].wait(60) == -signal.SIGTERM
 
 

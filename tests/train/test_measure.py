@@ -28,7 +28,7 @@ from skippipe.plan_file import save_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.runtime.message import MessageSpec
 from skippipe.train.config import RuntimeConfig
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.measuring.config import MeasuredData, MeasuredTraining, MeasureJob
 from skippipe.train.measuring.launch import resolve
 from skippipe.train.measuring.rank import measure_rank
@@ -55,7 +55,9 @@ def measure_in_pool(rank: int, job: MeasureJob, names: list[tuple[str, ...]], po
     reported: list[Any] = []
     pools.leave()
     measure_rank(
-        resolve(job), RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True), record_into(reported)
+        resolve(job),
+        RankSpec(rank, len(names), names[rank], "127.0.0.1", port, launcher=Launcher.LOCAL),
+        record_into(reported),
     )
     pools.join(rank, len(names), str(back))
     return reported

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from train.at_once import at_once
 
+from skippipe.train.connect.activity import died_key
 from skippipe.train.connect.attempt import LeftBehindError
-from skippipe.train.connect.rank_spec import GONE
 from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.loop.standing import CommonStanding, Standing, common_standing
 from skippipe.train.membership.agreement import agree
@@ -122,7 +122,7 @@ class Member:
         self.interrupted = threading.Event()
         self.monitor = Monitor(
             client_of(store),
-            prefix="job",
+            attempt="job",
             own=own,
             heartbeat_s=heartbeat_s,
             title=lambda member: f"node {NODES[member]}",
@@ -155,7 +155,7 @@ def members(store: Any) -> Iterator[list[Member]]:
 
 def test_a_death_that_is_told_of_interrupts_all_and_those_left_agree(store: Any, members: list[Member]) -> None:
     members[1].monitor.close()
-    store.append(GONE, "1 ")
+    store.append(died_key("job"), "1 ")
     left = [members[0], members[2]]
     for member in left:
         assert member.interrupted.wait(20)

@@ -11,7 +11,7 @@ from train.at_once import at_once
 
 from skippipe.errors import InputError
 from skippipe.train.connect.attempt import Attempt, Presence
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous, join
 from skippipe.train.connect.store import RendezvousError, StoreClient
 from skippipe.train.resolve.spec import CommunicationSpec
@@ -69,7 +69,7 @@ def test_nobody_at_the_rendezvous() -> None:
     port = free_port()
     with (
         pytest.raises(RendezvousError, match=rf"the rendezvous at 127.0.0.1:{port} cannot be reached within 1 s"),
-        join(RankSpec(1, 2, ("b",), "127.0.0.1", port, supervised=True), QUICK),
+        join(RankSpec(1, 2, ("b",), "127.0.0.1", port, launcher=Launcher.LOCAL), QUICK),
     ):
         pass
 
@@ -81,7 +81,7 @@ def test_a_port_in_use() -> None:
         port = door.getsockname()[1]
         with (
             pytest.raises(RendezvousError, match=rf"127.0.0.1:{port}: the port is in use"),
-            join(RankSpec(0, 2, ("a",), "127.0.0.1", port, supervised=True), QUICK),
+            join(RankSpec(0, 2, ("a",), "127.0.0.1", port, launcher=Launcher.LOCAL), QUICK),
         ):
             pass
 
@@ -89,6 +89,6 @@ def test_a_port_in_use() -> None:
 def test_a_rank_that_does_not_come() -> None:
     with (
         pytest.raises(RendezvousError, match="timed out after 1 s waiting for rank 1"),
-        join(RankSpec(0, 2, ("a",), "127.0.0.1", free_port(), supervised=True), QUICK),
+        join(RankSpec(0, 2, ("a",), "127.0.0.1", free_port(), launcher=Launcher.LOCAL), QUICK),
     ):
         pass

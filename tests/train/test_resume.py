@@ -27,7 +27,7 @@ from skippipe.checkpoint.tensors import open_tensors
 from skippipe.config import ScheduleConfig
 from skippipe.errors import InputError
 from skippipe.train.config import TrainJob
-from skippipe.train.connect.rank_spec import RankSpec, assign_nodes
+from skippipe.train.connect.rank_spec import Launcher, RankSpec, assign_nodes
 from skippipe.train.loop.token_batches import TokenBatches
 from skippipe.train.observe.events import Event, IterationDone, Report
 from skippipe.train.rank import train_rank
@@ -56,7 +56,7 @@ def one_rank(rank: int, job: TrainJob, processes: int | None, folder: Path, port
     spec = resolve(job)
     names = assign_nodes(spec.layout.cluster.names, processes)
     pools.leave()
-    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, supervised=True)
+    rank_spec = RankSpec(rank, len(names), names[rank], "127.0.0.1", port, launcher=Launcher.LOCAL)
     asked = train_rank(spec, rank_spec, folder, stopping_at(stop_at, reported))
     assert (asked is None) == (stop_at == NEVER)
     pools.join(rank, len(names), str(folder.parent / f"back-{port}"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from skippipe.errors import SIGNALLED
-from skippipe.train.launch.launch import ending_in_order
+from skippipe.train.launch.ending import ending_in_order
 from skippipe.train.signals import SIGNALS, StopRequest, heeded_signals
 
 

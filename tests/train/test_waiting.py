@@ -24,7 +24,7 @@ from skippipe.runtime.stage import Stage
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.launch.supervisor import LostWorkerError, Worker, _error, _lost_workers
+from skippipe.train.launch.worker import LostWorkerError, Worker, explaining_error, lost_workers
 from skippipe.train.launch.workers import report_failure
 from skippipe.train.loop.engine import message_timeout_s
 from skippipe.train.observe.events import EventReader, EventWriter, WorkerFailed
@@ -192,7 +192,7 @@ def test_a_failure_of_a_worker_names_its_node_once(message: str, status: int) ->
     for name in ("a", "model", "RECV 0F0"):
         worker = Worker(0, (name,), Path(), status=status, failed_at=1.0)
         worker.failure = WorkerFailed(message=message, status=status, cause="ConnectionError")
-        assert str(_error([worker])) == f"node {name} (rank 0): {message}"
+        assert str(explaining_error([worker])) == f"node {name} (rank 0): {message}"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_unusable_input_of_a_worker_keeps_its_fields(error: InputError) -> None:
     (worker.failure,) = EventReader().feed(os.read(reading, 65536))  # type: ignore[assignment]
     os.close(reading)
     os.close(writing)
-    found = _error([worker])
+    found = explaining_error([worker])
     assert vars(found) == vars(from_origin(error, "node a (rank 0)"))
     assert str(found) == f"node a (rank 0): {error}"
 
@@ -228,7 +228,9 @@ def test_what_starts_a_run_again() -> None:
         ([failed(0, "NotRecoverableError"), silent], [silent]),
         ([failed(0, "TimeoutError"), silent], [silent]),
     ):
-        assert isinstance(_error(workers), LostWorkerError)
-        assert _lost_workers(workers) == lost
+        assert isinstance(explaining_error(workers), LostWorkerError)
+        assert lost_workers(workers) == lost
     for cause in ("DivergedError", "KeyError", "SavingError"):
-        assert not isinstance(_error([failed(0, cause), failed(2, "ConnectionError"), silent]), LostWorkerError)
+        assert not isinstance(
+            explaining_error([failed(0, cause), failed(2, "ConnectionError"), silent]), LostWorkerError
+        )

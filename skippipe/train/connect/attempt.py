@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title, shown_names
 from skippipe.runtime.links.addresses import listening_address
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.activity import Activity
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
 
 REPORT_S = 3.0
@@ -110,6 +111,25 @@ class Attempt:
         message = f"{node_title(self.own.names, self.rank)} has ended: {_reason(error)}"
         stopped = not isinstance(error, Exception)
         announce_end(self.client, self.own, message, self.ranks, stopped=stopped, report_s=report_s)
+
+
+def await_end_of_attempt(rank_spec: RankSpec, activity: Activity, deadline: float) -> None:
+    """Wait until no ranks train that this one, which has been started again, does not belong to.
+
+    Where a rank was lost, the others may go on without it: they must not find that another attempt is open.
+
+    Raises:
+        RendezvousError: they still train at the `deadline`, by the monotonic clock.
+
+    """
+    with reached():
+        while not activity.is_over():
+            if time.monotonic() > deadline:
+                own = node_title(rank_spec.names, rank_spec.rank)
+                raise RendezvousError(
+                    f"the other nodes go on training without {own}; start it again once they have ended"
+                )
+            time.sleep(MOST_PAUSE_S)
 
 
 def find_ranks(
@@ -256,7 +276,7 @@ def _reason(error: BaseException) -> str:
 
 def _address(rank_spec: RankSpec) -> str:
     """The address from which this machine reaches the rendezvous: equal for ranks of one machine."""
-    if rank_spec.supervised:
+    if rank_spec.launcher is Launcher.LOCAL:
         return rank_spec.host
     for family, kind, protocol, _, target in socket.getaddrinfo(rank_spec.host, rank_spec.port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ import secrets
 
 from skippipe.checkpoint.key import default_path, load_key
 from skippipe.errors import unexpected
+from skippipe.train.connect.rank_spec import Launcher
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.connect.store import RendezvousError
 
@@ -34,7 +35,7 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
         RendezvousError: a rank did not answer, or the store does not keep what is published.
 
     """
-    if rendezvous.rank_spec.supervised or rendezvous.world == 1:
+    if rendezvous.rank_spec.launcher is Launcher.LOCAL or rendezvous.world == 1:
         return
     secret, path = load_key(key), key or str(default_path())
     mine = json.dumps({"nonce": secrets.token_hex(32), "path": path})

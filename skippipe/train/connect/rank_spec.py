@@ -1,5 +1,6 @@
 """One process of a job: its rank, the nodes that it serves, and the address of the rendezvous."""
 
+import enum
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,20 @@ from skippipe.train.resolve.spec import RunSpec
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
 
-GONE = "gone"
-"""Key in the store under which the parent of local workers lists the ranks of those that have died."""
+
+class Launcher(enum.Enum):
+    """Who has started the processes of a job."""
+
+    LOCAL = "local"
+    """`skippipe train`: one supervisor, which owns all of them, on one machine"""
+    NODE = "node"
+    """`skippipe node`: a supervisor on each machine, for the processes there"""
+    TORCHRUN = "torchrun"
+
+    @property
+    def lets_survivors_live(self) -> bool:
+        """Whether the others may go on when a process dies; torchrun ends them."""
+        return self is not Launcher.TORCHRUN
 
 
 @dataclass(frozen=True)
@@ -29,10 +42,10 @@ class RankSpec:
     port: int
     verified: str | None = None
     """hash of the manifest of a checkpoint whose files our own supervisor has verified, so that rank 0 need not"""
-    supervised: bool = False
-    """whether the process belongs to our own supervisor on this machine"""
+    launcher: Launcher = Launcher.TORCHRUN
     agent_store: bool = False
-    """whether another process than rank 0 serves the store of the rendezvous: torchrun's agent, or our own parent"""
+    """whether another process than rank 0 serves the store of the rendezvous: torchrun's agent, our own
+    parent, or the service of `skippipe node`"""
     local_rank: int = 0
     """number of the process on its machine"""
 
@@ -82,12 +95,12 @@ _HINT = (
 )
 
 
-def check_node(node: str | None, nodes: Sequence[str]) -> None:
+def check_node(node: str | None, nodes: Sequence[str], hint: str = _HINT) -> None:
     """Raise `InputError` where `node`, the `runtime.node` of a rank, names what is not among the plan's `nodes`."""
     unknown = [name for name in node_names(node) if name not in nodes]
     if unknown:
         got = f"null, which is the host name {unknown[0]}" if node is None else ", ".join(unknown)
-        raise unexpected("runtime.node", got, f"nodes of the plan ({shown_names(nodes)})", hint=_HINT)
+        raise unexpected("runtime.node", got, f"nodes of the plan ({shown_names(nodes)})", hint=hint)
 
 
 def assign_nodes(names: Sequence[str], processes: int | None) -> list[tuple[str, ...]]:

@@ -19,8 +19,16 @@ from skippipe.errors import ActionError, InputError, unexpected
 from skippipe.ranks import node_title
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line, open_connections
-from skippipe.train.connect.attempt import REPORT_S, Attempt, LeftBehindError, Presence, find_ranks
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.activity import Activity, announce_leaving
+from skippipe.train.connect.attempt import (
+    REPORT_S,
+    Attempt,
+    LeftBehindError,
+    Presence,
+    await_end_of_attempt,
+    find_ranks,
+)
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import RendezvousError, open_store
 from skippipe.train.resolve.spec import CommunicationSpec
 
@@ -151,6 +159,8 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
     """
     deadline = time.monotonic() + spec.start_timeout_s
     with contextlib.closing(open_store(rank_spec, spec.start_timeout_s)) as client:
+        if rank_spec.launcher is Launcher.NODE:
+            await_end_of_attempt(rank_spec, Activity(client, 2 * spec.heartbeat_s), deadline)
         attempt = find_ranks(client, rank_spec, nodes, spec.start_timeout_s, deadline)
         try:
             check_reachable(attempt.ranks)
@@ -164,12 +174,15 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
             raise
         except BaseException as error:
             # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
-            silent = rank_spec.supervised or isinstance(error, ActionError)
+            silent = rank_spec.launcher is Launcher.LOCAL or isinstance(error, ActionError)
             attempt.announce_end(error, 0.0 if silent else REPORT_S)
             raise
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            if rank_spec.launcher is Launcher.NODE:
+                with contextlib.suppress(RuntimeError, OSError):  # the store is gone
+                    announce_leaving(client, attempt.name, rank_spec.rank)
 
 
 def leave(rendezvous: Rendezvous) -> None:

@@ -24,6 +24,10 @@ class RendezvousError(SchedulerError, RuntimeError):
     """The ranks of a job did not find each other, or one of them ended while others waited for it."""
 
 
+class StoreGoneError(RendezvousError):
+    """The store of a job has ended, or cannot be reached any more."""
+
+
 class StoreClient:
     """A store of torch, called from a thread of its own.
 
@@ -63,6 +67,10 @@ class StoreClient:
     def set(self, key: str, text: str) -> None:
         """Store a text under a key."""
         self.call(lambda: self.store.set(key, text), self._timeout_s)
+
+    def append(self, key: str, text: str) -> None:
+        """Add a text to that under a key."""
+        self.call(lambda: self.store.append(key, text), self._timeout_s)
 
     def get(self, key: str) -> str | None:
         """The text under a key; None: there is none."""
@@ -147,17 +155,23 @@ def open_store(rank_spec: RankSpec, timeout_s: float) -> StoreClient:
         ) from None
 
 
-def serve_store(rank_spec: RankSpec, listener: int) -> Any:
+def serve_store(host: str, port: int, listener: int, timeout_s: float) -> StoreClient:
     """Serve the store of a job for its ranks, of which this process is none; it lasts as long as what is returned.
 
     Args:
-        rank_spec: any of the job.
-        listener: file descriptor of a socket that listens at its address already.
+        host: of the rendezvous.
+        port: of the rendezvous.
+        listener: file descriptor of a socket that listens there already.
+        timeout_s: seconds that a call may take.
 
     """
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        rank_spec.host, rank_spec.port, is_master=True, wait_for_workers=False, master_listen_fd=listener
-    )
+
+    def make() -> Any:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
+        )
+
+    return StoreClient(make, timeout_s)
 
 
 def _resolve(rank_spec: RankSpec, deadline: float) -> None:
@@ -201,6 +215,6 @@ def reached() -> Iterator[None]:
     except SchedulerError:
         raise
     except TimeoutError:
-        raise RendezvousError("the rendezvous no longer answers") from None
+        raise StoreGoneError("the rendezvous no longer answers") from None
     except RuntimeError as error:
-        raise RendezvousError(f"the rendezvous is gone: {first_line(error)}") from None
+        raise StoreGoneError(f"the rendezvous is gone: {first_line(error)}") from None

@@ -1,26 +1,22 @@
-"""`skippipe train` from its settings to a finished run: alone, under torchrun, or only checked.
+"""`skippipe train` and `skippipe node` from their settings to a finished run, or only checked.
 
 A run that is asked to stop, by Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, ends after its iteration with a checkpoint: by
 `KeyboardInterrupt` after Ctrl-C, by `SystemExit` without an error after the others. One that has not trained yet ends
 at once, by `KeyboardInterrupt` or by `SystemExit` with the status that a shell gives to the signal.
 """
 
-import contextlib
 import os
 import signal
-import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from skippipe.checkpoint.key import load_key
 from skippipe.console.output import Console
 from skippipe.console.streams import report_error
 from skippipe.context import Context
 from skippipe.data.prepare import check_input
-from skippipe.errors import SIGNALLED, SUCCESS, SchedulerError, from_origin, unexpected
+from skippipe.errors import SIGNALLED, SchedulerError, from_origin, unexpected
 from skippipe.ranks import node_title
-from skippipe.train.config import TrainJob
+from skippipe.train.config import NodeJob, TrainJob
 from skippipe.train.connect.rank_spec import (
     assign_nodes,
     check_node,
@@ -28,14 +24,16 @@ from skippipe.train.connect.rank_spec import (
     torchrun_rank,
     under_torchrun,
 )
+from skippipe.train.launch.ending import ending_in_order, restarting, stopped
+from skippipe.train.launch.node import train_node
 from skippipe.train.launch.run_folder import check_checkpoints, run_folder
-from skippipe.train.launch.supervisor import LostWorkerError, train_locally
+from skippipe.train.launch.supervisor import train_locally
 from skippipe.train.observe.display import Display
-from skippipe.train.observe.events import Report, RunRestarting
+from skippipe.train.observe.events import Report
 from skippipe.train.observe.run_log import logged_end
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
-from skippipe.train.signals import end_torchrun, heeded_signals, outlasting_terminal
+from skippipe.train.signals import end_torchrun, outlasting_terminal
 
 
 def launch(job: TrainJob, context: Context) -> float:
@@ -56,29 +54,9 @@ def launch(job: TrainJob, context: Context) -> float:
         return 0.0
     check_input(spec.data.text)
     with ending_in_order():
+        if isinstance(job, NodeJob):
+            return train_node(spec, job.rendezvous, context)
         return _one_rank(spec, context) if under_torchrun() else _alone(spec, context)
-
-
-@contextlib.contextmanager
-def ending_in_order() -> Iterator[None]:
-    """Within: a signal ends the command as Ctrl-C does, so that nothing is left behind; that is no success."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(SIGNALLED + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in heeded_signals()}
-    for number in before:
-        if number != signal.SIGINT:
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: it was not set in Python
-                signal.signal(number, handler)
 
 
 def _alone(spec: RunSpec, context: Context) -> float:
@@ -88,34 +66,15 @@ def _alone(spec: RunSpec, context: Context) -> float:
     names_by_rank = assign_nodes(spec.layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     with run_folder(spec, context) as folder, Display(Console(), context.shown(folder)) as display:
-        stopped_by = _restarting(spec, names_by_rank, folder, context.shown(folder), outlasting_terminal(display))
+
+        def attempt(report: Report) -> signal.Signals | None:
+            verified = check_checkpoints(folder, context.shown(folder), spec.checkpoints.key)
+            return train_locally(spec, names_by_rank, folder, report, verified)
+
+        stopped_by = restarting(attempt, spec.launch.restarts, folder, outlasting_terminal(display))
         if stopped_by is None:
             return display.final_loss
-    raise _stopped(stopped_by)
-
-
-def _restarting(
-    spec: RunSpec, names_by_rank: Sequence[tuple[str, ...]], folder: Path, shown: str, report: Report
-) -> signal.Signals | None:
-    """Train with our own processes, and start again where one is lost, as often as the settings allow.
-
-    What fails before training, or by an error of its own, would fail again.
-    """
-    left, lost = spec.launch.restarts, ""
-    while True:
-        if lost:
-            report(RunRestarting(message=lost, left=left))
-        with logged_end(folder, report) as log:
-            verified = check_checkpoints(folder, shown, spec.checkpoints.key)
-            try:
-                log.stopped_by = train_locally(spec, names_by_rank, folder, log.report, verified)
-            except LostWorkerError as error:
-                if not left or not log.has_begun:
-                    raise
-                lost, left = str(error), left - 1
-                log.write(error)
-                continue
-            return log.stopped_by
+    raise stopped(stopped_by)
 
 
 def _one_rank(spec: RunSpec, context: Context) -> float:
@@ -149,10 +108,5 @@ def _one_rank(spec: RunSpec, context: Context) -> float:
         raise from_origin(error, title) from error
     if stopped_by is not None:
         end_torchrun()
-        raise _stopped(stopped_by)
+        raise stopped(stopped_by)
     return loss
-
-
-def _stopped(signal_: signal.Signals) -> BaseException:
-    """How a run ends that was asked to stop and has done so in order."""
-    return KeyboardInterrupt() if signal_ == signal.SIGINT else SystemExit(SUCCESS)

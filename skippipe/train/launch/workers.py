@@ -5,8 +5,8 @@ workers are forked from this process while it has a single thread and has comput
 reports to the supervisor how each worker ends, and kills them all when the supervisor closes its standard input, as the
 kernel does if the supervisor dies. A worker in turn ends when this process is gone.
 
-It also serves the store of the rendezvous, from a thread of torch: so the store outlives any worker, and those that are
-left can agree on how they go on without one. Which ones have died they learn from there.
+In a local run it also serves the store of the rendezvous, from a thread of torch: so the store outlives any worker, and
+those that are left can agree on how they go on without one. Which ones have died it tells them there.
 """
 
 import contextlib
@@ -21,13 +21,19 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from skippipe.errors import InputError, SchedulerError, exit_status
 from skippipe.files import open_new
-from skippipe.train.connect.rank_spec import GONE, RankSpec
+from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.launch.failures import STACK_SIGNAL
 from skippipe.train.observe.events import EventWriter, WorkerEnded, WorkerFailed, WorkerStarted
+
+if TYPE_CHECKING:
+    from skippipe.train.connect.store import StoreClient
+
+STORE_S = 5.0
+"""How long a call to the store may take: who has died can be noticed otherwise."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,11 @@ class Assignment:
     arguments: dict[str, Any]
     """by name, for all ranks the same"""
     ranks: list[RankSpec]
-    """by rank"""
+    """those on this machine"""
     pipes: list[int]
-    """by rank the file descriptor that its events go to"""
-    listener: int
-    """file descriptor of the socket on which the store of the rendezvous is to be served"""
+    """the file descriptor that the events of each of them go to"""
+    listener: int | None
+    """file descriptor of the socket on which the store of the rendezvous is to be served; None: another process does"""
 
 
 def main() -> int:
@@ -83,7 +89,7 @@ class Children:
     """The workers, as their parent sees them."""
 
     def __init__(self, work: Work, assignment: Assignment, report: EventWriter) -> None:
-        self._report = report
+        self._assignment, self._report = assignment, report
         self._alive: dict[int, int] = {}
         """rank by process"""
         self._reaping = threading.Lock()
@@ -92,17 +98,16 @@ class Children:
             process = os.fork()
             if process == 0:
                 for descriptor in (own_end, report.descriptor, assignment.listener):
-                    os.close(descriptor)
+                    if descriptor is not None:
+                        os.close(descriptor)
                 _be_worker(work, assignment, rank_spec, life)
             self._alive[process] = rank_spec.rank
             report(WorkerStarted(rank=rank_spec.rank, process=process))
         # From here on only the worker itself holds its pipe: its end is seen at the other one.
         for pipe in assignment.pipes:
             os.close(pipe)
-        from skippipe.train.connect.store import serve_store  # noqa: PLC0415 - after the imports that are waited for
-
         # Not before the forks, which need a process of a single thread.
-        self._store = serve_store(assignment.ranks[0], assignment.listener)
+        self._store = self._serve()
         threading.Thread(target=self._end_with_supervisor, daemon=True).start()
 
     def wait(self) -> int:
@@ -113,11 +118,29 @@ class Children:
             with self._reaping:
                 _, status = os.waitpid(ended.si_pid, 0)
                 rank = self._alive.pop(ended.si_pid)
-            if status:
-                with contextlib.suppress(RuntimeError):  # whom that concerns will notice by heartbeat
-                    self._store.append(GONE, f"{rank} ")
             self._report(WorkerEnded(rank=rank, status=os.waitstatus_to_exitcode(status)))
+            if status:
+                self._tell_others(rank)
         return 0
+
+    def _serve(self) -> "StoreClient | None":
+        """The store, if this process is to serve it."""
+        from skippipe.train.connect.store import serve_store  # noqa: PLC0415 - after the imports that are waited for
+
+        first, listener = self._assignment.ranks[0], self._assignment.listener
+        if listener is None:
+            return None
+        return serve_store(first.host, first.port, listener, STORE_S)
+
+    def _tell_others(self, rank: int) -> None:
+        """Tell the other ranks, through the store, that one has died."""
+        from skippipe.train.connect.activity import announce_death  # noqa: PLC0415
+        from skippipe.train.connect.store import open_store  # noqa: PLC0415
+
+        with contextlib.suppress(RuntimeError, OSError):  # whom that concerns will notice by heartbeat
+            if self._store is None:
+                self._store = open_store(self._assignment.ranks[0], STORE_S)
+            announce_death(self._store, rank)
 
     def _end_with_supervisor(self) -> None:
         """Wait for the end of standard input, then end all workers."""
@@ -141,7 +164,7 @@ def _be_worker(work: Work, assignment: Assignment, rank_spec: RankSpec, life: in
 
 
 def _work(work: Work, assignment: Assignment, rank_spec: RankSpec, life: int) -> int:
-    own = assignment.pipes[rank_spec.rank]
+    own = assignment.pipes[rank_spec.local_rank]
     for pipe in assignment.pipes:
         if pipe != own:
             os.close(pipe)

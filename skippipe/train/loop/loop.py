@@ -161,8 +161,10 @@ class TrainingLoop:
             every = self._spec.checkpoints.every
             self._checkpoints = CheckpointScheduler(saver, every, self._snapshot, start.newest, report)
 
-    def run(self, request: StopRequest) -> signal.Signals | None:
+    def run(self, request: StopRequest, *, begun: Callable[[], None] = lambda: None) -> signal.Signals | None:
         """Train and validate to the end, or until asked to stop; gives the signal that asked.
+
+        `begun` is called before the first iteration, after what comes before it, such as a validation.
 
         Raises:
             ActionError: a message did not arrive, or another rank is gone.
@@ -175,7 +177,7 @@ class TrainingLoop:
                 stack.callback(self._ahead.close)
             if self._closed_loop is not None:
                 stack.callback(self._closed_loop.close)
-            if self._train(lambda: request.signal is not None):
+            if self._train(lambda: request.signal is not None, begun):
                 return None
             request.heeded = True
             return request.signal or signal.SIGTERM  # another rank was asked
@@ -189,12 +191,13 @@ class TrainingLoop:
         later = [engine.phase.after for engine in self._engines if engine.phase.after >= iteration]
         return min([*later, self._spec.iterations]) - iteration
 
-    def _train(self, asked: Callable[[], bool]) -> bool:
+    def _train(self, asked: Callable[[], bool], begun: Callable[[], None]) -> bool:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
         self._begin_phase(self._engine(number), number + 1)
         self._make_up(number)
+        begun()
         engine, measured = self._engine(number), Measured()
         meter.restart()
         while number < spec.iterations:
@@ -479,6 +482,11 @@ class TrainingLoop:
     def engines(self) -> Sequence[Engine]:
         """Of the phases, in order."""
         return self._engines
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Predicted time of the next iteration; None: the plan's times do not hold for this run."""
+        return self._engine(self._stepped + 1).predicted_s
 
     @property
     def metadata(self) -> RunMetadata:

@@ -18,8 +18,8 @@ from skippipe.presets import configured_cluster
 from skippipe.ranks import node_title
 from skippipe.report.cluster import show_cluster
 from skippipe.train.connect.rank_spec import assign_nodes, torchrun_rank, under_torchrun
-from skippipe.train.launch.launch import ending_in_order
-from skippipe.train.launch.supervisor import run_locally
+from skippipe.train.launch.ending import ending_in_order
+from skippipe.train.launch.supervisor import local_machine, run_workers
 from skippipe.train.launch.workers import Work
 from skippipe.train.measuring.config import MeasureJob
 from skippipe.train.measuring.spec import MeasureSpec, ProfileSpec
@@ -46,9 +46,13 @@ def launch(job: MeasureJob, context: Context) -> float:
         if spec.launch.node is not None:
             raise unexpected("runtime.node", spec.launch.node, "null where no torchrun has set RANK and WORLD_SIZE")
         names_by_rank = assign_nodes(spec.network.names, spec.launch.processes)
-        with tempfile.TemporaryDirectory(prefix="skippipe-measure-") as folder, Outcome(output, context) as outcome:
+        with (
+            tempfile.TemporaryDirectory(prefix="skippipe-measure-") as folder,
+            Outcome(output, context) as outcome,
+            local_machine(names_by_rank, spec.launch.port) as machine,
+        ):
             work = Work("skippipe.train.measuring.rank:measure_rank", spec, spec.model)
-            run_locally(work, spec.launch.port, names_by_rank, Path(folder), outcome)
+            run_workers(work, machine, Path(folder), outcome)
         return outcome.show()
 
 

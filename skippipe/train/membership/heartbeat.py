@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from skippipe.train.connect.rank_spec import GONE
+from skippipe.train.connect.activity import beat_key, ranks_that_died
 from skippipe.train.connect.store import RendezvousError, StoreClient
 
 BEATS_PER_HEARTBEAT = 4
@@ -64,7 +64,7 @@ class Monitor:
         self,
         client: StoreClient,
         *,
-        prefix: str,
+        attempt: str,
         own: int,
         heartbeat_s: float,
         title: Callable[[int], str],
@@ -73,13 +73,13 @@ class Monitor:
 
         Args:
             client: a connection to the store that nobody else uses.
-            prefix: of the keys of this job.
+            attempt: its name, which all of its keys begin with.
             own: this member.
             heartbeat_s: members that are silent for two heartbeats are lost.
             title: what messages call a member.
 
         """
-        self._client, self._prefix, self._own, self._title = client, prefix, own, title
+        self._client, self._attempt, self._own, self._title = client, attempt, own, title
         self._limit_s = 2 * heartbeat_s
         self._pause_s = min(heartbeat_s / BEATS_PER_HEARTBEAT, MOST_LOOK_PAUSE_S)
         self._beat = 0
@@ -136,7 +136,7 @@ class Monitor:
 
     def call_key(self, generation: int) -> str:
         """Key under which a member calls all others to a generation."""
-        return f"{self._prefix}/call/{generation}"
+        return f"{self._attempt}/call/{generation}"
 
     def _run(self) -> None:
         before = time.monotonic()
@@ -157,15 +157,15 @@ class Monitor:
 
     def _show_life(self) -> None:
         self._beat += 1
-        self._client.set(self._beat_key(self._own), str(self._beat))
+        self._client.set(beat_key(self._attempt, self._own), str(self._beat))
 
     def _look(self, elapsed_s: float) -> None:
         others = sorted(self._members - {self._own})
         if not others:
             return
-        beats = self._client.get_all([self._beat_key(member) for member in others])
+        beats = self._client.get_all([beat_key(self._attempt, member) for member in others])
         silent = self._silence.observe(dict(zip(others, beats, strict=True)), elapsed_s)
-        dead = {int(member) for member in (self._client.get(GONE) or "").split()} & self._members
+        dead = ranks_that_died(self._client, self._attempt) & self._members
         if dead or silent:
             died = [f"{self._title(member)} has died" for member in sorted(dead)]
             quiet = [
@@ -191,9 +191,6 @@ class Monitor:
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main)  # noqa: SLF001 - documented, for debuggers
         return "" if frame is None else "".join(traceback.format_stack(frame))
-
-    def _beat_key(self, member: int) -> str:
-        return f"{self._prefix}/beat/{member}"
 
 
 def _nothing() -> None:

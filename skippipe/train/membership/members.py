@@ -160,7 +160,7 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
     client = open_store(dataclasses.replace(rendezvous.rank_spec, agent_store=True), spec.start_timeout_s)
     assert isinstance(rendezvous.texts, Attempt)
     monitor = Monitor(
-        client, prefix=f"{rendezvous.texts.name}/members", own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
+        client, attempt=rendezvous.texts.name, own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
         title=rendezvous.title,
     )  # fmt: skip
     with contextlib.closing(monitor):

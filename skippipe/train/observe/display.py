@@ -23,6 +23,7 @@ from skippipe.train.observe.events import (
     PlanChanged,
     PlanReady,
     PlanSearched,
+    RankTraining,
     RunRecovered,
     RunRestarting,
     RunResumed,
@@ -192,6 +193,12 @@ def recovered_lines(event: RunRecovered) -> list[str]:
     return [line]
 
 
+def training_lines(event: RankTraining) -> list[str]:
+    """That this machine trains while another one reports."""
+    lost = f"lost node {shown_names(event.lost_names)}: training goes on" if event.lost else "training"
+    return [f"{lost}; node {shown_names(event.reporter_names)} shows how it proceeds"]
+
+
 def checkpoint_lines(event: CheckpointSaved) -> list[str]:
     """One complete checkpoint."""
     size, took, blocked = event.bytes / 1e6, seconds(event.seconds), seconds(event.blocked_s)
@@ -282,6 +289,7 @@ LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     PlanReady: plan_lines,
     RunRestarting: restarting_lines,
     RunRecovered: recovered_lines,
+    RankTraining: training_lines,
     RunResumed: resumed_lines,
     PlanChanged: changed_lines,
     PlanSearched: searched_lines,

@@ -348,6 +348,34 @@ class WorkerInterrupted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankTraining(Event):
+    """A rank trains from here on: at the start, and again whenever the ranks have regrouped without lost ones."""
+
+    kind = "training"
+    rank: int
+    """at the start of the run"""
+    reporter: int
+    """the rank that reports from here on, by the same numbering"""
+    reporter_names: list[str]
+    """nodes that it serves"""
+    predicted_s: float | None
+    """predicted iteration time"""
+    lost: list[int] = field(default_factory=list)
+    """ranks without which the others go on, by the same numbering"""
+    lost_names: list[str] = field(default_factory=list)
+    """nodes that they served"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStopped(Event):
+    """A rank was asked to stop, itself or through another one, and ends in order."""
+
+    kind = "rank_stopped"
+    rank: int
+    """at the start of the run"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRestarting(Event):
     """A local run has lost a process, and starts again from its latest checkpoint."""
 
@@ -401,6 +429,9 @@ class ClusterMeasured(Event):
     cluster: str
     """as JSON text"""
 
+
+OF_RANKS = (RankTraining, RankStopped, WorkerInterrupted)
+"""What every rank tells its own supervisor, beside what the one that reports tells of the run."""
 
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
 """By their kinds."""

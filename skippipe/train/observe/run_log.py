@@ -212,6 +212,8 @@ class EndLog:
         """the signal that asked the run to stop, once it has done so in order"""
         self.is_written = False
         """whether the end has been logged"""
+        self.goes_on = False
+        """whether other machines may go on with the attempt, and log how it ends"""
 
     @property
     def has_begun(self) -> bool:
@@ -234,7 +236,7 @@ class EndLog:
 
         """
         self.is_written = True
-        if self._attempt is None:
+        if self._attempt is None or self.goes_on:
             return
         ended = _ended(error, self.stopped_by, self._iteration, self._attempt)
         with contextlib.suppress(OSError):  # the error itself is shown elsewhere

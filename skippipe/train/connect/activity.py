@@ -1,0 +1,68 @@
+"""Signs of life in the store: of the ranks of an attempt, for themselves and for whoever waits for its end.
+
+Ranks go by their number at the start of the attempt, which stays when others are lost.
+"""
+
+import json
+import time
+
+from skippipe.train.connect.store import StoreClient
+
+
+def beat_key(attempt: str, rank: int) -> str:
+    """Key of the counter by which a rank shows that it lives."""
+    return f"{attempt}/beat/{rank}"
+
+
+def died_key(attempt: str) -> str:
+    """Key under which the parents of ranks list those that have died."""
+    return f"{attempt}/died"
+
+
+def ranks_that_died(client: StoreClient, attempt: str) -> frozenset[int]:
+    """Ranks of an attempt that are known to have died."""
+    return frozenset(map(int, (client.get(died_key(attempt)) or "").split()))
+
+
+def announce_death(client: StoreClient, rank: int) -> None:
+    """List a rank of the open attempt among those that have died; before there is one, nobody waits for it."""
+    attempt = client.get("attempt")
+    if attempt is not None:
+        client.append(died_key(attempt), f"{rank} ")
+
+
+def announce_leaving(client: StoreClient, attempt: str, rank: int) -> None:
+    """Say that a rank needs the store no more, whatever the reason."""
+    client.set(_left_key(attempt, rank), "")
+
+
+class Activity:
+    """Whether ranks of the open attempt may still train, as seen by a process that does not."""
+
+    def __init__(self, client: StoreClient, silence_s: float) -> None:
+        """Take ranks for lost that show no sign of life for `silence_s`."""
+        self._client, self._silence_s = client, silence_s
+        self._beats: list[str | None] = []
+        self._changed_at = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Look; true once no rank is left that may go on. To be called again and again."""
+        attempt = self._client.get("attempt")
+        joined = None if attempt is None else self._client.get(f"{attempt}/ranks")
+        if attempt is None or joined is None:
+            return True  # all that have come still wait for the others
+        tokens = [presence[0] for presence in json.loads(joined)]
+        failed = self._client.get("left")
+        if failed is not None and not set(tokens).isdisjoint(json.loads(failed)["tokens"]):
+            return True
+        dead = ranks_that_died(self._client, attempt)
+        ranks = [rank for rank in range(len(tokens)) if rank not in dead]
+        ranks = [rank for rank in ranks if self._client.get(_left_key(attempt, rank)) is None]
+        beats = [self._client.get(beat_key(attempt, rank)) for rank in ranks]
+        if beats != self._beats:
+            self._beats, self._changed_at = beats, time.monotonic()
+        return not ranks or time.monotonic() - self._changed_at > self._silence_s
+
+
+def _left_key(attempt: str, rank: int) -> str:
+    return f"{attempt}/away/{rank}"

@@ -1,0 +1,204 @@
+"""Several `skippipe node`, each as if on a machine of its own: those that are left go on, or all start again."""
+
+import contextlib
+import itertools
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed as dist
+from train.alone import free_port
+from train.jobs import make_cluster, make_job
+from train.running import Running, is_alive, signal_to
+
+from skippipe.application import compose
+from skippipe.context import Context
+from skippipe.errors import InputError
+from skippipe.train.connect.activity import Activity, announce_death, announce_leaving, beat_key
+from skippipe.train.connect.store import StoreClient
+from skippipe.train.launch.node import Service, train_node
+from skippipe.train.resolve.resolve import resolve
+
+SETTINGS = [
+    "data.validation_blocks=64", "train.validate_every=null", "runtime.calibrate=false", "runtime.heartbeat_s=3",
+    "checkpoint.every=1",
+]  # fmt: skip
+REPLICAS = ["schedule.stages=2", "allocate.sizes=[2,2]", "schedule.skip_ratio=0", "schedule.max_swaps=0"]
+SECONDS = 240.0
+
+
+@contextlib.contextmanager
+def machines(folder: Path, names: list[str], *arguments: str) -> Iterator[list[Running]]:
+    """A command for each entry of `names`, the nodes of a machine; the first one serves the rendezvous."""
+    rendezvous = f"rendezvous=127.0.0.1:{free_port()}"
+    running: list[Running] = []
+    try:
+        for nodes in names:
+            mine = [rendezvous, f"runtime.node={nodes}", *SETTINGS, *arguments]
+            running.append(Running(folder, *mine, command="node"))
+            running[-1].until(lambda line: line.startswith("starting"))
+        yield running
+    finally:
+        for each in running:
+            for process in each.workers.values():
+                with contextlib.suppress(ProcessLookupError):
+                    signal_to(process, signal.SIGKILL)
+            each.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_machine_is_lost(tmp_path: Path) -> None:
+    """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, to the end."""
+    names = ["local-2,local-3", "local-0", "local-1"]
+    with machines(tmp_path, names, *REPLICAS, "train.iterations=40", "runtime.restarts=0") as (server, first, other):
+        first.until(lambda line: line.startswith("iteration    3"))
+        server.started(2)
+        other.started(1)
+        signal_to(first.process.pid, signal.SIGKILL)  # its workers end with it
+        status, err = first.end(SECONDS)
+        assert status == -signal.SIGKILL
+        other.until(lambda line: line.startswith("lost node local-0: training goes on after iteration "))
+        server.until(lambda line: line.startswith("lost node local-0: training goes on; node local-1 shows how it"))
+        for machine in (other, server):
+            status, err = machine.end(SECONDS)
+            assert (status, err) == (0, "")
+        assert other.lines[-1].startswith("iteration time"), "which reports at the end"
+        assert any(line.startswith("training; node local-0 shows how it proceeds") for line in server.lines)
+    events = lines(tmp_path / "run" / "metrics.jsonl")
+    iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
+    assert list(dict.fromkeys(iterations)) == [*range(1, 41)]
+    (recovered,) = [event for event in events if event["event"] == "recovered"]
+    assert (recovered["lost"], recovered["lost_names"], recovered["processes"]) == ([0], ["local-0"], 3)
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["finished"]
+    (failure,) = lines(tmp_path / "run" / "failures.jsonl")
+    assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-0"])
+
+
+def test_a_stage_is_lost(tmp_path: Path) -> None:
+    """The process of its only node is killed: all machines start again, from the latest checkpoint."""
+    names = ["local-0,local-1", "local-2,local-3"]
+    with machines(tmp_path, names, "train.iterations=40", "runtime.restarts=1") as (server, other):
+        server.until(lambda line: line.startswith("iteration    3"))
+        other.started(2)
+        victim = other.workers[2]
+        signal_to(victim, signal.SIGKILL)
+        server.until(lambda line: line.startswith("resumed after iteration"))
+        assert any("starting again (0 restarts left)" in line for line in server.lines)
+        for machine in (server, other):
+            status, err = machine.end(SECONDS)
+            assert (status, err) == (0, "")
+        assert any(f"process {victim} was killed" in line and "starting again" in line for line in other.lines)
+    events = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["failed", "finished"]
+    assert {event["iteration"] for event in events if event["event"] == "iteration"} == set(range(1, 41))
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_a_machine_that_does_not_see_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    settings = [f"rendezvous=127.0.0.1:{free_port()}", "runtime.node=local-2", "runtime.start_timeout_s=0.5"]
+    alone = Running(tmp_path / "elsewhere", *settings, command="node")
+    status, err = alone.end(SECONDS)
+    assert status == 2
+    assert "folder: expected the folder of the run, got run without config.yaml for 0.5 s" in err
+    assert "the machine of node local-0 makes it" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "rendezvous", "message"),
+    [
+        ({}, "anna", "rendezvous: expected HOST:PORT, got anna"),
+        ({}, "anna:0", "rendezvous: expected HOST:PORT, got anna:0"),
+        ({"runtime__node": "mars"}, "127.0.0.1:1", "runtime.node: expected nodes of the plan"),
+        ({"runtime__node": "local-1,local-1"}, "127.0.0.1:1", "runtime.node: expected each node once"),
+        ({"runtime__processes": 2}, "127.0.0.1:1", "runtime.processes: expected null"),
+        ({"folder": None}, "127.0.0.1:1", "folder: expected a folder that all machines see"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    changes: dict[str, Any], rendezvous: str, message: str, prepared: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"runtime__node": "local-1", "data__prepared": str(prepared), "folder": "run"}
+    spec = resolve(make_job(cluster=make_cluster(), **settings | changes))
+    with pytest.raises(InputError) as refused:
+        train_node(spec, rendezvous, Context(tmp_path, None, (), compose))
+    assert str(refused.value).startswith(message)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def client() -> Iterator[StoreClient]:
+    """The client of a store with the open attempt `a` of two ranks."""
+    store = StoreClient(
+        lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),  # type: ignore[attr-defined]
+        5.0,
+    )
+    with contextlib.closing(store):
+        yield store
+
+
+def open_attempt(client: StoreClient) -> None:
+    client.set("attempt", "a")
+    client.set("a/ranks", json.dumps([[f"token-{rank}", "a", [f"n{rank}"], "", None] for rank in range(2)]))
+
+
+def test_an_attempt_that_is_over(client: StoreClient) -> None:
+    """However its ranks have ended: they have left, died, failed, or show no sign of life any more."""
+    activity = Activity(client, 1e9)
+    assert activity.is_over(), "nobody has come"
+    open_attempt(client)
+    assert not activity.is_over()
+    announce_death(client, 1)
+    assert not activity.is_over()
+    announce_leaving(client, "a", 0)
+    assert activity.is_over()
+
+
+def test_an_attempt_that_fails(client: StoreClient) -> None:
+    open_attempt(client)
+    activity = Activity(client, 1e9)
+    client.set("left", json.dumps({"message": "", "tokens": ["token-of-another-attempt"], "stopped": False}))
+    assert not activity.is_over()
+    client.set("left", json.dumps({"message": "", "tokens": ["token-1"], "stopped": False}))
+    assert activity.is_over()
+
+
+def test_ranks_that_are_silent(client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sign of life, of any rank that has not died, counts."""
+    now = itertools.count()
+    monkeypatch.setattr("skippipe.train.connect.activity.time.monotonic", lambda: float(next(now)))
+    open_attempt(client)
+    activity = Activity(client, 10.0)
+    for look in range(30):
+        client.set(beat_key("a", look % 2), str(look))
+        assert not activity.is_over()
+    announce_death(client, 0)
+    found = [activity.is_over() for _ in range(30)]
+    assert found == sorted(found)
+    assert 9 <= found.index(True) <= 12
+
+
+def test_the_service_lasts_as_long_as_others_need_it(tmp_path: Path) -> None:
+    """It ends with the machine that serves it if nobody trains, and is started again if it is killed."""
+    port = free_port()
+    with Service("127.0.0.1", port, 1.0) as service, Service("127.0.0.1", port, 1.0) as second:
+        service.ensure()
+        process = service.process
+        assert process is not None
+        second.ensure()
+        assert second.process is None, "the first one serves already"
+        signal_to(process, signal.SIGKILL)
+        while is_alive(process):
+            time.sleep(0.01)
+        service.ensure()
+        assert service.process not in {None, process}
+        process = service.process
+    assert process is not None
+    assert not is_alive(process)
