@@ -46,9 +46,20 @@ class Talking(Rendezvous):
 TOLD = threading.Condition()
 
 
+class Texts(dict[str, str]):
+    """By key; knows the secrets that ranks have sealed them with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: list[bytes] = []
+
+    def seal(self, secret: bytes) -> None:
+        self.secrets.append(secret)
+
+
 def three_ranks(store: Any = None, *, local: bool = False) -> list[Rendezvous]:
     """Three ranks with a store between them, and no process group."""
-    texts: Any = {} if store is None else store
+    texts: Any = Texts() if store is None else store
     group: Any = None
     return [
         Talking(
@@ -99,6 +110,10 @@ def test_all_ranks_know_it(key: Callable[[str], str]) -> None:
     again = three_ranks()
     assert together([prove(rendezvous, key("the same secret")) for rendezvous in again]) == [None] * 3
     assert not {again[0].receive("proofs", rank) for rank in range(3)} & set(reported), "nor one of another meeting"
+    secrets = [set(meeting[0].texts.secrets) for meeting in (ranks, again)]  # type: ignore[attr-defined]
+    assert [len(shared) for shared in secrets] == [1, 1], "all ranks seal with the same secret"
+    assert not secrets[0] & secrets[1]
+    assert not {secret.hex() for secret in secrets[0]} & set(reported), "which nobody has published"
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
@@ -140,14 +155,16 @@ def test_somebody_without_it(nonce: str, key: Callable[[str], str]) -> None:
 
 def test_a_store_that_turns_back_the_clock(key: Callable[[str], str]) -> None:
     """Old numbers of all ranks would make old answers right."""
-    texts: dict[str, str] = {}
+    texts = Texts()
     assert together([prove(rendezvous, key("the secret")) for rendezvous in three_ranks(texts)]) == [None] * 3
 
-    class Forged(dict[str, str]):
+    class Forged(Texts):
         def __setitem__(self, key: str, value: str) -> None:
             pass
 
-    (message,) = together([prove(three_ranks(Forged(texts))[0], key("the secret"))])
+    forged = Forged()
+    forged.update(texts)
+    (message,) = together([prove(three_ranks(forged)[0], key("the secret"))])
     assert message is not None
     assert "another text than this rank has published" in message
 

@@ -36,6 +36,11 @@ def announce_leaving(client: StoreClient, attempt: str, rank: int) -> None:
     client.set(_left_key(attempt, rank), "")
 
 
+def is_open_key(attempt: str, key: str) -> bool:
+    """Whether processes other than ranks, which prove nothing, read or write what is stored under a key."""
+    return key == died_key(attempt) or key.startswith((beat_key(attempt, 0)[:-1], _left_key(attempt, 0)[:-1]))
+
+
 class Activity:
     """Whether ranks of the open attempt may still train, as seen by a process that does not."""
 

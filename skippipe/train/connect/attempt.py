@@ -19,6 +19,7 @@ from skippipe.ranks import node_title, shown_names
 from skippipe.runtime.links.addresses import listening_address
 from skippipe.train.connect.activity import Activity
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
+from skippipe.train.connect.seal import Seal
 from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
 
 REPORT_S = 3.0
@@ -100,6 +101,10 @@ class Attempt:
                 if opened is not None and opened != self.name.partition("/")[0]:
                     raise RendezvousError("rank 0 was restarted, but this rank was not")
         raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
+
+    def seal(self, secret: bytes) -> None:
+        """Seal all texts from here on by a secret that the ranks of this attempt share."""
+        self.client.seal = Seal(secret, self.name)
 
     @property
     def own(self) -> Presence:

@@ -2,7 +2,8 @@
 
 torch neither encrypts nor authenticates a rendezvous: whoever reaches its port can impersonate a rank. Here each
 rank draws a nonce, and answers with a keyed hash over the nonces of all ranks, which only a holder of the secret can
-compute and which is useless in any other run. What is sent later is not protected.
+compute and which is useless in any other run. From then on the texts that ranks exchange through the store are sealed
+(`seal.py`); the connections of Gloo and NCCL are not protected.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ LONGEST_PATH = 300
 
 
 def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
-    """Prove to all ranks that this one knows the secret, and have all prove it.
+    """Prove to all ranks that this one knows the secret, have all prove it, and seal what they store from here on.
 
     Processes that `skippipe train` starts itself belong to one user on one machine, and skip this.
 
@@ -43,11 +44,11 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
     if stated[rendezvous.rank] != mine:  # else old proofs would do for old nonces
         raise RendezvousError("the rendezvous returns another text than this rank has published")
     transcript = json.dumps([PURPOSE, rendezvous.names_by_rank, stated])
-    proofs = rendezvous.all_gather("proofs", _proof(secret, transcript, rendezvous.rank))
+    proofs = rendezvous.all_gather("proofs", _keyed(secret, transcript, str(rendezvous.rank)).hex())
     wrong = [
         rank
         for rank, proof in enumerate(proofs)
-        if not hmac.compare_digest(proof.encode(), _proof(secret, transcript, rank).encode())
+        if not hmac.compare_digest(proof.encode(), _keyed(secret, transcript, str(rank)).hex().encode())
     ]
     if wrong:
         rendezvous.await_readers("proofs")
@@ -58,13 +59,13 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
             "alone: chmod 600), or give all nodes the same file by checkpoint.key=FILE"
         )
         raise unexpected("checkpoint.key", found, expected, hint=hint)
+    rendezvous.texts.seal(_keyed(secret, transcript, "session"))
 
 
-def _proof(secret: bytes, transcript: str, rank: int) -> str:
-    """The answer that only a holder of the secret can give, in this run and as this rank."""
-    return hmac.new(
-        secret, f"{hashlib.sha256(transcript.encode()).hexdigest()} {rank}".encode(), hashlib.sha256
-    ).hexdigest()
+def _keyed(secret: bytes, transcript: str, purpose: str) -> bytes:
+    """What only a holder of the secret can compute, in this run and for this purpose: as the answer of a rank."""
+    text = f"{hashlib.sha256(transcript.encode()).hexdigest()} {purpose}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).digest()
 
 
 def _path(stated: str) -> str:

@@ -45,6 +45,9 @@ class TextExchange(Protocol):
     def receive(self, key: str, timeout_s: float, who: str) -> str:
         """Wait for a text of a rank, which messages call `who`."""
 
+    def seal(self, secret: bytes) -> None:
+        """Seal all texts from here on by a secret that the ranks of this attempt share."""
+
 
 @dataclass(frozen=True)
 class Rendezvous:

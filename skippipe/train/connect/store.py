@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -28,6 +28,28 @@ class StoreGoneError(RendezvousError):
     """The store of a job has ended, or cannot be reached any more."""
 
 
+class TextSeal(Protocol):
+    """Protects texts in a store, by their keys."""
+
+    def seal(self, key: str, text: str) -> str:
+        """The text as it is stored."""
+
+    def open(self, key: str, stored: str) -> str:
+        """The text that is stored; raises `RendezvousError` if it is forged."""
+
+
+class Unsealed:
+    """Stores texts as they are."""
+
+    def seal(self, _key: str, text: str) -> str:
+        """The same text."""
+        return text
+
+    def open(self, _key: str, stored: str) -> str:
+        """The same text."""
+        return stored
+
+
 class StoreClient:
     """A store of torch, called from a thread of its own.
 
@@ -37,6 +59,8 @@ class StoreClient:
     def __init__(self, make: Callable[[], Any], timeout_s: float) -> None:
         """Connect by `make`; every later call may take `timeout_s`. Raises what `make` does, or `TimeoutError`."""
         self._timeout_s, self._is_stuck = timeout_s, False
+        self.seal: TextSeal = Unsealed()
+        """protects the texts of `set`, `get`, `get_all` and `propose`"""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=[self._calls], daemon=True).start()
         try:
@@ -66,7 +90,8 @@ class StoreClient:
 
     def set(self, key: str, text: str) -> None:
         """Store a text under a key."""
-        self.call(lambda: self.store.set(key, text), self._timeout_s)
+        sealed = self.seal.seal(key, text)
+        self.call(lambda: self.store.set(key, sealed), self._timeout_s)
 
     def append(self, key: str, text: str) -> None:
         """Add a text to that under a key."""
@@ -79,17 +104,18 @@ class StoreClient:
             return self.store.get(key).decode() if self.store.check([key]) else None
 
         found: str | None = self.call(get, self._timeout_s)
-        return found
+        return None if found is None else self.seal.open(key, found)
 
     def get_all(self, keys: Sequence[str]) -> list[str]:
         """The texts under some keys, each of which exists, in one exchange."""
         found: list[str] = self.call(lambda: [text.decode() for text in self.store.multi_get(keys)], self._timeout_s)
-        return found
+        return [self.seal.open(key, text) for key, text in zip(keys, found, strict=True)]
 
     def propose(self, key: str, text: str) -> str:
         """Store a text under a key unless there is one; gives the text that is there now."""
-        kept: str = self.call(lambda: self.store.compare_set(key, "", text).decode(), self._timeout_s)
-        return kept
+        sealed = self.seal.seal(key, text)
+        kept: str = self.call(lambda: self.store.compare_set(key, "", sealed).decode(), self._timeout_s)
+        return self.seal.open(key, kept)
 
     def wait(self, key: str, deadline: float) -> Iterator[str | None]:
         """Poll for a text, less and less often, until it is there or the monotonic clock reaches `deadline`."""

@@ -7,6 +7,7 @@ import torch
 from skippipe.devices import open_device
 from skippipe.model.settings import model_config
 from skippipe.ranks import assign_ranks
+from skippipe.train.connect.authentication import authenticate
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rank_spec import RankSpec
 from skippipe.train.connect.rendezvous import join
@@ -42,6 +43,7 @@ def measure_rank(spec: MeasureSpec, rank_spec: RankSpec, report: Report) -> None
             report(MeasuringProgress(done=done, total=total, what=what))
 
     with join(rank_spec, profile.communication) as rendezvous, contextlib.ExitStack() as stack:
+        authenticate(rendezvous, None)
         rendezvous.check_equal("settings", with_version_and_model(spec.settings, config))
         named = [name for names in rendezvous.names_by_rank for name in names]
         own = spec.network.names

@@ -159,6 +159,7 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
     before = open_connections()
     client = open_store(dataclasses.replace(rendezvous.rank_spec, agent_store=True), spec.start_timeout_s)
     assert isinstance(rendezvous.texts, Attempt)
+    client.seal = rendezvous.texts.client.seal
     monitor = Monitor(
         client, attempt=rendezvous.texts.name, own=rendezvous.rank, heartbeat_s=spec.heartbeat_s,
         title=rendezvous.title,
