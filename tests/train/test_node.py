@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,13 +35,13 @@ SECONDS = 240.0
 @contextlib.contextmanager
 def machines(folder: Path, names: list[str], *arguments: str) -> Iterator[list[Running]]:
     """A command for each entry of `names`, the nodes of a machine; the first one serves the rendezvous."""
-    rendezvous = f"rendezvous=127.0.0.1:{free_port()}"
+    port = free_port()
     running: list[Running] = []
     try:
         for nodes in names:
-            mine = [rendezvous, f"runtime.node={nodes}", *SETTINGS, *arguments]
+            mine = [f"rendezvous=127.0.0.1:{port}", f"runtime.node={nodes}", *SETTINGS, *arguments]
             running.append(Running(folder, *mine, command="node"))
-            running[-1].until(lambda line: line.startswith("starting"))
+            await_listener(port)
         yield running
     finally:
         for each in running:
@@ -48,6 +49,17 @@ def machines(folder: Path, names: list[str], *arguments: str) -> Iterator[list[R
                 with contextlib.suppress(ProcessLookupError):
                     signal_to(process, signal.SIGKILL)
             each.close()
+
+
+def await_listener(port: int) -> None:
+    """Wait until somebody listens at a port."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens at {port}")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -46,17 +46,18 @@ def train_node(spec: RunSpec, rendezvous: str, context: Context) -> float:
     """
     host, port = _address(rendezvous)
     ranks = _ranks(spec, host, port)
-    with (
-        _folder(spec, context, makes=ranks[0].rank == 0) as folder,
-        Display(Console(), context.shown(folder)) as display,
-    ):
+    with Service(host, port, 2 * spec.communication.heartbeat_s) as service, contextlib.ExitStack() as stack:
+        if spec.launch.folder is None:
+            raise unexpected("folder", None, "a folder that all machines see")
+        service.ensure()  # while the folder is waited for
+        folder = stack.enter_context(_folder(spec, spec.launch.folder, context, makes=ranks[0].rank == 0))
+        display = stack.enter_context(Display(Console(), context.shown(folder)))
 
         def attempt(report: Report) -> signal.Signals | None:
             service.ensure()
             return train_on_machine(spec, Machine(ranks, None), folder, report)
 
-        with Service(host, port, 2 * spec.communication.heartbeat_s) as service:
-            stopped_by = restarting(attempt, spec.launch.restarts, folder, outlasting_terminal(display))
+        stopped_by = restarting(attempt, spec.launch.restarts, folder, outlasting_terminal(display))
         if stopped_by is None:
             return 0.0 if display.summary is None else display.final_loss
     raise stopped(stopped_by)
@@ -89,11 +90,8 @@ def _ranks(spec: RunSpec, host: str, port: int) -> list[RankSpec]:
 
 
 @contextlib.contextmanager
-def _folder(spec: RunSpec, context: Context, *, makes: bool) -> Iterator[Path]:
+def _folder(spec: RunSpec, name: str, context: Context, *, makes: bool) -> Iterator[Path]:
     """The folder of the run, which all machines see: the one with rank 0 makes it, the others wait for that."""
-    name = spec.launch.folder
-    if name is None:
-        raise unexpected("folder", None, "a folder that all machines see")
     if makes:
         with run_folder(spec, context) as folder:
             yield folder
