@@ -94,22 +94,27 @@ def test_a_machine_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_stage_is_lost(tmp_path: Path) -> None:
-    """The process of its only node is killed: all machines start again, from the latest checkpoint."""
+    """The process of its only node is killed: all machines start again, from the latest checkpoint. Then one of them
+    is asked to stop, which the other one reports.
+    """
     names = ["local-0,local-1", "local-2,local-3"]
-    with machines(tmp_path, names, "train.iterations=40", "runtime.restarts=1") as (server, other):
+    with machines(tmp_path, names, "train.iterations=5000", "runtime.restarts=1") as (server, other):
         server.until(lambda line: line.startswith("iteration    3"))
         other.started(2)
         victim = other.workers[2]
         signal_to(victim, signal.SIGKILL)
         server.until(lambda line: line.startswith("resumed after iteration"))
         assert any("starting again (0 restarts left)" in line for line in server.lines)
+        server.until(lambda line: line.startswith("iteration"))
+        signal_to(other.process.pid, signal.SIGTERM)
         for machine in (server, other):
             status, err = machine.end(SECONDS)
             assert (status, err) == (0, "")
         assert any(f"process {victim} was killed" in line and "starting again" in line for line in other.lines)
     events = lines(tmp_path / "run" / "metrics.jsonl")
-    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["failed", "finished"]
-    assert {event["iteration"] for event in events if event["event"] == "iteration"} == set(range(1, 41))
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["failed", "stopped"]
+    iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
+    assert list(dict.fromkeys(iterations)) == [*range(1, iterations[-1] + 1)]
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
@@ -161,7 +166,8 @@ def open_attempt(client: StoreClient) -> None:
     client.set("a/ranks", json.dumps([[f"token-{rank}", "a", [f"n{rank}"], "", None] for rank in range(2)]))
 
 
-def test_an_attempt_that_is_over(client: StoreClient) -> None:
+@pytest.mark.parametrize("in_order", [False, True])
+def test_an_attempt_that_is_over(client: StoreClient, *, in_order: bool) -> None:
     """However its ranks have ended: they have left, died, failed, or show no sign of life any more."""
     activity = Activity(client, 1e9)
     assert activity.is_over(), "nobody has come"
@@ -169,8 +175,9 @@ def test_an_attempt_that_is_over(client: StoreClient) -> None:
     assert not activity.is_over()
     announce_death(client, 1)
     assert not activity.is_over()
-    announce_leaving(client, "a", 0)
+    announce_leaving(client, "a", 0, in_order=in_order)
     assert activity.is_over()
+    assert activity.ended_in_order == in_order
 
 
 def test_an_attempt_that_fails(client: StoreClient) -> None:

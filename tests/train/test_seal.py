@@ -80,5 +80,5 @@ def test_what_is_not_of_the_ranks_is_open(connect: Connect) -> None:
     assert service.get(beat_key("a", 3)) == "17"
     announce_death(service, 2)
     assert ranks_that_died(rank, "a") == {2}
-    announce_leaving(rank, "a", 0)
+    announce_leaving(rank, "a", 0, in_order=False)
     assert service.get("a/away/0") == ""

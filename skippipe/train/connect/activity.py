@@ -8,6 +8,8 @@ import time
 
 from skippipe.train.connect.store import StoreClient
 
+IN_ORDER = "in order"
+
 
 def beat_key(attempt: str, rank: int) -> str:
     """Key of the counter by which a rank shows that it lives."""
@@ -31,9 +33,9 @@ def announce_death(client: StoreClient, rank: int) -> None:
         client.append(died_key(attempt), f"{rank} ")
 
 
-def announce_leaving(client: StoreClient, attempt: str, rank: int) -> None:
-    """Say that a rank needs the store no more, whatever the reason."""
-    client.set(_left_key(attempt, rank), "")
+def announce_leaving(client: StoreClient, attempt: str, rank: int, *, in_order: bool) -> None:
+    """Say that a rank needs the store no more: since the run has ended `in_order`, or for an error."""
+    client.set(_left_key(attempt, rank), IN_ORDER if in_order else "")
 
 
 def is_open_key(attempt: str, key: str) -> bool:
@@ -48,6 +50,8 @@ class Activity:
         """Take ranks for lost that show no sign of life for `silence_s`."""
         self._client, self._silence_s = client, silence_s
         self._beats: list[str | None] = []
+        self.ended_in_order = False
+        """whether the run has ended in order, as far as the latest look has shown"""
         self._changed_at = time.monotonic()
 
     def is_over(self) -> bool:
@@ -62,7 +66,9 @@ class Activity:
             return True
         dead = ranks_that_died(self._client, attempt)
         ranks = [rank for rank in range(len(tokens)) if rank not in dead]
-        ranks = [rank for rank in ranks if self._client.get(_left_key(attempt, rank)) is None]
+        away = {rank: self._client.get(_left_key(attempt, rank)) for rank in ranks}
+        self.ended_in_order = IN_ORDER in away.values()
+        ranks = [rank for rank, left in away.items() if left is None]
         beats = [self._client.get(beat_key(attempt, rank)) for rank in ranks]
         if beats != self._beats:
             self._beats, self._changed_at = beats, time.monotonic()

@@ -124,17 +124,19 @@ def await_end_of_attempt(rank_spec: RankSpec, activity: Activity, deadline: floa
     Where a rank was lost, the others may go on without it: they must not find that another attempt is open.
 
     Raises:
-        RendezvousError: they still train at the `deadline`, by the monotonic clock.
+        RendezvousError: they still train at the `deadline`, by the monotonic clock, or have ended the run in order.
 
     """
+    own = node_title(rank_spec.names, rank_spec.rank)
     with reached():
         while not activity.is_over():
             if time.monotonic() > deadline:
-                own = node_title(rank_spec.names, rank_spec.rank)
                 raise RendezvousError(
                     f"the other nodes go on training without {own}; start it again once they have ended"
                 )
             time.sleep(MOST_PAUSE_S)
+        if activity.ended_in_order:
+            raise RendezvousError(f"the other nodes have ended the run without {own}")
 
 
 def find_ranks(

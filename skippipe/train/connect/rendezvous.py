@@ -165,6 +165,7 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
         if rank_spec.launcher is Launcher.NODE:
             await_end_of_attempt(rank_spec, Activity(client, 2 * spec.heartbeat_s), deadline)
         attempt = find_ranks(client, rank_spec, nodes, spec.start_timeout_s, deadline)
+        in_order = False
         try:
             check_reachable(attempt.ranks)
             others = open_connections()
@@ -173,6 +174,7 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
             yield rendezvous
             if dist.group.WORLD is group:  # else those that are left have regrouped, and leave by themselves
                 leave(rendezvous)
+            in_order = True
         except LeftBehindError:
             raise
         except BaseException as error:
@@ -185,7 +187,7 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
                 dist.destroy_process_group()
             if rank_spec.launcher is Launcher.NODE:
                 with contextlib.suppress(RuntimeError, OSError):  # the store is gone
-                    announce_leaving(client, attempt.name, rank_spec.rank)
+                    announce_leaving(client, attempt.name, rank_spec.rank, in_order=in_order)
 
 
 def leave(rendezvous: Rendezvous) -> None:
