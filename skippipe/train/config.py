@@ -28,6 +28,7 @@ DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
 REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
+ABOVE_1 = Range(1, open_low=True)
 BELOW_1 = Range(0, 0.999999)
 
 
@@ -63,6 +64,9 @@ class RuntimeConfig:
     """seconds allowed for the rendezvous of all processes"""
     heartbeat_s: float = setting(5.0, within=ABOVE_0)
     """a process that shows no sign of life for two heartbeats of so many seconds is lost"""
+    max_slowdown: float | None = setting(None, within=ABOVE_1)
+    """where the others go on without a lost process: one that takes so many times its planned time, compared with the
+    others, is treated as lost if every stage has a node left; null: never"""
     recover: bool = True
     """local runs on CPUs: go on without a lost process if every stage has a node left, and redo the iteration"""
     restarts: int = setting(3, within=AT_LEAST_0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
 from skippipe.train.connect.attempt import LeftBehindError
-from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.loop.loop import SlowRankError, TrainingLoop
 from skippipe.train.loop.standing import Standing, common_standing
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
@@ -57,18 +57,26 @@ def train_to_the_end(
             except SchedulerError as error:
                 if isinstance(error, NotRecoverableError | LeftBehindError):
                     raise
-                loss = members.explain(error, recover=recover)
-                if loss is None:
-                    raise
-                if not recover:
-                    if loss.reason in str(error):
-                        raise
-                    raise ActionError(f"{loss.reason}; {error}") from error.__cause__
+                loss = _loss(error, members, recover=recover)
                 reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
                 progress.check(loss, loop.iteration)
-                recovery = recovery or Recovery(loop, members, reporting, directory, loss.noticed_at)
+                recovery = recovery or Recovery(loop, members, reporting, directory, loss)
             else:
                 return stopped_by
+
+
+def _loss(error: SchedulerError, members: Members, *, recover: bool) -> Loss:
+    """The loss behind an error, after which the others go on; raises what the run ends with if they do not."""
+    if isinstance(error, SlowRankError):
+        return members.exclude(error.rank, str(error))
+    loss = members.explain(error, recover=recover)
+    if loss is None:
+        raise error
+    if not recover:
+        if loss.reason in str(error):
+            raise error
+        raise ActionError(f"{loss.reason}; {error}") from error.__cause__
+    return loss
 
 
 def _run(
@@ -121,11 +129,11 @@ class Recovery:
         members: Members,
         reporting: Reporting,
         directory: CheckpointDirectory,
-        noticed_at: float,
+        loss: Loss,
     ) -> None:
-        """Take the loop that was interrupted, and when (monotonic seconds)."""
+        """Take the loop that was interrupted, and by what."""
         self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
-        self._noticed_at = noticed_at
+        self._loss = loss
         self._before = members.current
 
     def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
@@ -173,10 +181,11 @@ class Recovery:
                 iteration=following.iteration,
                 lost=list(lost),
                 lost_names=self._members.names(lost),
+                reason=self._loss.reason,
                 processes=context.rendezvous.world,
                 predicted_s=following.predicted_s,
                 planning_s=planning_s,
-                seconds=time.monotonic() - self._noticed_at,
+                seconds=time.monotonic() - self._loss.noticed_at,
                 plan_files=files.plans,
             )
         )

@@ -34,6 +34,7 @@ from skippipe.train.resolve.resolve import resolve
 MOMENTS = ("forward", "backward", "reduction", "norm", "step", "checkpoint")
 HOST = "127.0.0.1"
 PATIENCE_S = 240.0
+SLOW_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Fate:
 
     moment: str
     """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
-    `connecting`: while it connects to those that are left when another one is lost"""
+    `connecting`: while it connects to those that are left when another one is lost; `slow`: it lives on, but each of
+    its tasks takes `SLOW_S` longer"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
@@ -144,6 +146,15 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         if fate.moment != "step":
             run()
 
+    def slow(run: Callable[[], None]) -> None:
+        if now >= fate.iteration:
+            time.sleep(SLOW_S)
+        run()
+
+    def step_that_is_slow(executor: Executor, action: Action) -> Callable[[], None]:
+        run = step_of(executor, action)
+        return partial(slow, run) if isinstance(action, Task) else run
+
     def step_that_may_be_the_last(executor: Executor, action: Action) -> Callable[[], None]:
         run = step_of(executor, action)
         return partial(meet, run) if moment_of(action) == fate.moment else run
@@ -160,6 +171,8 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
     patch.setattr(TrainingLoop, "_iterate", iterating)
     if fate.moment == "connecting":
         patch.setattr(members, "connect_group", connecting)
+    elif fate.moment == "slow":
+        patch.setattr(Executor, "_step_of", step_that_is_slow)
     elif fate.moment == "checkpoint":
         patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
     else:

@@ -32,7 +32,15 @@ LAST = ["runtime.recover=false", "runtime.restarts=0"]
 
 
 RECOVERED = RunRecovered(
-    iteration=3, lost=[0], lost_names=["a"], processes=1, predicted_s=None, planning_s=0.0, seconds=0.0, plan_files={}
+    iteration=3,
+    lost=[0],
+    lost_names=["a"],
+    reason="",
+    processes=1,
+    predicted_s=None,
+    planning_s=0.0,
+    seconds=0.0,
+    plan_files={},
 )
 VALIDATED = ValidationDone(iteration=0, loss=1.0, tokens=1)
 TRAINING = RankTraining(rank=1, reporter=1, reporter_names=["b"], predicted_s=None)

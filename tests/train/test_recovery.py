@@ -184,3 +184,24 @@ def test_as_a_run_that_began_with_the_nodes_that_are_left(pool: Pool, prepared: 
     for number, event in theirs.items():
         assert [ours[number][key] for key in ("loss", "norm")] == [event[key] for key in ("loss", "norm")]
     assert of_kind(lives.events, "validation")[-1]["loss"] == of_kind(reported, "validation")[-1]["loss"]
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_one_that_is_slow_is_left_behind(
+    victim: int, prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
+) -> None:
+    """It lives, and may be the one that reports: the others go on from the same iteration, as if it had died."""
+    path = folder("run")
+    lives = live(job(prepared, **FULL, runtime__max_slowdown=5.0), FOUR, path, {victim: Fate("slow", 2)})
+    assert [bool(status) for status in lives.statuses] == [rank == victim for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["lost"], recovered["processes"]) == ([victim], 3)
+    assert f"node local-{victim} (rank {victim}) is " in recovered["reason"]
+    assert "times slower than planned" in recovered["reason"]
+    assert (
+        f"the other ranks have gone on without this one: node local-{victim}" in (path / f"error-{victim}").read_text()
+    )
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in unbroken.values()], rel=1e-9
+    )

@@ -21,6 +21,11 @@ def died_key(attempt: str) -> str:
     return f"{attempt}/died"
 
 
+def excluded_key(attempt: str) -> str:
+    """Key under which a rank says which others are taken for lost, and why."""
+    return f"{attempt}/excluded"
+
+
 def ranks_that_died(client: StoreClient, attempt: str) -> frozenset[int]:
     """Ranks of an attempt that are known to have died."""
     return frozenset(map(int, (client.get(died_key(attempt)) or "").split()))

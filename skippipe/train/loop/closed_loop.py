@@ -26,6 +26,7 @@ from skippipe.train.loop.replan_policy import (
     may_search,
 )
 from skippipe.train.loop.replanning import Candidate, Question, find_plan, retimed_s
+from skippipe.train.loop.slow_nodes import SlowRank, slowest_rank
 from skippipe.train.loop.timelines import RankTimeline
 from skippipe.train.observe.events import PlanSearched, Report
 from skippipe.train.resolve.spec import ReplanSpec
@@ -161,6 +162,13 @@ class ClosedLoop:
             if following and self._search is None and self._taken is None:
                 self._begin_search(iteration, engine, profile.cluster())
         return ratios(seen, engine.plan.cluster)
+
+    def slowest_rank(self, most: float) -> SlowRank | None:
+        """The rank that is to be treated as lost, since it is slower than planned by more than the factor `most`."""
+        engine, profile = self._engine, self._profile
+        if engine is None or profile is None:
+            return None
+        return slowest_rank(profile.slowdowns(), engine.plan.stages, engine.rank_of, most)
 
     def _begin_search(self, iteration: int, engine: PlanInUse, cluster: Cluster) -> None:
         """Look for another plan, if it is time."""

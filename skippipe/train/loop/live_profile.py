@@ -54,6 +54,16 @@ class LiveProfile:
             if exact or below:
                 self._links.setdefault(pair, deque([now] * 2, WINDOW)).append(statistics.median(exact or below))
 
+    def slowdowns(self) -> dict[int, float]:
+        """By how much the tasks of nodes take longer than the plan's cluster says, for nodes that have run any."""
+        columns = {"F": self._base.forward_s, "B": self._base.backward_s, "L": self._base.loss_s}
+        now: defaultdict[int, float] = defaultdict(float)
+        then: defaultdict[int, float] = defaultdict(float)
+        for (node, kind), seconds in self._tasks.items():
+            now[node] += statistics.median(seconds)
+            then[node] += float(columns[kind][node])
+        return {node: now[node] / then[node] for node in now if then[node] > 0}
+
     def rebased(self, cluster: Cluster) -> "LiveProfile":
         """The same links with the nodes of another cluster, such as that of a later phase."""
         other = LiveProfile(cluster)

@@ -19,6 +19,7 @@ from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.checkpoint.saving import CheckpointContents, CheckpointSaver
 from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
+from skippipe.errors import SchedulerError
 from skippipe.model.build import module_seed
 from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s, stage_moves, transfers_s
 from skippipe.phases import phase_layers
@@ -86,6 +87,14 @@ class RunMetadata:
     """tokenizer.json; None: on ranks other than 0"""
     model: dict[str, Any]
     """every setting of the model, by the names of transformers"""
+
+
+class SlowRankError(SchedulerError):
+    """A rank is to be treated as lost."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class Factory(NamedTuple):
@@ -210,6 +219,8 @@ class TrainingLoop:
                 measured.tasks.add(result.timings)
             elapsed_s, mfu = meter.record(engine.flops)
             self._report_iteration(number, engine, result, elapsed_s, mfu, self._compare(number, result))
+            if number < spec.iterations:
+                self._check_slow()
             if result.flags.stop and number < spec.iterations:
                 if checkpoints is not None:
                     checkpoints.finish(number)
@@ -272,6 +283,18 @@ class TrainingLoop:
         if self._closed_loop is None or number == self._start.iteration + 1:  # the first one is slower
             return Ratios(None, None)
         return self._closed_loop.after(number, result.timelines, result.seconds, self._following(number))
+
+    def _check_slow(self) -> None:
+        """Raise `SlowRankError` on rank 0 if a rank is so slow that the others are to go on without it."""
+        most, rendezvous = self._spec.communication.max_slowdown, self._context.rendezvous
+        lets_go = self._spec.communication.recover and rendezvous.rank_spec.launcher.lets_survivors_live
+        if most is None or not lets_go or self._closed_loop is None:
+            return
+        slow = self._closed_loop.slowest_rank(most)
+        if slow is not None:
+            raise SlowRankError(
+                slow.rank, f"{rendezvous.title(slow.rank)} is {slow.slowdown:.1f} times slower than planned"
+            )
 
     def _report_iteration(  # noqa: PLR0913, PLR0917 - what an event has
         self,

@@ -12,6 +12,8 @@ from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.connect.store import LEAST_PAUSE_S, MOST_PAUSE_S, StoreClient, reached
 from skippipe.train.membership.heartbeat import Monitor
 
+LEFT = "the other ranks have gone on without this one"
+
 
 def agree(  # noqa: PLR0913 - by keyword
     client: StoreClient,
@@ -50,8 +52,11 @@ def agree(  # noqa: PLR0913 - by keyword
         while True:
             decided = client.get(f"{key}/decided")
             if decided is None:
-                here = [member for member in sorted(members) if client.get(f"{key}/{member}") is not None]
-                missing = set(members) - set(here) - monitor.lost_among(members)
+                excluded = monitor.excluded()
+                if own in excluded:
+                    raise LeftBehindError(f"{LEFT}: {excluded[own]}")
+                here = [m for m in sorted(members) if m not in excluded and client.get(f"{key}/{m}") is not None]
+                missing = set(members) - set(here) - set(excluded) - monitor.lost_among(members)
                 if not missing or time.monotonic() > deadline:
                     # One that came and died since is found missing when the others connect.
                     decided = client.propose(f"{key}/decided", json.dumps(here))
@@ -61,5 +66,6 @@ def agree(  # noqa: PLR0913 - by keyword
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
         chosen: list[int] = json.loads(decided)
         if own not in chosen:
-            raise LeftBehindError("the other ranks have gone on without this one, which they took for lost")
+            reason = monitor.excluded().get(own, "they took it for lost")
+            raise LeftBehindError(f"{LEFT}: {reason}")
         return {member: client.get(f"{key}/{member}") or "" for member in chosen}

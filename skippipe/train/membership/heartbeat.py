@@ -6,6 +6,7 @@ the thread breaks off whatever the rank waits for, so that none waits for a mess
 Ranks are called members here, by their number at the start of the job: that number stays when others are lost.
 """
 
+import json
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from skippipe.train.connect.activity import beat_key, ranks_that_died
+from skippipe.train.connect.activity import beat_key, excluded_key, ranks_that_died
 from skippipe.train.connect.store import RendezvousError, StoreClient
 
 BEATS_PER_HEARTBEAT = 4
@@ -134,6 +135,20 @@ class Monitor:
         loss = self._loss
         return frozenset(members) & (frozenset() if loss is None else loss.lost)
 
+    def exclude(self, member: int, reason: str) -> Loss:
+        """Take a member for lost that lives, and have all others do so; only one at a time may call this."""
+        excluded = self.excluded() | {member: reason}
+        self._client.set(excluded_key(self._attempt), json.dumps(excluded))
+        with self._lock:
+            self._notice(frozenset({member}), reason)
+            assert self._loss is not None, "it has just been noticed"
+            return self._loss
+
+    def excluded(self) -> dict[int, str]:
+        """Members that are taken for lost although they live, and why."""
+        text = self._client.get(excluded_key(self._attempt))
+        return {} if text is None else {int(member): reason for member, reason in json.loads(text).items()}
+
     def call_key(self, generation: int) -> str:
         """Key under which a member calls all others to a generation."""
         return f"{self._attempt}/call/{generation}"
@@ -166,13 +181,14 @@ class Monitor:
         beats = self._client.get_all([beat_key(self._attempt, member) for member in others])
         silent = self._silence.observe(dict(zip(others, beats, strict=True)), elapsed_s)
         dead = ranks_that_died(self._client, self._attempt) & self._members
-        if dead or silent:
+        excluded = {member: reason for member, reason in self.excluded().items() if member in self._members}
+        if dead or silent or excluded:
             died = [f"{self._title(member)} has died" for member in sorted(dead)]
             quiet = [
                 f"{self._title(member)} has shown no sign of life for {self._limit_s:g} s"
-                for member in sorted(silent - dead)
+                for member in sorted(silent - dead - excluded.keys())
             ]
-            self._notice(frozenset(silent | dead), "; ".join([*died, *quiet]))
+            self._notice(frozenset(silent | dead | excluded.keys()), "; ".join([*died, *excluded.values(), *quiet]))
         elif self._client.get(self.call_key(self._generation + 1)) is not None:
             self._notice(frozenset(), "another rank has lost its connections")
 

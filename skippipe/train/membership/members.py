@@ -100,6 +100,11 @@ class Members:
             return Loss(frozenset(), "the connections between the ranks have failed", "")
         return loss
 
+    def exclude(self, rank: int, reason: str) -> Loss:
+        """Have all take a rank of the current generation for lost; gives the loss."""
+        with reached():
+            return self._monitor.exclude(self._members[rank], reason)
+
     def regroup(self, standing: str, patience_s: float) -> Survivors:
         """Agree with the ranks that are left, and connect to them as the next generation. All of them call this.
 

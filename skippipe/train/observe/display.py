@@ -190,7 +190,7 @@ def recovered_lines(event: RunRecovered) -> list[str]:
         f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
-    return [line]
+    return [line, event.reason]
 
 
 def training_lines(event: RankTraining) -> list[str]:

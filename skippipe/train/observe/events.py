@@ -397,6 +397,8 @@ class RunRecovered(Event):
     """ranks at the start of the run"""
     lost_names: list[str]
     """the nodes that they served"""
+    reason: str
+    """why, as the rank that reports has learnt it first"""
     processes: int
     """that are left"""
     predicted_s: float | None

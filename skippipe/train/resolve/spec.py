@@ -91,7 +91,9 @@ class CommunicationSpec:
     heartbeat_s: float = 5.0
     """a rank that shows no sign of life for two heartbeats is lost"""
     recover: bool = True
-    """whether the ranks of a local run go on without one that is lost"""
+    """whether those that are left go on without a rank that is lost, if their launcher lets them"""
+    max_slowdown: float | None = None
+    """a rank that is slower by this factor than planned, compared with the others, is treated as lost"""
 
 
 @dataclass(frozen=True)
