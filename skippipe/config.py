@@ -20,6 +20,7 @@ ORDERS = ("plan", "dispatch")
 ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
 METHODS = ("auto", "cbs")
+CHURN_POLICIES = ("recover", "join", "restart", "redundant")
 
 
 @dataclass(frozen=True)
@@ -398,6 +399,42 @@ class SimulateJob:
     arrival"""
     output: str | None = None
     """file to write the plan with simulated times to; null: none"""
+
+
+@dataclass
+class ChurnJob:
+    """Settings of `skippipe churn`."""
+
+    plan: str = MISSING
+    """a skippipe.plan/1 file, for all nodes"""
+    trace: str | None = None
+    """a skippipe.churn/1 file: when nodes go down and come up; null: drawn from mean_up_s, mean_down_s and seed"""
+    mean_up_s: float = setting(6 * 3600.0, within=ABOVE_0)
+    """mean seconds until a node goes down"""
+    mean_down_s: float = setting(1800.0, within=ABOVE_0)
+    """mean seconds until it is back"""
+    hours: float = setting(24.0, within=ABOVE_0)
+    """simulated hours"""
+    seed: int = setting(0, within=SEEDS)
+    """random seed of the trace"""
+    policies: list[str] = setting(list(CHURN_POLICIES), choices=CHURN_POLICIES)
+    """what to compare"""
+    checkpoint_every: int = setting(20, within=AT_LEAST_1)
+    """iterations between checkpoints, which are written beside the training"""
+    detect_s: float = setting(1.0, within=AT_LEAST_0)
+    """seconds until a loss is noticed"""
+    recover_s: float = setting(4.0, within=AT_LEAST_0)
+    """seconds until the others go on, with another plan"""
+    restart_s: float = setting(60.0, within=AT_LEAST_0)
+    """seconds until all processes have started again and read a checkpoint"""
+    join_s: float = setting(10.0, within=AT_LEAST_0)
+    """seconds in which all wait for a node that joins, for its weights and another plan"""
+    work_limit: int = setting(200_000, within=AT_LEAST_1)
+    """units of search effort for the plan of each set of nodes"""
+    output: str | None = None
+    """file to write the results to, as JSON; null: none"""
+    picture: str | None = None
+    """PNG file of the iterations over time; null: none"""
 
 
 @dataclass

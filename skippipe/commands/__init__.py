@@ -88,6 +88,23 @@ skippipe simulate plan=plan.json
 skippipe simulate plan=plan.json order=dispatch output=dispatched.json""",
     ),
     Command(
+        name="churn",
+        summary="simulate a run whose nodes come and go: what do policies make of it?",
+        settings="skippipe.config:ChurnJob",
+        run="skippipe.commands.churn:churn",
+        writes=dict.fromkeys(("output", "picture")),
+        notes="""\
+recover   as training does: the others go on by another plan; nodes that are back take part after the next restart
+join      the same, and nodes that are back join between two iterations (training does not do so yet)
+restart   a loss ends all; they start again from the latest checkpoint with the nodes that are up
+redundant each node also computes the forward of the stage after its own, and does its work when it is lost""",
+        examples="""\
+skippipe churn plan=plan.json                          a day in which each node is lost every six hours
+skippipe churn plan=plan.json mean_up_s=3600 mean_down_s=600 hours=48 picture=churn.png
+skippipe churn plan=plan.json trace=mine.json policies=[recover,restart] restart_s=120 output=churn.json
+skippipe churn -m plan=plan.json mean_up_s=3600,7200,14400 'policies=[recover]'""",
+    ),
+    Command(
         name="report",
         summary="explain a plan: bottlenecks, upgrade advice, HTML timeline",
         settings="skippipe.config:ReportJob",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from train.at_once import at_once
 
+from skippipe.remaining import redistributed
 from skippipe.train.connect.activity import died_key
 from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.connect.store import RendezvousError, StoreClient
@@ -19,7 +20,7 @@ from skippipe.train.loop.standing import CommonStanding, Standing, common_standi
 from skippipe.train.membership.agreement import agree
 from skippipe.train.membership.heartbeat import Loss, Monitor, Silence
 from skippipe.train.membership.members import Survivors
-from skippipe.train.prepare.remaining import NotRecoverableError, redistributed
+from skippipe.train.prepare.remaining import NotRecoverableError
 from skippipe.train.recovery import MOST_FRUITLESS, Progress
 
 NODES = ("a", "b", "c")

@@ -12,6 +12,7 @@ from skippipe.model.settings import model_config
 from skippipe.plan_file import plan_sha256
 from skippipe.planning import PlanningJob, make_plan
 from skippipe.ranks import assign_ranks
+from skippipe.remaining import left_of, remaining_problem
 from skippipe.runtime.message import MessageBuffers
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import open_links
@@ -25,9 +26,7 @@ from skippipe.train.prepare.planning import request_sha256
 from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
 from skippipe.train.prepare.remaining import (
     NotRecoverableError,
-    left_of,
     remaining_holding,
-    remaining_problem,
     without_nodes,
 )
 from skippipe.train.prepare.stages import PartitionedModel, partition_model

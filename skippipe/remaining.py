@@ -1,0 +1,35 @@
+"""The question that is left of a plan when nodes are lost. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from skippipe._scheduler import Plan, Problem
+from skippipe.allocation import Allocation
+
+
+def left_of(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[int]]:
+    """The nodes of each stage that are left."""
+    return [[node for node in nodes if node not in lost] for nodes in stages]
+
+
+def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
+    """The question of a plan on what is left of its allocation: the same rules, and as many microbatches."""
+    asked = plan.problem()
+    counts = dict(zip(asked.stages[0], asked.microbatches, strict=True))
+    return Problem(
+        asked.cluster,
+        allocation.stages,
+        redistributed(counts, allocation.stages[0]),
+        skip_ratio=asked.skip_ratio,
+        constraints=asked.constraints,
+        layers=asked.layers,
+        absent_stages=asked.absent_stages,
+        absent_nodes=allocation.absent_nodes,
+    )
+
+
+def redistributed(counts: Mapping[int, int], sources: Sequence[int]) -> list[int]:
+    """Microbatches of each source that is left, which take over those of the others as evenly as possible."""
+    left = {source: counts[source] for source in sources}
+    for _ in range(sum(counts.values()) - sum(left.values())):
+        left[min(left, key=lambda source: left[source])] += 1
+    return list(left.values())
