@@ -8,6 +8,7 @@ import pytest
 from conftest import Run
 
 from skippipe.application.arguments import settings_first
+from skippipe.commands import COMMANDS
 from skippipe.config import ClusterConfig, PlanJob
 from skippipe.errors import InputError
 from skippipe.validate import validate
@@ -218,7 +219,7 @@ def test_simulate_needs_a_plan(refused: Refused) -> None:
 def test_unknown_commands(arguments: list[str], asked: str, refused: Refused) -> None:
     message = refused(*arguments)
     assert asked in message
-    assert "; choose one of plan, propose, simulate, report, measure, train, evaluate, study, " in message
+    assert f"; choose one of {', '.join(command.name for command in COMMANDS)} (see skippipe --help)" in message
 
 
 @pytest.mark.parametrize(
