@@ -1,9 +1,9 @@
 """Kill processes of local runs with SIGKILL at random moments, and check that the others go on.
 
-`python benchmarks/churn.py [kills]`, where `skippipe[train]` is installed; 100 kills by default. Eight processes serve
+`python benchmarks/kills.py [kills]`, where `skippipe[train]` is installed; 100 kills by default. Eight processes serve
 four stages; each run loses up to three of them, of different stages, whichever of the two nodes, that of the reporting
 rank too. Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is
-compared with that of a run that loses nobody. Writes out/churn.json and out/churn.md, one row for each kill.
+compared with that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ class Run:
         return "; ".join(problems + ["port left"] * port_left)
 
 
-def churn(folder: Path, kills: int, chance: random.Random, unbroken: dict[int, float]) -> list[Row]:
+def kill_some(folder: Path, kills: int, chance: random.Random, unbroken: dict[int, float]) -> list[Row]:
     """One run with some kills; a row for each."""
     run, rows = Run(folder), list[Row]()
     run.until(run.done, 2)
@@ -148,7 +148,7 @@ def main() -> int:
         unbroken = whole.losses()
         while len(rows) < kills:
             path = Path(folder) / f"after-{len(rows)}"
-            rows += churn(path, min(PER_RUN, kills - len(rows)), chance, unbroken)
+            rows += kill_some(path, min(PER_RUN, kills - len(rows)), chance, unbroken)
     good = [row for row in rows if row["recovered"] and not row["losses that differ"] and not row["problem"]]
     times = [row["kill to new plan (s)"] for row in rows if row["recovered"]]
     summary = f"{len(good)} of {len(rows)} recovered"
@@ -156,7 +156,7 @@ def main() -> int:
         summary += f"; from kill to new plan {statistics.median(times):.2f} s (median), {max(times):.2f} s at most"
     keys = list(dict.fromkeys(key for row in rows for key in row))
     save(
-        "churn",
+        "kills",
         {"kills": kills},
         rows,
         markdown([{key: row.get(key) for key in keys} for row in rows]) + f"\n{summary}\n",
