@@ -105,6 +105,7 @@ def kill_and_go_on(torchrun: Torchrun, shown: Torchrun, rank: int, run: Path) ->
     shown.until(lambda out: "resumed after iteration" in out)
     (resumed,) = re.findall(r"resumed after iteration (\d+) from", shown.out)
     assert 0 < int(resumed) <= newest(run)
+    assert "shows how it proceeds" not in shown.out, "that is for machines where no rank reports"
     before = shown.out.split("resumed after")[0]
     assert int(resumed) >= int(re.findall(r"^checkpoint after iteration (\d+)", before, re.MULTILINE)[-1])
 

@@ -29,7 +29,7 @@ from skippipe.train.launch.node import train_node
 from skippipe.train.launch.run_folder import check_checkpoints, run_folder
 from skippipe.train.launch.supervisor import train_locally
 from skippipe.train.observe.display import Display
-from skippipe.train.observe.events import Report
+from skippipe.train.observe.events import Report, without_supervisor
 from skippipe.train.observe.run_log import logged_end
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
@@ -62,7 +62,8 @@ def launch(job: TrainJob, context: Context) -> float:
 def _alone(spec: RunSpec, context: Context) -> float:
     """Train with our own processes on this machine."""
     if spec.launch.node is not None:
-        raise unexpected("runtime.node", spec.launch.node, "null where no torchrun has set RANK and WORLD_SIZE")
+        expected, hint = "null where no torchrun has set RANK and WORLD_SIZE", "skippipe node is one machine of several"
+        raise unexpected("runtime.node", spec.launch.node, expected, hint=hint)
     names_by_rank = assign_nodes(spec.layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     with run_folder(spec, context) as folder, Display(Console(), context.shown(folder)) as display:
@@ -98,7 +99,7 @@ def _one_rank(spec: RunSpec, context: Context) -> float:
                 Display(Console(), context.shown(folder)) as display,
                 logged_end(folder, outlasting_terminal(display)) as log,
             ):
-                log.stopped_by = stopped_by = train_rank(spec, rank_spec, folder, log.report)
+                log.stopped_by = stopped_by = train_rank(spec, rank_spec, folder, without_supervisor(log.report))
                 loss = display.final_loss if stopped_by is None else 0.0
     except PeerStoppedError as error:
         report_error("train", error, f"{title}:")

@@ -435,6 +435,17 @@ class ClusterMeasured(Event):
 OF_RANKS = (RankTraining, RankStopped, WorkerInterrupted)
 """What every rank tells its own supervisor, beside what the one that reports tells of the run."""
 
+
+def without_supervisor(report: Report) -> Report:
+    """The same report without what is for supervisors alone."""
+
+    def reporting(event: Event) -> None:
+        if not isinstance(event, OF_RANKS):
+            report(event)
+
+    return reporting
+
+
 EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
 """By their kinds."""
 _NESTED: dict[str, type[Any]] = {"files": RunFiles, "breakdown": TimeBreakdown}
