@@ -11,6 +11,21 @@ def left_of(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list
     return [[node for node in nodes if node not in lost] for nodes in stages]
 
 
+def taken_over(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[list[int]]:
+    """The nodes of each stage that are left, where one of a stage with several takes over a stage that has none.
+
+    It comes from the stage with the most nodes, of several the last one. Stage 0, which has the text, is not taken
+    over; a stage for which there is no node stays empty.
+    """
+    left = left_of(stages, lost)
+    for stage, nodes in enumerate(stages):
+        if nodes and not left[stage] and stage:
+            donor = max(range(len(left)), key=lambda number: (len(left[number]), number))
+            if len(left[donor]) > 1:
+                left[stage].append(left[donor].pop())
+    return left
+
+
 def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
     """The question of a plan on what is left of its allocation: the same rules, and as many microbatches."""
     asked = plan.problem()

@@ -26,6 +26,7 @@ LINKS = ("real", "emulated")
 CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
+LOST_STAGES = ("restart", "checkpoint", "average")
 REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
 ABOVE_1 = Range(1, open_low=True)
@@ -64,6 +65,9 @@ class RuntimeConfig:
     """seconds allowed for the rendezvous of all processes"""
     heartbeat_s: float = setting(5.0, within=ABOVE_0)
     """a process that shows no sign of life for two heartbeats of so many seconds is lost"""
+    lost_stage: str = setting("restart", choices=LOST_STAGES)
+    """when the last node of a stage is lost: restart from the latest checkpoint; or another node takes the stage over,
+    with its weights in that checkpoint (checkpoint) or a mean of the stages before and after it (average)"""
     max_slowdown: float | None = setting(None, within=ABOVE_1)
     """where the others go on without a lost process: one that takes so many times its planned time, compared with the
     others, is treated as lost if every stage has a node left; null: never"""

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
@@ -16,6 +17,7 @@ from skippipe.train.observe.events import RankStopped, RankTraining, RunRecovere
 from skippipe.train.observe.run_log import Reporting, RunLog
 from skippipe.train.prepare.continuing import continue_loop
 from skippipe.train.prepare.remaining import NotRecoverableError
+from skippipe.train.prepare.restoring import Restored
 from skippipe.train.signals import StopRequest
 
 MOST_FRUITLESS = 3
@@ -120,6 +122,15 @@ class Progress:
             raise NotRecoverableError(f"{loss.reason}, {self._fruitless} times in a row")
 
 
+class Recovered(NamedTuple):
+    """What a recovery was."""
+
+    lost: Sequence[int]
+    """members"""
+    restored: Restored
+    planning_s: float
+
+
 class Recovery:
     """From a loss to the loop of those that are left; begun again where another rank is lost meanwhile."""
 
@@ -149,7 +160,7 @@ class Recovery:
         begins = [] if common.latest is None else [text for text in (common.latest, common.validation) if text]
         self._reporting.begin(rendezvous.rank, common.iteration - bool(begins))
         begin = time.monotonic()
-        following = continue_loop(
+        following, restored = continue_loop(
             loop,
             rendezvous,
             new_rank=survivors.new_rank(self._before),
@@ -162,29 +173,24 @@ class Recovery:
         lost = survivors.lost(self._before)
         self._reporting.report(_training(following, members, lost))
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, begins, planning_s, lost)
+            self._report(self._reporting.log, following, begins, Recovered(lost, restored, planning_s))
         return following
 
-    def _report(
-        self,
-        log: RunLog,
-        following: TrainingLoop,
-        begins: Sequence[str],
-        planning_s: float,
-        lost: Sequence[int],
-    ) -> None:
+    def _report(self, log: RunLog, following: TrainingLoop, begins: Sequence[str], recovered: Recovered) -> None:
         engines, context = following.engines, following.context
         plans = {engine.phase.after: engine.plan for engine in engines}
         files = log.keep_files(context.spec.settings_yaml, plans, following.iteration)
         log(
             RunRecovered(
                 iteration=following.iteration,
-                lost=list(lost),
-                lost_names=self._members.names(lost),
+                lost=list(recovered.lost),
+                lost_names=self._members.names(recovered.lost),
                 reason=self._loss.reason,
+                restored=list(recovered.restored.stages),
+                restored_from=recovered.restored.iteration,
                 processes=context.rendezvous.world,
                 predicted_s=following.predicted_s,
-                planning_s=planning_s,
+                planning_s=recovered.planning_s,
                 seconds=time.monotonic() - self._loss.noticed_at,
                 plan_files=files.plans,
             )

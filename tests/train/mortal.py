@@ -48,6 +48,8 @@ class Fate:
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
+    after_s: float = 0.0
+    """seconds later, while the others wait for it"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         if fate.moment == "step":
             run()
         if now == fate.iteration:
+            time.sleep(fate.after_s)
             os.kill(os.getpid(), fate.number)
         if fate.moment != "step":
             run()

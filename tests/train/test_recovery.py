@@ -2,20 +2,27 @@
 
 import json
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pool import Pool
+from torch import Tensor
 from train.alone import EventDict, free_port, of_kind, train_in_pool
 from train.conftest import Folder
-from train.jobs import make_cluster, make_job
+from train.jobs import TINY_MODEL, make_cluster, make_job
 from train.mortal import MOMENTS, Fate, Lives, live
 from train.test_resume import one_rank
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from skippipe.checkpoint import open_checkpoint
+from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.config import PhaseConfig, PhasesConfig
 from skippipe.train.config import TrainJob
+from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -205,3 +212,97 @@ def test_one_that_is_slow_is_left_behind(
     assert [event["loss"] for event in done.values()] == pytest.approx(
         [event["loss"] for event in unbroken.values()], rel=1e-9
     )
+
+
+def lose_a_stage(policy: str, prepared: Path, path: Path, stage: int, **changes: Any) -> tuple[Lives, int]:
+    """Lose the only node of a stage in an iteration; also gives its rank."""
+    settings = {**FULL, "cluster": make_cluster(4, [2, 1, 1]), "runtime__lost_stage": policy, **changes}
+    asked = job(prepared, **settings)
+    (victim,) = resolve(asked).layout.stages[stage]
+    return live(asked, FOUR, path, {victim: Fate("backward", FATAL, after_s=1.5)}), victim
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_lost_stage_comes_from_its_checkpoint(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """With a checkpoint of the iteration before, nothing is lost: moments included, it learns what it would have."""
+    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
+    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    path = folder("run")
+    lives, victim = lose_a_stage("checkpoint", prepared, path, stage, checkpoint__every=1)
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
+    assert recovered["restored_from"] == FATAL - 1, "the latest one is complete by then"
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
+def test_a_lost_stage_from_an_older_checkpoint(prepared: Path, folder: Folder) -> None:
+    """The others stay as they are; so do iterations, tokens and learning rate."""
+    path = folder("run")
+    lives, _ = lose_a_stage("checkpoint", prepared, path, 1, checkpoint__every=2)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored_from"]) == (FATAL - 1, 2), explained(lives, path)
+    assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+def saved(folder: Path, parameters: dict[str, torch.nn.Parameter]) -> dict[str, list[Tensor]]:
+    """Weights of a checkpoint and second moments, by name; shapes as those of `parameters`."""
+    found = {name: [torch.empty_like(p), torch.empty_like(p)] for name, p in parameters.items()}
+    checkpoint = open_checkpoint(folder)
+    checkpoint.load({name: weight for name, (weight, _) in found.items()}, WEIGHTS)
+    checkpoint.load({f"{name}/exp_avg_sq": moment for name, (_, moment) in found.items()}, OPTIMIZER)
+    return found
+
+
+def test_the_mean_is_the_one_that_it_says(prepared: Path, folder: Folder) -> None:
+    """Weights stay as they are at a rate of 0, and second moments are known from a checkpoint."""
+    path = folder("run")
+    lives, _ = lose_a_stage("average", prepared, path, 1, train__learning_rate=0.0, checkpoint__every=FATAL - 1)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert recovered["restored"] == [1], explained(lives, path)
+    settings: dict[str, Any] = dict(TINY_MODEL)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))  # type: ignore[no-untyped-call]
+    model = model.double()
+    named = dict(model.named_parameters())
+    checkpoints = {int(p.name.split("-")[-1]): p for p in (path / "run" / "checkpoints").iterdir()}
+    before, after = (saved(checkpoints[iteration], named) for iteration in (FATAL - 1, ITERATIONS))
+
+    def stage_of(name: str) -> int:
+        layer = re.search(r"layers\.(\d+)\.", name)
+        return 0 if layer is None else [0, 0, 1, 2][int(layer[1])]
+
+    squares = [sum(float(m.sum()) for name, (_, m) in before.items() if stage_of(name) == stage) for stage in range(3)]
+    share = squares[0] / (squares[0] + squares[2])
+    for name in named:
+        if "layers.2." in name:
+            first, last = (before[name.replace("layers.2.", f"layers.{layer}.")][0] for layer in (0, 3))
+            assert torch.allclose(after[name][0], share * first + (1 - share) * last, rtol=1e-12), name
+        else:
+            assert torch.equal(after[name][0], before[name][0]), name
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_lost_stage_is_a_mean_of_those_beside_it(stage: int, prepared: Path, folder: Folder) -> None:
+    path = folder("run")
+    lives, victim = lose_a_stage("average", prepared, path, stage, checkpoint__enabled=False)
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
+    assert "restored_from" not in recovered
+    assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+@pytest.mark.parametrize(("policy", "changes"), [("restart", {}), ("checkpoint", {"checkpoint__enabled": False})])
+def test_a_stage_that_cannot_be_restored(policy: str, changes: dict[str, Any], prepared: Path, folder: Folder) -> None:
+    """Those that are left end, and say why."""
+    path = folder("run")
+    lives, _ = lose_a_stage(policy, prepared, path, 1, **changes)
+    assert all(lives.statuses)
+    assert not of_kind(lives.events, "recovered")
+    reasons = [text.read_text() for text in path.glob("error-*")]
+    expected = "no other node serves stage 1" if policy == "restart" else "there is no checkpoint for stage 1"
+    assert len(reasons) == 3
+    assert any(expected in reason for reason in reasons)

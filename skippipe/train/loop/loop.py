@@ -502,6 +502,11 @@ class TrainingLoop:
         return self._stepped
 
     @property
+    def optimizer(self) -> StageOptimizer:
+        """Of this rank's stages."""
+        return self._optimizer
+
+    @property
     def engines(self) -> Sequence[Engine]:
         """Of the phases, in order."""
         return self._engines

@@ -190,7 +190,12 @@ def recovered_lines(event: RunRecovered) -> list[str]:
         f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
-    return [line, event.reason]
+    if not event.restored:
+        return [line, event.reason]
+    origin = "means of those beside them"
+    if event.restored_from is not None:
+        origin = f"the checkpoint after iteration {event.restored_from}"
+    return [line, event.reason, f"stage {', '.join(map(str, event.restored))} restored from {origin}"]
 
 
 def training_lines(event: RankTraining) -> list[str]:

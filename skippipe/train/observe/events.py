@@ -399,6 +399,10 @@ class RunRecovered(Event):
     """the nodes that they served"""
     reason: str
     """why, as the rank that reports has learnt it first"""
+    restored: list[int] = field(default_factory=list)
+    """stages that were lost with them, and restored"""
+    restored_from: int | None = None
+    """iterations before the checkpoint that they come from; None: means of the stages beside them"""
     processes: int
     """that are left"""
     predicted_s: float | None

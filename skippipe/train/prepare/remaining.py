@@ -1,7 +1,7 @@
 """What is left of a run when nodes are lost. Pure."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skippipe.allocation import Allocation
 from skippipe.errors import SchedulerError
@@ -10,13 +10,18 @@ from skippipe.ranks import shown_names
 from skippipe.remaining import left_of
 from skippipe.train.resolve.spec import RunSpec
 
+Left = Callable[[Sequence[Sequence[int]], Collection[int]], list[list[int]]]
+"""Gives the nodes of each stage that are left, from those before and those that are lost."""
+
 
 class NotRecoverableError(SchedulerError):
     """The nodes that are left cannot go on; the run may start again from a checkpoint."""
 
 
-def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
+def without_nodes(spec: RunSpec, lost: Collection[int], left: Left = left_of) -> RunSpec:
     """The same run without some nodes, which are then unused as if its allocation had left them out.
+
+    `left` gives the nodes of each stage that are left.
 
     Raises:
         NotRecoverableError: a stage would have no node left.
@@ -24,7 +29,7 @@ def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
     """
 
     def reduced(allocation: Allocation) -> Allocation:
-        stages = left_of(allocation.stages, lost)
+        stages = left(allocation.stages, lost)
         emptied = [stage for stage, nodes in enumerate(allocation.stages) if nodes and not stages[stage]]
         if emptied:
             names = [spec.layout.cluster.names[node] for node in sorted(lost)]
@@ -42,17 +47,14 @@ def without_nodes(spec: RunSpec, lost: Collection[int]) -> RunSpec:
 
 
 def remaining_holding(holding: Holding, new_rank: Mapping[int, int]) -> Holding:
-    """Who of those left has which weights, by their new ranks.
-
-    Raises:
-        NotRecoverableError: none of them has the weights of some stage.
-
-    """
+    """Who of those left has which weights, by their new ranks; nobody may have those of some stage."""
     current = {
         stage: frozenset(new_rank[rank] for rank in ranks if rank in new_rank)
         for stage, ranks in holding.current.items()
     }
-    gone = [stage for stage, ranks in sorted(current.items()) if not ranks]
-    if gone:
-        raise NotRecoverableError(f"no rank that is left has the weights of stage {', '.join(map(str, gone))}")
     return Holding(current, holding.joined)
+
+
+def stages_gone(holding: Holding) -> list[int]:
+    """The stages whose weights nobody has."""
+    return [stage for stage, ranks in sorted(holding.current.items()) if not ranks]

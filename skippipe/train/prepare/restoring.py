@@ -1,0 +1,158 @@
+"""A stage that was lost with all of its nodes, restored on the ranks that take it over.
+
+From the latest checkpoint, with its optimizer state; or as a mean of the stages before and after it, without: that is
+CheckFree (arXiv 2506.15461), which weights them by the squared norms of their gradients. Here AdamW's second moments
+take the place of these norms: they are running means of squared gradients, and every replica has them.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skippipe.checkpoint.directory import CheckpointDirectory
+from skippipe.checkpoint.key import load_key
+from skippipe.checkpoint.reading import WEIGHTS, latest_complete, open_shared
+from skippipe.errors import InputError
+from skippipe.moves import Holding, Transfer
+from skippipe.runtime.stage import Stage
+from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.loop import OPTIMIZER
+from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.transfers import run_transfers
+from skippipe.train.prepare.remaining import NotRecoverableError
+
+READING_S = 60.0
+"""How long reading a checkpoint may take, beside the usual time of an answer."""
+
+
+class Restored(NamedTuple):
+    """Stages whose weights are there again."""
+
+    stages: Sequence[int]
+    iteration: int | None
+    """iterations before the checkpoint that they come from; None: from other stages"""
+
+
+class Restorer:
+    """Restores stages on one rank; all ranks call its methods."""
+
+    def __init__(
+        self, context: RankContext, optimizer: StageOptimizer, directory: CheckpointDirectory, holding: Holding
+    ) -> None:
+        """Take what this rank has.
+
+        Args:
+            context: of the ranks that are left; has the stages that this rank takes over, with any weights.
+            optimizer: of the stages.
+            directory: of the run's checkpoints.
+            holding: who has which weights.
+
+        """
+        self._context, self._optimizer, self._directory, self._holding = context, optimizer, directory, holding
+
+    def from_checkpoint(self, receivers: Mapping[int, frozenset[int]]) -> Restored:
+        """Restore stages, on their `receivers`, from the latest checkpoint; raises `NotRecoverableError`."""
+        rendezvous, spec = self._context.rendezvous, self._context.spec
+        found = json.loads(rendezvous.broadcast("checkpoint of a stage", self._newest, READING_S))
+        if found is None:
+            raise NotRecoverableError(f"there is no checkpoint for stage {', '.join(map(str, sorted(receivers)))}")
+        problem, iteration = "", 0
+        path = self._directory.folder / found["name"]
+        try:
+            checkpoint = open_shared(path, found["sha256"], load_key(spec.checkpoints.key))
+            iteration = checkpoint.state.iteration
+            for stage in self._own(receivers).values():
+                parameters = stage.module.parameters_of(self._holding.joined.intersection(checkpoint.state.layers))
+                checkpoint.load(parameters, WEIGHTS)
+                checkpoint.load(self._optimizer.tensors(parameters), OPTIMIZER)
+        except InputError as error:
+            problem = str(error)
+        problems = [text for text in rendezvous.all_gather("stage restored", problem, READING_S) if text]
+        if problems:
+            raise NotRecoverableError(f"a stage cannot be restored: {problems[0]}")
+        return Restored(sorted(receivers), iteration)
+
+    def _newest(self) -> str:
+        """Name and hash of the latest complete checkpoint, as JSON."""
+        if not self._directory.all():
+            return "null"
+        checkpoint, _ = latest_complete(self._directory, load_key(self._context.spec.checkpoints.key))
+        if checkpoint is None:
+            return "null"
+        return json.dumps({"name": checkpoint.path.name, "sha256": checkpoint.manifest.sha256})
+
+    def from_neighbours(self, receivers: Mapping[int, frozenset[int]]) -> Restored:
+        """Restore stages, on their `receivers`, as means of those before and after; raises `NotRecoverableError`."""
+        own = self._own(receivers)
+        squares = self._second_moments()
+        layers = [[layer for layer in stage if layer in self._holding.joined] for stage in self._context.layers]
+        for stage, ranks in sorted(receivers.items()):
+            sides = neighbours(stage, [side for side in sorted(squares) if layers[side]])
+            if not sides:
+                raise NotRecoverableError(f"no stage beside stage {stage} is left")
+            sums: dict[int, list[Tensor]] = {}
+            for side, weight in zip(sides, weights([squares[side] for side in sides]), strict=True):
+                self._copy(stage, side, counterparts(layers[stage], layers[side]), ranks)
+                for layer in layers[stage] if stage in own else ():
+                    parts = [weight * tensor for tensor in _tensors(own[stage], layer)]
+                    before = sums.get(layer, [torch.zeros_like(part) for part in parts])
+                    sums[layer] = [total + part for total, part in zip(before, parts, strict=True)]
+            for layer, mean in sums.items():
+                for tensor, value in zip(_tensors(own[stage], layer), mean, strict=True):
+                    tensor.copy_(value)
+        return Restored(sorted(receivers), None)
+
+    def _copy(self, stage: int, side: int, counterpart: Mapping[int, int], ranks: frozenset[int]) -> None:
+        """Copy layers of a stage that is left to those of a lost one."""
+        context, sender = self._context, min(self._holding.current[side])
+        transfers = [
+            Transfer(source, sender, target, rank) for target, source in counterpart.items() for rank in sorted(ranks)
+        ]
+        here = {layer: _tensors(held, layer) for held in context.stages.values() for layer in held.module.layers}
+        run_transfers(context.rendezvous, context.links.control, transfers, here, f"stage {stage} from stage {side}")
+
+    def _own(self, receivers: Mapping[int, frozenset[int]]) -> dict[int, Stage]:
+        """Those of the stages that this rank takes over."""
+        rank = self._context.rendezvous.rank
+        return {stage: self._context.stages[stage] for stage, ranks in receivers.items() if rank in ranks}
+
+    def _second_moments(self) -> dict[int, float]:
+        """Sum of the running means of squared gradients of each stage whose weights somebody has."""
+        rendezvous, mine = self._context.rendezvous, dict[int, float]()
+        for number, stage in self._context.stages.items():
+            if rendezvous.rank == min(self._holding.current.get(number, frozenset()), default=None):
+                parameters = stage.module.parameters_of(self._holding.joined)
+                moments = self._optimizer.tensors(parameters)
+                mine[number] = sum(float(t.sum()) for name, t in moments.items() if name.endswith("exp_avg_sq"))
+        found: dict[int, float] = {}
+        for text in rendezvous.all_gather("second moments", json.dumps(mine)):
+            found |= {int(number): square for number, square in json.loads(text).items()}
+        return found
+
+
+def _tensors(stage: Stage, layer: int) -> list[Tensor]:
+    """Weights of a layer, in the same order on all ranks."""
+    return [parameter.data for _, parameter in sorted(stage.module.parameters_of_layer(layer).items())]
+
+
+def neighbours(stage: int, held: Sequence[int]) -> list[int]:
+    """The nearest stage before and after one, of those that are held."""
+    before, after = [other for other in held if other < stage], [other for other in held if other > stage]
+    return [*before[-1:], *after[:1]]
+
+
+def counterparts(lost: Sequence[int], other: Sequence[int]) -> dict[int, int]:
+    """For each layer of a lost stage one of another stage, at the same relative place."""
+    return {layer: other[place * len(other) // len(lost)] for place, layer in enumerate(lost)}
+
+
+def weights(squares: Sequence[float]) -> list[float]:
+    """In proportion to some squared norms; equal ones if they say nothing."""
+    total = sum(squares)
+    if not math.isfinite(total) or total <= 0:
+        return [1.0 / len(squares)] * len(squares)
+    return [square / total for square in squares]
