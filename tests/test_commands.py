@@ -111,9 +111,7 @@ def test_packages_that_are_missing_are_named(
     assert message == f"{needed}; pip install 'skippipe[train]'\n"
 
 
-COMMAND_WORDS = [
-    "plan", "propose", "simulate", "report", "measure", "train", "evaluate", "study", "data", "export", "bench",
-]  # fmt: skip
+COMMAND_WORDS = list(dict.fromkeys(command.name.split()[0] for command in COMMANDS))  # fmt: skip
 
 
 @pytest.mark.parametrize(
