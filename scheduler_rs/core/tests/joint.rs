@@ -23,13 +23,12 @@ use skippipe_core::rules::{Constraints, Strategy as PlanStrategy};
 
 prop_compose! {
     fn scopes()(
-        sizes in any::<bool>(),
         unused in any::<bool>(),
         layers in prop::option::of(0_usize..3),
         sources in prop::bool::weighted(0.8),
         limit in prop::option::weighted(0.3, 0.5_f64..4.0),
     ) -> (AllocationScope, Option<usize>) {
-        (AllocationScope { sizes, layers: 0, unused, sources, max_replica_transfer_s: limit }, layers)
+        (AllocationScope { layers: 0, unused, sources, max_replica_transfer_s: limit }, layers)
     }
 }
 
@@ -102,8 +101,6 @@ fn a_far_source_need_not_start_anything() {
         let found = plan(&of(vec![1, 1]), reassigned, PlanStrategy::Skippipe, 1, 200_000).unwrap();
         assert!(found.predicted.iteration_s <= all_by_the_near_one + 1e-6, "{}", found.predicted.iteration_s);
         assert!(lower_bound(&of(vec![1, 1]), reassigned) as f64 / 1e9 <= all_by_the_near_one);
-        let sized = AllocationScope { sizes: true, sources, ..AllocationScope::default() };
-        assert!(lower_bound(&of(vec![2, 0]), sized) as f64 / 1e9 <= all_by_the_near_one);
     }
 }
 

@@ -63,7 +63,7 @@ pub fn is_small(problem: &Problem, scope: AllocationScope) -> bool {
 
 /// Whether an allocation is no more than who serves which stage.
 pub fn has_equal_sources(problem: &Problem, scope: AllocationScope) -> bool {
-    !scope.sizes && scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
+    scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Whether all of them can be listed, those without some of the nodes too where nodes may be left out.
