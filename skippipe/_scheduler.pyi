@@ -555,6 +555,11 @@ class Plan:
         InputError naming the key that does not fit.
         """
     @property
+    def is_bound_by_routes(self, /) -> bool:
+        """
+        Whether its lower bound holds for its own routes alone, as its strategy does not look for the best ones.
+        """
+    @property
     def layers(self, /) -> list[int]:
         """
         Decoder layers of each stage; empty: not known.
