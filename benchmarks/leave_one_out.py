@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import unequal
 from output import OUT, Row, markdown, note
 from plan_hashes import FREE8, FREE12, SITES, free
 
@@ -61,8 +60,6 @@ MOST_FEW, MOST_SMALL = 12, 9
 SURROGATE = ("crossover", "enumeration")
 GREEDY = "genetic"
 """Left out: the greedy allocation comes first."""
-SIZES = "free-sizes"
-"""Left out: stages keep the sizes with which the search begins."""
 PROVED = 1 + 1e-9
 ROUNDING = 1e-9
 NOISE = 3.0
@@ -103,9 +100,6 @@ def questions() -> dict[str, Callable[[], Question]]:
             found[f"searched/{name} full-routed"] = partial(searched, name, "full-routed", own)
             for strategy in ("full", "random-skip", "skippipe-no-tc2"):
                 found[f"searched/{name} {strategy}"] = partial(searched, name, strategy, ("one-by-one", "climbing"))
-    for links in unequal.LINKS:
-        for seed in range(3):
-            found[f"searched/unequal {links} {seed}"] = partial(unequal_nodes, links, seed)
     return found
 
 
@@ -142,18 +136,9 @@ def searched(name: str, strategy: str, parts: tuple[str, ...]) -> Question:
     return Question(job, strategy, works[nodes > MOST_SMALL], (*own, GREEDY))
 
 
-def unequal_nodes(links: str, seed: int) -> Question:
-    """Unequal nodes, whose layers are searched."""
-    return Question(
-        PlanningJob(unequal.problem(links, seed), unequal.SCOPES[unequal.FREE]), "skippipe", 1_200_000, (SIZES,)
-    )
-
-
 def plan(question: Question, without: str, seed: int) -> Row:
     """Plan once; times in seconds, None where there is no plan."""
-    job, part = question.job, None if without in (NOTHING, GREEDY, SIZES) else without
-    if without == SIZES and job.scope is not None:
-        job = dataclasses.replace(job, scope=unequal.SCOPES["nodes, layers"])
+    job, part = question.job, None if without in (NOTHING, GREEDY) else without
     if without == GREEDY:
         job = dataclasses.replace(job, first=greedily(job.first))
     request = PlanRequest(

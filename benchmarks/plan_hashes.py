@@ -96,7 +96,7 @@ QUESTIONS: dict[str, tuple[int, list[str]]] = {
     "geo20 gradients, full-routed": (2_400_000, ["cluster.gradient_bytes=2e8", strategy("full-routed")]),
     "geo20 gradients, random-skip": (1_600_000, ["cluster.gradient_bytes=2e8", strategy("random-skip")]),
     "geo20 near replicas": (1_600_000, ["allocate.max_replica_transfer_s=4.5"]),
-    # Layers and sizes chosen too; sources given; unequal counts; nodes kept.
+    # Layers chosen too; sources given; unequal counts; nodes kept.
     "unequal layers": (2_400_000, [*FREE12, "allocate.layers=auto"]),
     "unequal layers, full": (1_600_000, [*FREE12, "allocate.layers=auto", strategy("full")]),
     "unequal layers, full-routed": (2_400_000, [*FREE12, "allocate.layers=auto", strategy("full-routed")]),

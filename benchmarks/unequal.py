@@ -1,12 +1,12 @@
-"""Savings from fitting stages to unequal nodes: stage sizes and layers searched with the allocation, or equal.
+"""Savings from fitting stages to unequal nodes: layers searched with the allocation, or equal.
 
     python benchmarks/unequal.py [--seconds 5] [--seeds 8]
 
 Clusters are drawn as the preset `synthetic`: 24 nodes whose speeds differ by up to four times, with memory for 2 to 6
 microbatches, once with links as slow as between regions and once with fast ones; gradients are averaged as on
 `five_clusters`. Every cluster is cut into six stages of four nodes and four layers by the surrogate, and planned from
-there: as it is; with nodes exchanged between stages; also with free sizes; with 24 layers to distribute; with both. All
-have the same number of microbatches, time, rules and skip ratio. Writes out/unequal.json and out/unequal.md.
+there: as it is; with nodes exchanged between stages; also with 24 layers to distribute. All have the same number of
+microbatches, time, rules and skip ratio. Writes out/unequal.json and out/unequal.md.
 """
 
 import argparse
@@ -34,12 +34,10 @@ LINKS = ("slow", "fast")
 SCOPES: dict[str, AllocationScope | None] = {
     "as cut": None,
     "nodes": AllocationScope(),
-    "nodes, sizes": AllocationScope(sizes=True),
     "nodes, layers": AllocationScope(layers=LAYERS),
-    "nodes, sizes, layers": AllocationScope(sizes=True, layers=LAYERS),
 }
 """What the planner may change of the allocation."""
-EQUAL, FREE = "nodes", "nodes, sizes, layers"
+EQUAL, FREE = "nodes", "nodes, layers"
 """Equal cuts at their best, and everything."""
 
 

@@ -91,16 +91,16 @@ class AllocationScope:
     """
     What a search may change of a problem's allocation, beside which node serves which stage.
 
-    `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
-    every other stage has at least one, and none gets more than it has unless `sizes` may change too. `layers`: so many decoder layers are shared out anew over the
-    stages, and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of
-    the layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
-    two nodes of one stage takes longer, in seconds (None: any).
+    `unused`: nodes may serve no stage; stage 0 keeps as many as it has, every other stage has at least one, and none gets
+    more than it has. `layers`: so many decoder layers are shared out anew over the stages, and the microbatches over the
+    sources; times, memory and gradients of the cluster hold for an equal share of the layers (0: both stay as they are).
+    `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between two nodes of one stage takes longer,
+    in seconds (None: any).
     """
     def __eq__(self, value: object, /) -> bool: ...
     def __getnewargs_ex__(self, /) -> "tuple[tuple[()], dict[str, object]]": ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, *, sizes: bool = False, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> AllocationScope: ...
+    def __new__(cls, /, *, layers: SupportsIndex = 0, sources: bool = True, max_replica_transfer_s: SupportsFloat | SupportsIndex | None = None, unused: bool = False) -> AllocationScope: ...
     def __repr__(self, /) -> str: ...
     @property
     def layers(self, /) -> int:
@@ -111,11 +111,6 @@ class AllocationScope:
     def max_replica_transfer_s(self, /) -> float | None:
         """
         Seconds that a message within a stage takes at most; None: any.
-        """
-    @property
-    def sizes(self, /) -> bool:
-        """
-        Stages may have other numbers of nodes.
         """
     @property
     def sources(self, /) -> bool:
@@ -558,6 +553,11 @@ class Plan:
         """
         Reads `skippipe.plan/1`: types, ranges and shapes; whether it keeps the rules is `check`'s to say. Raises
         InputError naming the key that does not fit.
+        """
+    @property
+    def is_bound_by_routes(self, /) -> bool:
+        """
+        Whether its lower bound holds for its own routes alone, as its strategy does not look for the best ones.
         """
     @property
     def layers(self, /) -> list[int]:

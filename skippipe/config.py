@@ -196,8 +196,8 @@ class AllocateConfig:
     """allow: nodes of later stages may stay unused where that shortens the iteration, since an all-reduce then skips
     them (the plan lists them); forbid: every node serves a stage"""
     layers: str = setting("equal", choices=LAYERS)
-    """decoder layers per stage: equal, or auto: chosen together with the allocation, as are nodes per stage
-    unless sizes is given; the same number of microbatches is then redistributed over the sources"""
+    """decoder layers per stage: equal, or auto: chosen together with the allocation; the same number of microbatches is
+    then redistributed over the sources"""
     decoder_layers: int | None = setting(None, within=AT_LEAST_1)
     """decoder layers of the model; node times, memory and gradient_bytes of the cluster hold for an equal partition;
     null: unknown; with layers=auto those of the cluster's workload, else 4 per stage"""

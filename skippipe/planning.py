@@ -155,7 +155,6 @@ def scope_of(allocating: AllocateConfig, layers: tuple[int, ...]) -> AllocationS
         return None
     choosing = allocating.layers == "auto"
     return AllocationScope(
-        sizes=choosing and allocating.sizes is None,
         layers=sum(layers) if choosing else 0,
         sources=allocating.sources is None,
         max_replica_transfer_s=allocating.max_replica_transfer_s,

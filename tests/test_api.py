@@ -196,7 +196,7 @@ def test_copies(cluster: skippipe.Cluster, plan: skippipe.Plan) -> None:
     given = skippipe.Problem(
         cluster, [[0, 1], [2], []], [1, 2], skip_ratio=0.25, absent_stages=[2], absent_nodes=[3], layers=[1, 1, 1]
     )
-    scope = skippipe.AllocationScope(sizes=True, layers=6, sources=False, max_replica_transfer_s=0.5, unused=True)
+    scope = skippipe.AllocationScope(layers=6, sources=False, max_replica_transfer_s=0.5, unused=True)
     for value in (cluster, plan, open_problem, given, plan.problem(), rules, scope):
         for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
             assert other == value

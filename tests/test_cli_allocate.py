@@ -123,6 +123,7 @@ def test_layers_that_suit_unequal_nodes(planned: Callable[..., Plan]) -> None:
     assert sum(auto.layers) == sum(equal.layers) == 24
     assert min(auto.layers) >= 1
     assert len(auto.microbatches) == len(equal.microbatches)
+    assert [len(nodes) for nodes in auto.stages] == [len(nodes) for nodes in equal.stages] == [4, 3, 3]
     for stage, nodes in enumerate(auto.stages):
         share = auto.layers[stage] / 8
         for node in nodes:

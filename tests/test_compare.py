@@ -213,7 +213,7 @@ def test_random_routes_are_judged_by_others_than_those_reported() -> None:
     assert reached.iteration_s == statistics.median(fresh)
 
 
-def test_layers_and_sizes_are_chosen_for_baselines_too(planned: Planned) -> None:
+def test_layers_are_chosen_for_baselines_too(planned: Planned) -> None:
     unequal = ("cluster=synthetic", "cluster.nodes=10", "cluster.speed_spread=4", "cluster.memory_spread=4")
     arguments = (*unequal, "schedule.stages=3", "allocate.decoder_layers=24", "planner.work_limit=400000")
     microbatches = set()

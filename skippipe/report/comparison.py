@@ -169,7 +169,7 @@ def _critical_path(slow: PlanAnalysis, fast: PlanAnalysis) -> list[str]:
 def _bound(slow: PlanAnalysis, fast: PlanAnalysis) -> str:
     """Whether the difference is proved, or may be due to the search."""
     bound_s, other_s = slow.plan.predicted.lower_bound_s, fast.plan.predicted.iteration_s
-    whose = "with these routes" if slow.plan.strategy in OWN_ROUTES else "for its allocation and rules"
+    whose = "with these routes" if slow.plan.is_bound_by_routes else "for its allocation and rules"
     if bound_s > other_s:
         return (
             f"The difference is proved: {whose}, the lower bound {seconds(bound_s)} exceeds the other's "
@@ -184,10 +184,6 @@ def _bound(slow: PlanAnalysis, fast: PlanAnalysis) -> str:
         f"The search may be the cause: {whose}, the lower bound {seconds(bound_s)} is below the other's "
         f"{seconds(other_s)}; more time (planner.time_limit_s) may find a shorter plan."
     )
-
-
-OWN_ROUTES = ("random-skip", "skippipe-no-tc2")
-"""Strategies whose lower bound holds only for the plan's routes."""
 
 
 def _counts(visits: Sequence[int]) -> str:

@@ -40,6 +40,17 @@ proptest! {
             prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
             let again = resimulate(&plan, Dispatch::Planned).unwrap();
             prop_assert_eq!(&again.tasks, &plan.tasks);
+            // What a search says of its course only ever gets better, and ends with the plan.
+            for two in plan.solver.events.windows(2) {
+                prop_assert!(two[0].work <= two[1].work && two[0].elapsed_s <= two[1].elapsed_s);
+                prop_assert!(two[0].lower_s <= two[1].lower_s);
+                let (before, after) = (two[0].upper_s.unwrap_or(f64::INFINITY), two[1].upper_s.unwrap_or(f64::INFINITY));
+                // Without TC2 plans are chosen by travel time.
+                let is_better = after <= before * (1.0 + 1e-12) || strategy == PlanStrategy::SkippipeNoTc2;
+                prop_assert!(is_better, "{}: {:?}", strategy.name(), two);
+            }
+            let last = plan.solver.events.last();
+            prop_assert!(last.is_none_or(|last| last.upper_s == Some(plan.predicted.iteration_s)));
         }
     }
 

@@ -27,7 +27,6 @@ proptest! {
     #[test]
     fn rules_are_kept_and_what_must_stay_stays(
         problem in problems(),
-        sizes in any::<bool>(),
         unused in any::<bool>(),
         more in prop::option::of(0_usize..3),
         sources in prop::bool::weighted(0.8),
@@ -36,7 +35,7 @@ proptest! {
     ) {
         let stages = problem.stages().len();
         let layers = more.map_or(0, |more| stages + more * stages);
-        let scope = AllocationScope { sizes, layers, unused, sources, max_replica_transfer_s: limit };
+        let scope = AllocationScope { layers, unused, sources, max_replica_transfer_s: limit };
         let Some(plan) = plan_if_any(&problem, scope, strategy, 20_000)? else { return Ok(()) };
         prop_assert_eq!(plan.strategy, strategy);
         check_kept(&problem, scope, &plan)?;

@@ -247,6 +247,12 @@ impl Plan {
         self.0.strategy.name()
     }
 
+    /// Whether its lower bound holds for its own routes alone, as its strategy does not look for the best ones.
+    #[getter]
+    fn is_bound_by_routes(&self) -> bool {
+        self.0.strategy.is_bound_by_routes()
+    }
+
     /// Nodes of each stage.
     #[getter]
     fn stages(&self) -> Vec<Vec<usize>> {

@@ -17,16 +17,14 @@ use crate::waiting::Limits;
 
 /// What a search may change of a problem's allocation, beside which node serves which stage.
 ///
-/// `sizes`: stages may have other numbers of nodes. `unused`: nodes may serve no stage; stage 0 keeps as many as it has,
-/// every other stage has at least one, and none gets more than it has unless `sizes` may change too. `layers`: so many decoder layers are shared out anew over the
-/// stages, and the microbatches over the sources; times, memory and gradients of the cluster hold for an equal share of
-/// the layers (0: both stay as they are). `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between
-/// two nodes of one stage takes longer, in seconds (None: any).
+/// `unused`: nodes may serve no stage; stage 0 keeps as many as it has, every other stage has at least one, and none gets
+/// more than it has. `layers`: so many decoder layers are shared out anew over the stages, and the microbatches over the
+/// sources; times, memory and gradients of the cluster hold for an equal share of the layers (0: both stay as they are).
+/// `sources`: other nodes may be sources. `max_replica_transfer_s`: no message between two nodes of one stage takes longer,
+/// in seconds (None: any).
 #[pyclass(frozen, get_all, module = "skippipe", eq)]
 #[derive(Clone, PartialEq)]
 pub struct AllocationScope {
-    /// Stages may have other numbers of nodes.
-    sizes: bool,
     /// Decoder layers to be shared out; 0: they stay.
     layers: usize,
     /// Other nodes may be sources.
@@ -40,22 +38,15 @@ pub struct AllocationScope {
 #[pymethods]
 impl AllocationScope {
     #[new]
-    #[pyo3(signature = (*, sizes=false, layers=0, sources=true, max_replica_transfer_s=None, unused=false))]
-    fn new(
-        sizes: bool,
-        layers: i64,
-        sources: bool,
-        max_replica_transfer_s: Option<f64>,
-        unused: bool,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (*, layers=0, sources=true, max_replica_transfer_s=None, unused=false))]
+    fn new(layers: i64, sources: bool, max_replica_transfer_s: Option<f64>, unused: bool) -> PyResult<Self> {
         let layers = index("layers", layers).or_raise()?;
-        Ok(Self { sizes, layers, sources, max_replica_transfer_s, unused })
+        Ok(Self { layers, sources, max_replica_transfer_s, unused })
     }
 
     #[pyo3(signature = () -> "tuple[tuple[()], dict[str, object]]")]
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
         let scope = PyDict::new(py);
-        scope.set_item("sizes", self.sizes)?;
         scope.set_item("layers", self.layers)?;
         scope.set_item("sources", self.sources)?;
         scope.set_item("max_replica_transfer_s", self.max_replica_transfer_s)?;
@@ -65,10 +56,9 @@ impl AllocationScope {
 
     fn __repr__(&self) -> String {
         let flag = |on: bool| if on { "True" } else { "False" };
-        let Self { sizes, layers, sources, max_replica_transfer_s, unused } = self;
+        let Self { layers, sources, max_replica_transfer_s, unused } = self;
         format!(
-            "AllocationScope(sizes={}, layers={layers}, sources={}, max_replica_transfer_s={}, unused={})",
-            flag(*sizes),
+            "AllocationScope(layers={layers}, sources={}, max_replica_transfer_s={}, unused={})",
             flag(*sources),
             max_replica_transfer_s.map_or("None".to_owned(), |s| s.to_string()),
             flag(*unused),
@@ -78,8 +68,8 @@ impl AllocationScope {
 
 impl AllocationScope {
     fn core(&self) -> CoreScope {
-        let Self { sizes, layers, sources, max_replica_transfer_s, unused } = *self;
-        CoreScope { sizes, layers, unused, sources, max_replica_transfer_s }
+        let Self { layers, sources, max_replica_transfer_s, unused } = *self;
+        CoreScope { layers, unused, sources, max_replica_transfer_s }
     }
 }
 

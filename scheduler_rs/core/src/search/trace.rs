@@ -53,7 +53,7 @@ pub fn statistics_of(proof: &cbs::Statistics, rounds: u64, work: u64, spent: &[(
         ("work", work),
         ("rounds", rounds),
         ("tree_nodes", proof.nodes),
-        ("ways_tried", proof.labels),
+        ("path_evaluations", proof.path_evaluations),
         ("quota_conflicts", proof.quota_conflicts),
         ("length_conflicts", proof.length_conflicts),
         ("memory_conflicts", proof.memory_conflicts),

@@ -40,7 +40,7 @@ pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
     }
     let lengths = Lengths::of(&instance, tasks.len());
     let trips = Trips::new(&instance, &lengths);
-    let counts_are_known = scope.layers == 0 && !scope.sizes;
+    let counts_are_known = scope.layers == 0;
     let nodes: Vec<usize> = (0..instance.node_count()).collect();
     let as_source: Vec<Time> = nodes
         .iter()

@@ -13,13 +13,11 @@ use crate::time::Rounding;
 /// What a search may change of a problem's allocation, beside which node stands at which position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllocationScope {
-    /// Stages may have other numbers of nodes.
-    pub sizes: bool,
     /// So many decoder layers are distributed over the stages, and the microbatches over the sources; 0: both stay.
     /// Times, memory and gradients of the cluster hold for an equal share of the layers.
     pub layers: usize,
     /// Nodes may serve no stage: stage 0 keeps as many as it has, every other stage has at least one, and none gets
-    /// more than it has unless sizes are free too.
+    /// more than it has.
     pub unused: bool,
     /// Other nodes may be sources.
     pub sources: bool,
@@ -29,7 +27,7 @@ pub struct AllocationScope {
 
 impl Default for AllocationScope {
     fn default() -> Self {
-        Self { sizes: false, layers: 0, unused: false, sources: true, max_replica_transfer_s: None }
+        Self { layers: 0, unused: false, sources: true, max_replica_transfer_s: None }
     }
 }
 
@@ -138,7 +136,7 @@ impl Placement {
         instance.members[to].iter().all(|position| instance.memory[*position] > 0)
     }
 
-    /// Has a position serve another stage, or none; whether its node has the memory. No route may lead over it.
+    /// Has a position join a stage, or leave it for none; whether its node has the memory. No route may lead over it.
     pub fn switch(&mut self, instance: &mut Instance, position: usize, to: usize) -> bool {
         let from = instance.stage_of[position];
         if from != NO_STAGE {
@@ -159,7 +157,7 @@ impl Placement {
     /// Whether a stage may have one node more.
     #[must_use]
     pub fn may_grow(&self, instance: &Instance, stage: usize) -> bool {
-        self.scope.sizes || instance.members[stage].len() < self.problem.stages()[stage].len()
+        instance.members[stage].len() < self.problem.stages()[stage].len()
     }
 
     /// Whether no message within a stage takes longer than is allowed; nodes of no stage send none.

@@ -63,7 +63,7 @@ pub fn is_small(problem: &Problem, scope: AllocationScope) -> bool {
 
 /// Whether an allocation is no more than who serves which stage.
 pub fn has_equal_sources(problem: &Problem, scope: AllocationScope) -> bool {
-    !scope.sizes && scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
+    scope.layers == 0 && problem.microbatches().windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Whether all of them can be listed, those without some of the nodes too where nodes may be left out.
@@ -312,4 +312,125 @@ fn choices(free: &[usize], kinds: &[usize], size: usize) -> Vec<Vec<usize>> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::{RngExt, SeedableRng};
+    use rand_pcg::Pcg64;
+
+    use super::*;
+    use crate::cluster::{ClusterParts, Links};
+    use crate::rules::Constraints;
+    use crate::test_clusters::{matrix, node};
+
+    /// Up to six nodes of two regions and two speeds, so that some are just like each other, in two or three stages.
+    fn problem(rng: &mut Pcg64) -> Problem {
+        let count = rng.random_range(3..7);
+        let nodes = (0..count).map(|i| node(i, [[1.0, 2.0][rng.random_range(0..2)], 1.0, 0.1], 2)).collect();
+        let mut links = |low: f64| matrix(2, |_, _| low * rng.random_range(1.0..3.0));
+        let links = Links::Rated { latency_s: links(0.1), bandwidth: links(10.0), overhead_s: 0.0 };
+        let stages = rng.random_range(2..4);
+        let parts = ClusterParts {
+            region_of: Some((0..count).map(|_| rng.random_range(0..2)).collect()),
+            activation_bytes: 1.0,
+            gradient_bytes: if rng.random_bool(0.7) { vec![5.0; stages] } else { Vec::new() },
+            ..ClusterParts::new(nodes, links)
+        };
+        let cluster = Cluster::new(parts, "").unwrap();
+        let mut cuts: Vec<usize> = (1..count).collect();
+        while cuts.len() > stages - 1 {
+            cuts.remove(rng.random_range(0..cuts.len()));
+        }
+        let (from, to) = ([vec![0], cuts.clone()].concat(), [cuts, vec![count]].concat());
+        let members: Vec<Vec<usize>> = from.into_iter().zip(to).map(|(from, to)| (from..to).collect()).collect();
+        let microbatches = vec![1; members[0].len()];
+        Problem::new(cluster, members, vec![], microbatches, 0.0, Constraints::default()).unwrap()
+    }
+
+    /// Every way to give each node a stage, or none where that is allowed, with sizes that the scope allows.
+    fn every_allocation(problem: &Problem, scope: AllocationScope) -> Vec<Vec<Vec<usize>>> {
+        let (given, nodes) = (problem.stages(), problem.cluster().nodes().len());
+        let ways = given.len() + usize::from(scope.unused);
+        let allocation = |number: usize| {
+            let mut stages = vec![Vec::new(); ways];
+            (0..nodes).fold(number, |left, node| {
+                stages[left % ways].push(node);
+                left / ways
+            });
+            stages.truncate(given.len());
+            stages
+        };
+        let is_allowed = |stages: &Vec<Vec<usize>>| {
+            stages.iter().zip(given).enumerate().all(|(stage, (own, given))| match stage {
+                0 => own.len() == given.len() && (scope.sources || own == given),
+                _ if scope.unused => !own.is_empty() && own.len() <= given.len(),
+                _ => own.len() == given.len(),
+            })
+        };
+        (0..ways.pow(nodes as u32)).map(allocation).filter(is_allowed).collect()
+    }
+
+    /// The all-reduce of a stage in the best order of its nodes.
+    fn least_allreduce(cluster: &Cluster, stage: usize, members: &[usize]) -> f64 {
+        let rings = orders(members);
+        rings.iter().map(|ring| cluster.allreduce_s(stage, ring)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Whether some absent node could join a stage that has lost one without a longer all-reduce.
+    fn could_have_more(problem: &Problem, stages: &[Vec<usize>]) -> bool {
+        let cluster = problem.cluster();
+        let absent = |node: &usize| !stages.concat().contains(node);
+        (0..cluster.nodes().len()).filter(absent).any(|node| {
+            (1..stages.len()).any(|stage| {
+                let joined = [stages[stage].clone(), vec![node]].concat();
+                stages[stage].len() < problem.stages()[stage].len()
+                    && least_allreduce(cluster, stage, &joined) <= least_allreduce(cluster, stage, &stages[stage])
+            })
+        })
+    }
+
+    #[test]
+    fn one_of_each_kind_of_allocation_is_listed() {
+        let mut rng = Pcg64::seed_from_u64(3);
+        let (mut alike, mut left_out) = (0, 0);
+        for case in 0..150 {
+            let problem = problem(&mut rng);
+            let limit = rng.random_bool(0.2).then_some(100.0);
+            let scope = AllocationScope {
+                unused: rng.random_bool(0.5),
+                sources: rng.random_bool(0.7),
+                max_replica_transfer_s: limit,
+                ..AllocationScope::default()
+            };
+            let (instance, cluster) = (Instance::new(&problem, Rounding::Up), problem.cluster());
+            let first_alike = |node: &usize| (0..*node).find(|other| instance.is_alike(*other, *node)).unwrap_or(*node);
+            let kinds = |stages: &Vec<Vec<usize>>| -> Vec<Vec<usize>> {
+                let of = |members: &Vec<usize>| {
+                    let mut kinds: Vec<usize> = members.iter().map(first_alike).collect();
+                    kinds.sort_unstable();
+                    kinds
+                };
+                stages.iter().map(of).collect()
+            };
+            let every = every_allocation(&problem, scope);
+            assert_eq!(count(&problem, scope), every.len(), "{case}");
+            let can_be_best = |stages: &&Vec<Vec<usize>>| limit.is_some() || !could_have_more(&problem, stages);
+            let expected: BTreeSet<_> = every.iter().filter(can_be_best).map(kinds).collect();
+            let listed = all(&problem, scope);
+            let found: BTreeSet<_> = listed.iter().map(kinds).collect();
+            assert_eq!(found, expected, "{case}");
+            assert_eq!(listed.len(), found.len(), "{case}: none twice");
+            for stages in &listed {
+                for (stage, members) in stages.iter().enumerate().skip(usize::from(!scope.sources)) {
+                    assert_eq!(cluster.allreduce_s(stage, members), least_allreduce(cluster, stage, members), "{case}");
+                }
+            }
+            alike += every.len() - found.len();
+            left_out += listed.iter().filter(|stages| stages.concat().len() < cluster.nodes().len()).count();
+        }
+        assert!(alike > 0 && left_out > 0);
+    }
 }

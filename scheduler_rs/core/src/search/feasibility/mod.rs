@@ -1,8 +1,10 @@
 //! Whether there can be a plan at all: what is refused before any search.
 
-use crate::search::feasibility::stage_sets::{StageSets, find_stage_sets};
 mod stage_sets;
+#[cfg(test)]
+mod tests;
 
+use self::stage_sets::{StageSets, find_stage_sets};
 use crate::error::Result;
 use crate::problem::{Instance, impossible};
 use crate::quotas::{Quotas, inner_stages, source_visits};

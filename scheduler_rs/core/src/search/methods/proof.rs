@@ -163,7 +163,7 @@ impl<'a> Prover<'a> {
             work_limit: part.steps,
         };
         let answer = cbs::solve(&subproblem, self.lookahead, budget);
-        let steps = answer.statistics.labels + answer.statistics.nodes;
+        let steps = answer.statistics.path_evaluations + answer.statistics.nodes;
         part.spent += steps.max(allowed / 8);
         part.steps *= 2;
         part.bound = part.bound.max(answer.bound.min(limit));
@@ -212,7 +212,7 @@ impl<'a> Prover<'a> {
 fn add(all: &mut cbs::Statistics, one: &cbs::Statistics) {
     all.nodes += one.nodes;
     all.listed += one.listed;
-    all.labels += one.labels;
+    all.path_evaluations += one.path_evaluations;
     all.quota_conflicts += one.quota_conflicts;
     all.length_conflicts += one.length_conflicts;
     all.memory_conflicts += one.memory_conflicts;

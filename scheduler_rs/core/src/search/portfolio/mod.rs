@@ -246,7 +246,7 @@ impl<'a> Portfolio<'a> {
         if answer.termination == Termination::Exhausted && answer.best.is_none() && state.best.is_none() {
             return nothing_exists();
         }
-        state.work += answer.statistics.labels + answer.statistics.nodes;
+        state.work += answer.statistics.path_evaluations + answer.statistics.nodes;
         state.bound = state.bound.max(answer.bound.min(limit).saturating_add(epilogue));
         state.statistics = answer.statistics;
         if let Some(candidate) =

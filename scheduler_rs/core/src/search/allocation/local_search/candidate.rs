@@ -74,7 +74,7 @@ impl Candidate {
     pub fn changed(&self, joins: bool, rng: &mut Pcg64) -> Option<Self> {
         let scope = *self.placement.scope();
         let mut other = self.clone();
-        let often = if scope.sizes || scope.layers > 0 {
+        let often = if scope.layers > 0 {
             OTHERS
         } else if scope.unused && joins {
             JOINS
@@ -85,9 +85,8 @@ impl Candidate {
             match rng.random_range(0..8) {
                 0..4 if scope.layers > 0 => other.shift_layer(rng),
                 4..6 if scope.layers > 0 => other.hand_over_route(rng),
-                7 if scope.sizes => other.switch_stage(rng),
                 _ if scope.unused && joins => other.join_or_leave(rng),
-                4..7 if scope.layers > 0 => other.hand_over_route(rng),
+                6 if scope.layers > 0 => other.hand_over_route(rng),
                 _ => false,
             }
         } else {
@@ -152,16 +151,10 @@ impl Candidate {
         let members = &self.instance.members[0];
         let from = members[rng.random_range(0..members.len())];
         let to = members[rng.random_range(0..members.len())];
-        self.hand_over(from, to, 1)
-    }
-
-    /// Whether there were so many full routes to hand on.
-    fn hand_over(&mut self, from: usize, to: usize, routes: usize) -> bool {
-        let lot = self.instance.rules.waves as usize;
+        let moved = self.instance.rules.waves as usize;
         let started = |position: usize| {
             self.instance.sources.iter().find(|s| s.node == position).map_or(0, |source| source.microbatches)
         };
-        let moved = routes * lot;
         if from == to || started(from) < moved {
             return false;
         }
@@ -177,28 +170,6 @@ impl Candidate {
         self.instance.sources =
             self.instance.members[0].iter().map(source).filter(|source| source.microbatches > 0).collect();
         true
-    }
-
-    /// A node goes to another stage; a source leaves its microbatches to the others.
-    fn switch_stage(&mut self, rng: &mut Pcg64) -> bool {
-        let position = rng.random_range(0..self.instance.node_count());
-        let to = self.instance.present[rng.random_range(0..self.instance.present.len())];
-        let from = self.instance.stage_of[position];
-        let is_fixed = !self.placement.scope().sources && (from == 0 || to == 0);
-        if from == NO_STAGE || from == to || is_fixed || self.instance.members[from].len() < 2 {
-            return false;
-        }
-        if from == 0 {
-            let others: Vec<usize> = self.instance.members[0].iter().copied().filter(|p| *p != position).collect();
-            while self.instance.sources.iter().any(|source| source.node == position) {
-                let other = others[rng.random_range(0..others.len())];
-                // What does not fill a route stays with its source, as every source has one such route at most.
-                if !self.hand_over(position, other, 1) {
-                    return false;
-                }
-            }
-        }
-        self.placement.switch(&mut self.instance, position, to) && self.placement.is_close(&self.instance, to)
     }
 
     /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.

@@ -1,5 +1,5 @@
-//! Changes of the allocation beside those of routes and order: nodes are exchanged, stages give layers or nodes away,
-//! sources give microbatches away.
+//! Changes of the allocation beside those of routes and order: nodes are exchanged, join stages or leave them, stages give
+//! layers away, sources give microbatches away.
 
 use rand::RngExt;
 
@@ -133,7 +133,7 @@ impl AnnealingChain {
 
     fn draws_other_change(&mut self) -> bool {
         let Some(scope) = self.placement.as_ref().map(|placement| *placement.scope()) else { return false };
-        let often = if scope.sizes || scope.layers > 0 {
+        let often = if scope.layers > 0 {
             OTHERS
         } else if scope.unused {
             JOINS * (MANY_NODES / self.owned.instance.node_count() as f64).min(1.0)
@@ -218,15 +218,14 @@ impl AnnealingChain {
         allowed
     }
 
-    /// A stage gives a layer or a node away, or a source a route; whether that could be done.
+    /// A stage gives a layer away, a source a route, or a node joins a stage or leaves it; whether that could be done.
     fn other_change(&mut self) -> bool {
         let scope = self.placement.as_ref().map(|placement| *placement.scope()).unwrap_or_default();
         match self.rng.random_range(0..8) {
             0..4 if scope.layers > 0 => self.shift_layer(),
             4..6 if scope.layers > 0 => self.hand_over_route(),
-            7 if scope.sizes => self.switch_stage(),
             _ if scope.unused => self.join_or_leave(),
-            4..7 if scope.layers > 0 => self.hand_over_route(),
+            6 if scope.layers > 0 => self.hand_over_route(),
             _ => false,
         }
     }
@@ -243,7 +242,7 @@ impl AnnealingChain {
         self.owned.instance.members[stage].iter().all(|position| self.routes.has_room(self.owned.view(), *position))
     }
 
-    /// A route begins at another source.
+    /// A route begins at another source; lots that are not full stay with theirs, as every source has one at most.
     fn hand_over_route(&mut self) -> bool {
         let sources = &self.owned.instance.members[0];
         if sources.len() < 2 {
@@ -251,12 +250,6 @@ impl AnnealingChain {
         }
         let route = self.rng.random_range(0..self.owned.tasks.len());
         let to = sources[self.rng.random_range(0..sources.len())];
-        self.start_at(route, to)
-    }
-
-    /// Whether `route` could be given another source; lots that are not full stay with theirs, as every source has one
-    /// at most.
-    fn start_at(&mut self, route: usize, to: usize) -> bool {
         let task = self.owned.tasks[route];
         let from = task.source;
         if from == to || task.waves != self.owned.instance.rules.waves as usize {
@@ -283,16 +276,6 @@ impl AnnealingChain {
         owned.instance.sources = sources;
     }
 
-    /// A node goes to another stage.
-    fn switch_stage(&mut self) -> bool {
-        let instance = &self.owned.instance;
-        let position = self.rng.random_range(0..instance.node_count());
-        let to = instance.present[self.rng.random_range(0..instance.present.len())];
-        let from = instance.stage_of[position];
-        let sources = self.placement.as_ref().is_some_and(|placement| placement.scope().sources);
-        from != NO_STAGE && (sources || (from != 0 && to != 0)) && self.move_node(position, to)
-    }
-
     /// A node leaves its stage for none, or joins one; stage 0 stays as large as it is.
     fn join_or_leave(&mut self) -> bool {
         let instance = &self.owned.instance;
@@ -306,26 +289,19 @@ impl AnnealingChain {
         to != 0 && self.placement.as_ref().is_some_and(may_grow) && self.move_node(position, to)
     }
 
-    /// Moves a node: its routes to the others of its stage, and some of those of its new stage to it.
+    /// A node leaves its stage, and others of the stage take its routes; or it joins one, and takes some of theirs.
     fn move_node(&mut self, position: usize, to: usize) -> bool {
         let instance = &self.owned.instance;
         let from = instance.stage_of[position];
         let of = |stage: usize| instance.members.get(stage).cloned().unwrap_or_default();
         let (mut others, movers) = (of(from), of(to));
         others.retain(|p| *p != position);
-        if from == to || (from != NO_STAGE && others.is_empty()) {
+        if from != NO_STAGE && others.is_empty() {
             return false;
         }
         for route in self.routes.users(position).to_vec() {
             let other = others[self.rng.random_range(0..others.len())];
-            if !self.divert(route, position, other, from) {
-                return false;
-            }
-        }
-        // Without CC1 a source need not be on its own routes.
-        while let Some(route) = self.owned.tasks.iter().position(|t| t.source == position) {
-            let other = others[self.rng.random_range(0..others.len())];
-            if !self.start_at(route, other) {
+            if !self.divert(route, position, other) {
                 return false;
             }
         }
@@ -338,19 +314,15 @@ impl AnnealingChain {
                 let share = 1.0 / (movers.len() + 1) as f64;
                 if self.rng.random_bool(share) {
                     // It need not take all of them.
-                    self.divert(route, *other, position, to);
+                    self.divert(route, *other, position);
                 }
             }
         }
-        self.count_sources();
         true
     }
 
-    /// Leads a route over another node of the same stage; from another source, where that is stage 0.
-    fn divert(&mut self, route: u32, from: usize, to: usize, stage: usize) -> bool {
-        if stage == 0 && self.owned.instance.rules.cc1 {
-            return self.start_at(route as usize, to);
-        }
+    /// Leads a route over another node of the same stage, which is not stage 0.
+    fn divert(&mut self, route: u32, from: usize, to: usize) -> bool {
         let mut path = self.routes.path(route as usize).clone();
         for node in path.iter_mut().filter(|node| **node as usize == from) {
             *node = to as u32;

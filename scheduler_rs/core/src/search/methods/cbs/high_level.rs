@@ -133,7 +133,7 @@ impl<'a> TreeSearch<'a> {
         let is_whole = self.best.is_some() || self.exclusive_limit == self.subproblem.limit;
         let termination =
             if is_whole && self.unresolved >= self.upper_bound() { termination } else { Termination::Limit };
-        self.statistics.labels = self.propagator.labels;
+        self.statistics.path_evaluations = self.propagator.path_evaluations;
         self.statistics.nodes = self.nodes();
         Answer { bound: self.bound(), best: self.best, termination, statistics: self.statistics }
     }
@@ -285,7 +285,7 @@ impl<'a> TreeSearch<'a> {
 
     /// Path evaluations plus tree nodes.
     fn work(&self) -> u64 {
-        self.propagator.labels + self.nodes()
+        self.propagator.path_evaluations + self.nodes()
     }
 
     /// Whether a limit of time, memory or work is reached.

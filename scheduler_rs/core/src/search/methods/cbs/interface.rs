@@ -150,7 +150,7 @@ pub struct Statistics {
     /// Partial paths visited by path enumeration.
     pub listed: u64,
     /// Path evaluations by the low level.
-    pub labels: u64,
+    pub path_evaluations: u64,
     /// Branchings on stages over or under their quota.
     pub quota_conflicts: u64,
     /// Branchings on route lengths.

@@ -18,7 +18,7 @@
 //! heuristic methods, not of this search.
 //!
 //! `primal_heuristic` turns each selection of paths into an execution, judged by the simulator. References and the
-//! argument for soundness are in docs/planner.md.
+//! argument for soundness are in docs/cbs.md.
 
 mod branching;
 mod cardinality;

@@ -25,7 +25,7 @@ pub struct Propagator<'a> {
     times: PathTimes,
     disjunctive: Disjunctive,
     /// Path evaluations: the measure of work.
-    pub labels: u64,
+    pub path_evaluations: u64,
 }
 
 /// Rounds after which propagation stops short of the fixed point, with domains that are valid but wider.
@@ -43,7 +43,7 @@ impl<'a> Propagator<'a> {
             latest_end: vec![0; model.op_count],
             times: PathTimes::default(),
             disjunctive: Disjunctive::default(),
-            labels: 0,
+            path_evaluations: 0,
         }
     }
 
@@ -137,7 +137,7 @@ impl<'a> Propagator<'a> {
             while bits != 0 {
                 let number = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.labels += model.agents[agent].waves as u64;
+                self.path_evaluations += model.agents[agent].waves as u64;
                 let Some(slack) = schedule_path(model, domains, agent, number, &mut self.times) else {
                     domains.remove(model, agent, number);
                     continue;
