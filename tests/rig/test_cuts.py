@@ -1,0 +1,72 @@
+"""A training over real TCP links, some of which are cut or become slow while it runs."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rig.network import Direction, Network
+from rig.ranks import Ranks, ranks
+from train.jobs import TINY, prepared_text
+
+HOSTS = ("a", "b", "c")
+LINK = Direction(0.01, 4e6)
+JOB = [
+    *TINY, "cluster.file=cluster.json", "allocate.sizes=[1,2]", "schedule.stages=2", "runtime.calibrate=false",
+    "runtime.heartbeat_s=2", "train.iterations=100000", "train.validate_every=null", "checkpoint.enabled=false",
+    "folder=run",
+]  # fmt: skip
+CUT_S = 60.0
+"""Two heartbeats each to notice, and to see that the rendezvous does not answer, on a busy machine. A rank that only
+waited for a message, or for the rendezvous, would take longer."""
+LOST = "node c (rank 2) has shown no sign of life for 4 s"
+
+
+@contextmanager
+def training(folder: Path, *settings: str) -> Iterator[tuple[Network, Ranks]]:
+    """A network and a training on it, within its third iteration or later."""
+    node = {"forward_s": 0.004, "backward_s": 0.008, "loss_s": 0.002, "memory": 4}
+    count = len(HOSTS)
+    cluster = {
+        "format": "skippipe.cluster/1",
+        "nodes": [{"name": host, **node} for host in HOSTS],
+        "latency_s": [[LINK.delay_s * (i != j) for j in range(count)] for i in range(count)],
+        "bandwidth": [[LINK.bandwidth] * count for _ in HOSTS],
+        "overhead_s": 0.0,
+        "activation_bytes": 8192,
+    }
+    (folder / "cluster.json").write_text(json.dumps(cluster))
+    settings = (*JOB, f"data.prepared={prepared_text()}", *settings)
+    with (
+        Network(HOSTS, dict.fromkeys(itertools.permutations(HOSTS, 2), LINK)) as network,
+        ranks(network, folder, "train", *settings) as running,
+    ):
+        running.until("iteration    3", "a")
+        yield network, running
+
+
+def test_a_node_that_is_cut_off_is_named_and_all_end(tmp_path: Path) -> None:
+    with training(tmp_path) as (network, running):
+        for other in ("a", "b"):
+            network.cut("c", other)
+        assert running.end(CUT_S) == dict.fromkeys(HOSTS, 1)
+    assert LOST in running.err("a")
+    assert "skippipe train: node c (rank 2): the rendezvous no longer answers" in running.err("c")
+
+
+def test_a_node_that_hears_nothing_but_is_heard(tmp_path: Path) -> None:
+    with training(tmp_path) as (network, running):
+        for other in ("a", "b"):
+            network.cut(other, "c", one_way=True)
+        assert running.end(CUT_S) == dict.fromkeys(HOSTS, 1)
+    assert LOST in running.err("a")
+    assert "skippipe train: node c (rank 2): the rendezvous no longer answers" in running.err("c")
+
+
+def test_a_node_that_hears_but_is_not_heard(tmp_path: Path) -> None:
+    with training(tmp_path) as (network, running):
+        for other in ("a", "b"):
+            network.cut("c", other, one_way=True)
+        assert running.end(CUT_S) == dict.fromkeys(HOSTS, 1)
+    assert LOST in running.err("a")
