@@ -10,6 +10,8 @@ from rig.network import Direction, Network
 from rig.ranks import Ranks, ranks
 from train.jobs import TINY, prepared_text
 
+from skippipe.plan_file import load_plan
+
 HOSTS = ("a", "b", "c")
 LINK = Direction(0.01, 4e6)
 JOB = [
@@ -20,6 +22,7 @@ JOB = [
 CUT_S = 60.0
 """Two heartbeats each to notice, and to see that the rendezvous does not answer, on a busy machine. A rank that only
 waited for a message, or for the rendezvous, would take longer."""
+PATIENCE_S = 150.0
 LOST = "node c (rank 2) has shown no sign of life for 4 s"
 
 
@@ -70,3 +73,24 @@ def test_a_node_that_hears_but_is_not_heard(tmp_path: Path) -> None:
             network.cut("c", other, one_way=True)
         assert running.end(CUT_S) == dict.fromkeys(HOSTS, 1)
     assert LOST in running.err("a")
+
+
+def test_training_goes_on_over_a_link_that_has_become_slow_and_takes_a_plan_that_avoids_it(tmp_path: Path) -> None:
+    with training(tmp_path, "train.replan=routes", "train.replan_wait=1", "train.iterations=60") as (network, running):
+        slow = Direction(10 * LINK.delay_s, LINK.bandwidth / 10)
+        for pair in (("a", "c"), ("c", "a")):
+            network.slow(*pair, delay_s=slow.delay_s, bandwidth=slow.bandwidth)
+        assert running.end(PATIENCE_S) == dict.fromkeys(HOSTS, 0), running.err("a")
+    run = tmp_path / "run"
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event["iteration"] for event in events if event["event"] == "iteration"] == list(range(1, 61))
+    plans = [event["plan_file"] for event in events if event["event"] == "plan_changed"]
+    assert plans, "other routes are worth it"
+    assert visits(run / plans[-1], "c") < visits(run / "plan.json", "c")
+
+
+def visits(path: Path, node: str) -> int:
+    """Microbatches of a plan that visit a node."""
+    plan = load_plan(str(path))
+    number = plan.cluster.names.index(node)
+    return sum(number in microbatch.nodes for microbatch in plan.microbatches)
