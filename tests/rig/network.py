@@ -63,7 +63,8 @@ class Direction:
     def shaping(self, mtu: int) -> list[str]:
         """Arguments of `tc` for packets of at most `mtu` bytes."""
         rate = self.bandwidth * mtu / (mtu - HEADER_BYTES)
-        burst = max(int(rate * BURST_S), mtu)
+        # `tbf` counts in ticks: with a burst of just one packet, rounding may keep a full packet waiting for ever.
+        burst = int(max(rate * BURST_S, 1.1 * mtu))
         return ["tbf", "rate", f"{8 * rate:.0f}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
 
 
@@ -185,7 +186,8 @@ class Network:
             _ip("link", "set", made_as, "netns", namespace, "name", name)
             _ip("-n", namespace, "addr", "add", self.address(sender), "peer", self.address(receiver), "dev", name)
             _run("tc", "-n", namespace, "qdisc", "add", "dev", name, "root", *direction.shaping(mtu))
-            _ip("-n", namespace, "link", "set", name, "mtu", str(mtu), "addrgenmode", "none", "up")
+            # Single packets only: `tbf` would hold a larger unit for ever once it may save up less than that.
+            _ip("-n", namespace, "link", "set", name, "mtu", str(mtu), "gso_max_segs", "1", "addrgenmode", "none", "up")
         except BaseException:
             os.close(descriptor)
             raise

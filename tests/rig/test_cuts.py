@@ -10,6 +10,7 @@ from rig.network import Direction, Network
 from rig.ranks import Ranks, ranks
 from train.jobs import TINY, prepared_text
 
+from skippipe.cluster import load_cluster
 from skippipe.plan_file import load_plan
 
 HOSTS = ("a", "b", "c")
@@ -23,6 +24,7 @@ CUT_S = 60.0
 """Two heartbeats each to notice, and to see that the rendezvous does not answer, on a busy machine. A rank that only
 waited for a message, or for the rendezvous, would take longer."""
 PATIENCE_S = 150.0
+FACTOR = 10
 LOST = "node c (rank 2) has shown no sign of life for 4 s"
 
 
@@ -76,16 +78,18 @@ def test_a_node_that_hears_but_is_not_heard(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_over_a_link_that_has_become_slow_and_takes_a_plan_that_avoids_it(tmp_path: Path) -> None:
-    with training(tmp_path, "train.replan=routes", "train.replan_wait=1", "train.iterations=60") as (network, running):
-        slow = Direction(10 * LINK.delay_s, LINK.bandwidth / 10)
+    settings = ["schedule.skip_ratio=0", "train.replan=routes", "train.replan_wait=1", "train.iterations=40"]
+    with training(tmp_path, *settings) as (network, running):
         for pair in (("a", "c"), ("c", "a")):
-            network.slow(*pair, delay_s=slow.delay_s, bandwidth=slow.bandwidth)
+            network.slow(*pair, delay_s=FACTOR * LINK.delay_s, bandwidth=LINK.bandwidth / FACTOR)
         assert running.end(PATIENCE_S) == dict.fromkeys(HOSTS, 0), running.err("a")
     run = tmp_path / "run"
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event["iteration"] for event in events if event["event"] == "iteration"] == list(range(1, 61))
+    assert [event["iteration"] for event in events if event["event"] == "iteration"] == list(range(1, 41))
     plans = [event["plan_file"] for event in events if event["event"] == "plan_changed"]
     assert plans, "other routes are worth it"
+    seen_s = load_cluster(str(run / "profile.json")).transfer_matrix()[0, 2]
+    assert seen_s > FACTOR * LINK.delay_s / 2, "it was noticed"
     assert visits(run / plans[-1], "c") < visits(run / "plan.json", "c")
 
 
