@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -26,6 +27,9 @@ PART_MESSAGES = 2
 """Messages of a part of the real size from which the time of the real one is extrapolated."""
 PART = 8
 """That part: one in so many bytes."""
+GROWTH_ROUND_TRIPS = 4
+"""A new TCP connection sends little per round trip, and more each time. Before messages are timed it has to carry what
+the link can in so many round trips, but no more than a message of the real size."""
 FULL_MESSAGES = 9
 """Most messages of the real size, in each direction."""
 FULL_S = 0.25
@@ -94,7 +98,8 @@ def time_links(
 ) -> LinkTimes:
     """Time messages in both directions between any two ranks. All ranks call this.
 
-    A node's messages to all others take at most about 1.5 times as long as sending each of them one of the real size.
+    A node's messages to all others take at most about 1.5 times as long as sending each of them one of the real size,
+    and some round trips.
 
     Args:
         exchange: the ranks.
@@ -168,15 +173,28 @@ class _Messages:
         Where a message of the real size would take too long, it is sent once and only if `always`.
         """
         short = summarize([self._trip(self._byte, sender, receiver) for _ in range(SHORT_MESSAGES + 1)][1:])
-        parts = [self._trip(self._part, sender, receiver) for _ in range(PART_MESSAGES + 1)]
-        part_s = max(statistics.median(parts) - short.median_s, 0.0)
-        wanted = min(int(FULL_S / max(PART * part_s, SHORTEST_S)), FULL_MESSAGES) or int(always)
-        self._byte.fill_(wanted)
-        self._trip(self._byte, sender, receiver)  # the receiver has to know how many will come
-        count = int(self._byte.item())
+        part_s = self._time_parts(short.median_s, sender, receiver)
+        growth = min(math.ceil(GROWTH_ROUND_TRIPS * short.median_s / part_s), PART)
+        growth = self._agree(growth, sender, receiver)
+        if growth > 1:
+            self._trip(self._full.view(-1)[: growth * self._part.numel()], sender, receiver)
+            part_s = self._time_parts(short.median_s, sender, receiver)
+        wanted = min(int(FULL_S / (PART * part_s)), FULL_MESSAGES) or int(always)
+        count = self._agree(wanted, sender, receiver)
         trips = [self._trip(self._full, sender, receiver) for _ in range(count)]
         full = summarize([max(seconds - short.median_s, 0.0) for seconds in trips]) if trips else None
         return DirectionTimes(Timing(short.median_s / 2, short.spread_s / 2, short.samples), part_s, full)
+
+    def _time_parts(self, round_trip_s: float, sender: int, receiver: int) -> float:
+        """Median of messages of a part of the real size, beyond the round trip of a byte."""
+        trips = [self._trip(self._part, sender, receiver) for _ in range(PART_MESSAGES + 1)]
+        return max(statistics.median(trips) - round_trip_s, SHORTEST_S)
+
+    def _agree(self, number: int, sender: int, receiver: int) -> int:
+        """Have the receiver know a number of the sender's, of at most 255."""
+        self._byte.fill_(number)
+        self._trip(self._byte, sender, receiver)
+        return int(self._byte.item())
 
     def _trip(self, tensor: Tensor, sender: int, receiver: int) -> float:
         """Seconds from sending a tensor until its answer is there; on the receiver without meaning."""

@@ -1,5 +1,6 @@
 """The store of a rendezvous, which ranks use to exchange text; every call has a time limit."""
 
+import concurrent.futures
 import contextlib
 import queue
 import socket
@@ -18,6 +19,8 @@ from skippipe.train.connect.rank_spec import RankSpec
 
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.002, 0.1
 """Between two looks for a text that is not there yet, at first and after a while."""
+LOOKS = 4
+"""At a call within its time limit: a process that is suspended meanwhile misses one of them, not the answer."""
 
 
 class RendezvousError(SchedulerError, RuntimeError):
@@ -73,6 +76,10 @@ class StoreClient:
         """End the thread; the store closes with its last user."""
         self._calls.put(None)
 
+    def limit(self, timeout_s: float) -> None:
+        """Every later call but those of `call` may take `timeout_s`."""
+        self._timeout_s = timeout_s
+
     def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
         """Call in the thread of the store.
 
@@ -82,11 +89,11 @@ class StoreClient:
             raise TimeoutError
         future: Future[Any] = Future()
         self._calls.put((future, function))
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            self._is_stuck = not future.done()
-            raise
+        for _ in range(LOOKS):
+            if concurrent.futures.wait([future], timeout_s / LOOKS).done:
+                return future.result()
+        self._is_stuck = True
+        raise TimeoutError
 
     def set(self, key: str, text: str) -> None:
         """Store a text under a key."""

@@ -171,6 +171,9 @@ def watched(rendezvous: Rendezvous, spec: CommunicationSpec) -> Iterator[Members
     )  # fmt: skip
     with contextlib.closing(monitor):
         rendezvous.all_gather("watched", "")  # from here on all show signs of life
+        # Whoever cannot reach the store for longer is lost for the others.
+        for each in (client, rendezvous.texts.client):
+            each.limit(2 * spec.heartbeat_s + MARGIN_S)
         # Where this process serves the store, the connections of all monitors to it are among these.
         others = rendezvous.other_connections | (open_connections() - before)
         yield Members(rendezvous, spec, monitor, others)
