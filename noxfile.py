@@ -59,6 +59,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def rig(session: nox.Session) -> None:
+    """Run the tests over real links between network namespaces: needs root, and a machine that does nothing else."""
+    install(session, "tests", "bench", extras="[train]")
+    session.run("pytest", "tests/rig", "-m", "rig", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check format, rules and types, in Python and Rust, and that the type stub of the extension is up to date."""
     wanted = nox.project.dependency_groups(PROJECT, "lint", "typing")

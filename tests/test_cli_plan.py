@@ -164,14 +164,15 @@ def test_compare_prints_savings_against_both(run: Run, tmp_path: Path) -> None:
 
 def test_stage_0_is_named_where_skipping_cannot_help(run: Run) -> None:
     """One source beside three later nodes is busy all the time: even without any later visit nothing is gained."""
-    arguments = ("plan", "cluster=local4", "allocate.sizes=[1,2,1]", "schedule.microbatches_per_source=6", QUICK)
+    search = "planner.work_limit=20000"
+    arguments = ("plan", "cluster=local4", "allocate.sizes=[1,2,1]", "schedule.microbatches_per_source=6", search)
     times = []
     for skip_ratio in (0.33, 0.66):
         result = run(*arguments, f"schedule.skip_ratio={skip_ratio}")
         assert "Stage 0 is the bottleneck: local-" in result.out
         times.append(float(rows(result.out)["skippipe"][0].split()[0]))
     assert times[1] >= times[0] * 0.995
-    roomy = run("plan", "cluster=local4", "allocate.sizes=[2,1,1]", "schedule.skip_ratio=0", QUICK)
+    roomy = run("plan", "cluster=local4", "allocate.sizes=[2,1,1]", "schedule.skip_ratio=0", search)
     assert "Stage 0 is the bottleneck" not in roomy.out
 
 
