@@ -1,7 +1,6 @@
 """A network for the tests of this folder, where there can be one."""
 
 from functools import cache
-
 from pathlib import Path
 
 import pytest
