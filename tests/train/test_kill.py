@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from train.running import Running, signal_to
 
 from skippipe.train.launch import watch
+from skippipe.train.launch.failures import STACK_S, stacks_of
 from skippipe.train.launch.watch import ForwardedStop, Parent, Watch
 from skippipe.train.launch.worker import Worker
 from skippipe.train.observe.events import (
@@ -83,6 +85,13 @@ def test_one_that_wakes_up_too_soon_does_not_end_the_others(tmp_path: Path, monk
         supervised.run([reading for reading, _ in pipes])
     assert RECOVERED in seen
     assert workers[0].left_behind
+
+
+def test_ranks_that_begin_to_train_cost_no_time() -> None:
+    """Nobody is lost, so there is no stack to wait for: what is told next is shown at once."""
+    begin = time.monotonic()
+    assert stacks_of([]) == []
+    assert time.monotonic() - begin < STACK_S / 2
 
 
 def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -> None:

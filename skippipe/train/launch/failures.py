@@ -76,6 +76,8 @@ def stacks_of(processes: Sequence[tuple[int, Path]]) -> list[str]:
 
     One that is stopped is continued for that, so this is for processes that are about to be ended.
     """
+    if not processes:
+        return []
     begins = [log.stat().st_size if log.exists() else 0 for _, log in processes]
     for process, _ in processes:
         with contextlib.suppress(ProcessLookupError):

@@ -52,7 +52,7 @@ def agree(  # noqa: PLR0913 - by keyword
         while True:
             decided = client.get(f"{key}/decided")
             if decided is None:
-                excluded = monitor.excluded()
+                excluded = monitor.excluded(client)
                 if own in excluded:
                     raise LeftBehindError(f"{LEFT}: {excluded[own]}")
                 here = [m for m in sorted(members) if m not in excluded and client.get(f"{key}/{m}") is not None]
@@ -66,6 +66,6 @@ def agree(  # noqa: PLR0913 - by keyword
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
         chosen: list[int] = json.loads(decided)
         if own not in chosen:
-            reason = monitor.excluded().get(own, "they took it for lost")
+            reason = monitor.excluded(client).get(own, "they took it for lost")
             raise LeftBehindError(f"{LEFT}: {reason}")
         return {member: client.get(f"{key}/{member}") or "" for member in chosen}

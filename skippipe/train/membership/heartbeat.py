@@ -137,16 +137,16 @@ class Monitor:
 
     def exclude(self, member: int, reason: str) -> Loss:
         """Take a member for lost that lives, and have all others do so; only one at a time may call this."""
-        excluded = self.excluded() | {member: reason}
+        excluded = self.excluded(self._client) | {member: reason}
         self._client.set(excluded_key(self._attempt), json.dumps(excluded))
         with self._lock:
             self._notice(frozenset({member}), reason)
             assert self._loss is not None, "it has just been noticed"
             return self._loss
 
-    def excluded(self) -> dict[int, str]:
-        """Members that are taken for lost although they live, and why."""
-        text = self._client.get(excluded_key(self._attempt))
+    def excluded(self, client: StoreClient) -> dict[int, str]:
+        """Members that are taken for lost although they live, and why; read through any client of the store."""
+        text = client.get(excluded_key(self._attempt))
         return {} if text is None else {int(member): reason for member, reason in json.loads(text).items()}
 
     def call_key(self, generation: int) -> str:
@@ -181,7 +181,7 @@ class Monitor:
         beats = self._client.get_all([beat_key(self._attempt, member) for member in others])
         silent = self._silence.observe(dict(zip(others, beats, strict=True)), elapsed_s)
         dead = ranks_that_died(self._client, self._attempt) & self._members
-        excluded = {member: reason for member, reason in self.excluded().items() if member in self._members}
+        excluded = {member: reason for member, reason in self.excluded(self._client).items() if member in self._members}
         if dead or silent or excluded:
             died = [f"{self._title(member)} has died" for member in sorted(dead)]
             quiet = [
