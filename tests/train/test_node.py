@@ -69,7 +69,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_machine_is_lost(tmp_path: Path) -> None:
     """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, to the end."""
     names = ["local-2,local-3", "local-0", "local-1"]
-    with machines(tmp_path, names, *REPLICAS, "train.iterations=40", "runtime.restarts=0") as (server, first, other):
+    with machines(tmp_path, names, *REPLICAS, "train.iterations=100", "runtime.restarts=0") as (server, first, other):
         first.until(lambda line: line.startswith("iteration    3"))
         server.started(2)
         other.started(1)
@@ -85,7 +85,7 @@ def test_a_machine_is_lost(tmp_path: Path) -> None:
         assert any(line.startswith("training; node local-0 shows how it proceeds") for line in server.lines)
     events = lines(tmp_path / "run" / "metrics.jsonl")
     iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
-    assert list(dict.fromkeys(iterations)) == [*range(1, 41)]
+    assert list(dict.fromkeys(iterations)) == [*range(1, 101)]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["lost_names"], recovered["processes"]) == ([0], ["local-0"], 3)
     assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["finished"]

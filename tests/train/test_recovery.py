@@ -199,7 +199,7 @@ def test_one_that_is_slow_is_left_behind(
 ) -> None:
     """It lives, and may be the one that reports: the others go on from the same iteration, as if it had died."""
     path = folder("run")
-    lives = live(job(prepared, **FULL, runtime__max_slowdown=5.0), FOUR, path, {victim: Fate("slow", 2)})
+    lives = live(job(prepared, **FULL, runtime__max_slowdown=3.0), FOUR, path, {victim: Fate("slow", 2)})
     assert [bool(status) for status in lives.statuses] == [rank == victim for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["lost"], recovered["processes"]) == ([victim], 3)
