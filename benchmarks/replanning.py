@@ -128,8 +128,8 @@ def train(options: argparse.Namespace, pipes: list[Connection], problem: Problem
         "before_s": statistics.median(measured[1 : change_at - 1]),
         "between_s": statistics.median(measured[change_at - 1 : first - 1]),
         "after_s": statistics.median(measured[first - 1 :]), "informed_s": statistics.median(known),
-        "predicted_old_s": retimed_s(plan, changed, range(NODES)),
-        "predicted_new_s": retimed_s(now.plan, changed, range(NODES)),
+        "predicted_old_s": retimed_s(plan.with_cluster(changed), range(NODES)),
+        "predicted_new_s": retimed_s(now.plan.with_cluster(changed), range(NODES)),
         "predicted_informed_s": informed.predicted.iteration_s, "measured_s": measured,
     }  # fmt: skip
 

@@ -19,6 +19,26 @@ TRAINING_GROUPS = {
 PRESETS = ("geo20", "local4", "five_clusters", "single_cluster", "synthetic")
 
 
+def _training_command(  # noqa: PLR0913 - by keyword
+    *, name: str, summary: str, settings: str, main_keys: Sequence[str], notes: str, examples: str
+) -> Command:
+    """A command that trains, by whichever launcher."""
+    return Command(
+        name=name,
+        summary=summary,
+        settings=settings,
+        run="skippipe.commands.train:train",
+        groups=TRAINING_GROUPS,
+        packages=TRAINING,
+        writes={"folder": "runs"},
+        flags={"--dry-run": "dry_run=true"},
+        texts=("runtime.node",),
+        main_keys=main_keys,
+        notes=notes,
+        examples=examples,
+    )
+
+
 def _instances(*presets: str) -> dict[str, str | None]:
     return {f"cluster@instances.{preset}": preset for preset in presets}
 
@@ -140,16 +160,10 @@ torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:
     -m skippipe measure runtime.node=NAME output=mine.json
                                                        on every machine, with its own name; rank 0 writes""",
     ),
-    Command(
+    _training_command(
         name="train",
         summary="train a model by a plan, on this machine or, under torchrun, on many",
         settings="skippipe.train.config:TrainJob",
-        run="skippipe.commands.train:train",
-        groups=TRAINING_GROUPS,
-        packages=TRAINING,
-        writes={"folder": "runs"},
-        flags={"--dry-run": "dry_run=true"},
-        texts=("runtime.node",),
         main_keys=(
             "model",
             "data=",
@@ -196,16 +210,10 @@ torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:
     -m skippipe.train plan=plan.json runtime.node=NAME on every machine, with its own name
 torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}'""",
     ),
-    Command(
+    _training_command(
         name="node",
         summary="train as one machine of several, any of which may be lost",
         settings="skippipe.train.config:NodeJob",
-        run="skippipe.commands.train:train",
-        groups=TRAINING_GROUPS,
-        packages=TRAINING,
-        writes={"folder": "runs"},
-        flags={"--dry-run": "dry_run=true"},
-        texts=("runtime.node",),
         main_keys=(
             "rendezvous",
             "runtime.node",

@@ -14,7 +14,7 @@ import pool as pools
 
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
-from skippipe.train.observe.events import OF_RANKS, Event, Report, to_json
+from skippipe.train.observe.events import Event, Report, to_json, without_supervisor
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
 from skippipe.train.resolve.spec import RunSpec
@@ -35,13 +35,11 @@ def record_into(reported: list[EventDict], until: Until | None = None) -> Report
     """A report that keeps what is told of the run, and asks this process to stop after one event."""
 
     def report(event: Event) -> None:
-        if isinstance(event, OF_RANKS):
-            return
         reported.append(plain(event))
         if until is not None and until(reported[-1]):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    return report
+    return without_supervisor(report)
 
 
 def free_port() -> int:

@@ -9,11 +9,13 @@ import time
 from skippipe.train.connect.store import StoreClient
 
 IN_ORDER = "in order"
+BEAT, AWAY = "beat", "away"
+"""Parts of keys that each rank has of its own."""
 
 
 def beat_key(attempt: str, rank: int) -> str:
     """Key of the counter by which a rank shows that it lives."""
-    return f"{attempt}/beat/{rank}"
+    return f"{attempt}/{BEAT}/{rank}"
 
 
 def died_key(attempt: str) -> str:
@@ -45,7 +47,7 @@ def announce_leaving(client: StoreClient, attempt: str, rank: int, *, in_order: 
 
 def is_open_key(attempt: str, key: str) -> bool:
     """Whether processes other than ranks, which prove nothing, read or write what is stored under a key."""
-    return key == died_key(attempt) or key.startswith((beat_key(attempt, 0)[:-1], _left_key(attempt, 0)[:-1]))
+    return key == died_key(attempt) or key.startswith((f"{attempt}/{BEAT}/", f"{attempt}/{AWAY}/"))
 
 
 class Activity:
@@ -81,4 +83,4 @@ class Activity:
 
 
 def _left_key(attempt: str, rank: int) -> str:
-    return f"{attempt}/away/{rank}"
+    return f"{attempt}/{AWAY}/{rank}"

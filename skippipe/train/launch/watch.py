@@ -244,7 +244,7 @@ class Watch:
         """Take note that the others go on without some workers; those that live, but hang, are ended."""
         here = [self._workers[rank] for rank in lost if rank in self._workers and rank not in self._left]
         hanging = [worker for worker in here if worker.is_alive]
-        stacks = dict(zip([w.rank for w in hanging], _stacks(hanging), strict=True))
+        stacks = _stacks(hanging)
         for worker in here:
             worker.left_behind = True
             self._left[worker.rank] = worker.report(stacks.get(worker.rank))
@@ -271,8 +271,7 @@ class Watch:
         if isinstance(error, LostWorkerError):
             error.trained = self._training
             error.others_may_live = all(w.failure is None for w in workers if w.has_failed)
-            living = [worker for worker in workers if worker.is_alive]
-            stacks = dict(zip([w.rank for w in living], _stacks(living), strict=True))
+            stacks = _stacks([worker for worker in workers if worker.is_alive])
             lost = lost_workers(workers)
             reports = {worker.rank: worker.report(stacks.get(worker.rank)) for worker in workers}
             others = [w for w in workers if w not in lost and not w.left_behind]
@@ -280,5 +279,7 @@ class Watch:
         return error
 
 
-def _stacks(workers: Sequence[Worker]) -> list[str]:
-    return stacks_of([(worker.process, worker.log) for worker in workers if worker.process is not None])
+def _stacks(workers: Sequence[Worker]) -> dict[int, str]:
+    """What workers are doing, by rank."""
+    started = {worker.rank: (worker.process, worker.log) for worker in workers if worker.process is not None}
+    return dict(zip(started, stacks_of(list(started.values())), strict=True))

@@ -172,7 +172,7 @@ class ClosedLoop:
 
     def _begin_search(self, iteration: int, engine: PlanInUse, cluster: Cluster) -> None:
         """Look for another plan, if it is time."""
-        now_s = retimed_s(engine.plan, cluster, engine.rank_of)
+        now_s = retimed_s(engine.plan.with_cluster(cluster), engine.rank_of)
         if may_search(self._policy, self._state, iteration, self._planned_s, now_s):
             self._files.keep_profile(cluster)
             reallocate = self._spec.mode == "allocation"

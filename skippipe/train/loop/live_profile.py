@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
 from skippipe.cluster import scaled_links
-from skippipe.train.loop.observed import MessageTime, Observations
+from skippipe.train.loop.observed import MessageTime, Observations, task_times
 
 WINDOW = 3
 """Iterations that count."""
@@ -42,7 +42,7 @@ class LiveProfile:
     def add(self, seen: Observations) -> None:
         """Take one iteration."""
         self.iterations += 1
-        columns = {"F": self._base.forward_s, "B": self._base.backward_s, "L": self._base.loss_s}
+        columns = task_times(self._base)
         for (node, kind), seconds in seen.tasks.items():
             known = self._tasks.setdefault((node, kind), deque([float(columns[kind][node])] * 2, WINDOW))
             known.append(statistics.median(seconds))
@@ -56,7 +56,7 @@ class LiveProfile:
 
     def slowdowns(self) -> dict[int, float]:
         """By how much the tasks of nodes take longer than the plan's cluster says, for nodes that have run any."""
-        columns = {"F": self._base.forward_s, "B": self._base.backward_s, "L": self._base.loss_s}
+        columns = task_times(self._base)
         now: defaultdict[int, float] = defaultdict(float)
         then: defaultdict[int, float] = defaultdict(float)
         for (node, kind), seconds in self._tasks.items():
@@ -95,10 +95,7 @@ class LiveProfile:
 
     def cluster(self) -> Cluster:
         """The cluster with the figures as they are now."""
-        columns = {
-            kind: np.array(getattr(self._base, f"{name}_s"), dtype=np.float64)
-            for kind, name in (("F", "forward"), ("B", "backward"), ("L", "loss"))
-        }
+        columns = {kind: np.array(seconds, dtype=np.float64) for kind, seconds in task_times(self._base).items()}
         for (node, kind), seconds in self._tasks.items():
             columns[kind][node] = statistics.median(seconds)
         overhead_s, base_s = self._base.overhead_s, self._base.transfer_matrix() - self._base.overhead_s

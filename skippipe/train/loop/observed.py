@@ -151,9 +151,14 @@ def _message_times(
     return found
 
 
+def task_times(cluster: Cluster) -> dict[str, NDArray[np.float64]]:
+    """Seconds of tasks by kind and node."""
+    return {"F": cluster.forward_s, "B": cluster.backward_s, "L": cluster.loss_s}
+
+
 def ratios(seen: Observations, cluster: Cluster) -> Ratios:
     """Compare an iteration with the times of a cluster; of messages, those that were seen to arrive."""
-    columns = {"F": cluster.forward_s, "B": cluster.backward_s, "L": cluster.loss_s}
+    columns = task_times(cluster)
     transfer_s = cluster.transfer_matrix()
     tasks_s = sum(len(seconds) * float(columns[kind][node]) for (node, kind), seconds in seen.tasks.items())
     exact = [message for message in seen.messages if message.exact]

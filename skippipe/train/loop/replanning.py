@@ -42,9 +42,9 @@ class Candidate:
     """why a plan that was found is not offered"""
 
 
-def retimed_s(plan: Plan, cluster: Cluster, rank_of: Sequence[int]) -> float:
-    """Predicted iteration time of a plan's order on a cluster with other times, in seconds."""
-    return iteration_s_on(simulate(plan.with_cluster(cluster)), rank_of)
+def retimed_s(plan: Plan, rank_of: Sequence[int]) -> float:
+    """Predicted iteration time of a plan's order, put on a cluster with other times, in seconds."""
+    return iteration_s_on(simulate(plan), rank_of)
 
 
 def find_plan(question: Question) -> Candidate:
@@ -53,7 +53,7 @@ def find_plan(question: Question) -> Candidate:
     All ranks prove that again before they run it, but would have to end the run if it failed there.
     """
     current = question.plan.with_cluster(question.cluster)
-    current_s = retimed_s(question.plan, question.cluster, question.rank_of)
+    current_s = retimed_s(current, question.rank_of)
     scope = AllocationScope(sources=False) if question.reallocate else None
     try:
         found = make_plan(PlanningJob(current.problem(), scope), question.plan.strategy, question.planner)

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.checkpoint.key import load_key
-from skippipe.checkpoint.reading import WEIGHTS, latest_complete, open_shared
+from skippipe.checkpoint.reading import latest_complete, open_shared
 from skippipe.errors import InputError
 from skippipe.moves import Holding, Transfer
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
-from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.loop.transfers import run_transfers
 from skippipe.train.prepare.remaining import NotRecoverableError
+from skippipe.train.prepare.resume import ResumePoint
 
-READING_S = 60.0
+RESTORING_S = 60.0
 """How long reading a checkpoint may take, beside the usual time of an answer."""
 
 
@@ -57,7 +57,7 @@ class Restorer:
     def from_checkpoint(self, receivers: Mapping[int, frozenset[int]]) -> Restored:
         """Restore stages, on their `receivers`, from the latest checkpoint; raises `NotRecoverableError`."""
         rendezvous, spec = self._context.rendezvous, self._context.spec
-        found = json.loads(rendezvous.broadcast("checkpoint of a stage", self._newest, READING_S))
+        found = json.loads(rendezvous.broadcast("checkpoint of a stage", self._newest, RESTORING_S))
         if found is None:
             raise NotRecoverableError(f"there is no checkpoint for stage {', '.join(map(str, sorted(receivers)))}")
         problem, iteration = "", 0
@@ -65,13 +65,10 @@ class Restorer:
         try:
             checkpoint = open_shared(path, found["sha256"], load_key(spec.checkpoints.key))
             iteration = checkpoint.state.iteration
-            for stage in self._own(receivers).values():
-                parameters = stage.module.parameters_of(self._holding.joined.intersection(checkpoint.state.layers))
-                checkpoint.load(parameters, WEIGHTS)
-                checkpoint.load(self._optimizer.tensors(parameters), OPTIMIZER)
+            ResumePoint(self._directory, checkpoint, []).load(self._own(receivers), self._optimizer)
         except InputError as error:
             problem = str(error)
-        problems = [text for text in rendezvous.all_gather("stage restored", problem, READING_S) if text]
+        problems = [text for text in rendezvous.all_gather("stage restored", problem, RESTORING_S) if text]
         if problems:
             raise NotRecoverableError(f"a stage cannot be restored: {problems[0]}")
         return Restored(sorted(receivers), iteration)
