@@ -221,6 +221,7 @@ torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}
             "folder",
             "runtime.heartbeat_s",
             "runtime.recover",
+            "runtime.lost_stage",
             "runtime.restarts",
             "runtime.start_timeout_s",
             "dry_run",
@@ -228,9 +229,10 @@ torchrun --nproc-per-node 4 -m skippipe.train 'runtime.node=local-${oc.env:RANK}
         notes="""\
 The same command on every machine, with the settings of skippipe train. Each node of the plan is a process; runtime.node
 names those of this machine (default: its host name). Training begins once all nodes have come. Where nodes are lost and
-every stage has one left, the others go on; otherwise all machines start again from the latest checkpoint. The machine
-with the address of the rendezvous serves it, and has to stay. All machines see the folder of the run, and hold the same
-checkpoint key. Needs the extra that installs torch: pip install 'skippipe[train]'.""",
+every stage has one left, the others go on; otherwise runtime.lost_stage decides, by default that all machines start
+again from the latest checkpoint. The machine with the address of the rendezvous serves it, and has to stay. All
+machines see the folder of the run, and hold the same checkpoint key. Needs the extra that installs torch:
+pip install 'skippipe[train]'.""",
         examples="""\
 skippipe node rendezvous=anna:29400 plan=plan.json folder=runs/mine
                                                        on every machine, each named as a node of the plan
