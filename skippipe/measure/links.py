@@ -157,6 +157,11 @@ def link_times(by_rank: list[dict[int, DirectionTimes]], size_bytes: int) -> Lin
     return LinkTimes(latency_s, bandwidth, latency_spread_s, message_spread_s, counts, error)
 
 
+def full_messages(message_s: float, *, always: bool) -> int:
+    """How many messages of the real size are timed if one takes about `message_s`: as many as `FULL_S` has room for."""
+    return min(int(FULL_S / message_s), FULL_MESSAGES) or int(always)
+
+
 class _Messages:
     """Buffers of one rank, and the trips that it times with them."""
 
@@ -179,8 +184,7 @@ class _Messages:
         if growth > 1:
             self._trip(self._full.view(-1)[: growth * self._part.numel()], sender, receiver)
             part_s = self._time_parts(short.median_s, sender, receiver)
-        wanted = min(int(FULL_S / (PART * part_s)), FULL_MESSAGES) or int(always)
-        count = self._agree(wanted, sender, receiver)
+        count = self._agree(full_messages(PART * part_s, always=always), sender, receiver)
         trips = [self._trip(self._full, sender, receiver) for _ in range(count)]
         full = summarize([max(seconds - short.median_s, 0.0) for seconds in trips]) if trips else None
         return DirectionTimes(Timing(short.median_s / 2, short.spread_s / 2, short.samples), part_s, full)

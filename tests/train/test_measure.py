@@ -18,7 +18,15 @@ from train.jobs import TINY, TINY_MODEL, make_cluster, make_job
 from skippipe.cluster import Cluster, load_cluster
 from skippipe.config import AllocateConfig, LinkProfile, PlannerConfig, ScheduleConfig, SitesConfig
 from skippipe.devices import Precision
-from skippipe.measure.links import FULL_MESSAGES, LOCAL_BANDWIDTH, PART, DirectionTimes, link_times
+from skippipe.measure.links import (
+    FULL_MESSAGES,
+    FULL_S,
+    LOCAL_BANDWIDTH,
+    PART,
+    DirectionTimes,
+    full_messages,
+    link_times,
+)
 from skippipe.measure.memory import held_bytes
 from skippipe.measure.node import layer_share, layers_to_time
 from skippipe.measure.timing import Timing, summarize
@@ -90,7 +98,8 @@ def test_what_is_measured_is_planned_for_and_trained_by(
     assert cluster.activation_bytes == 2 * 32 * 32 * 4
     measured = json.loads(cluster.measured or "")
     apart = ~torch.eye(3, dtype=torch.bool)
-    assert (torch.tensor(measured["links"]["messages"])[apart] == FULL_MESSAGES).all()
+    messages = torch.tensor(measured["links"]["messages"])[apart]
+    assert ((messages >= 1) & (messages <= FULL_MESSAGES)).all(), "how many depends on how busy the machine is"
     assert all(node["samples"] >= 5 and node["timed_layers"] == [1, 2] for node in measured["nodes"])
 
     (tmp_path / "cluster.json").write_text(cluster.to_json())
@@ -103,6 +112,15 @@ def test_what_is_measured_is_planned_for_and_trained_by(
     (ready,) = [event for event in train_in_pool(pool, job, THREE, folder("run")) if event["event"] == "plan"]
     assert ready["prediction_note"] == ""
     assert ready["predicted_s"] == plan.predicted.iteration_s
+
+
+@pytest.mark.parametrize(
+    ("message_s", "always", "wanted"),
+    [(1e-6, False, FULL_MESSAGES), (FULL_S / 5.5, False, 5), (FULL_S, True, 1), (1.01 * FULL_S, True, 1),
+     (1.01 * FULL_S, False, 0), (1e6, False, 0)],
+)  # fmt: skip
+def test_so_many_messages_are_sampled_as_their_time_allows(message_s: float, wanted: int, *, always: bool) -> None:
+    assert full_messages(message_s, always=always) == wanted
 
 
 def test_emulated_links_are_measured_as_they_are(measure: Callable[..., tuple[Cluster, list[Any]]]) -> None:
