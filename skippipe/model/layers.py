@@ -85,12 +85,12 @@ class LayerRunner:
         """From now on save only the input of the layers with these indices, and recompute them in the backward pass."""
         self._recomputed = frozenset(indices)
 
-    def compile(self) -> None:
-        """From now on run every layer compiled."""
+    def compile(self, backend: str) -> None:
+        """From now on run every layer compiled, by one of the backends of `torch.compile`."""
         own_compile_cache()
         self._compiled = True
         for layer in self._layers:
-            layer.compile()
+            layer.compile(backend=backend)
 
     def _arguments_for(self, hidden: Tensor) -> list[Arguments]:
         shape = Shape(hidden.shape, hidden.dtype, hidden.device)
@@ -112,10 +112,12 @@ class LayerRunner:
         return given
 
 
-def compiled_for_any_batch(run: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def compiled_for_any_batch(
+    run: Callable[[Tensor, Tensor], Tensor], backend: str = "inductor"
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Compile a function of two tensors whose first dimension, the batch, may be of any length."""
     own_compile_cache()
-    compiled = torch.compile(run)
+    compiled = torch.compile(run, backend=backend)
 
     def call(first: Tensor, second: Tensor) -> Tensor:
         for tensor in (first, second):

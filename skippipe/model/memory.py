@@ -1,5 +1,6 @@
 """Memory of one stage of a model, estimated without building it."""
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ from skippipe.moves import MOMENTS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+PARTITIONER = "aot_eager_decomp_partition"
+"""Backend of `torch.compile` that decides as the compiler does what a forward saves, and compiles nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     dtype: torch.dtype = torch.float32,
     activation_checkpointing: int = 0,
     loss_chunk: int | None = None,
+    compiled: bool = False,
 ) -> StageMemory:
     """Estimate the memory of one stage by a forward pass on meta tensors.
 
@@ -62,11 +68,15 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         dtype: of weights and activations.
         activation_checkpointing: n: every nth layer is recomputed in the backward pass; 0: none.
         loss_chunk: most tokens in one pass through the head; None: all of a microbatch.
+        compiled: whether layers and loss are; they save less, since the backward pass computes some of it again.
 
     """
     module = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
+    if compiled:
+        module.enable_compile(PARTITIONER)
     weights = sum(_bytes(parameter) for parameter in module.parameters())
     held, recomputed = _activation_bytes(module, microbatch_size, sequence, dtype), 0
+    loss = _compiled_loss_bytes if compiled else _loss_bytes
     if activation_checkpointing:
         complete = held
         module.enable_activation_checkpointing(activation_checkpointing)
@@ -79,7 +89,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         optimizer_bytes=MOMENTS * weights,
         activation_bytes=held,
         recomputed_bytes=recomputed,
-        loss_bytes=_loss_bytes(module, microbatch_size, sequence, dtype, loss_chunk) if first else 0,
+        loss_bytes=loss(module, min(microbatch_size * sequence, loss_chunk or sys.maxsize), dtype) if first else 0,
     )
 
 
@@ -125,13 +135,17 @@ def _layer_bytes(saved: int, layers: range, every: int) -> int:
     return saved // recomputed if recomputed else 0
 
 
-def _loss_bytes(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype, chunk: int | None) -> int:
-    tokens = min(microbatch_size * sequence, chunk or microbatch_size * sequence)
+def _loss_bytes(module: StageModule, tokens: int, dtype: torch.dtype) -> int:
     hidden = _shaped(module, tokens, 1, dtype)
     labels = torch.empty(tokens, 1, dtype=torch.int64, device="meta")
     saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
     logits = tokens * int(module.config.vocab_size)
     return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
+
+
+def _compiled_loss_bytes(module: StageModule, tokens: int, dtype: torch.dtype) -> int:
+    """Logits and their gradient; neither softmax nor wider numbers are stored."""
+    return 2 * tokens * int(module.config.vocab_size) * dtype.itemsize
 
 
 def _shaped(module: StageModule, microbatch_size: int, sequence: int, dtype: torch.dtype) -> Tensor:

@@ -177,14 +177,14 @@ class StageModule(nn.Module):
         """From now on compute in `dtype` where torch's autocast does; weights keep their type, outputs are `dtype`."""
         self._autocast = dtype
 
-    def enable_compile(self) -> None:
-        """From now on run layers and loss compiled, for any batch size.
+    def enable_compile(self, backend: str = "inductor") -> None:
+        """From now on run layers and loss compiled, for any batch size, by one of the backends of `torch.compile`.
 
         Layers of one kind share their code, so compile time does not grow with depth.
         """
-        self._run.compile()
+        self._run.compile(backend)
         if self.first:
-            self._summed_losses = compiled_for_any_batch(self._sum_losses)
+            self._summed_losses = compiled_for_any_batch(self._sum_losses, backend)
 
     def enable_activation_checkpointing(self, every: int) -> None:
         """From now on recompute every `every`-th layer of the full model in the backward pass; 0: none."""

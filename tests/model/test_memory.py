@@ -1,5 +1,6 @@
 """Predicted memory against what real passes keep."""
 
+import shutil
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,31 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
             assert 2 * logits <= predicted.loss_bytes <= 4 * logits
         else:
             assert predicted.loss_bytes == 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler is here")
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+def test_compiled_layers_save_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    config, layers = config_of("llama"), range(1, 3)
+    predicted, eager = (
+        stage_memory(
+            config,
+            stage=1,
+            layers=layers,
+            first=False,
+            microbatch_size=MICROBATCH_SIZE,
+            sequence=SEQUENCE,
+            compiled=compiled,
+        ).activation_bytes
+        for compiled in (True, False)
+    )
+    part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
+    part.enable_compile()
+    hidden = torch.randn(MICROBATCH_SIZE, SEQUENCE, 32, requires_grad=True)
+    kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
+    assert predicted == pytest.approx(kept + 2 * hidden.nbytes, rel=0.05)
+    assert predicted < 0.9 * eager
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -120,6 +120,7 @@ def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]
             dtype=spec.precision.torch_dtype,
             activation_checkpointing=spec.device.activation_checkpointing,
             loss_chunk=spec.device.loss_chunk,
+            compiled=spec.device.compile,
         )
         for number, layers in enumerate(model.stage_layers)
     ]

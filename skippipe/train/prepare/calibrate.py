@@ -23,7 +23,8 @@ from skippipe.train.loop.task_times import NodeTimes, TaskTimes, merge_times
 from skippipe.workload import Workload
 
 REHEARSALS = 2
-"""Iterations of a first plan, to time tasks while other ranks run theirs."""
+"""Iterations of a first plan, to time tasks while other ranks run theirs. One before them does not count: memory is
+allocated and kernels are loaded in it."""
 
 
 def measure_cluster(
@@ -88,6 +89,8 @@ def rehearse(context: RankContext, engine: Engine, key: str) -> NodeTimes:
     tokens = random_microbatch(context.message_spec, context.vocabulary)[0].cpu()
     times = TaskTimes()
     with torch.random.fork_rng(devices=[]):
-        for _ in range(REHEARSALS):
-            times.add(engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings)
+        for number in range(1 + REHEARSALS):
+            timings = engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings
+            if number:
+                times.add(timings)
     return merge_times(context.rendezvous.all_gather(f"rehearsed times, {key}", times.to_json()))
