@@ -1,11 +1,13 @@
 """Kill processes of local runs with SIGKILL at random moments, and check that the others go on.
 
-`python benchmarks/kills.py [kills]`, where `skippipe[train]` is installed; 100 kills by default. Eight processes serve
-four stages; each run loses up to three of them, of different stages, whichever of the two nodes, that of the reporting
-rank too. Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is
-compared with that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
+`python benchmarks/kills.py [kills] [--processes 8] [--set KEY=VALUE ...]`, where `skippipe[train]` is installed; 100
+kills by default. Eight processes serve four stages of two nodes each; each run loses up to three of them, that of the
+reporting rank too, as long as every stage has a node left. On two GPUs: `--processes 2 --set runtime.device=cuda`.
+Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is compared with
+that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -41,13 +43,14 @@ JOB = [
 class Run:
     """A run in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder = folder
         with socket.socket() as door:
             door.bind(("127.0.0.1", 0))
             self.port = door.getsockname()[1]
         command = [
             sys.executable, "-m", "skippipe", "train", *JOB, f"runtime.port={self.port}", f"folder={folder}",
+            f"runtime.processes={options.processes}", *options.set,
         ]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.workers: dict[int, int] = {}
@@ -105,13 +108,25 @@ class Run:
         return "; ".join(problems + ["port left"] * port_left)
 
 
-def kill_some(folder: Path, kills: int, chance: random.Random, unbroken: dict[int, float]) -> list[Row]:
-    """One run with some kills; a row for each."""
-    run, rows = Run(folder), list[Row]()
+def expendable(stages: list[list[int]], living: set[int], processes: int) -> list[int]:
+    """Ranks without which every stage has a node left; rank r serves the nodes r, r + processes, ..."""
+    serving = [{node % processes for node in nodes} & living for nodes in stages]
+    return [rank for rank in sorted(living) if all(ranks - {rank} for ranks in serving)]
+
+
+def kill_some(
+    folder: Path, kills: int, chance: random.Random, unbroken: dict[int, float], options: argparse.Namespace
+) -> list[Row]:
+    """One run with some kills, as many as there can be; a row for each."""
+    run, rows = Run(folder, options), list[Row]()
     run.until(run.done, 2)
-    names = json.loads((folder / "plan.json").read_text())["stages"]
-    for number, stage in enumerate(chance.sample(range(len(names)), kills)):
-        rank = chance.choice(names[stage])
+    stages, living = json.loads((folder / "plan.json").read_text())["stages"], set(range(options.processes))
+    for number in range(kills):
+        candidates = expendable(stages, living, options.processes)
+        if not candidates:
+            break
+        rank = chance.choice(candidates)
+        living.remove(rank)
         run.until(run.done, run.done() + 1)
         time.sleep(chance.uniform(0, 1.5) * statistics.median(e["iteration_s"] for e in run.events("iteration")))
         before = max(run.losses(), default=0)
@@ -119,7 +134,7 @@ def kill_some(folder: Path, kills: int, chance: random.Random, unbroken: dict[in
         begin = time.monotonic()
         recovered = run.until(run.recoveries, number + 1)
         waited_s = time.monotonic() - begin
-        row: Row = {"rank": rank, "stage": stage, "recovered": recovered}
+        row: Row = {"rank": rank, "recovered": recovered}
         if recovered:
             event = run.events("recovered")[number]
             row |= {
@@ -140,15 +155,20 @@ def kill_some(folder: Path, kills: int, chance: random.Random, unbroken: dict[in
 
 def main() -> int:
     """Run the benchmark; the exit status is 0 if all kills were survived."""
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int, nargs="?", default=100)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of skippipe train")
+    options = parser.parse_args()
+    kills: int = options.kills
     chance, rows = random.Random(0), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
-        whole = Run(Path(folder) / "unbroken")
+        whole = Run(Path(folder) / "unbroken", options)
         assert not whole.end(), "the run that loses nobody"
         unbroken = whole.losses()
         while len(rows) < kills:
             path = Path(folder) / f"after-{len(rows)}"
-            rows += kill_some(path, min(PER_RUN, kills - len(rows)), chance, unbroken)
+            rows += kill_some(path, min(PER_RUN, kills - len(rows)), chance, unbroken, options)
     good = [row for row in rows if row["recovered"] and not row["losses that differ"] and not row["problem"]]
     times = [row["kill to new plan (s)"] for row in rows if row["recovered"]]
     summary = f"{len(good)} of {len(rows)} recovered"
@@ -157,7 +177,7 @@ def main() -> int:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     save(
         "kills",
-        {"kills": kills},
+        vars(options),
         rows,
         markdown([{key: row.get(key) for key in keys} for row in rows]) + f"\n{summary}\n",
     )

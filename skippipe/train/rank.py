@@ -76,7 +76,7 @@ def train_rank(
         reporting = stack.enter_context(contextlib.closing(Reporting(resume.directory.folder.parent, report)))
         reporting.begin(rendezvous.rank, resume.progress.iteration)
         loop = prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, reporting)
-        recover = rank_spec.launcher.lets_survivors_live and spec.communication.recover and device.type == "cpu"
+        recover = rank_spec.launcher.lets_survivors_live and spec.communication.recover
         return train_to_the_end(loop, members, reporting, resume.directory, recover=recover)
 
 

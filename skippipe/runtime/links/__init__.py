@@ -24,6 +24,16 @@ class Work(Protocol):
         """
 
 
+class Interruptible(Protocol):
+    """What holds transfers that nothing but this can end."""
+
+    def interrupt(self) -> None:
+        """Have all transfers end, with whatever has arrived; called by any thread, and returns at once."""
+
+    def close(self) -> None:
+        """Wait until the device is done, and free what transfers needed; no transfer may follow."""
+
+
 class Link(Protocol):
     """Transfers between this rank and any other, issued by one thread."""
 

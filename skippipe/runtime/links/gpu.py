@@ -9,6 +9,8 @@ A transfer begins when the current stream has done all that was issued before it
 its end, and the host goes on.
 """
 
+import contextlib
+import threading
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -18,12 +20,17 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from skippipe.errors import ActionError
 from skippipe.runtime.links import Work
 from skippipe.runtime.links.gloo import first_line
 from skippipe.runtime.links.peer import Edge, PeerEdges, edges_of
 
 NEVER = timedelta(days=30)
 """The host watches the time itself (`skippipe.runtime.timeline`), and can say which action has not ended."""
+RESTING_S = 20.0
+"""How long a GPU may take for what it was given before transfers were broken off."""
+RELEASE_PAUSE_S = 0.02
+"""Between two times that waiting streams are released."""
 BLOCKS_PER_TRANSFER = 4
 """Thread blocks, each of which holds a multiprocessor, that a transfer may use."""
 
@@ -46,7 +53,7 @@ class NcclWork:
 class GpuLink:
     """Transfers of GPU tensors between ranks that have a GPU each; sums by NCCL.
 
-    A context manager: where it is left by an error, transfers in flight are aborted.
+    A context manager: where it is left by an error, transfers in flight are broken off.
     """
 
     overlaps_sums = True
@@ -63,6 +70,8 @@ class GpuLink:
         self._rank, self._device, self._peers = rank, device, peers
         self._edges: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._interrupted, self._closed = threading.Event(), threading.Event()
+        self._breaker = threading.Thread(target=self._break_off, name="breaker", daemon=True)
 
     def __enter__(self) -> Self:
         return self
@@ -70,11 +79,45 @@ class GpuLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.close()
+            return
+        self.interrupt()
+        with contextlib.suppress(ActionError):  # the first error says more
+            self.close()
+
+    def interrupt(self) -> None:
+        """Have streams go on that wait for ranks that are gone, and the kernels of NCCL end; see `Interruptible`."""
+        if not self._interrupted.is_set():
+            self._interrupted.set()
+            self._breaker.start()
+
+    def close(self) -> None:
+        """Wait for the GPU, and free what transfers needed; see `Interruptible`.
+
+        Raises:
+            ActionError: the GPU has failed, or something else than a transfer keeps it.
+
+        """
+        if self._closed.is_set():
+            return
+        failure = _failure_to_rest(self._device)
+        self._closed.set()
+        if failure is not None:
+            raise ActionError(f"after the last transfer: {failure}")
         if self._peers is not None:
             self._peers.close()
-        if kind is not None:  # kernels may wait for ranks that are gone
+
+    def _break_off(self) -> None:
+        """Release what waits, from a thread of its own: the main one may itself wait for the GPU."""
+        aborted = set[int]()
+        while not self._closed.wait(RELEASE_PAUSE_S):
+            if self._peers is not None:
+                with contextlib.suppress(RuntimeError):  # of a GPU that has failed, as `close` says
+                    self._peers.release()
             for group in [*self._edges.values(), *self._groups.values()]:
-                if group is not None:
+                if group is not None and id(group) not in aborted:
+                    aborted.add(id(group))
                     group.abort()
 
     def connect(self, pairs: Collection[tuple[int, int]], groups: Collection[tuple[int, ...]] = ()) -> None:
@@ -147,3 +190,21 @@ class GpuLink:
             options.config.max_ctas = blocks
         group = dist.new_group(sorted(ranks), timeout=NEVER, backend="nccl", pg_options=options)
         return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _failure_to_rest(device: torch.device) -> str | None:
+    """Wait until a GPU has nothing left to do; says why that does not come to be."""
+    failures: list[str | None] = []
+
+    def rest() -> None:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            failures.append(first_line(error))
+        else:
+            failures.append(None)
+
+    thread = threading.Thread(target=rest, name="rest", daemon=True)
+    thread.start()
+    thread.join(RESTING_S)
+    return failures[0] if failures else f"the GPU is still busy after {RESTING_S:g} s"

@@ -23,6 +23,8 @@ Edge = tuple[int, int]
 """Sender and receiver."""
 SLOTS = 2
 """One is filled while the other is emptied."""
+ENOUGH = 2**31 - 1
+"""A number for which no stream waits any longer."""
 
 
 class Inbox:
@@ -43,6 +45,10 @@ class Inbox:
     def open(self, exported: dict[str, Any]) -> None:
         """Map what the sender has exported; raises as `_opened` does."""
         self._freed = _opened(exported["freed"], torch.int32, self._device)
+
+    def release(self, stream: torch.cuda.Stream) -> None:
+        """Have `stream` write that all messages have been copied."""
+        _write_number(stream, self._copied, ENOUGH)
 
     def receive(self, into: Tensor) -> torch.cuda.Event:
         """Copy the next message once the current stream has no use for `into` any more; gives the event of its end."""
@@ -76,6 +82,10 @@ class Outbox:
         """Map what the receiver has exported; raises as `_opened` does."""
         self._slots = _opened(exported["slots"], torch.uint8, self._device)
         self._copied = _opened(exported["copied"], torch.int32, self._device)
+
+    def release(self, stream: torch.cuda.Stream) -> None:
+        """Have `stream` write that all slots are free."""
+        _write_number(stream, self._freed, ENOUGH)
 
     def send(self, tensor: Tensor) -> torch.cuda.Event:
         """Start copying a message once the current stream has computed it; gives the event of its end."""
@@ -124,6 +134,7 @@ class PeerEdges:
         """edges that are connected, the same on all ranks"""
         self._inboxes: dict[int, Inbox] = {}
         self._outboxes: dict[int, Outbox] = {}
+        self._releasing = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def connect(self, edges: Collection[Edge]) -> None:
         """Connect the edges whose ends can reach each other. All ranks call this with the same ones."""
@@ -157,6 +168,16 @@ class PeerEdges:
     def receive(self, into: Tensor, from_rank: int) -> PeerWork:
         """Start a receive over a connected edge."""
         return PeerWork(self._inboxes[from_rank].receive(into))
+
+    def release(self) -> None:
+        """Have streams that wait for other ranks go on, as if these had done their part; called by any thread.
+
+        One that still lives may write smaller numbers afterwards: called again and again, until no stream waits.
+        """
+        ends: list[Inbox | Outbox] = [*self._inboxes.values(), *self._outboxes.values()]
+        with torch.cuda.device(self._device):
+            for end in ends:
+                end.release(self._releasing)
 
     def close(self) -> None:
         """Unmap what belongs to other processes."""

@@ -70,7 +70,9 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
             rendezvous.rank, device, message_spec.payload_bytes,
             lambda text: rendezvous.all_gather(f"peers {next(numbers)}", text),
         )  # fmt: skip
-        messages: Link = stack.enter_context(GpuLink(rendezvous.rank, device, peers))
+        between_gpus = stack.enter_context(GpuLink(rendezvous.rank, device, peers))
+        rendezvous.interruptible.append(between_gpus)
+        messages: Link = between_gpus
         transport = "copies from GPU to GPU, between machines NCCL"
     elif device.type == "cuda":
         messages, transport = StagedLink(gloo), "Gloo, through pinned memory"

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import ip_address
 from itertools import islice, takewhile
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from skippipe.errors import ActionError, InputError, unexpected
 from skippipe.ranks import node_title
+from skippipe.runtime.links import Interruptible
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line, open_connections
 from skippipe.train.connect.activity import Activity, announce_leaving
@@ -61,6 +62,8 @@ class Rendezvous:
     timeout_s: float
     other_connections: frozenset[int] = frozenset()
     """file descriptors of the connections that this process had before it connected to the other ranks"""
+    interruptible: list[Interruptible] = field(default_factory=list)
+    """what else waits for other ranks"""
 
     @property
     def rank(self) -> int:

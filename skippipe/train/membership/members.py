@@ -109,10 +109,15 @@ class Members:
         """Agree with the ranks that are left, and connect to them as the next generation. All of them call this.
 
         Raises:
+            ActionError: the GPU of this one does not come to rest.
             LeftBehindError: they go on without this one.
             RendezvousError: the store is gone, or another rank is lost meanwhile: call it again.
 
         """
+        for link in self.rendezvous.interruptible:
+            link.interrupt()
+            link.close()
+        self.rendezvous.interruptible.clear()
         self._generation += 1
         standings = agree(
             self._first.client, self._monitor, generation=self._generation, members=self._members, own=self._own,
@@ -152,7 +157,13 @@ class Members:
 
     def _watch(self) -> None:
         """Watch the members of this generation; a loss breaks all connections to them off."""
-        self._monitor.watch(self._generation, self._members, lambda: shut_down(open_connections() - self._others))
+        self._monitor.watch(self._generation, self._members, self._interrupt)
+
+    def _interrupt(self) -> None:
+        # First, so that no number goes to others that comes from messages which never arrived.
+        shut_down(open_connections() - self._others)
+        for link in self.rendezvous.interruptible:
+            link.interrupt()
 
 
 @contextlib.contextmanager
