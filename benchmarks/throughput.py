@@ -63,7 +63,7 @@ def ours(split: str, memory: int, options: argparse.Namespace) -> Measured:
             f"model.intermediate_size={int(o.hidden * 8 / 3 / 64) * 64}", f"model.num_attention_heads={o.heads}",
             f"model.num_key_value_heads={o.heads}", f"model.num_hidden_layers={o.layers}",
             f"model.vocab_size={o.vocab}", f"model.max_position_embeddings={o.seq}",
-            "model.tie_word_embeddings=false", f"data.sequence={o.seq}", "data.validation_blocks=4",
+            "model.tie_word_embeddings=false", f"data.sequence={o.seq}", f"data.validation_blocks={max(4, o.microbatch_size)}",
             f"train.microbatch_size={o.microbatch_size}", f"schedule.microbatches_per_source={o.microbatches}",
             "schedule.skip_ratio=0", f"train.iterations={o.warm_up + o.iterations}", "train.validate_every=null",
             f"train.layers=[{split}]", "checkpoint.enabled=false", f"folder={folder}", f"train.dtype={o.dtype}",
