@@ -72,7 +72,7 @@ class RuntimeConfig:
     """where the others go on without a lost process: one that takes so many times its planned time, compared with the
     others, is treated as lost if every stage has a node left; null: never"""
     recover: bool = True
-    """local runs on CPUs: go on without a lost process if every stage has a node left, and redo the iteration"""
+    """except under torchrun: go on without a lost process if every stage has a node left, and redo the iteration"""
     restarts: int = setting(3, within=AT_LEAST_0)
     """times that a local run which has lost a process starts again, from its latest complete checkpoint"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)

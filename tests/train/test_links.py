@@ -1,5 +1,6 @@
 """Which way messages travel, and which GPU a process takes."""
 
+import time
 from collections.abc import Collection
 from typing import Literal
 from unittest.mock import patch
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skippipe.devices import find_device
-from skippipe.errors import InputError
+from skippipe.errors import ActionError, InputError
 from skippipe.runtime.links.gpu import GpuLink
 from skippipe.runtime.links.peer import Edge, PeerEdges, PeerWork
 from skippipe.train.connect.links import ON_CPU, choose_backend
@@ -60,6 +61,8 @@ class Neighbours(PeerEdges):
         self.reached: set[Edge] = set()
         self.asked: list[list[Edge]] = []
         self.carried: list[tuple[str, int]] = []
+        self.released = self.released_closed = 0
+        self.is_open = True
 
     def connect(self, edges: Collection[Edge]) -> None:
         self.asked.append(list(edges))
@@ -72,6 +75,68 @@ class Neighbours(PeerEdges):
     def receive(self, into: Tensor, from_rank: int) -> PeerWork:
         self.carried.append(("from", from_rank))
         return PeerWork(torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+    def release(self) -> None:
+        self.released += 1
+        self.released_closed += not self.is_open
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Group:
+    """A communicator that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def test_what_waits_for_a_lost_rank_is_broken_off_until_the_gpu_rests() -> None:
+    peers, groups = Neighbours(), [Group(), Group()]
+
+    def rest(_: torch.device) -> None:
+        while peers.released < 3 or not all(group.aborted for group in groups):
+            time.sleep(0.001)
+
+    def run(link: GpuLink, *, fails: bool) -> None:
+        with link:
+            link.connect([(0, 1), (0, 2)])
+            if fails:
+                raise ConnectionError
+
+    with (
+        patch.object(GpuLink, "_new_group", side_effect=lambda ranks, _: groups[ranks == (2, 0)]),
+        patch.object(GpuLink, "_try_edge"),
+        patch("skippipe.runtime.links.gpu._failure_to_rest", rest),
+        pytest.raises(ConnectionError),
+    ):
+        run(GpuLink(0, torch.device("cpu"), peers), fails=True)
+    assert [group.aborted for group in groups] == [1, 1]
+    assert not peers.is_open
+    assert peers.released_closed == 0, "that would write into memory which is freed"
+
+    unbroken = Neighbours()
+    with (
+        patch.object(GpuLink, "_new_group", return_value=None),
+        patch.object(GpuLink, "_try_edge"),
+        patch("skippipe.runtime.links.gpu._failure_to_rest", return_value=None),
+    ):
+        run(GpuLink(0, torch.device("cpu"), unbroken), fails=False)
+    assert (unbroken.released, unbroken.is_open) == (0, False)
+
+
+def test_a_gpu_that_does_not_rest_ends_its_process() -> None:
+    link = GpuLink(0, torch.device("cpu"))
+    link.interrupt()
+    with (
+        patch("skippipe.runtime.links.gpu._failure_to_rest", return_value="still busy"),
+        pytest.raises(ActionError, match="after the last transfer: still busy"),
+    ):
+        link.close()
+    link.close()
 
 
 def test_only_edges_to_other_machines_have_communicators() -> None:

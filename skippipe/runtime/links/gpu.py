@@ -103,6 +103,10 @@ class GpuLink:
             return
         failure = _failure_to_rest(self._device)
         self._closed.set()
+        if self._interrupted.is_set():
+            self._breaker.join(RESTING_S)  # else it would write into memory that is freed next
+            if self._breaker.is_alive():
+                failure = failure or "communicators of NCCL cannot be aborted"
         if failure is not None:
             raise ActionError(f"after the last transfer: {failure}")
         if self._peers is not None:

@@ -180,7 +180,8 @@ class PeerEdges:
                 end.release(self._releasing)
 
     def close(self) -> None:
-        """Unmap what belongs to other processes."""
+        """Unmap what belongs to other processes, once nothing is written any more."""
+        self._releasing.synchronize()
         self._inboxes.clear()
         self._outboxes.clear()
 
