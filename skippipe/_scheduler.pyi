@@ -640,6 +640,11 @@ class Plan:
         The same plan for another cluster of as many nodes on the same processors; its times stay, and `simulate` gives the
         new ones. For other processors: `on_processors`.
         """
+    def with_contention(self, /, contention: str) -> Plan:
+        """
+        The same plan where messages take turns, with the simulator's times: none of them ("none"), those from one
+        processor to another ("link"), or all that a processor sends ("uplink"). Where they do so already it is this plan.
+        """
     def with_model(self, /, *, config_sha256: str, hidden: SupportsIndex, layers: SupportsIndex, microbatch_size: SupportsIndex, sequence: SupportsIndex, wire_dtype: str) -> Plan:
         """
         The same plan, said to be for this model.

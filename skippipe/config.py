@@ -17,6 +17,7 @@ OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
 UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
+CONTENTIONS = ("none", "link", "uplink")
 ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
 METHODS = ("auto", "cbs")
@@ -397,6 +398,8 @@ class SimulateJob:
     order: str = setting("plan", choices=ORDERS)
     """plan: each node keeps the plan's order; dispatch: an idle node runs a backward or loss first, else the earliest
     arrival"""
+    contention: str | None = setting(None, choices=CONTENTIONS)
+    """messages that leave one after the other: none, those of a link, or all of a node's uplink; null: as in the plan"""
     output: str | None = None
     """file to write the plan with simulated times to; null: none"""
 

@@ -185,7 +185,7 @@ def test_dispatch_order_replayed_gives_the_same_times() -> None:
 
 def test_the_reference_agrees_with_simpy() -> None:
     """Two independent references: unless two events coincide, both give the same times."""
-    ran = 0
+    ran, longer = 0, Counter[str]()
     for seed in range(30_000, 30_800):
         rng = Random(seed)
         instance = random_instance(rng, "middle" if seed % 40 == 0 else "small")
@@ -207,7 +207,13 @@ def test_the_reference_agrees_with_simpy() -> None:
         plan = Plan.from_json(json.dumps(plan_of_orders(instance, microbatches, orders)))
         assert times_of(json.loads(simulate(plan, order="dispatch").to_json())) == times
         ran += 1
+        for contention in ("link", "uplink"):
+            waited = run_simpy(instance, microbatches, contention)
+            plan = simulate(plan.with_contention(contention), order="dispatch")
+            assert times_of(json.loads(plan.to_json())) == waited, (seed, contention)
+            longer[contention] += waited != times
     assert ran > 600
+    assert longer["uplink"] > longer["link"] > 20
 
 
 def test_transfer_matrix_agrees_with_the_reference() -> None:

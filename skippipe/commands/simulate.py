@@ -20,7 +20,8 @@ def simulate(job: SimulateJob, context: Context) -> float:
         check_writable(output)
     planned = load_plan(job.plan)
     try:
-        simulated = scheduler.simulate(planned, order=job.order)
+        assumed = planned if job.contention is None else planned.with_contention(job.contention)
+        simulated = scheduler.simulate(assumed, order=job.order)
     except DeadlockError as error:
         raise from_origin(error, job.plan) from None
     if output is not None:

@@ -38,12 +38,19 @@ def stage_table(plan: Plan) -> Table:
     return Table("Allocation", headings, rows, notes, texts=(0, len(headings) - 1))
 
 
+CONTENTION_TEXTS = {
+    "none": "no message that waits for another",
+    "link": "messages from one node to another that leave one by one",
+    "uplink": "messages of a node that leave one by one",
+}
+
+
 def assumptions_text(plan: Plan) -> list[str]:
     """What the times of a plan take for granted of the machines."""
     cluster, assumed = plan.cluster, plan.assumptions
     parts = [
         "processors that nodes share" if assumed.processors else "a processor per node",
-        {"none": "no message that waits for another"}[assumed.contention],
+        CONTENTION_TEXTS[assumed.contention],
         "all-reduces" if any(cluster.gradient_bytes) else "no all-reduce",
         "optimizer and norm" if cluster.norm_s or any(cluster.step_s) else "no optimizer, no norm",
     ]

@@ -9,6 +9,7 @@ from skippipe.config import (
     ABOVE_0,
     AT_LEAST_0,
     AT_LEAST_1,
+    CONTENTIONS,
     AllocateConfig,
     ClusterConfig,
     LinkChange,
@@ -23,7 +24,6 @@ from skippipe.devices import AUTOCASTS, DTYPES, WIRE_DTYPES
 
 BACKENDS = ("auto", "gloo", "nccl")
 LINKS = ("real", "emulated")
-CONTENTIONS = ("none", "link", "uplink")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
 LOST_STAGES = ("restart", "checkpoint", "average")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from .instances import Json, TaskKey, task_chain
-from .simulator import Durations
+from .simulator import Durations, nanoseconds
 
 if TYPE_CHECKING:
     from simpy.resources.resource import PriorityRequest
@@ -21,14 +21,30 @@ def rank(key: TaskKey, arrival: int) -> int:
     return ((key[1] == "F") * 10**18 + arrival) * 10**6 + key[0]
 
 
-def run_simpy(instance: Json, microbatches: list[Json]) -> dict[TaskKey, tuple[int, int]]:
-    """Start and end of every task in nanoseconds."""
+def run_simpy(instance: Json, microbatches: list[Json], contention: str = "none") -> dict[TaskKey, tuple[int, int]]:
+    """Start and end of every task in nanoseconds; `contention`: as `Plan.with_contention` has it."""
     durations = Durations(instance["cluster"], instance["stages"])
     env = simpy.Environment()
     processors = [simpy.PriorityResource(env) for _ in instance["cluster"]["nodes"]]
+    uplinks: dict[Any, simpy.Resource] = {}
     completed = {b["id"]: env.event() for b in microbatches}
     ids = {(b["route"], b["wave"]): b["id"] for b in microbatches}
     times: dict[TaskKey, tuple[int, int]] = {}
+
+    def wait(transfer: int) -> Generator[Any, Any, None]:
+        yield env.timeout(transfer)
+
+    def send(at: int, node: int, transfer: int) -> Generator[Any, Any, None]:
+        ends = tuple(durations.processor[each] for each in (at, node))
+        if contention == "none":
+            yield from wait(transfer)
+            return
+        uplink = uplinks.setdefault(ends if contention == "link" else ends[0], simpy.Resource(env))
+        latency = nanoseconds(durations.seconds(at, node, 0.0))
+        with uplink.request() as turn:
+            yield turn
+            yield env.timeout(transfer - latency)
+        yield env.timeout(latency)
 
     def travel(b: Json) -> Generator[Any, Any, None]:
         if b["wave"] > 0:
@@ -41,7 +57,8 @@ def run_simpy(instance: Json, microbatches: list[Json]) -> dict[TaskKey, tuple[i
                 if held is not None:
                     processors[durations.processor[at]].release(held)
                     held = None
-                yield env.timeout(transfer)
+                # What goes to the first task is no message between tasks, and waits for none.
+                yield from send(at, node, transfer) if key[1:] != ("F", 0) else wait(transfer)
             # A task that follows immediately on the same processor is queued before that one is released.
             turn = processors[durations.processor[node]].request(priority=rank(key, int(env.now)))
             if held is not None:

@@ -109,6 +109,8 @@ def test_what_a_plan_assumes_is_what_its_cluster_says() -> None:
     content["assumptions"]["processors"] = [[0, 1]]
     with pytest.raises(InputError, match=r"assumptions\.processors: expected \[\[0, 2\]\]"):
         Plan.from_json(json.dumps(content))
-    content["assumptions"] = {"processors": [[0, 2]], "contention": "uplink"}
+    content["assumptions"] = {"processors": [[0, 2]], "contention": "cable"}
     with pytest.raises(InputError, match="contention"):
         Plan.from_json(json.dumps(content))
+    with pytest.raises(InputError, match="contention: expected none, link or uplink, got cable"):
+        plan.with_contention("cable")

@@ -5,6 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::contention::Channels;
 use crate::error::Result;
 use crate::plan::{Kind, Plan, Task};
 use crate::problem::Instance;
@@ -119,7 +120,7 @@ pub struct Explanation {
 /// As [`resimulate`].
 pub fn explain(plan: &Plan) -> Result<Explanation> {
     let plan = resimulate(plan, Dispatch::Planned)?;
-    let instance = Instance::new(&plan.problem()?, Rounding::Up);
+    let instance = plan.instance()?;
     let graph = TaskGraph::new(&plan, &instance);
     let tail = graph.tails();
     let notes =
@@ -196,13 +197,34 @@ impl<'a> TaskGraph<'a> {
             body: time(plan.predicted.iteration_s) - instance.epilogue,
         };
         graph.link_microbatches();
-        for task in 0..count {
-            let Input { from, wave_return, hop, .. } = graph.input[task];
-            graph.arrival[task] =
-                from.map_or(0, |from| graph.end[from]) + graph.travel(wave_return) + graph.travel(hop);
-        }
         graph.fill_timelines();
+        graph.fill_arrivals();
         graph
+    }
+
+    /// When the input of each task arrives.
+    fn fill_arrivals(&mut self) {
+        let mut next = vec![None; self.plan.tasks.len()];
+        for task in 0..next.len() {
+            let Input { from, wave, wave_return, hop } = self.input[task];
+            match from {
+                Some(from) if !wave => next[from] = Some(task),
+                _ => {
+                    self.arrival[task] =
+                        from.map_or(0, |from| self.end[from]) + self.travel(wave_return) + self.travel(hop);
+                }
+            }
+        }
+        let mut channels = Channels::default();
+        channels.reset(self.instance);
+        // Of nodes that share a processor each has all of its tasks.
+        let nodes = (0..self.timelines.len()).filter(|node| self.instance.processor(*node) == *node);
+        for from in nodes.flat_map(|node| &self.timelines[node].tasks) {
+            let Some(task) = next[*from] else { continue };
+            let (node, to) = (self.node(*from), self.node(task));
+            let travel = self.travel(self.input[task].hop);
+            self.arrival[task] = channels.deliver(self.instance, node, to, travel, self.end[*from]);
+        }
     }
 
     /// Inputs of all tasks, and which of them complete a microbatch.
@@ -280,6 +302,12 @@ impl<'a> TaskGraph<'a> {
 
     fn travel(&self, hop: Option<(usize, usize)>) -> Time {
         hop.map_or(0, |(from, to)| self.instance.transfer(from, to))
+    }
+
+    /// What the message takes that brings a task its input, with what it waits for others on its link.
+    fn taken(&self, task: usize) -> Time {
+        let Input { from, wave, hop, .. } = self.input[task];
+        from.filter(|_| !wave).map_or(self.travel(hop), |from| self.arrival[task] - self.end[from])
     }
 
     /// The task before on the same processor.
@@ -405,8 +433,8 @@ impl<'a> TaskGraph<'a> {
             next = self.before(task);
             if self.start[task] == self.arrival[task] {
                 let Input { from, wave_return, hop, .. } = self.input[task];
-                self.push_transfer(&mut parts, hop);
-                self.push_transfer(&mut parts, wave_return);
+                push_transfer(&mut parts, hop, self.taken(task));
+                push_transfer(&mut parts, wave_return, self.travel(wave_return));
                 next = from;
             }
         }
@@ -424,7 +452,7 @@ impl<'a> TaskGraph<'a> {
             parts.push(Part::Wait(task, Reason::Memory), memory);
             parts.push(Part::Wait(task, Reason::Busy), busy);
             let Input { from, wave, hop, .. } = self.input[task];
-            self.push_transfer(&mut parts, hop);
+            push_transfer(&mut parts, hop, self.taken(task));
             if wave {
                 parts.push(Part::Wait(task, Reason::Wave), self.arrival[task] - self.travel(hop));
             }
@@ -442,20 +470,18 @@ impl<'a> TaskGraph<'a> {
         match finish {
             Finish::Completion(task) => {
                 let node = self.node(task);
-                self.push_transfer(
-                    &mut parts,
-                    self.returns_to[task].filter(|source| *source != node).map(|source| (node, source)),
-                );
+                let hop = self.returns_to[task].filter(|source| *source != node).map(|source| (node, source));
+                push_transfer(&mut parts, hop, self.travel(hop));
             }
             Finish::Reduced(_, stage) => parts.push(Part::AllReduce(stage), self.instance.allreduce[stage]),
         }
         parts
     }
+}
 
-    fn push_transfer(&self, parts: &mut Backwards, hop: Option<(usize, usize)>) {
-        if let Some((from, to)) = hop {
-            parts.push(Part::Transfer(from, to), self.travel(hop));
-        }
+fn push_transfer(parts: &mut Backwards, hop: Option<(usize, usize)>, time: Time) {
+    if let Some((from, to)) = hop {
+        parts.push(Part::Transfer(from, to), time);
     }
 }
 

@@ -12,6 +12,7 @@ pub mod bound;
 pub mod budget;
 pub mod check;
 pub mod cluster;
+pub mod contention;
 pub mod error;
 pub mod explain;
 mod format;

@@ -6,11 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, ClusterFile};
+use crate::contention::Contention;
 use crate::error::{Result, invalid};
 use crate::format::{check_number, counts, model, object, objects, optional_object, parse, pretty};
-use crate::problem::{Problem, check_absent_nodes, check_index, check_skip_ratio, check_stages};
+use crate::problem::{Instance, Problem, check_absent_nodes, check_index, check_skip_ratio, check_stages};
 use crate::report::{SearchReport, report};
 use crate::rules::{Constraints, Strategy};
+use crate::time::Rounding;
 
 /// Version that this module reads and writes.
 pub const FORMAT: &str = "skippipe.plan/1";
@@ -108,30 +110,23 @@ pub struct Assumptions {
     pub contention: Contention,
 }
 
-/// Which messages take turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Contention {
-    /// None: they do not disturb each other.
-    #[serde(rename = "none")]
-    None,
-}
-
 impl Assumptions {
-    /// What the simulator assumes of a cluster.
+    /// What the simulator assumes of a cluster whose messages take turns like this.
     #[must_use]
-    pub fn of(cluster: &Cluster) -> Self {
+    pub fn of(cluster: &Cluster, contention: Contention) -> Self {
         let mut on: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for node in 0..cluster.nodes().len() {
             on.entry(cluster.processor_of(node)).or_default().push(node);
         }
         let processors = on.into_values().filter(|nodes| nodes.len() > 1).collect();
-        Self { processors, contention: Contention::None }
+        Self { processors, contention }
     }
 
-    /// The same where it is not the usual, that no node shares its processor.
+    /// The same where it is not the usual, that no node shares its processor and no message waits for another one.
     #[must_use]
-    pub fn unusual(cluster: &Cluster) -> Option<Self> {
-        Some(Self::of(cluster)).filter(|_| cluster.shares_processors())
+    pub fn unusual(cluster: &Cluster, contention: Contention) -> Option<Self> {
+        let is_unusual = cluster.shares_processors() || contention != Contention::None;
+        is_unusual.then(|| Self::of(cluster, contention))
     }
 }
 
@@ -221,9 +216,24 @@ impl Plan {
         if found != expected {
             return invalid("cluster.nodes", format!("a list of {found}"), format!("the {expected} nodes of the plan"));
         }
-        let plan = Self { assumptions: Assumptions::unusual(&cluster), cluster, ..self.clone() };
+        let plan = Self { assumptions: Assumptions::unusual(&cluster, self.contention()), cluster, ..self.clone() };
         plan.check_shapes()?;
         Ok(plan)
+    }
+
+    /// Which messages its times have take turns.
+    #[must_use]
+    pub fn contention(&self) -> Contention {
+        self.assumptions.as_ref().map_or(Contention::None, |assumed| assumed.contention)
+    }
+
+    /// The problem that this plan answers, as its times take it.
+    ///
+    /// # Errors
+    /// As [`Self::problem`].
+    pub fn instance(&self) -> Result<Instance> {
+        let problem = self.problem()?;
+        Ok(Instance::new(&problem, Rounding::Up).with_contention(self.contention(), &problem, Rounding::Up))
     }
 
     /// The question that this plan answers.
@@ -249,8 +259,9 @@ impl Plan {
 impl Plan<ClusterFile> {
     fn check(self) -> Result<Plan> {
         let cluster = self.cluster.check("cluster.")?;
+        let contention = self.assumptions.as_ref().map_or(Contention::None, |stated| stated.contention);
         if let Some(stated) = self.assumptions {
-            let known = Assumptions::of(&cluster);
+            let known = Assumptions::of(&cluster, contention);
             if stated != known {
                 return invalid(
                     "assumptions.processors",
@@ -261,7 +272,7 @@ impl Plan<ClusterFile> {
         }
         let plan = Plan {
             format: self.format,
-            assumptions: Assumptions::unusual(&cluster),
+            assumptions: Assumptions::unusual(&cluster, contention),
             cluster,
             constraints: self.constraints,
             skip_ratio: self.skip_ratio,

@@ -50,10 +50,11 @@ pub struct Gain {
 pub fn gains(explanation: &Explanation) -> Result<Vec<Gain>> {
     let plan = &explanation.plan;
     let problem = plan.problem()?;
-    let replay = Replay::new(plan, &Instance::new(&problem, Rounding::Up))?;
+    let replay = Replay::new(plan, &plan.instance()?)?;
     let mut gains = Vec::new();
     for upgrade in candidates(explanation) {
-        let instance = Instance::new(&problem.on_faster(upgrade.of(&plan.cluster)), Rounding::Up);
+        let faster = problem.on_faster(upgrade.of(&plan.cluster));
+        let instance = Instance::new(&faster, Rounding::Up).with_contention(plan.contention(), &faster, Rounding::Up);
         let mut simulator = Simulator::new(&instance);
         let kept = replay.run(&mut simulator, Dispatch::Planned).map_err(|deadlock| simulator.error_of(&deadlock))?;
         // Where the dispatch rule deadlocks, it has no iteration.

@@ -14,14 +14,17 @@ use planned::{microbatch_routes, planned};
 use problems::problems;
 use proptest::prelude::*;
 use skippipe_core::check::{check, deadlock};
+use skippipe_core::contention::Contention;
+use skippipe_core::explain::explain;
 use skippipe_core::plan::{Kind, Plan};
 use skippipe_core::problem::Instance;
-use skippipe_core::simulate::{Dispatch, Simulator, TaskId, on_processors, resimulate};
+use skippipe_core::simulate::{Dispatch, Simulator, TaskId, on_processors, resimulate, with_contention};
 use skippipe_core::time::{Rounding, Time};
 
 const CLOSE_S: f64 = 1e-6;
 
-/// Ends of all tasks in seconds, by repeated relaxation: each begins when its input and its processor are there.
+/// Ends of all tasks in seconds, by repeated relaxation: each begins when its input and its processor are there. A message
+/// begins when it has been computed, and the bytes of the one before it on its link are gone.
 fn longest_paths(plan: &Plan) -> Vec<f64> {
     let cluster = &plan.cluster;
     let bytes = cluster.activation_bytes();
@@ -35,9 +38,11 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
             Kind::B => node.backward_s,
         }
     };
-    // What each task waits for, and the seconds from there.
-    let mut awaited: Vec<Vec<(usize, f64)>> = vec![Vec::new(); plan.tasks.len()];
-    let mut first_arrival = vec![0.0; plan.tasks.len()];
+    // What each task, and then the message that leaves after it, waits for, and the seconds from there.
+    let count = plan.tasks.len();
+    let mut awaited: Vec<Vec<(usize, f64)>> = vec![Vec::new(); 2 * count];
+    let mut first_arrival = vec![0.0; 2 * count];
+    let mut receiver = vec![None; count];
     let mut last_on_processor = BTreeMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         awaited[i].extend(last_on_processor.insert(cluster.processor_of(task.node), i).map(|before| (before, 0.0)));
@@ -49,7 +54,9 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
         let chain: Vec<usize> = forward.chain([number[&(microbatch.id, Kind::L, 0)]]).chain(backward).collect();
         for pair in chain.windows(2) {
             let travel = cluster.transfer_s(plan.tasks[pair[0]].node, plan.tasks[pair[1]].node, bytes);
-            awaited[pair[1]].push((pair[0], travel));
+            awaited[count + pair[0]].push((pair[0], 0.0));
+            awaited[pair[1]].push((count + pair[0], travel));
+            receiver[pair[0]] = (travel > 0.0).then_some(plan.tasks[pair[1]].node);
         }
         let out = cluster.transfer_s(microbatch.source, microbatch.nodes[0], bytes);
         first_arrival[chain[0]] = out;
@@ -62,7 +69,17 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
             awaited[chain[0]].push((number[&(before.id, Kind::B, 0)], back + out));
         }
     }
-    let mut ends: Vec<f64> = (0..plan.tasks.len()).map(|i| first_arrival[i] + length(i)).collect();
+    let mut last_on_link = BTreeMap::new();
+    for (i, receiver) in receiver.into_iter().enumerate() {
+        let Some(to) = receiver.filter(|_| plan.contention() != Contention::None) else { continue };
+        let from = plan.tasks[i].node;
+        let link = (plan.contention() == Contention::Link).then(|| cluster.processor_of(to));
+        let occupied = cluster.transfer_s(from, to, bytes) - cluster.transfer_s(from, to, 0.0);
+        let before = last_on_link.insert((cluster.processor_of(from), link), (count + i, occupied));
+        awaited[count + i].extend(before);
+    }
+    let length = |i: usize| if i < count { length(i) } else { 0.0 };
+    let mut ends: Vec<f64> = (0..2 * count).map(|i| first_arrival[i] + length(i)).collect();
     loop {
         let mut is_settled = true;
         for i in 0..ends.len() {
@@ -72,6 +89,7 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
             ends[i] = ends[i].max(start + length(i));
         }
         if is_settled {
+            ends.truncate(count);
             return ends;
         }
     }
@@ -182,6 +200,35 @@ proptest! {
         }
         prop_assert_eq!(&on_processors(&moved, &processors[..nodes]).unwrap(), &moved);
         prop_assert!(on_processors(&plan, &[None; 16]).is_err());
+    }
+
+    /// Messages that take turns only wait longer, and the plan says so.
+    #[test]
+    fn messages_take_turns(problem in problems()) {
+        let mut before = planned(&problem, 100)?;
+        let original = before.clone();
+        for contention in [Contention::Link, Contention::Uplink] {
+            let plan = with_contention(&before, contention).unwrap();
+            prop_assert_eq!(plan.contention(), contention);
+            for (task, end) in plan.tasks.iter().zip(&longest_paths(&plan)) {
+                prop_assert!((task.end_s - end).abs() < CLOSE_S, "{task:?} ends at {end}");
+            }
+            prop_assert!(plan.tasks.iter().zip(&before.tasks).all(|(task, earlier)| task.end_s >= earlier.end_s));
+            prop_assert_eq!(check(&plan), Vec::<String>::new());
+            prop_assert_eq!(&with_contention(&plan, contention).unwrap(), &plan);
+            prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
+            prop_assert!(resimulate(&plan, Dispatch::Rule).unwrap_or_else(|_| plan.clone()).contention() == contention);
+            let explained = explain(&plan).unwrap();
+            for chain in [&explained.critical, &explained.last] {
+                prop_assert_eq!(chain[0].start_s, 0.0);
+                prop_assert!(chain.windows(2).all(|pair| pair[0].end_s == pair[1].start_s));
+                prop_assert!((chain[chain.len() - 1].end_s - plan.predicted.iteration_s).abs() < CLOSE_S);
+            }
+            before = plan;
+        }
+        let free = with_contention(&before, Contention::None).unwrap();
+        prop_assert_eq!(free.tasks, original.tasks);
+        prop_assert_eq!(free.assumptions, original.assumptions);
     }
 
     #[test]

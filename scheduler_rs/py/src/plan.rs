@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use numpy::{PyArray1, PyFixedUnicode};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
+use skippipe_core::contention::Contention;
+use skippipe_core::error::invalid;
 use skippipe_core::plan::{
-    Assumptions as CoreAssumptions, Contention, Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted,
+    Assumptions as CoreAssumptions, Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted,
     Task as CoreTask,
 };
 use skippipe_core::report::SearchReport as CoreReport;
 use skippipe_core::request::FirstAllocation;
-use skippipe_core::simulate::on_processors;
+use skippipe_core::simulate::{on_processors, with_contention};
 use skippipe_core::workload::Workload;
 
 use crate::arrays::{Floats, Integers};
@@ -135,6 +137,8 @@ impl From<CoreAssumptions> for Assumptions {
     fn from(CoreAssumptions { processors, contention }: CoreAssumptions) -> Self {
         let contention = match contention {
             Contention::None => "none",
+            Contention::Link => "link",
+            Contention::Uplink => "uplink",
         };
         Self { processors, contention }
     }
@@ -177,6 +181,19 @@ impl Plan {
     fn on_processors(&self, py: Python<'_>, processors: Vec<Option<i64>>) -> PyResult<Self> {
         let plan = &self.0;
         py.detach(move || on_processors(plan, &processor_numbers(&processors)?)).or_raise().map(Self)
+    }
+
+    /// The same plan where messages take turns, with the simulator's times: none of them ("none"), those from one
+    /// processor to another ("link"), or all that a processor sends ("uplink"). Where they do so already it is this plan.
+    fn with_contention(&self, py: Python<'_>, contention: &str) -> PyResult<Self> {
+        let contention = match contention {
+            "none" => Contention::None,
+            "link" => Contention::Link,
+            "uplink" => Contention::Uplink,
+            _ => return invalid("contention", contention, "none, link or uplink").or_raise(),
+        };
+        let plan = &self.0;
+        py.detach(|| with_contention(plan, contention)).or_raise().map(Self)
     }
 
     /// The question that the plan answers, with the plan's allocation.
@@ -226,7 +243,7 @@ impl Plan {
     /// What its times take for granted of the machines.
     #[getter]
     fn assumptions(&self) -> Assumptions {
-        CoreAssumptions::of(&self.0.cluster).into()
+        CoreAssumptions::of(&self.0.cluster, self.0.contention()).into()
     }
 
     /// The rules that it keeps.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::statement::Problem;
 use crate::cluster::Cluster;
+use crate::contention::Contention;
 use crate::rules::{Constraints, MemoryRule};
 use crate::time::{Rounding, Time};
 
@@ -80,6 +81,9 @@ pub struct Instance {
     /// Number of each node's processor; its own where no processor is shared.
     processor_of: Vec<u32>,
     shares_processors: bool,
+    contention: Contention,
+    /// For how long a message occupies its link, as `transfer`; empty without contention.
+    occupied: Arc<[Time]>,
 }
 
 impl Instance {
@@ -97,7 +101,7 @@ impl Instance {
         }
         let side = cluster.links().side();
         let link_index: Vec<u32> = (0..nodes.len()).map(|i| cluster.link_index(i) as u32).collect();
-        let transfer = transfer_table(cluster, side, rounding);
+        let transfer = transfer_table(cluster, side, cluster.activation_bytes(), rounding);
         let sources = problem.stages()[0]
             .iter()
             .zip(problem.microbatches())
@@ -126,7 +130,36 @@ impl Instance {
             transfer: transfer.into(),
             processor_of: (0..nodes.len()).map(|node| cluster.processor_of(node) as u32).collect(),
             shares_processors: cluster.shares_processors(),
+            contention: Contention::None,
+            occupied: Arc::default(),
         }
+    }
+
+    /// The same where messages take turns; `problem` is the one that it was made of.
+    #[must_use]
+    pub fn with_contention(self, contention: Contention, problem: &Problem, rounding: Rounding) -> Self {
+        let occupied = if contention == Contention::None {
+            Arc::default()
+        } else {
+            let latency = transfer_table(problem.cluster(), self.side, 0.0, rounding);
+            self.transfer.iter().zip(latency).map(|(all, latency)| all - latency).collect()
+        };
+        Self { contention, occupied, ..self }
+    }
+
+    /// Which messages take turns.
+    #[inline]
+    #[must_use]
+    pub fn contention(&self) -> Contention {
+        self.contention
+    }
+
+    /// Nanoseconds in which a message from node `i` to node `j` occupies its link; 0 without contention.
+    #[inline]
+    #[must_use]
+    pub(crate) fn occupied(&self, i: usize, j: usize) -> Time {
+        let at = self.link_index[i] as usize * self.side + self.link_index[j] as usize;
+        self.occupied.get(at).copied().unwrap_or(0)
     }
 
     /// Nanoseconds of a forward of one microbatch of `class` on `node`.
@@ -260,7 +293,8 @@ impl Instance {
 }
 
 /// Over link indices; a node's link to itself is never asked for, so its entry may be anything.
-fn transfer_table(cluster: &Cluster, side: usize, rounding: Rounding) -> Vec<Time> {
+/// Nanoseconds of a message of `bytes` between nodes, by their indices into the link matrices.
+fn transfer_table(cluster: &Cluster, side: usize, bytes: f64, rounding: Rounding) -> Vec<Time> {
     let mut representative = vec![Vec::with_capacity(2); side];
     for i in 0..cluster.nodes().len() {
         let nodes = &mut representative[cluster.link_index(i)];
@@ -277,7 +311,7 @@ fn transfer_table(cluster: &Cluster, side: usize, rounding: Rounding) -> Vec<Tim
                 (representative[a].first(), representative[b].first())
             };
             if let (Some(i), Some(j)) = pair {
-                table[a * side + b] = rounding.nanoseconds(cluster.link_s(*i, *j, cluster.activation_bytes()));
+                table[a * side + b] = rounding.nanoseconds(cluster.link_s(*i, *j, bytes));
             }
         }
     }

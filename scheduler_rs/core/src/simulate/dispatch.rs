@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Deadlock, NO_TASK, Outcome, Simulator, TaskId};
+use crate::contention::Channels;
+use crate::problem::Instance;
 use crate::time::Time;
 
 #[derive(Debug, Default)]
@@ -14,6 +16,7 @@ pub(super) struct Buffers {
     touched: Vec<u32>,
     /// Microbatches that each node holds.
     held: Vec<u32>,
+    channels: Channels,
 }
 
 /// What goes first: arrival or priority, then the microbatch's id, then the task.
@@ -31,13 +34,15 @@ struct ProcessorState {
 }
 
 impl Buffers {
-    fn reset(&mut self, node_count: usize) {
+    fn reset(&mut self, instance: &Instance) {
+        let node_count = instance.node_count();
         self.events.clear();
         self.touched.clear();
         self.processors.resize(node_count, ProcessorState::default());
         self.processors.iter_mut().for_each(ProcessorState::reset);
         self.held.clear();
         self.held.resize(node_count, 0);
+        self.channels.reset(instance);
     }
 
     /// The next event, if it happens by `now`.
@@ -168,7 +173,7 @@ impl Simulator<'_> {
 
     /// Runs until nothing can happen any more; gives the number of finished tasks.
     fn dispatch(&mut self, buffers: &mut Buffers, priorities: Option<&[u32]>) -> usize {
-        buffers.reset(self.instance.node_count());
+        buffers.reset(self.instance);
         let starts = self.spans.iter().filter(|span| span.before == NO_TASK);
         buffers.events.extend(starts.map(|span| Reverse((span.out, 2 * span.first))));
         let mut done = 0;
@@ -181,7 +186,7 @@ impl Simulator<'_> {
                     done += 1;
                 }
             }
-            let Buffers { events, processors, touched, held } = buffers;
+            let Buffers { events, processors, touched, held, .. } = buffers;
             let mut memory = Memory {
                 held,
                 most: self.instance.memory_is_held().then_some(&self.instance.memory),
@@ -221,7 +226,10 @@ impl Simulator<'_> {
             buffers.held[self.node_of(task)] -= 1;
         }
         if task < span.first + 2 * span.hops {
-            buffers.events.push(Reverse((now + self.travel[task as usize + 1], 2 * (task + 1))));
+            let (next, travel) = (task + 1, self.travel[task as usize + 1]);
+            let (from, to) = (self.node_of(task), self.node_of(next));
+            let arrival = buffers.channels.deliver(self.instance, from, to, travel, now);
+            buffers.events.push(Reverse((arrival, 2 * next)));
         } else if span.after != NO_TASK {
             let next = self.spans[span.after as usize];
             buffers.events.push(Reverse((now + span.return_transfer + next.out, 2 * next.first)));

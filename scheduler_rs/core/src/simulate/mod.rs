@@ -14,8 +14,9 @@ mod replay;
 
 pub use graph::{OrderGraph, Replaced};
 pub(crate) use replay::Replay;
-pub use replay::{Dispatch, count_evaluations, on_processors, resimulate};
+pub use replay::{Dispatch, count_evaluations, on_processors, resimulate, with_contention};
 
+use crate::contention::Channels;
 use crate::error::{Error, TaskName};
 use crate::plan::{Kind, Task};
 use crate::problem::Instance;
@@ -115,6 +116,7 @@ struct Scratch {
     waiting: Vec<u8>,
     next_in_order: Vec<TaskId>,
     ready: Vec<TaskId>,
+    channels: Channels,
     dispatch: dispatch::Buffers,
 }
 

@@ -28,6 +28,7 @@ impl Simulator<'_> {
                 scratch.waiting[pair[1] as usize] += 1;
             }
         }
+        scratch.channels.reset(self.instance);
         self.start.fill(0);
         let mut ready = std::mem::take(&mut scratch.ready);
         ready.clear();
@@ -48,7 +49,11 @@ impl Simulator<'_> {
             let span = self.spans[self.microbatch_of(task)];
             if task < span.first + 2 * span.hops {
                 let next = task + 1;
-                self.release(next, end + self.travel[next as usize], &mut ready);
+                // Tasks of one processor come in its order here, and so do its messages.
+                let (from, to) = (self.node_of(task), self.node_of(next));
+                let travel = self.travel[next as usize];
+                let arrival = self.scratch.channels.deliver(self.instance, from, to, travel, end);
+                self.release(next, arrival, &mut ready);
             } else if span.after != NO_TASK {
                 let next = self.spans[span.after as usize];
                 self.release(next.first, end + span.return_transfer + next.out, &mut ready);

@@ -7,10 +7,11 @@ use rustc_hash::FxHashMap;
 use super::{Deadlock, MicrobatchRoute, OrderGraph, Outcome, Simulator, TaskId};
 use crate::bound::lower_bound_of;
 use crate::budget::Budget;
+use crate::contention::Contention;
 use crate::error::{Result, invalid};
-use crate::plan::{Kind, Plan, Predicted};
+use crate::plan::{Assumptions, Kind, Plan, Predicted};
 use crate::problem::{Instance, NO_STAGE};
-use crate::time::{Rounding, seconds};
+use crate::time::seconds;
 
 /// Which order the processors follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +27,22 @@ pub enum Dispatch {
 /// # Errors
 /// [`crate::Error::Deadlock`], or [`crate::Error::Invalid`] where the tasks are not those of the routes.
 pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
-    let instance = Instance::new(&plan.problem()?, Rounding::Up);
+    let instance = plan.instance()?;
     let replay = Replay::new(plan, &instance)?;
     replay.timed(plan, &instance, dispatch, plan.predicted.lower_bound_s)
+}
+
+/// The plan where messages take turns like this, with the times of the simulator. Where they do so already it is the plan
+/// as it stands.
+///
+/// # Errors
+/// As [`resimulate`].
+pub fn with_contention(plan: &Plan, contention: Contention) -> Result<Plan> {
+    if contention == plan.contention() {
+        return Ok(plan.clone());
+    }
+    let assumptions = Assumptions::unusual(&plan.cluster, contention);
+    resimulate(&Plan { assumptions, ..plan.clone() }, Dispatch::Planned)
 }
 
 /// The plan where nodes with equal numbers share a processor, as [`Cluster::with_processors`] has it, with the times of
@@ -42,14 +56,14 @@ pub fn on_processors(plan: &Plan, processors: &[Option<u32>]) -> Result<Plan> {
     if cluster == plan.cluster {
         return Ok(plan.clone());
     }
-    let before = Instance::new(&plan.problem()?, Rounding::Up);
+    let before = plan.instance()?;
     let Replay { microbatches, order, listed } = Replay::new(plan, &before)?;
     let mut simulator = Simulator::new(&before);
     simulator.load(&microbatches);
     let graph = OrderGraph::new(&before, &microbatches, &order).map_err(|deadlock| simulator.error_of(&deadlock))?;
     let plan = plan.with_cluster(cluster)?;
     let problem = plan.problem()?;
-    let instance = Instance::new(&problem, Rounding::Up);
+    let instance = plan.instance()?;
     let mut order = vec![Vec::new(); instance.node_count()];
     for task in graph.by_start(&listed) {
         order[instance.processor(simulator.node_of(task))].push(task);
@@ -64,7 +78,7 @@ pub fn on_processors(plan: &Plan, processors: &[Option<u32>]) -> Result<Plan> {
 /// # Errors
 /// As [`resimulate`].
 pub fn count_evaluations(plan: &Plan, dispatch: Dispatch, limit: Duration) -> Result<(u64, f64)> {
-    let instance = Instance::new(&plan.problem()?, Rounding::Up);
+    let instance = plan.instance()?;
     let replay = Replay::new(plan, &instance)?;
     let mut simulator = Simulator::new(&instance);
     let started = Instant::now();
