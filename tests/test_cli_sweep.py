@@ -58,7 +58,7 @@ def test_the_mode_may_be_set_as_hydra_has_it(in_file: bool, run: Run, tmp_path: 
     assert len(list(sweep_folder(tmp_path).glob("*/plan.json"))) == 2
 
 
-def test_a_command_is_composed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_and_each_job_of_a_sweep_are_composed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[RunMode] = []
     compose = ConfigLoaderImpl.load_configuration
 
@@ -71,6 +71,9 @@ def test_a_command_is_composed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
     assert run("plan", *QUICK).status == 0
     assert composed == [RunMode.RUN]
+    composed.clear()
+    assert run("plan", "-m", *QUICK, "schedule.skip_ratio=0,0.25,0.5").status == 0
+    assert composed == [RunMode.MULTIRUN, *[RunMode.RUN] * 3]
 
 
 @pytest.mark.filterwarnings("default")
