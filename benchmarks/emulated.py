@@ -18,17 +18,17 @@ from pathlib import Path
 from output import Row, markdown, note, percent, save
 
 from skippipe import Cluster, Plan, Problem
+from skippipe._scheduler import is_random
 from skippipe.allocation import read_allocation
 from skippipe.application import compose
 from skippipe.bench import ALLOCATING
 from skippipe.bench.emulation import latest, norm_s, rank_jobs, run, with_links, workers
-from skippipe.config import AllocateConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import STRATEGIES, AllocateConfig, PlannerConfig, ScheduleConfig
 from skippipe.planning import RANDOM_SEEDS, PlanningJob, allocated, constraints, make_plan, planning_job, state_problem
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
 NODES = 20
 """Of every instance."""
-STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
 WORK_LIMIT = 300_000
 TOLERANCE = 0.03
 """Predictions that differ by less may be ranked either way."""
@@ -83,7 +83,7 @@ def with_norm(problem: Problem, schedule: ScheduleConfig) -> Problem:
 
 def planned(problem: Problem, strategy: str) -> Plan:
     """The plan of a strategy; of random ones, which vary, that with the median prediction."""
-    seeds = RANDOM_SEEDS if strategy == "random-skip" else 1
+    seeds = RANDOM_SEEDS if is_random(strategy) else 1
     plans = [
         make_plan(PlanningJob(problem), strategy, PlannerConfig(work_limit=WORK_LIMIT, seed=seed))
         for seed in range(seeds)

@@ -27,11 +27,10 @@ from output import OUT, Row, markdown, note
 from plan_hashes import FREE8, FREE12, SITES, free
 
 from skippipe import _scheduler
-from skippipe._scheduler import Plan, PlanRequest, Problem
+from skippipe._scheduler import Plan, PlanRequest, Problem, is_joint
 from skippipe.application import compose
 from skippipe.bench import ALLOCATING, load_case, small_folder
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
-from skippipe.planning import JOINT as JOINT_STRATEGIES
 from skippipe.planning import PlanningJob, allocated, planning_job
 
 PUBLISHED = Path(__file__).parents[1] / "tests" / "reference" / "published"
@@ -132,7 +131,7 @@ def searched(name: str, strategy: str, parts: tuple[str, ...]) -> Question:
     own = [part for part in parts if nodes <= MOST_FEW or part not in FEW]
     if job.scope and job.scope.unused and job.first.cluster.gradient_bytes:
         own.append("idle-nodes")
-    works = (400_000, 400_000) if strategy not in JOINT_STRATEGIES else (600_000, 1_200_000)
+    works = (400_000, 400_000) if not is_joint(strategy) else (600_000, 1_200_000)
     return Question(job, strategy, works[nodes > MOST_SMALL], (*own, GREEDY))
 
 
@@ -173,7 +172,7 @@ def spent_on(made: Plan) -> dict[str, float]:
     report = made.solver
     spent = {name.removeprefix(SPENT): value for name, value in report.statistics.items() if name.startswith(SPENT)}
     if report.allocation is not None:
-        spent["joint-annealing" if made.strategy in JOINT_STRATEGIES else "climbing"] = report.allocation.work
+        spent["joint-annealing" if is_joint(made.strategy) else "climbing"] = report.allocation.work
     return spent
 
 

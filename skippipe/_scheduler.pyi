@@ -7,7 +7,7 @@ from numpy import float64, int64
 from numpy.typing import ArrayLike, NDArray
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Assumptions", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "plan", "score_allocation", "simulate", "upgrades"]
+__all__ = ["Allocated", "AllocationReport", "AllocationScope", "Assumptions", "Cluster", "Constraints", "Explanation", "LeftOut", "Microbatch", "Plan", "PlanRequest", "Predicted", "Problem", "RunnerUp", "Scored", "SearchEvent", "SearchReport", "Segment", "Task", "Upgrade", "allocate", "benchmark_simulator", "explain", "first_allocation", "greedy_allocation", "is_full", "is_joint", "is_random", "plan", "score_allocation", "simulate", "strategies", "upgrades"]
 
 @final
 class Allocated:
@@ -1107,6 +1107,23 @@ def greedy_allocation(cluster: Cluster, sizes: SupportsGetItem[int, SupportsInde
     first, and add up to the nodes of the cluster. Gives the nodes of each stage.
     """
 
+def is_full(strategy: str) -> bool:
+    """
+    Whether a strategy runs every stage. Raises InputError for an unknown name.
+    """
+
+def is_joint(strategy: str) -> bool:
+    """
+    Whether a strategy searches allocation, routes and order together, so that more time may always help. Raises
+    InputError for an unknown name.
+    """
+
+def is_random(strategy: str) -> bool:
+    """
+    Whether a strategy draws its routes, so that its result is the median over draws. Raises InputError for an unknown
+    name.
+    """
+
 def plan(request: PlanRequest, *, progress: Any | None = None) -> Plan:
     """
     The best plan found for a request within its limits. `progress(elapsed_s, incumbent_s, lower_bound_s, work)` is called
@@ -1127,6 +1144,11 @@ def simulate(plan: Plan, *, order: str = "plan") -> Plan:
     The plan with the times that the simulator gives its tasks: in the order that it states on each node ("plan"), or
     in the order of the dispatch rule ("dispatch"). Raises DeadlockError naming the cycle, InputError where the tasks do
     not belong to the routes.
+    """
+
+def strategies() -> list[str]:
+    """
+    The names of all strategies, in the order of the documentation.
     """
 
 def upgrades(explanation: Explanation) -> list[Upgrade]:

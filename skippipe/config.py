@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from skippipe._scheduler import strategies
 from skippipe.devices import WIRE_DTYPES
 
-STRATEGIES = ("full", "full-routed", "random-skip", "skippipe-no-tc2", "skippipe")
+STRATEGIES = tuple(strategies())
 MEMORY_RULES = ("held", "routes", "off")
 OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")

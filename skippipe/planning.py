@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skippipe import _scheduler
-from skippipe._scheduler import AllocationScope, Cluster, Constraints, Plan, PlanRequest, Problem
+from skippipe._scheduler import (
+    AllocationScope,
+    Cluster,
+    Constraints,
+    Plan,
+    PlanRequest,
+    Problem,
+    is_full,
+    is_joint,
+    is_random,
+)
 from skippipe.allocation import Allocation, choose_layers, choose_sizes, given_allocation
 from skippipe.config import STRATEGIES, AllocateConfig, ClusterConfig, PlannerConfig, RouteClass, ScheduleConfig
 from skippipe.errors import (
@@ -38,8 +48,6 @@ SHARE_TOLERANCE = 0.02
 """By how much the sum of the shares of the classes may differ from 1: 0.33 is a third."""
 ROUNDING = 1e-9
 RANDOM_SEEDS = 20
-JOINT = ("full-routed", "skippipe")
-"""Strategies that search routes and order as well as the allocation, so more time may always help."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +340,7 @@ def time_limit(planner: PlannerConfig, scope: AllocationScope | None = None) -> 
 
 def may_gain(plan: Plan, planner: PlannerConfig) -> bool:
     """Whether a search with the default limit ended without proof, far from its bound or while plans still improved."""
-    if planner.time_limit_s is not None or planner.work_limit is not None or plan.strategy not in JOINT:
+    if planner.time_limit_s is not None or planner.work_limit is not None or not is_joint(plan.strategy):
         return False
     report, iteration_s = plan.solver, plan.predicted.iteration_s
     bound_s = plan.predicted.lower_bound_s if report.allocation is None else report.allocation.lower_bound_s
@@ -357,8 +365,8 @@ def evaluate_strategy(
 ) -> Outcome:
     """Plan with `strategy` as `make_plan` does; having no plan is an outcome too."""
     try:
-        if strategy == "random-skip":
-            return _median_of_seeds(job, planner, progress)
+        if is_random(strategy):
+            return _median_of_seeds(job, strategy, planner, progress)
         return outcome(make_plan(job, strategy, planner, progress))
     except ImpossibleError as error:
         return Outcome(strategy, note=f"impossible: {error}")
@@ -366,18 +374,20 @@ def evaluate_strategy(
         return Outcome(strategy, note=f"none found: {error}")
 
 
-def _median_of_seeds(job: PlanningJob, planner: PlannerConfig, progress: SearchProgress | None) -> Outcome:
+def _median_of_seeds(
+    job: PlanningJob, strategy: str, planner: PlannerConfig, progress: SearchProgress | None
+) -> Outcome:
     """Random routes vary, so their result is the median over seeds; a bound holds for the routes of one seed only.
 
     The allocation search uses other random routes than these.
     """
     if job.scope is not None:
-        job = PlanningJob(make_plan(job, "random-skip", planner, progress).problem())
+        job = PlanningJob(make_plan(job, strategy, planner, progress).problem())
     seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
-    plans = [make_plan(job, "random-skip", dataclasses.replace(planner, seed=seed)) for seed in seeds]
+    plans = [make_plan(job, strategy, dataclasses.replace(planner, seed=seed)) for seed in seeds]
     median_s = statistics.median(plan.predicted.iteration_s for plan in plans)
     note = f"median of {RANDOM_SEEDS} seeds"
-    return Outcome("random-skip", median_s, note=note, throughput=throughput(plans[0], median_s))
+    return Outcome(strategy, median_s, note=note, throughput=throughput(plans[0], median_s))
 
 
 def on_allocation_of(plan: Plan, schedule: ScheduleConfig) -> Problem:
@@ -414,10 +424,10 @@ def describe_comparison(job: PlanningJob, kind: str, strategy: str, planner: Pla
 
 
 def compared(asked: Iterable[str], strategy: str) -> list[str]:
-    """Strategies to plan besides `strategy`, weakest first; `full` and `full-routed` come together."""
+    """Strategies to plan besides `strategy`, weakest first; those that run every stage come together."""
     wanted = set(asked)
-    if wanted & {"full", "full-routed"}:
-        wanted |= {"full", "full-routed"}
+    if any(map(is_full, wanted)):
+        wanted |= set(filter(is_full, STRATEGIES))
     return [name for name in STRATEGIES if name in wanted - {strategy}]
 
 

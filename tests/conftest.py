@@ -28,9 +28,21 @@ class Result:
 
 
 Run = Callable[..., Result]
+LONGEST = (
+    "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py", "train/test_torchrun.py",
+    "train/test_resume.py", "train/test_kill.py", "train/test_phases.py", "study/test_study_command.py",
+    "test_planner.py", "test_docs.py", "train/test_precision.py", "train/test_measure.py",
+)  # fmt: skip
+"""Files that take a minute or about that, longest first."""
 settings.register_profile("long", max_examples=350_000)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: else one process still runs one of them when all others are done."""
+    rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,9 +1,12 @@
 """Sweeps: one folder per job, failures of single jobs, and another launcher."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Run
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.types import RunMode
 
 from skippipe.plan_file import load_plan
 
@@ -42,6 +45,35 @@ def test_unknown_keys_stop_a_sweep_before_it_starts(run: Run) -> None:
     assert result.out == ""
     assert result.err.count("\n") == 1
     assert "schedule.nothing" in result.err
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_the_mode_may_be_set_as_hydra_has_it(in_file: bool, run: Run, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    (files / "mode").mkdir(parents=True)
+    (files / "mode" / "swept.yaml").write_text("# @package _global_\nhydra:\n  mode: MULTIRUN\n")
+    mode = [f"--config-dir={files}", "+mode=swept"] if in_file else ["hydra.mode=MULTIRUN"]
+    result = run("plan", *mode, *QUICK, "schedule.skip_ratio=0,0.5", "output=plan.json")
+    assert result.status == 0, result.err
+    assert len(list(sweep_folder(tmp_path).glob("*/plan.json"))) == 2
+
+
+def test_a_command_and_each_job_of_a_sweep_are_composed_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[RunMode] = []
+    compose = ConfigLoaderImpl.load_configuration
+
+    def counted(
+        loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], run_mode: RunMode, **named: Any
+    ) -> Any:
+        composed.append(run_mode)
+        return compose(loader, config_name, overrides, run_mode, **named)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    assert run("plan", *QUICK).status == 0
+    assert composed == [RunMode.RUN]
+    composed.clear()
+    assert run("plan", "-m", *QUICK, "schedule.skip_ratio=0,0.25,0.5").status == 0
+    assert composed == [RunMode.MULTIRUN, *[RunMode.RUN] * 3]
 
 
 @pytest.mark.filterwarnings("default")

@@ -19,6 +19,7 @@ from skippipe.application.arguments import for_hydra
 from skippipe.commands import BY_NAME, COMMANDS
 from skippipe.commands.command import Command
 from skippipe.commands.groups import options
+from skippipe.commands.help import settings_rows
 from skippipe.console.output import Console
 from skippipe.console.progress import ProgressDisplay
 
@@ -56,6 +57,18 @@ def test_help_and_configuration_derive_from_the_registration(command: Command, r
     assert composed.status == 0, composed.err
     for field in dataclasses.fields(command.settings_type):
         assert re.search(rf"^{field.name}:", composed.out, re.MULTILINE), field.name
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.without_effect], ids=lambda command: command.key)
+def test_help_lists_no_setting_without_effect(command: Command, run: Run) -> None:
+    """Each of them is a setting, or a group of settings, that would be listed otherwise; the others are."""
+    every = [key for key, _ in settings_rows(dataclasses.replace(command, without_effect=()))]
+    hidden = [[key for key in every if re.match(rf"{re.escape(name)}(=|\.|$)", key)] for name in command.without_effect]
+    assert all(hidden)
+    listed = re.findall(
+        r"^  ([a-z]\S*)", run(*command.name.split(), "--help").out.partition("\nKeys\n")[2], re.MULTILINE
+    )
+    assert listed == [key for key in every if key not in {hidden_key for keys in hidden for hidden_key in keys}]
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.main_keys], ids=lambda command: command.key)

@@ -116,7 +116,8 @@ def _run_hydra(task: _JobFunction, arguments: Sequence[str]) -> None:
     """Call Hydra's main, with errors raised instead of printed."""
     shows_help = "--help" in arguments or "-h" in arguments
     groups = _without_config_groups() if shows_help else contextlib.nullcontext()
-    with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice(), groups:
+    mode = contextlib.nullcontext() if _may_set_mode(arguments) else _without_mode()
+    with _replaced(sys, "argv", ["skippipe", *arguments]), _full_errors(), _without_job_notice(), groups, mode:
         hydra.main(config_path=f"pkg://{FOLDER}", config_name=register(task.command.name), version_base="1.3")(task)()
 
 
@@ -144,6 +145,16 @@ def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 def _without_config_groups() -> contextlib.AbstractContextManager[None]:
     """Hydra lists all configuration groups for any help, which takes it long; ours says itself what can be chosen."""
     return _replaced(Hydra, "format_config_groups", lambda *_: "")
+
+
+def _may_set_mode(arguments: Sequence[str]) -> bool:
+    """Whether a setting, or a file that Hydra is told to read, may set `hydra.mode`; ours do not."""
+    return any("hydra" in argument or argument.startswith("--config-") for argument in arguments)
+
+
+def _without_mode() -> contextlib.AbstractContextManager[None]:
+    """Hydra composes everything once more to see whether `hydra.mode` is set: half of what a command takes to start."""
+    return _replaced(Hydra, "get_mode", lambda *_, **__: None)
 
 
 @contextlib.contextmanager

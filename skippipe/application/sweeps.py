@@ -1,6 +1,7 @@
 """Jobs of a sweep must write to different files: a sweep with conflicts is refused before its first job runs."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from skippipe.errors import unexpected
 
 Overrides = Sequence[str]
+MOST_COMPOSED = 100
+"""Configurations of jobs that are kept, each of some hundred kilobytes."""
 
 
 @contextlib.contextmanager
@@ -27,9 +30,10 @@ def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
     def guarded(plugins: Plugins, **context: Any) -> Any:
         sweeper = instantiate(plugins, **context)
         taken: dict[Path, int] = {}
+        loader = context["hydra_context"].config_loader
+        loader.load_sweep_config = _ComposedOnce(loader)
 
         def check(jobs: Sequence[Overrides], first: int) -> None:
-            loader = context["hydra_context"].config_loader
             composed = (loader.load_sweep_config(context["config"], list(job)) for job in jobs)
             check_apart(composed, first, writes, taken)
 
@@ -44,6 +48,29 @@ def jobs_apart(writes: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         Plugins.instantiate_sweeper = instantiate  # type: ignore[method-assign]
+
+
+class _ComposedOnce:
+    """Composes a job of a sweep for a loader of Hydra's, whose sweeper and launcher ask for it again after our check.
+
+    A launcher may send it to other processes, without what it has composed.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, master_config: DictConfig, sweep_overrides: Overrides) -> DictConfig:
+        job = tuple(sweep_overrides)
+        found = self._composed.get(job)
+        if found is None:
+            found = type(self._loader).load_sweep_config(self._loader, master_config, list(job))
+            if len(self._composed) < MOST_COMPOSED:
+                self._composed[job] = found
+        return copy.deepcopy(found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_loader": self._loader, "_composed": {}}
 
 
 def check_apart(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skippipe._scheduler import Plan
+from skippipe._scheduler import Plan, is_random
 from skippipe.bench.cases import RULES, BestKnown, Case
 from skippipe.config import PlannerConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError
@@ -73,7 +73,7 @@ def measure_planner(
     plan, proved, note = None, False, ""
     iteration_s = None
     try:
-        if strategy == "random-skip":
+        if is_random(strategy):
             reached = evaluate_strategy(case.job, strategy, planner, progress)
             iteration_s, note = reached.iteration_s, reached.note
         else:

@@ -143,13 +143,34 @@ xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's 
         settings="skippipe.train.measuring.config:MeasureJob",
         run="skippipe.commands.measure:measure",
         groups={"cluster": "local4", "model": "llama_tiny", "runtime": "gloo"},
+        without_effect=(
+            "cluster.stage_sizes",
+            "cluster.activation_bytes",
+            "cluster.gradient_bytes",
+            "cluster.processors",
+            "cluster.source",
+            "cluster.workload",
+            "cluster.node",
+            "cluster.speed_spread",
+            "cluster.memory_spread",
+            "runtime.link_changes",
+            "runtime.recover",
+            "runtime.lost_stage",
+            "runtime.max_slowdown",
+            "runtime.restarts",
+            "runtime.calibrate",
+            "runtime.group",
+            "runtime.cuda_graphs",
+            "runtime.profile",
+        ),
         packages=("torch", "transformers"),
         texts=("runtime.node",),
         notes="""\
 Settings that training has too are called the same, and are to have the values of the training to come: model, sequence
 and microbatch size, dtypes, compilation, checkpointing, device. On its own, it starts one process per node of the
 cluster preset on this machine. Under torchrun each process is one rank, for the nodes named by runtime.node. Needs
-the extra that installs torch: pip install 'skippipe[train]'.""",
+the extra that installs torch: pip install 'skippipe[train]'. Settings of cluster and runtime that are not listed here
+may be given as for training, and change nothing.""",
         examples="""\
 skippipe measure output=mine.json                   four processes of this machine, a small Llama
 skippipe plan cluster.file=mine.json output=plan.json && skippipe train plan=plan.json

@@ -31,6 +31,9 @@ class Command:
     """shown in the help, in addition to the settings"""
     groups: Mapping[str, str | None] = field(default_factory=dict)
     """configuration groups (folders of `skippipe/conf`), each with the option chosen by default, in their order"""
+    without_effect: Sequence[str] = ()
+    """settings that its groups share with other commands and that change nothing here, or groups of settings of which
+    none does: the help leaves them out"""
     packages: Sequence[str] = ()
     """packages needed in addition to the base installation; the extra `train` installs them"""
     writes: Mapping[str, str | None] = field(default_factory=lambda: {"output": None})

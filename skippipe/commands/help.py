@@ -67,14 +67,18 @@ def _key_table(command: Command) -> str:
 
 
 def settings_rows(command: Command) -> list[tuple[str, str]]:
-    """Every key of a command with its meaning; groups of settings name their presets, `[preset]` keys are of those."""
+    """Every key that has an effect, with its meaning; groups name their presets, `[preset]` keys are of those."""
     job = command.settings_type
     presets = {
         group: _default_first(options(group), name) for group, name in command.groups.items() if "@" not in group
     }
     known = {item.name for item in dataclasses.fields(job)}
     others = [(f"{group}=", f"ready-made settings: {names}") for group, names in presets.items() if group not in known]
-    return [*_rows(job, presets), *others]
+    return [*(row for row in _rows(job, presets) if not _is_without_effect(command, row[0])), *others]
+
+
+def _is_without_effect(command: Command, key: str) -> bool:
+    return any(key in {name, f"{name}="} or key.startswith(f"{name}.") for name in command.without_effect)
 
 
 def _default_first(names: Iterable[str], default: str | None) -> str:

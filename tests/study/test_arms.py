@@ -59,9 +59,20 @@ def is_swapped_once_at_most(route: list[int]) -> bool:
     return not more and route == sorted(route) and route[hop + 1] - route[hop] == 1
 
 
-def test_bundled_arms() -> None:
-    study: StudyJob = compose("study", [])
-    arms = compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
+@pytest.fixture(scope="module")
+def study() -> StudyJob:
+    """The bundled study."""
+    job: StudyJob = compose("study", [])
+    return job
+
+
+@pytest.fixture(scope="module")
+def arms(study: StudyJob) -> list[Arm]:
+    """Its arms."""
+    return compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
+
+
+def test_bundled_arms(study: StudyJob, arms: list[Arm]) -> None:
     assert {arm.experiment for arm in arms} == set(EXPERIMENTS)
     assert [(arm.experiment, arm.seed) for arm in arms[:2]] == [("llama30m_0", 0), ("llama30m_33", 0)]
     assert study.baseline == "llama30m_0"
@@ -75,10 +86,8 @@ def test_bundled_arms() -> None:
         assert arm.job.planner.time_limit_s is None
 
 
-def test_bundled_arms_have_the_settings_of_their_records(tmp_path: Path) -> None:
+def test_bundled_arms_have_the_settings_of_their_records(study: StudyJob, arms: list[Arm], tmp_path: Path) -> None:
     """`skippipe study minutes=0` still reads the records of the repository, and changes nothing in them."""
-    study: StudyJob = compose("study", [])
-    arms = compose_arms(study.arms, study.prepared, [], lambda overrides: train_job(*overrides))
     records = load_records(ROOT / study.records)
     assert {arm.key: arm.settings for arm in arms} == {key: entry.settings for key, entry in records.items()}
     for arm in arms:

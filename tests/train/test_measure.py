@@ -163,7 +163,6 @@ def test_from_the_command_line(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["model.num_hidden_layers=1"], "model.num_hidden_layers: expected at least the number of stages, 2, got 1"),
         (
             ["runtime.memory_bytes=1000"],
             "expected room for a microbatch of a stage of 2 decoder layers, got 1,000 bytes",
@@ -175,6 +174,16 @@ def test_from_the_command_line(run: Run, tmp_path: Path) -> None:
 def test_refused(settings: list[str], message: str, refused: Callable[..., str]) -> None:
     two = ["cluster.nodes_per_site=2", "cluster.stage_sizes=[1,1]"]
     assert message in refused("measure", *TINY_MEASURED, *two, *settings)
+
+
+def test_too_few_layers(pool: pools.Pool, tmp_path: Path) -> None:
+    """Known to the ranks alone, which have resolved the model; that the command says what they say, is shown above."""
+    job = dataclasses.replace(make_measure_job(make_cluster(2, [1, 1])), model=TINY_MODEL | {"num_hidden_layers": 1})
+    arguments = (job, [("local-0",), ("local-1",)], free_port(), tmp_path / "back")
+    for failure in pool.attempt(measure_in_pool, [arguments] * 2):
+        assert isinstance(failure, pools.Failure)
+        assert failure.kind == "InputError"
+        assert failure.message == "model.num_hidden_layers: expected at least the number of stages, 2, got 1"
 
 
 def test_times_of_a_layer() -> None:

@@ -1,8 +1,7 @@
-"""Real processes: a run to its end, a supervisor that is killed, a worker that hangs."""
+"""Real processes: a run to its end, a worker that hangs."""
 
 import json
 import signal
-import time
 from pathlib import Path
 
 from train.running import Running, signal_to
@@ -33,17 +32,6 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     assert summary["loss_after"] < summary["loss_before"]
     assert "measured by skippipe train" in json.loads((run / "cluster.json").read_text())["source"]
     assert [path.read_bytes() for path in (run / "log").iterdir()] == [b""] * 5
-
-
-def test_workers_do_not_outlive_their_supervisor(tmp_path: Path) -> None:
-    running = Running(tmp_path, "train.iterations=100000")
-    try:
-        running.started()
-        running.until(lambda line: line.startswith("iteration    2"))
-        running.process.kill()
-        running.none_left(time.monotonic() + 10)
-    finally:
-        running.close()
 
 
 def test_a_worker_that_hangs(tmp_path: Path) -> None:

@@ -11,26 +11,34 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
+from pool import Pool
+from train.alone import EventDict, of_kind, train_in_pool
+from train.conftest import Folder
 from train.jobs import TINY
 from train.running import Running, signal_to
 
+from skippipe.application import compose
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.directory import CHECKPOINTS
 
+ITERATIONS = 50
 JOB = [
-    "train.iterations=60", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false",
+    f"train.iterations={ITERATIONS}", "train.validate_every=null", "checkpoint.every=2", "runtime.calibrate=false",
     "runtime.recover=false", "runtime.restarts=0",
 ]  # fmt: skip
-KILLS = 3
-"""so many while saving, after one while training"""
 PATIENCE_S = 60.0
+ENOUGH = 5
+"""so many kills, each a moment after a checkpoint was begun, leave one of them unfinished"""
 
 
-def losses(run: Path) -> dict[int, float]:
+def losses(events: list[EventDict]) -> dict[int, float]:
     """Loss by iteration, as last reported."""
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {event["iteration"]: event["loss"] for event in events if event["event"] == "iteration"}
+    return {event["iteration"]: event["loss"] for event in of_kind(events, "iteration")}
+
+
+def logged(run: Path) -> list[EventDict]:
+    """The events of a run, as it has written them."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def latest_complete(run: Path) -> int:
@@ -44,25 +52,32 @@ def begin(folder: Path) -> Running:
     return running
 
 
-def kill(running: Running, chance: random.Random | None = None) -> None:
-    """Kill one process, the supervisor unless chance chooses a worker; all others end."""
-    victim = chance.choice([running.process.pid, *running.workers.values()]) if chance else running.process.pid
-    signal_to(victim, signal.SIGKILL)
-    running.process.wait(timeout=15)
-    running.none_left(time.monotonic() + 15)
-    running.close()
-
-
-def kill_while_training(run: Path, chance: random.Random) -> None:
+def kill_a_worker_while_training(run: Path, chance: random.Random) -> None:
+    """The message names its node, the others end, and the record says how the run ended."""
     running = begin(run.parent)
-    running.until(lambda line: line.startswith("iteration "))
-    for _ in range(chance.randrange(6)):
-        running.until(lambda line: line.startswith("iteration "))
-    kill(running, chance)
+    try:
+        for _ in range(chance.randint(1, 6)):
+            running.until(lambda line: line.startswith("iteration "))
+        rank = chance.choice(list(running.workers))
+        signal_to(running.workers[rank], signal.SIGKILL)
+        status, err = running.end(15)
+    finally:
+        running.close()
+    assert status == 1
+    process = f"process {running.workers[rank]} was killed by signal 9 (SIGKILL)"
+    assert err.startswith(f"skippipe train: node local-{rank} (rank {rank}): {process}")
+    assert err.count("skippipe train") == 1
+    assert "Traceback" not in err
+    end = logged(run)[-1]
+    assert (end["event"], end["outcome"]) == ("run_ended", "failed")
+    assert end["message"] in err
 
 
 def kill_while_saving(run: Path, chance: random.Random) -> bool:
-    """Kill a moment after a checkpoint, one of the next three, has been begun; whether it was left unfinished."""
+    """Kill the supervisor a moment after a checkpoint, one of the next three, has been begun: all its workers end.
+
+    Returns whether the checkpoint was left unfinished.
+    """
     running = begin(run.parent)
     deadline = time.monotonic() + PATIENCE_S
     while drafts(run):  # what the one before has left
@@ -74,8 +89,11 @@ def kill_while_saving(run: Path, chance: random.Random) -> bool:
         assert time.monotonic() < deadline
         begun |= {path.name for path in drafts(run)}
         time.sleep(0.001)
-    time.sleep(chance.uniform(0, 0.03))
-    kill(running, chance)
+    time.sleep(chance.uniform(0, 0.01))
+    running.process.kill()
+    running.process.wait(timeout=15)
+    running.none_left(time.monotonic() + 15)
+    running.close()
     return bool(drafts(run))
 
 
@@ -84,30 +102,27 @@ def drafts(run: Path) -> list[Path]:
     return list((run / CHECKPOINTS).glob(".*.new"))
 
 
-@pytest.mark.timeout(600)  # six runs, each of which starts four processes
-def test_killed_again_and_again(tmp_path: Path) -> None:
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    for folder in (unbroken, broken):
-        folder.mkdir()
-    running = begin(unbroken)
-    assert running.end(120) == (0, "")
+def test_killed_again_and_again(pool: Pool, folder: Folder) -> None:
+    nodes = [(f"local-{rank}",) for rank in range(4)]
+    unbroken = losses(train_in_pool(pool, compose("train", [*TINY, *JOB]), nodes, folder("unbroken")))
+    broken = folder("broken") / "run"
     chance = random.Random(time.time_ns())
-    unfinished = 0
-    newest = 0
-    for number in range(1 + KILLS):
-        if number > 0:
-            unfinished += kill_while_saving(broken / "run", chance)
-        else:
-            kill_while_training(broken / "run", chance)
-        assert latest_complete(broken / "run") >= newest, "no complete checkpoint is lost"
-        newest = latest_complete(broken / "run")
-    assert unfinished, "at least one of them was being saved"
-    running = begin(broken)
+    kill_a_worker_while_training(broken, chance)
+    newest = latest_complete(broken)
+    for _ in range(ENOUGH):
+        unfinished = kill_while_saving(broken, chance)
+        assert latest_complete(broken) >= newest, "no complete checkpoint is lost"
+        newest = latest_complete(broken)
+        if unfinished:
+            break
+    else:
+        raise AssertionError("none of them was being saved")
+    running = begin(broken.parent)
     assert running.end(120) == (0, "")
     assert any(f"resumed after iteration {newest} from" in line for line in running.lines)
-    assert losses(broken / "run") == losses(unbroken / "run")
-    assert latest_complete(broken / "run") == 60
-    assert not list((broken / "run" / CHECKPOINTS).glob(".*"))
+    assert losses(logged(broken)) == unbroken
+    assert latest_complete(broken) == ITERATIONS == max(unbroken)
+    assert not list((broken / CHECKPOINTS).glob(".*"))
 
 
 def stop(tmp_path: Path, number: int) -> tuple[int, str, Running]:
@@ -125,7 +140,7 @@ def test_asked_to_stop(tmp_path: Path) -> None:
         (line,) = [line for line in running.lines if line.startswith("stopped on request after iteration")]
         assert line.endswith("; the same command resumes from there\n")
         assert latest_complete(tmp_path / "run") == int(line.split("iteration ")[1].split(";")[0])
-        assert list(losses(tmp_path / "run"))[-1] == latest_complete(tmp_path / "run")
+        assert list(losses(logged(tmp_path / "run")))[-1] == latest_complete(tmp_path / "run")
         end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
         assert end == {
             "event": "run_ended", "attempt": end["attempt"], "iteration": latest_complete(tmp_path / "run"),
@@ -170,7 +185,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     try:
         deadline = time.monotonic() + PATIENCE_S
         metrics = tmp_path / "run" / "metrics.jsonl"
-        while not (metrics.exists() and len(losses(tmp_path / "run")) >= 3):
+        while not (metrics.exists() and len(losses(logged(tmp_path / "run"))) >= 3):
             assert select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0]
             os.read(terminal, 65536)
         os.close(terminal)
@@ -180,4 +195,4 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         process.wait()
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [event["event"] for event in events[-2:]] == ["stopped", "run_ended"]
-    assert latest_complete(tmp_path / "run") == events[-1]["iteration"] == list(losses(tmp_path / "run"))[-1]
+    assert latest_complete(tmp_path / "run") == events[-1]["iteration"] == list(losses(logged(tmp_path / "run")))[-1]

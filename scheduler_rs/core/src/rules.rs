@@ -276,6 +276,15 @@ impl Strategy {
         }
     }
 
+    /// Whether it searches allocation, routes and order together under TC2, so that more time may always help.
+    #[must_use]
+    pub fn is_joint(self) -> bool {
+        match self {
+            Self::FullRouted | Self::Skippipe => true,
+            Self::Full | Self::RandomSkip | Self::SkippipeNoTc2 => false,
+        }
+    }
+
     /// Whether its lower bound holds for the plan's own routes alone: it does not look for the best ones.
     #[must_use]
     pub fn is_bound_by_routes(self) -> bool {

@@ -22,7 +22,7 @@ const BASELINES: [PlanStrategy; 4] =
     [PlanStrategy::Full, PlanStrategy::FullRouted, PlanStrategy::RandomSkip, PlanStrategy::SkippipeNoTc2];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn rules_are_kept_and_what_must_stay_stays(

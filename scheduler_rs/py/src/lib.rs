@@ -11,6 +11,7 @@ mod problem;
 mod report;
 mod request;
 mod search;
+mod strategy;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -34,4 +35,6 @@ mod _scheduler {
     use crate::request::{AllocationScope, PlanRequest};
     #[pymodule_export]
     use crate::search::{benchmark_simulator, first_allocation, plan, simulate};
+    #[pymodule_export]
+    use crate::strategy::{is_full, is_joint, is_random, strategies};
 }

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import skippipe
-from skippipe._scheduler import AllocationScope, Plan, Problem
+from skippipe._scheduler import AllocationScope, Plan, Problem, is_full, is_random
 from skippipe.bench.cases import Case
 from skippipe.bench.figure3.networks import Setting, cluster_of
 from skippipe.bench.planner import violations
-from skippipe.config import PlannerConfig, ScheduleConfig
+from skippipe.config import STRATEGIES, PlannerConfig, ScheduleConfig
 from skippipe.errors import DeadlockError, ImpossibleError, NoPlanError, SchedulerError
 from skippipe.files import read_text, write_text
 from skippipe.planning import RANDOM_SEEDS, PlanningJob, constraints, make_plan, microbatches, on_allocation_of
 
-STRAIGHT = ("full", "full-routed")
+STRAIGHT = tuple(filter(is_full, STRATEGIES))
 """Strategies that skip nothing."""
 CONTAINED = {"full-routed": ("full",), "skippipe": ("random-skip", "skippipe-no-tc2")}
 """Strategies whose plans are plans of another one too, with the same skip ratio."""
@@ -91,18 +91,17 @@ class PlanStore:
         job = PlanningJob(problem, scope)
         return self._kept(problem, strategy, planner, lambda: make_plan(job, strategy, planner))
 
-    def median_draw(self, problem: Problem, planner: PlannerConfig) -> Plan:
-        """Of the plans of random-skip with 20 seeds, on a given allocation, the one in the middle."""
+    def median_draw(self, problem: Problem, strategy: str, planner: PlannerConfig) -> Plan:
+        """Of the plans with 20 seeds, on a given allocation, the one in the middle: the strategy draws its routes."""
 
         def draw() -> Plan:
             seeds = range(planner.seed, planner.seed + RANDOM_SEEDS)
             plans = [
-                make_plan(PlanningJob(problem), "random-skip", dataclasses.replace(planner, seed=seed))
-                for seed in seeds
+                make_plan(PlanningJob(problem), strategy, dataclasses.replace(planner, seed=seed)) for seed in seeds
             ]
             return sorted(plans, key=_iteration_s)[RANDOM_SEEDS // 2]
 
-        return self._kept(problem, f"random-skip, {RANDOM_SEEDS} draws", planner, draw)
+        return self._kept(problem, f"{strategy}, {RANDOM_SEEDS} draws", planner, draw)
 
     def _kept(self, problem: Problem, what: str, planner: PlannerConfig, make: Callable[[], Plan]) -> Plan:
         path = self.folder / f"{_digest(problem, what, planner)}.json"
@@ -183,9 +182,9 @@ class SettingPlanner:
         def search(seed: int) -> Plan:
             planner = self.effort.planner(seed)
             plan = self.store.search(problem, strategy, planner, AllocationScope(unused=True))
-            if strategy != "random-skip":
+            if not is_random(strategy):
                 return plan
-            return self.store.median_draw(on_allocation_of(plan, schedule), planner)
+            return self.store.median_draw(on_allocation_of(plan, schedule), strategy, planner)
 
         return shortest([self._cell(strategy, skip_ratio, OWN, search, seed) for seed in self.effort.seeds])
 
@@ -194,8 +193,8 @@ class SettingPlanner:
         problem = on_allocation_of(other, _schedule(skip_ratio, self.count))
 
         def search(seed: int) -> Plan:
-            if strategy == "random-skip":
-                return self.store.median_draw(problem, self.effort.planner(seed))
+            if is_random(strategy):
+                return self.store.median_draw(problem, strategy, self.effort.planner(seed))
             return self.store.search(problem, strategy, self.effort.planner(seed), None)
 
         return self._cell(strategy, skip_ratio, allocation, search, self.effort.seed)

@@ -11,6 +11,8 @@ mod joint_search;
 mod local_search;
 mod schedule_chains;
 mod unused_nodes;
+#[cfg(test)]
+mod unused_nodes_tests;
 
 use self::joint_search::JointSearch;
 use super::fixed_allocation::{asked_of, plan_allocated};
@@ -20,7 +22,6 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::request::Options;
-use crate::rules::Strategy;
 
 /// The best plan found for `problem` or for another allocation that `scope` allows.
 ///
@@ -36,7 +37,7 @@ pub fn search_allocation(problem: &Problem, scope: AllocationScope, options: Opt
     // Where nothing is averaged, a node costs nothing in any stage.
     let unused = scope.unused && !asked.cluster().gradient_bytes().is_empty();
     let scope = AllocationScope { unused, ..scope };
-    let is_joint = matches!(options.strategy, Strategy::FullRouted | Strategy::Skippipe) && asked.constraints().tc2;
+    let is_joint = options.strategy.is_joint() && asked.constraints().tc2;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()

@@ -109,7 +109,7 @@ pub fn joined_at_best(cluster: &Cluster, stage: usize, members: &[usize], node: 
 }
 
 /// The same routes and tasks with other nodes in the stages, none of which a task needs.
-fn with_stages(plan: &Plan, stages: Vec<Vec<usize>>) -> Plan {
+pub(super) fn with_stages(plan: &Plan, stages: Vec<Vec<usize>>) -> Plan {
     let serving: BTreeMap<usize, usize> =
         stages.iter().enumerate().flat_map(|(stage, members)| members.iter().map(move |node| (*node, stage))).collect();
     let absent_nodes = (0..plan.cluster.nodes().len()).filter(|node| !serving.contains_key(node)).collect();
