@@ -28,7 +28,7 @@ from skippipe.train.connect.shared import with_version_and_model
 from skippipe.train.connect.store import open_store
 from skippipe.train.loop.token_batches import open_batches
 from skippipe.train.membership.members import watched
-from skippipe.train.membership.newcomer import JobUnderWay, find_job, joining
+from skippipe.train.membership.newcomer import JobUnderWay, MissedError, find_job, getting_ready, joining
 from skippipe.train.observe.events import RankWaiting, Report
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.continuing import Belongings
@@ -39,6 +39,9 @@ from skippipe.train.prepare.search import with_searched_allocation
 from skippipe.train.prepare.stages import check_groups, message_spec_of
 from skippipe.train.recovery import join_run, train_to_the_end
 from skippipe.train.resolve.spec import CheckpointSpec, RunSpec
+
+MOST_TRIES = 3
+"""To join a run whose ranks are lost just then; each of them interrupts the others."""
 
 
 def train_rank(
@@ -69,10 +72,17 @@ def train_rank(
     )
     recover = rank_spec.launcher.lets_survivors_live and spec.communication.recover and device.type == "cpu"
     if rank_spec.launcher is Launcher.NODE or rank_spec.newcomer:
-        newcomer = Newcomer(spec, config, device, rank_spec, report, text)
-        with newcomer.finding_job() as job:
-            if job is not None:
-                return newcomer.train(job)
+        newcomer, tries = Newcomer(spec, config, device, rank_spec, report, text), 0
+        while True:
+            with newcomer.finding_job() as job:
+                if job is None:
+                    break
+                try:
+                    return newcomer.train(job)
+                except MissedError:
+                    tries += 1
+                    if tries == MOST_TRIES:
+                        raise
     with (
         join(rank_spec, spec.communication, spec.layout.cluster.names) as joined,
         contextlib.ExitStack() as stack,
@@ -137,7 +147,7 @@ class Newcomer:
                 self.report(RankWaiting(rank=rank_spec.rank, names=list(rank_spec.names)))
 
             members = stack.enter_context(joining(job, rank_spec, spec.communication, facts_to_json(facts), waiting))
-            with members.withdrawing():
+            with getting_ready(members):
                 belongings = Belongings(spec, message_spec, {}, None, batches)
                 loop = join_run(belongings, members, directory=directory, reporting=reporting, stack=stack)
             with members.taking_part():

@@ -22,11 +22,13 @@ from train.alone import EventDict
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
 from skippipe.runtime.executor import Executor
+from skippipe.train import recovery
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.activity import announce_death
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import StoreClient
 from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.loop.run_state import RunState
 from skippipe.train.membership import members
 from skippipe.train.membership.heartbeat import Monitor
 from skippipe.train.observe.events import Event, to_json
@@ -47,7 +49,8 @@ class Fate:
     moment: str
     """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
     `connecting`: while it connects to those that are left when another one is lost, or that it joins; `preparing`:
-    while it makes the loop of such a generation; `slow`: it lives on, but each of its tasks takes `SLOW_S` longer"""
+    while it makes the loop of such a generation, which follows the iteration; `slow`: it lives on, but each of its
+    tasks takes `SLOW_S` longer"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
@@ -63,7 +66,7 @@ class Comer:
     """as its supervisor knows it"""
     names: tuple[str, ...]
     after: str = '"training"'
-    """what some rank has reported before it starts"""
+    """what some rank has reported, or failed with, before it starts"""
     fate: Fate | None = None
     job: TrainJob | None = None
     """other settings than those of the ranks"""
@@ -71,10 +74,12 @@ class Comer:
 
 @dataclass(frozen=True)
 class Gate:
-    """An iteration in which rank 0 waits until so many ask to join."""
+    """Iterations in which rank 0 waits until so many ask to join, unless there are so many processes already."""
 
-    iteration: int
+    first: int
+    last: int
     count: int = 1
+    world: int = 100
 
 
 @dataclass(frozen=True)
@@ -165,9 +170,9 @@ def _have_recovered(folder: Path) -> bool:
 
 
 def _await(folder: Path, sign: str) -> None:
-    """Wait until some rank has reported something."""
+    """Wait until some rank has reported something, or failed with it."""
     deadline = time.monotonic() + PATIENCE_S
-    while sign and not any(sign in path.read_text() for path in folder.glob("events-*")):
+    while sign and not any(sign in path.read_text() for path in folder.glob("e*-*")):
         assert time.monotonic() < deadline, sign
         time.sleep(0.02)
 
@@ -243,7 +248,21 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
     patch.setattr(TrainingLoop, "_iterate", iterating)
     if fate.moment == "preparing":
-        patch.setattr(continuing, "clock_offset_s", connecting)
+        continue_loop, offset = continuing.continue_loop, continuing.clock_offset_s
+        after = -1
+
+        def continuing_loop(belongings: Any, state: RunState, *rest: Any, **named: Any) -> Any:
+            nonlocal after
+            after = state.progress.iteration
+            return continue_loop(belongings, state, *rest, **named)
+
+        def meeting(*arguments: Any) -> float:
+            if after == fate.iteration:
+                os.kill(os.getpid(), fate.number)
+            return offset(*arguments)
+
+        patch.setattr(recovery, "continue_loop", continuing_loop)
+        patch.setattr(continuing, "clock_offset_s", meeting)
     elif fate.moment == "connecting":
         patch.setattr(members, "connect_group", connecting)
     elif fate.moment == "slow":
@@ -271,7 +290,7 @@ def moment_of(action: Action) -> str:
 
 
 def _set_gate(patch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """Have rank 0 wait in an iteration until so many ask to join, and let in none before."""
+    """Have rank 0 wait as it is told to, and let in none before."""
     iterate: Callable[..., Any] = TrainingLoop._iterate
     knocking: Callable[[Monitor], tuple[int, ...]] = Monitor.knocking.fget  # type: ignore[attr-defined]
 
@@ -281,7 +300,9 @@ def _set_gate(patch: pytest.MonkeyPatch, gate: Gate) -> None:
 
     def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
         deadline = time.monotonic() + PATIENCE_S
-        while number == gate.iteration and loop.context.rendezvous.rank == 0 and not rest[-1]():
+        rendezvous = loop.context.rendezvous
+        waits = gate.first <= number <= gate.last and rendezvous.rank == 0 and rendezvous.world < gate.world
+        while waits and not rest[-1]():
             assert time.monotonic() < deadline, "nobody asks to join"
             time.sleep(0.01)
         return iterate(loop, number, *rest)

@@ -93,6 +93,34 @@ def test_a_machine_is_lost(tmp_path: Path) -> None:
     assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-0"])
 
 
+def test_a_machine_comes_back(tmp_path: Path) -> None:
+    """The only process of a machine is killed: its supervisor starts it again, and it joins the others, who went on."""
+    names = ["local-0,local-2,local-3", "local-1"]
+    with machines(tmp_path, names, *REPLICAS, "train.iterations=100000", "runtime.restarts=1") as (server, other):
+        server.until(lambda line: line.startswith("iteration    3"))
+        other.started(1)
+        signal_to(other.workers[1], signal.SIGKILL)
+        server.until(lambda line: line.startswith("lost node local-1: training goes on after iteration "))
+        other.until(lambda line: "starting again (0 restarts left)" in line)
+        other.until(lambda line: line.startswith("others train already; node local-1 asks to join"))
+        server.until(lambda line: line.startswith("joined after iteration "))
+        assert server.lines[-1].endswith("node local-1 serves stage 0\n")
+        other.until(lambda line: line.startswith("node local-1 joined: training goes on; node local-0 shows how it"))
+        server.until(lambda line: line.startswith("iteration"))
+        signal_to(other.process.pid, signal.SIGTERM)
+        for machine in (server, other):
+            status, err = machine.end(SECONDS)
+            assert (status, err) == (0, "")
+    events = lines(tmp_path / "run" / "metrics.jsonl")
+    iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
+    assert list(dict.fromkeys(iterations)) == [*range(1, iterations[-1] + 1)]
+    (joined,) = [event for event in events if event["event"] == "joined"]
+    assert (joined["joined"], joined["joined_names"], joined["processes"]) == ([4], ["local-1"], 4)
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["stopped"]
+    (failure,) = lines(tmp_path / "run" / "failures.jsonl")
+    assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-1"])
+
+
 def test_a_stage_is_lost(tmp_path: Path) -> None:
     """The process of its only node is killed: all machines start again, from the latest checkpoint. Then one of them
     is asked to stop, which the other one reports.

@@ -65,6 +65,11 @@ class Attempt:
         """Names of the nodes that each rank serves."""
         return [presence.names for presence in self.ranks]
 
+    @property
+    def opened(self) -> str:
+        """The name under which rank 0 has opened it."""
+        return self.name.partition("/")[0]
+
     def publish(self, key: str, text: str) -> None:
         """Publish a text for all ranks.
 
@@ -88,7 +93,7 @@ class Attempt:
                 if text is not None:
                     return text
                 try:
-                    check_no_rank_left(self.client, self.own)
+                    check_no_rank_left(self.client, self.own, self.opened)
                     self.check()
                 except SchedulerError:
                     # What all ranks could read before one left counts, so that all end for the same reason.
@@ -97,7 +102,7 @@ class Attempt:
                         raise
                     return published
                 opened = self.client.get("attempt")
-                if opened is not None and opened != self.name.partition("/")[0]:
+                if opened is not None and opened != self.opened:
                     raise RendezvousError("rank 0 was restarted, but this rank was not")
         raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
 
@@ -247,14 +252,14 @@ def announce_end(  # noqa: PLR0913 - by keyword
                 pass
 
 
-def check_no_rank_left(client: StoreClient, own: Presence) -> None:
-    """Raise the reason if another rank has announced its end."""
+def check_no_rank_left(client: StoreClient, own: Presence, attempt: str | None = None) -> None:
+    """Raise the reason if another rank has announced its end; `attempt` is the one that both of them take part in."""
     text = client.get("left")
     if text is None:
         return
     left = json.loads(text)
     # One that has joined since the start is not on the list.
-    if own.token in left["tokens"] or (own.attempt is not None and left.get("attempt") == own.attempt):
+    if own.token in left["tokens"] or (attempt is not None and left["attempt"] == attempt):
         client.set(f"read/{own.token}", "")
         # As if a connection were lost: the rank that failed first explains the rest.
         raise (PeerStoppedError if left["stopped"] else RendezvousError)(left["message"]) from ConnectionError()

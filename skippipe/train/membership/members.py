@@ -166,7 +166,7 @@ class Members:
         elif loss is None and isinstance(error, SavingError):  # its own background thread noticed first
             loss = self._monitor.await_loss(MARGIN_S)
         with reached():
-            check_no_rank_left(self._attempt.client, self._presences[self._own])
+            check_no_rank_left(self._attempt.client, self._presences[self._own], self._attempt.name)
         if loss is None and recover and isinstance(cause, _FROM_OTHERS):
             return Loss(frozenset(), "the connections between the ranks have failed", "")
         return loss

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from skippipe.errors import ActionError
 from skippipe.ranks import node_title
 from skippipe.runtime.links.gloo import open_connections
 from skippipe.train.connect.activity import Activity, announce_admission, knocks_key
@@ -29,6 +30,10 @@ LOOKS_PER_CHECK = 10
 
 class NotAdmittedError(RendezvousError):
     """The members do not want this process."""
+
+
+class MissedError(RendezvousError):
+    """The members were lost, or have ended, before this process was one of them: it may try again."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def joining(
 
     Raises:
         NotAdmittedError: a living node has its name.
-        RendezvousError: the job is over, or the others were lost while it connected to them.
+        MissedError: the job is over, or others were lost while it connected to them.
 
     """
     client, name = job.client, job.attempt.name
@@ -137,9 +142,22 @@ def joining(
         members = Members(
             job.attempt, rank_spec, spec, own=own, monitor=monitor, presences=presences, others=open_connections()
         )
-        with members.withdrawing():
+        with getting_ready(members):
             members.enter(generation, decided)
         yield members
+
+
+@contextlib.contextmanager
+def getting_ready(members: Members) -> Iterator[None]:
+    """Within: what this process does before it trains. If it fails, the others go on without it at once.
+
+    Raises `MissedError` where the failure may lie with one of them.
+    """
+    try:
+        with members.withdrawing():
+            yield
+    except (RendezvousError, ActionError) as error:
+        raise MissedError(str(error)) from error.__cause__
 
 
 def _await_admission(job: JobUnderWay, rank_spec: RankSpec, spec: CommunicationSpec, own: int) -> tuple[int, list[int]]:
@@ -161,5 +179,5 @@ def _await_admission(job: JobUnderWay, rank_spec: RankSpec, spec: CommunicationS
                 raise NotAdmittedError(f"{title} cannot join: a node that lives has the name {refused}")
             looks += 1
             if looks % LOOKS_PER_CHECK == 0 and (activity.is_over() or client.get("attempt") != name):
-                raise RendezvousError(f"the other nodes have ended before they have admitted {title}")
+                raise MissedError(f"the other nodes have ended before they have admitted {title}")
             time.sleep(MOST_PAUSE_S)
