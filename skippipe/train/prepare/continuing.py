@@ -109,7 +109,8 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     gone = stages_gone(state.holding)
     if gone and policy == "restart":
         raise NotRecoverableError(f"no rank that is left has the weights of stage {', '.join(map(str, gone))}")
-    rank_of = assign_ranks(names, rendezvous.names_by_rank, [name for name in unused if name not in served])
+    absent = [name for name in spec.layout.unused if name not in served]
+    rank_of = assign_ranks(names, rendezvous.names_by_rank, absent)
     links = open_links(spec.communication, spec.layout.cluster, rendezvous, belongings.message_spec, rank_of, stack)
     model = partition_model(spec, model_config(spec.model.settings))
     weights = weight_bytes(model, spec.precision.torch_dtype)
