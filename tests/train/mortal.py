@@ -74,12 +74,11 @@ class Comer:
 
 @dataclass(frozen=True)
 class Gate:
-    """Iterations in which rank 0 waits until so many ask to join, unless there are so many processes already."""
+    """Iterations in which rank 0 waits until so many ask to join."""
 
     first: int
     last: int
     count: int = 1
-    world: int = 100
 
 
 @dataclass(frozen=True)
@@ -301,7 +300,7 @@ def _set_gate(patch: pytest.MonkeyPatch, gate: Gate) -> None:
     def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         rendezvous = loop.context.rendezvous
-        waits = gate.first <= number <= gate.last and rendezvous.rank == 0 and rendezvous.world < gate.world
+        waits = gate.first <= number <= gate.last and rendezvous.rank == 0
         while waits and not rest[-1]():
             assert time.monotonic() < deadline, "nobody asks to join"
             time.sleep(0.01)

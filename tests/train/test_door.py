@@ -98,10 +98,13 @@ def test_a_knock_that_nobody_can_have_written_is_none(client: StoreClient) -> No
     client.set(knock_key("job", 3), Knock(PRESENCES[0]._replace(names=("c",)), "{}").to_json())
     for beat in range(3):
         client.set(beat_key("job", 3), str(beat))
-        door.look({0, 1}, ["a", "b"], 0.1)
+        door.look(["a", "b"], 0.1)
     assert door.ready == (3,)
-    door.look({0, 1, 3}, ["a", "b", "c"], 0.1)
+    door.close([0, 1, 3])
     assert door.ready == ()
+    client.set(beat_key("job", 3), "4")
+    door.look(["a", "b"], 0.1)
+    assert door.ready == (), "it has been admitted once"
 
 
 def test_one_with_the_name_of_a_living_node_is_refused(store: Any, client: StoreClient) -> None:

@@ -118,12 +118,12 @@ def test_a_newcomer_that_dies_while_it_is_admitted(
 ) -> None:
     """The others go on after the same iteration, and admit the next one."""
     path = folder("run")
-    asked = job(prepared, **FULL, **PATIENT, runtime__heartbeat_s=5.0)
+    asked = job(prepared, **FULL, **PATIENT, runtime__heartbeat_s=3.0)
     comers = [
         Comer(1, FOUR[1], after='"recovered"', fate=Fate(moment, JOINED)),
         Comer(1, FOUR[1], after="node local-1 (rank 4) has died"),
     ]
-    lives = live(asked, FOUR, path, {1: Fate("backward", 2)}, comers, Gate(JOINED, 5, world=4))
+    lives = live(asked, FOUR, path, {1: Fate("backward", 2)}, comers, Gate(JOINED, JOINED + 1))
     assert lives.statuses == [0, -signal.SIGKILL, 0, 0, -signal.SIGKILL, 0], explained(lives, path)
     first, second = of_kind(lives.events, "recovered")
     assert (first["lost"], second["lost"], second["iteration"]) == ([1], [], JOINED)
@@ -137,10 +137,10 @@ def test_a_rank_that_dies_while_others_admit_a_newcomer(
     prepared: Path, folder: Folder, unbroken: dict[int, EventDict]
 ) -> None:
     """Those left regroup; the newcomer, which was not ready, asks again."""
-    path, asked = folder("run"), job(prepared, **FULL, **PATIENT, runtime__heartbeat_s=5.0)
+    path, asked = folder("run"), job(prepared, **FULL, **PATIENT, runtime__heartbeat_s=3.0)
     asked.cluster = make_cluster(5, [2, 3])
     fates = {2: Fate("backward", 2), 3: Fate("preparing", JOINED)}
-    lives = live(asked, FIVE, path, fates, [Comer(2, FIVE[2], after='"recovered"')], Gate(JOINED, 5, world=4))
+    lives = live(asked, FIVE, path, fates, [Comer(2, FIVE[2], after='"recovered"')], Gate(JOINED, JOINED + 1))
     assert lives.statuses == [0, 0, -signal.SIGKILL, -signal.SIGKILL, 0, 0], explained(lives, path)
     recovered = of_kind(lives.events, "recovered")
     assert sorted(rank for event in recovered for rank in event["lost"]) == [2, 3]

@@ -134,11 +134,16 @@ class Door:
         self.ready: tuple[int, ...] = ()
         """numbers of those that are to be admitted"""
 
-    def look(self, members: Collection[int], taken: Collection[str], elapsed_s: float) -> None:
-        """Look, on behalf of the current members and the names that they have."""
+    def close(self, numbers: Collection[int]) -> None:
+        """Look no more for some that have been admitted: if they are lost, they ask again under another number."""
+        self._callers.gone.update(numbers)
+        self.ready = tuple(number for number in self.ready if number not in self._callers.gone)
+
+    def look(self, taken: Collection[str], elapsed_s: float) -> None:
+        """Look, on behalf of the current members, who have the names that are `taken`."""
         count = int(self._client.get(knocks_key(self._attempt)) or 0)
-        done = self._callers.gone | set(members)
-        waiting = [n for n in range(self._first, self._first + count) if n not in done][:MOST_KNOCKS]
+        numbers = range(self._first, self._first + count)
+        waiting = [number for number in numbers if number not in self._callers.gone][:MOST_KNOCKS]
         for number in waiting:
             if number not in self._knocks:
                 self._read(number)

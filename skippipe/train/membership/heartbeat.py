@@ -122,6 +122,8 @@ class Monitor:
             self._silence = Silence(self._members - {self._own}, self._limit_s, self._pause_s)
             self._interrupt, self._loss = interrupt, None
             self._noticed.clear()
+            if self._door is not None:
+                self._door.close(members)
 
     def unwatch(self) -> None:
         """Only show signs of life from here on."""
@@ -191,7 +193,7 @@ class Monitor:
     def _look(self, elapsed_s: float) -> None:
         others = sorted(self._members - {self._own})
         if self._door is not None and self._own == min(self._members, default=None):
-            self._door.look(self._members, [name for m in self._members for name in self._names(m)], elapsed_s)
+            self._door.look([name for m in self._members for name in self._names(m)], elapsed_s)
         if not others:
             return
         beats = self._client.get_all([beat_key(self.attempt, member) for member in others])
