@@ -25,6 +25,7 @@ from skippipe.runtime.executor import Executor
 from skippipe.train import recovery
 from skippipe.train.config import TrainJob
 from skippipe.train.connect.activity import announce_death
+from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import StoreClient
 from skippipe.train.loop.loop import TrainingLoop
@@ -247,7 +248,7 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
 
     patch.setattr(TrainingLoop, "_iterate", iterating)
     if fate.moment == "preparing":
-        continue_loop, offset = continuing.continue_loop, continuing.clock_offset_s
+        continue_loop, offset = continuing.continue_loop, clock_offset_s
         after = -1
 
         def continuing_loop(belongings: Any, state: RunState, *rest: Any, **named: Any) -> Any:

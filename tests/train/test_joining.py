@@ -28,7 +28,7 @@ def allocated(path: Path, stages: list[list[int]], absent: list[int]) -> dict[st
 
 def stops(iteration: int, event: EventDict) -> bool:
     """Whether a run is to stop with the iteration that follows one."""
-    return event["event"] == "iteration" and event["iteration"] == iteration
+    return (event["event"], event.get("iteration")) == ("iteration", iteration)
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,7 @@ def announce_end(  # noqa: PLR0913 - by keyword
         if left is not None and own.token in json.loads(left)["tokens"]:
             client.set(f"read/{own.token}", "")
             return
-        told = {"message": message, "tokens": tokens, "attempt": own.attempt, "stopped": stopped}
+        told = {"message": message, "tokens": tokens, "from": own.token, "attempt": own.attempt, "stopped": stopped}
         client.set("left", json.dumps(told))
         deadline = time.monotonic() + report_s
         for token in tokens:
@@ -259,7 +259,8 @@ def check_no_rank_left(client: StoreClient, own: Presence, attempt: str | None =
         return
     left = json.loads(text)
     # One that has joined since the start is not on the list.
-    if own.token in left["tokens"] or (attempt is not None and left["attempt"] == attempt):
+    is_newcomer = attempt is not None and left["attempt"] == attempt and left["from"] != own.token
+    if own.token in left["tokens"] or is_newcomer:
         client.set(f"read/{own.token}", "")
         # As if a connection were lost: the rank that failed first explains the rest.
         raise (PeerStoppedError if left["stopped"] else RendezvousError)(left["message"]) from ConnectionError()
