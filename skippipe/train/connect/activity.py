@@ -29,6 +29,11 @@ def excluded_key(attempt: str) -> str:
     return f"{attempt}/excluded"
 
 
+def ranks_key(attempt: str) -> str:
+    """Key of the ranks with which an attempt has begun."""
+    return f"{attempt}/ranks"
+
+
 def knocks_key(attempt: str) -> str:
     """Key of the number of processes that have asked to join an attempt."""
     return f"{attempt}/knocks"
@@ -75,7 +80,7 @@ def announce_leaving(client: StoreClient, attempt: str, rank: int, *, in_order: 
 
 def is_open_key(attempt: str, key: str) -> bool:
     """Whether processes other than ranks, which prove nothing, read or write what is stored under a key."""
-    named = {died_key(attempt), knocks_key(attempt), admitted_key(attempt)}
+    named = {ranks_key(attempt), died_key(attempt), knocks_key(attempt), admitted_key(attempt)}
     return key in named or key.startswith((f"{attempt}/{BEAT}/", f"{attempt}/{AWAY}/"))
 
 
@@ -93,7 +98,7 @@ class Activity:
     def is_over(self) -> bool:
         """Look; true once no rank is left that may go on. To be called again and again."""
         attempt = self._client.get("attempt")
-        joined = None if attempt is None else self._client.get(f"{attempt}/ranks")
+        joined = None if attempt is None else self._client.get(ranks_key(attempt))
         if attempt is None or joined is None:
             return True  # all that have come still wait for the others
         tokens = [presence[0] for presence in json.loads(joined)]

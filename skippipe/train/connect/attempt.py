@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title, shown_names
 from skippipe.runtime.links.addresses import listening_address
+from skippipe.train.connect.activity import ranks_key
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.seal import Seal
 from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
@@ -178,8 +179,8 @@ def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attemp
     if rank_spec.rank == 0:
         present = presences(client, rank_spec.world)
         if all(presence is not None and presence.attempt == own.attempt for presence in present):
-            client.set(f"{own.attempt}/ranks", json.dumps(present))
-    text = client.get(f"{own.attempt}/ranks")
+            client.set(ranks_key(own.attempt), json.dumps(present))
+    text = client.get(ranks_key(own.attempt))
     ranks = () if text is None else tuple(map(presence_of, json.loads(text)))
     # A failed attempt, which may still be the open one when this rank starts, does not include it.
     if ranks and ranks[rank_spec.rank].token == own.token:

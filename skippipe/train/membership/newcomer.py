@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from skippipe.errors import ActionError
 from skippipe.ranks import node_title
 from skippipe.runtime.links.gloo import open_connections
-from skippipe.train.connect.activity import Activity, announce_admission, knocks_key
+from skippipe.train.connect.activity import Activity, announce_admission, knocks_key, ranks_key
 from skippipe.train.connect.attempt import Attempt, own_presence, presence_of
 from skippipe.train.connect.authentication import seal_of_attempt
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
@@ -90,7 +90,7 @@ def find_job(client: StoreClient, rank_spec: RankSpec, spec: CommunicationSpec, 
             if over and not rank_spec.newcomer:
                 return None
             name = client.get("attempt")
-            text = None if over or name is None else client.get(f"{name}/ranks")
+            text = None if over or name is None else client.get(ranks_key(name))
             if name is not None and text is not None:
                 ranks = tuple(map(presence_of, json.loads(text)))
                 names = [presence.names for presence in ranks]

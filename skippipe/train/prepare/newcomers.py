@@ -15,6 +15,7 @@ from skippipe.measure.stages import time_head, time_stage
 from skippipe.model.settings import model_config
 from skippipe.ranks import shown_names
 from skippipe.runtime.message import MessageSpec
+from skippipe.train.loop.optimizer import StageOptimizer
 from skippipe.train.prepare.stages import build_probe
 from skippipe.train.resolve.spec import RunSpec
 
@@ -89,6 +90,7 @@ def facts_of(
 ) -> dict[str, NodeFacts]:
     """What to say of the nodes of this process, measured if the run's plans are made for measured times."""
     measures = spec.calibrate and spec.layout.plan is None
+    _begin_to_use_torch(spec, message_spec)
     found: dict[str, NodeFacts] = {}
     for name in names:
         stages = layout.stages_for(layout.names.index(name))
@@ -99,6 +101,13 @@ def facts_of(
         else:
             found[name] = NodeFacts(stages, None)
     return found
+
+
+def _begin_to_use_torch(spec: RunSpec, message_spec: MessageSpec) -> None:
+    """Build a stage and its optimizer, for what torch imports then: it takes seconds, for which others would wait."""
+    config: Any = model_config(spec.model.settings)
+    probe = build_probe(config, 1, spec.precision, spec.device, message_spec.device, head=False)
+    StageOptimizer({0: probe}, spec.optimizer, tokens=1, iterations=1).step(0.0)
 
 
 def _measure(spec: RunSpec, layers: int, message_spec: MessageSpec) -> NodeTimes:
