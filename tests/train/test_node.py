@@ -68,10 +68,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_machine_is_lost(tmp_path: Path) -> None:
-    """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, to the end."""
+def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
+    """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, also when the
+    same command has the lost one join again, with its weights.
+    """
     names = ["local-2,local-3", "local-0", "local-1"]
-    with machines(tmp_path, names, *REPLICAS, "train.iterations=100", "runtime.restarts=0") as (server, first, other):
+    settings = [*REPLICAS, *AT_LEISURE, "train.iterations=100000", "runtime.restarts=0"]
+    with machines(tmp_path, names, *settings) as running:
+        server, first, other = running
         first.until(lambda line: line.startswith("iteration    3"))
         server.started(2)
         other.started(1)
@@ -80,49 +84,30 @@ def test_a_machine_is_lost(tmp_path: Path) -> None:
         assert status == -signal.SIGKILL
         other.until(lambda line: line.startswith("lost node local-0: training goes on after iteration "))
         server.until(lambda line: line.startswith("lost node local-0: training goes on; node local-1 shows how it"))
-        for machine in (other, server):
+        again = Running(tmp_path, *first.arguments, command="node")
+        running.append(again)
+        other.until(lambda line: line.startswith("joined after iteration "))
+        assert other.lines[-1].endswith("node local-0 serves stage 0\n")
+        again.until(lambda line: line.startswith("others train already; node local-0 asks to join"))
+        for machine in (again, server):
+            machine.until(lambda line: line.startswith("node local-0 joined: training goes on; node local-1 shows how"))
+        other.until(lambda line: line.startswith("iteration"))
+        signal_to(again.process.pid, signal.SIGTERM)
+        for machine in (other, server, again):
             status, err = machine.end(SECONDS)
             assert (status, err) == (0, "")
-        assert other.lines[-1].startswith("iteration time"), "which reports at the end"
+        assert other.lines[-1].startswith("stopped on request"), "which reports at the end"
         assert any(line.startswith("training; node local-0 shows how it proceeds") for line in server.lines)
     events = lines(tmp_path / "run" / "metrics.jsonl")
     iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
-    assert list(dict.fromkeys(iterations)) == [*range(1, 101)]
+    assert list(dict.fromkeys(iterations)) == [*range(1, iterations[-1] + 1)]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["lost_names"], recovered["processes"]) == ([0], ["local-0"], 3)
-    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["finished"]
+    (joined,) = [event for event in events if event["event"] == "joined"]
+    assert (joined["joined"], joined["joined_names"], joined["processes"]) == ([4], ["local-0"], 4)
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["stopped"]
     (failure,) = lines(tmp_path / "run" / "failures.jsonl")
     assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-0"])
-
-
-def test_a_machine_comes_back(tmp_path: Path) -> None:
-    """The only process of a machine is killed: its supervisor starts it again, and it joins the others, who went on."""
-    names = ["local-0,local-2,local-3", "local-1"]
-    settings = [*REPLICAS, *AT_LEISURE, "train.iterations=100000", "runtime.restarts=1"]
-    with machines(tmp_path, names, *settings) as (server, other):
-        server.until(lambda line: line.startswith("iteration    1"))
-        other.started(1)
-        signal_to(other.workers[1], signal.SIGKILL)
-        server.until(lambda line: line.startswith("lost node local-1: training goes on after iteration "))
-        server.until(lambda line: line.startswith("joined after iteration "))  # read all along: its output is long
-        assert server.lines[-1].endswith("node local-1 serves stage 0\n")
-        other.until(lambda line: "starting again (0 restarts left)" in line)
-        other.until(lambda line: line.startswith("others train already; node local-1 asks to join"))
-        other.until(lambda line: line.startswith("node local-1 joined: training goes on; node local-0 shows how it"))
-        server.until(lambda line: line.startswith("iteration"))
-        signal_to(other.process.pid, signal.SIGTERM)
-        for machine in (server, other):
-            status, err = machine.end(SECONDS)
-            assert (status, err) == (0, "")
-    events = lines(tmp_path / "run" / "metrics.jsonl")
-    iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
-    assert list(dict.fromkeys(iterations)) == [*range(1, iterations[-1] + 1)]
-    (joined,) = [event for event in events if event["event"] == "joined"]
-    assert (joined["joined"], joined["joined_names"], joined["processes"]) == ([4], ["local-1"], 4)
-    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["stopped"]
-    failures = lines(tmp_path / "run" / "failures.jsonl")  # of the machine that reports, and of the one that lost it
-    assert sorted(failure["outcome"] for failure in failures) == ["ended", "recovered"]
-    assert all(failure["lost"][0]["names"] == ["local-1"] for failure in failures)
 
 
 def test_a_stage_is_lost(tmp_path: Path) -> None:
