@@ -35,6 +35,15 @@ class Holding:
     """decoder layers that have joined"""
 
 
+def renumbered(holding: Holding, new_rank: Mapping[int, int]) -> Holding:
+    """Who has which weights of those that have a new rank; nobody may have those of some stage."""
+    current = {
+        stage: frozenset(new_rank[rank] for rank in ranks if rank in new_rank)
+        for stage, ranks in holding.current.items()
+    }
+    return Holding(current, holding.joined)
+
+
 @dataclass(frozen=True)
 class PhaseChange:
     """What happens before the first iteration of a phase, in an order that all ranks share."""

@@ -27,7 +27,7 @@ def taken_over(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[l
 
 
 def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
-    """The question of a plan on what is left of its allocation: the same rules, and as many microbatches."""
+    """The question of a plan on another allocation of its stages: the same rules, and as many microbatches."""
     asked = plan.problem()
     counts = dict(zip(asked.stages[0], asked.microbatches, strict=True))
     return Problem(
@@ -43,8 +43,16 @@ def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
 
 
 def redistributed(counts: Mapping[int, int], sources: Sequence[int]) -> list[int]:
-    """Microbatches of each source that is left, which take over those of the others as evenly as possible."""
-    left = {source: counts[source] for source in sources}
+    """Microbatches of each source: of those in `counts` that are left, and of new ones.
+
+    They take over those of the others as evenly as possible. A new source then gets one after the other from the source
+    that has most, as long as it has fewer itself.
+    """
+    left = {source: counts.get(source, 0) for source in sources}
     for _ in range(sum(counts.values()) - sum(left.values())):
         left[min(left, key=lambda source: left[source])] += 1
+    for new in [source for source in sources if source not in counts]:
+        while left[most := max(left, key=lambda source: left[source])] > left[new] + 1:
+            left[most] -= 1
+            left[new] += 1
     return list(left.values())

@@ -74,7 +74,8 @@ class RuntimeConfig:
     recover: bool = True
     """except under torchrun: go on without a lost process if every stage has a node left, and redo the iteration"""
     restarts: int = setting(3, within=AT_LEAST_0)
-    """times that a local run which has lost a process starts again, from its latest complete checkpoint"""
+    """times that a run which has lost a process starts again, from its latest complete checkpoint; or that a machine of
+    skippipe node which has lost its only one joins the others again, if they go on"""
     memory_bytes: float | None = setting(None, within=ABOVE_0)
     """memory limit per process in bytes, checked by --dry-run; null: not checked"""
     calibrate: bool = True

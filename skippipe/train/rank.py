@@ -4,32 +4,44 @@ The same for a worker of a local run and a rank under torchrun.
 """
 
 import contextlib
+import json
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.data.prepare import corpus_folder
 from skippipe.devices import open_device
 from skippipe.model.folder import weights_sha256
 from skippipe.model.settings import model_config
 from skippipe.plan_file import plan_sha256
-from skippipe.ranks import assign_ranks
-from skippipe.train.connect.authentication import authenticate
+from skippipe.ranks import assign_ranks, node_title
+from skippipe.train.connect.authentication import SETTINGS, authenticate
 from skippipe.train.connect.links import open_links
-from skippipe.train.connect.rank_spec import RankSpec
+from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.rendezvous import join
 from skippipe.train.connect.shared import with_version_and_model
+from skippipe.train.connect.store import open_store
+from skippipe.train.loop.token_batches import open_batches
 from skippipe.train.membership.members import watched
-from skippipe.train.observe.events import Report
+from skippipe.train.membership.newcomer import JobUnderWay, MissedError, find_job, getting_ready, joining
+from skippipe.train.observe.events import RankWaiting, Report
 from skippipe.train.observe.run_log import Reporting
-from skippipe.train.prepare.prepare import is_source, prepare_rank
-from skippipe.train.prepare.resume import find_resume_point
+from skippipe.train.prepare.continuing import Belongings
+from skippipe.train.prepare.newcomers import StatedLayout, facts_of, facts_to_json
+from skippipe.train.prepare.prepare import LAYOUT, LAYOUT_STATED, TEXTS, is_source, prepare_rank, stated_text
+from skippipe.train.prepare.resume import START, directory_of, find_resume_point
 from skippipe.train.prepare.search import with_searched_allocation
 from skippipe.train.prepare.stages import check_groups, message_spec_of
-from skippipe.train.recovery import train_to_the_end
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.recovery import join_run, train_to_the_end
+from skippipe.train.resolve.spec import CheckpointSpec, RunSpec
+
+MOST_TRIES = 3
+"""To join a run whose ranks are lost just then; each of them interrupts the others."""
 
 
 def train_rank(
@@ -58,12 +70,25 @@ def train_rank(
     device = open_device(
         spec.device.device, "runtime.device", rank_spec.local_rank, deterministic=spec.device.deterministic
     )
+    recover = rank_spec.launcher.lets_survivors_live and spec.communication.recover
+    if rank_spec.launcher is Launcher.NODE or rank_spec.newcomer:
+        newcomer, tries = Newcomer(spec, config, device, rank_spec, report, text), 0
+        while True:
+            with newcomer.finding_job() as job:
+                if job is None:
+                    break
+                try:
+                    return newcomer.train(job)
+                except MissedError:
+                    tries += 1
+                    if tries == MOST_TRIES:
+                        raise
     with (
         join(rank_spec, spec.communication, spec.layout.cluster.names) as joined,
         contextlib.ExitStack() as stack,
     ):
         authenticate(joined, spec.checkpoints.key)
-        joined.check_equal("settings", shared_settings(spec, config))
+        joined.check_equal(SETTINGS, shared_settings(spec, config))
         members = stack.enter_context(watched(joined, spec.communication)) if joined.world > 1 else None
         rendezvous = joined if members is None else members.rendezvous
         resume = find_resume_point(spec.checkpoints, folder, rendezvous)
@@ -76,8 +101,63 @@ def train_rank(
         reporting = stack.enter_context(contextlib.closing(Reporting(resume.directory.folder.parent, report)))
         reporting.begin(rendezvous.rank, resume.progress.iteration)
         loop = prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, reporting)
-        recover = rank_spec.launcher.lets_survivors_live and spec.communication.recover
-        return train_to_the_end(loop, members, reporting, resume.directory, recover=recover)
+        admits = recover and device.type == "cpu"  # on GPUs it has not been tried
+        return train_to_the_end(loop, members, reporting, resume.directory, recover=recover, admits=admits)
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A process that may join a run that others train; arguments are those of `train_rank`."""
+
+    spec: RunSpec
+    config: Any
+    """of the model"""
+    device: torch.device
+    rank_spec: RankSpec
+    report: Report
+    text: Path | None
+
+    @contextlib.contextmanager
+    def finding_job(self) -> Iterator[JobUnderWay | None]:
+        """Within: the store of the rendezvous, with the run that others train; None: nobody does."""
+        spec = self.spec.communication
+        with contextlib.closing(open_store(self.rank_spec, spec.start_timeout_s)) as client:
+            yield find_job(client, self.rank_spec, spec, self.spec.checkpoints.key)
+
+    def train(self, job: JobUnderWay) -> signal.Signals | None:
+        """Join a run and train; raises as `train_rank` does."""
+        spec, rank_spec = self.spec, self.rank_spec
+        title = node_title(rank_spec.names, rank_spec.rank)
+        job.check_equal(SETTINGS, shared_settings(spec, self.config), title)
+        layout = StatedLayout.from_json(json.loads(job.stated(LAYOUT, 0))[LAYOUT_STATED])
+        layout.check_names(spec.layout.cluster.names)
+        message_spec = message_spec_of(
+            self.config, spec.data.microbatch_size, spec.data.sequence, spec.precision, self.device
+        )
+        facts = facts_of(spec, layout, rank_spec.names, message_spec)
+        directory = joined_directory(job, spec.checkpoints)
+        with contextlib.ExitStack() as stack:
+            batches = None
+            if any(0 in node.stages for node in facts.values()):
+                folder = self.text or stack.enter_context(corpus_folder(spec.data.text))
+                batches = open_batches(spec, self.config.vocab_size, self.config.max_position_embeddings, folder)
+                job.check_equal(TEXTS, stated_text(batches), title)
+            reporting = stack.enter_context(contextlib.closing(Reporting(directory.folder.parent, self.report)))
+
+            def waiting() -> None:
+                self.report(RankWaiting(rank=rank_spec.rank, names=list(rank_spec.names)))
+
+            members = stack.enter_context(joining(job, rank_spec, spec.communication, facts_to_json(facts), waiting))
+            with getting_ready(members):
+                belongings = Belongings(spec, message_spec, {}, None, batches)
+                loop = join_run(belongings, members, directory=directory, reporting=reporting, stack=stack)
+            with members.taking_part():
+                return train_to_the_end(loop, members, reporting, directory, recover=True, admits=True)
+
+
+def joined_directory(job: JobUnderWay, spec: CheckpointSpec) -> CheckpointDirectory:
+    """The checkpoints of a run that others train; raises `InputError` if this machine does not see its folder."""
+    return directory_of(job.stated(START, 0), spec)
 
 
 def shared_settings(spec: RunSpec, config: Any) -> dict[str, str]:

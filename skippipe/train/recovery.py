@@ -1,31 +1,52 @@
-"""Trains to the end although ranks are lost: those that are left regroup, plan anew and redo the iteration."""
+"""Trains to the end although ranks are lost or join: those that are there regroup, plan anew and go on.
+
+After a loss they redo the iteration that was interrupted. Those that join are admitted after an iteration: nothing is
+redone, but else it is the same.
+"""
 
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
 from skippipe.train.connect.attempt import LeftBehindError
-from skippipe.train.loop.loop import SlowRankError, TrainingLoop
+from skippipe.train.loop.loop import NewcomersError, SlowRankError, TrainingLoop
+from skippipe.train.loop.run_state import RunState
 from skippipe.train.loop.standing import Standing, common_standing
 from skippipe.train.membership.heartbeat import Loss
 from skippipe.train.membership.members import Members
-from skippipe.train.observe.events import RankStopped, RankTraining, RunRecovered, WorkerInterrupted, from_json
+from skippipe.train.observe.events import (
+    RankStopped,
+    RankTraining,
+    RunJoined,
+    RunRecovered,
+    WorkerInterrupted,
+    from_json,
+)
 from skippipe.train.observe.run_log import Reporting, RunLog
-from skippipe.train.prepare.continuing import continue_loop
+from skippipe.train.prepare.continuing import Belongings, Continued, continue_loop
+from skippipe.train.prepare.newcomers import merged_facts
 from skippipe.train.prepare.remaining import NotRecoverableError
-from skippipe.train.prepare.restoring import Restored
 from skippipe.train.signals import StopRequest
 
+STATE = "state"
+"""Key of what a generation goes on with."""
 MOST_FRUITLESS = 3
 """Generations in a row that end without a lost rank or another iteration: more would not help."""
 
 
-def train_to_the_end(
-    loop: TrainingLoop, members: Members | None, reporting: Reporting, directory: CheckpointDirectory, *, recover: bool
+def train_to_the_end(  # noqa: PLR0913 - by keyword
+    loop: TrainingLoop,
+    members: Members | None,
+    reporting: Reporting,
+    directory: CheckpointDirectory,
+    *,
+    recover: bool,
+    admits: bool,
 ) -> signal.Signals | None:
     """Run a loop, and the loops that follow it when ranks are lost.
 
@@ -35,6 +56,7 @@ def train_to_the_end(
         reporting: where events go.
         directory: of the run's checkpoints.
         recover: whether those that are left go on; otherwise the error of a loss names the rank that is lost.
+        admits: whether others may join.
 
     Returns:
         None if all iterations are done; else the signal that asked the run to stop.
@@ -47,22 +69,30 @@ def train_to_the_end(
     with StopRequest() as request, contextlib.ExitStack() as stack:
         if members is None:
             return _run(loop, request, reporting, None)
-        recovery: Recovery | None = None
+        if admits and reporting.log is not None:
+            members.admit_newcomers()
+        regrouping: Regrouping | None = None
         progress = Progress()
         while True:
             try:
-                if recovery is not None:
-                    loop = recovery.next_loop(stack)
-                    recovery = None
+                if regrouping is not None:
+                    loop = regrouping.next_loop(stack)
+                    regrouping = None
                 stopped_by = _run(loop, request, reporting, members)
                 members.leave()
+            except NewcomersError as error:
+                loss = Loss(frozenset(), str(error), "")
+                regrouping = Regrouping(loop, members, reporting, directory, loss=loss, newcomers=error.newcomers)
             except SchedulerError as error:
                 if isinstance(error, NotRecoverableError | LeftBehindError):
                     raise
                 loss = _loss(error, members, recover=recover)
                 reporting.report(WorkerInterrupted(rank=members.own, message=str(error), stack=loss.stack))
                 progress.check(loss, loop.iteration)
-                recovery = recovery or Recovery(loop, members, reporting, directory, loss)
+                if regrouping is None:
+                    regrouping = Regrouping(loop, members, reporting, directory, loss=loss)
+                else:
+                    regrouping.interrupted_again(loss)
             else:
                 return stopped_by
 
@@ -89,21 +119,24 @@ def _run(
     def begun() -> None:
         reporting.report(_training(loop, members))
 
-    stopped_by = loop.run(request, begun=begun)
+    knocking = tuple if members is None else lambda: members.knocking
+    stopped_by = loop.run(request, begun=begun, knocking=knocking)
     if stopped_by is not None:
         reporting.report(RankStopped(rank=0 if members is None else members.own))
     return stopped_by
 
 
-def _training(loop: TrainingLoop, members: Members | None, lost: Sequence[int] = ()) -> RankTraining:
-    """What a rank tells its supervisor when it begins to train, or goes on without lost ones."""
+def _training(
+    loop: TrainingLoop, members: Members | None, lost: Sequence[int] = (), joined: Sequence[int] = ()
+) -> RankTraining:
+    """What a rank tells its supervisor when it begins to train, or goes on with fewer or with more."""
     if members is None:
         names = [name for names in loop.context.rendezvous.names_by_rank for name in names]
         return RankTraining(rank=0, reporter=0, reporter_names=names, predicted_s=loop.predicted_s)
     reporter = members.current[0]
     return RankTraining(
         rank=members.own, reporter=reporter, reporter_names=members.names([reporter]), predicted_s=loop.predicted_s,
-        lost=list(lost), lost_names=members.names(lost),
+        lost=list(lost), lost_names=members.names(lost), joined_names=members.names(joined),
     )  # fmt: skip
 
 
@@ -122,79 +155,117 @@ class Progress:
             raise NotRecoverableError(f"{loss.reason}, {self._fruitless} times in a row")
 
 
-class Recovered(NamedTuple):
-    """What a recovery was."""
+class Regrouping:
+    """From a loop that was interrupted to the next one; begun again where another rank is lost meanwhile."""
 
-    lost: Sequence[int]
-    """members"""
-    restored: Restored
-    planning_s: float
-
-
-class Recovery:
-    """From a loss to the loop of those that are left; begun again where another rank is lost meanwhile."""
-
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by keyword
         self,
         loop: TrainingLoop,
         members: Members,
         reporting: Reporting,
         directory: CheckpointDirectory,
+        *,
         loss: Loss,
+        newcomers: Sequence[int] = (),
     ) -> None:
-        """Take the loop that was interrupted, and by what."""
+        """Take the loop that was interrupted, by what, and whom all ranks are to admit."""
         self._loop, self._members, self._reporting, self._directory = loop, members, reporting, directory
-        self._loss = loss
+        self._loss, self._newcomers = loss, newcomers
+        self._only_joins = bool(newcomers)
         self._before = members.current
+
+    def interrupted_again(self, loss: Loss) -> None:
+        """Take note of a loss before there was a next loop; the first one is the reason."""
+        if self._only_joins:
+            self._loss, self._only_joins = dataclasses.replace(loss, noticed_at=self._loss.noticed_at), False
 
     def next_loop(self, stack: contextlib.ExitStack) -> TrainingLoop:
         """Regroup, agree on what is done, plan anew, and make the next loop; raises as `Members.regroup` does."""
         loop, members = self._loop, self._members
-        survivors = members.regroup(loop.standing.to_json(), loop.patience_s)
+        newcomers, self._newcomers = self._newcomers, ()  # those that are lost before they take part ask again
+        there = members.regroup(loop.standing.to_json(), loop.patience_s, newcomers)
         rendezvous = members.rendezvous
-        standings = [Standing.from_json(survivors.standings[rank]) for rank in range(rendezvous.world)]
-        common = common_standing(standings)
+        common = common_standing([Standing.from_json(text) for text in there.standings.values()])
         loop.catch_up(common)
         loop.give_up_saving()  # else its thread would write to, or remove, what the next loop saves
+        new_rank, joined = there.new_rank(self._before), there.joined(self._before)
+        text = rendezvous.broadcast(STATE, lambda: loop.state(common, new_rank).to_json())
         # The attempt begins with what may not have been reported: its first line voids what was.
         begins = [] if common.latest is None else [text for text in (common.latest, common.validation) if text]
         self._reporting.begin(rendezvous.rank, common.iteration - bool(begins))
-        begin = time.monotonic()
-        following, restored = continue_loop(
-            loop,
+        continued = continue_loop(
+            Belongings.of(loop),
+            RunState.from_json(text),
             rendezvous,
-            new_rank=survivors.new_rank(self._before),
-            common=common,
+            newcomers=merged_facts(members.facts(joined)),
             directory=self._directory,
             report=self._reporting,
             stack=stack,
         )
-        planning_s = time.monotonic() - begin
-        lost = survivors.lost(self._before)
-        self._reporting.report(_training(following, members, lost))
+        lost = there.lost(self._before)
+        self._reporting.report(_training(continued.loop, members, lost, joined))
         if self._reporting.log is not None:
-            self._report(self._reporting.log, following, begins, Recovered(lost, restored, planning_s))
-        return following
+            self._report(self._reporting.log, continued, begins, lost, joined)
+        return continued.loop
 
-    def _report(self, log: RunLog, following: TrainingLoop, begins: Sequence[str], recovered: Recovered) -> None:
-        engines, context = following.engines, following.context
-        plans = {engine.phase.after: engine.plan for engine in engines}
+    def _report(
+        self, log: RunLog, continued: Continued, begins: Sequence[str], lost: Sequence[int], joined: Sequence[int]
+    ) -> None:
+        following, members = continued.loop, self._members
+        context = following.context
+        plans = {engine.phase.after: engine.plan for engine in following.engines}
         files = log.keep_files(context.spec.settings_yaml, plans, following.iteration)
-        log(
-            RunRecovered(
-                iteration=following.iteration,
-                lost=list(recovered.lost),
-                lost_names=self._members.names(recovered.lost),
-                reason=self._loss.reason,
-                restored=list(recovered.restored.stages),
-                restored_from=recovered.restored.iteration,
-                processes=context.rendezvous.world,
-                predicted_s=following.predicted_s,
-                planning_s=recovered.planning_s,
-                seconds=time.monotonic() - self._loss.noticed_at,
-                plan_files=files.plans,
-            )
-        )
+        common: dict[str, Any] = {
+            "iteration": following.iteration,
+            "processes": context.rendezvous.world,
+            "predicted_s": following.predicted_s,
+            "planning_s": continued.planning_s,
+            "moving_s": continued.moving_s,
+            "seconds": time.monotonic() - self._loss.noticed_at,
+            "plan_files": files.plans,
+        }
+        if lost or not self._only_joins:
+            restored = continued.restored
+            log(
+                RunRecovered(
+                    lost=list(lost), lost_names=members.names(lost), reason=self._loss.reason,
+                    restored=list(restored.stages), restored_from=restored.iteration, **common,
+                )
+            )  # fmt: skip
+        if joined:
+            stage_of = {
+                context.spec.layout.cluster.names[node]: stage
+                for plan in plans.values()
+                for stage, nodes in enumerate(plan.stages)
+                for node in nodes
+            }
+            names = members.names(joined)
+            stages = [stage_of[name] for name in names]
+            log(RunJoined(joined=list(joined), joined_names=names, stages=stages, **common))
         for event in map(from_json, begins):
             if event is not None:
                 log(event)
+
+
+def join_run(
+    belongings: Belongings,
+    members: Members,
+    *,
+    directory: CheckpointDirectory,
+    reporting: Reporting,
+    stack: contextlib.ExitStack,
+) -> TrainingLoop:
+    """Make the loop of a process that joins a run, in the generation that has admitted it.
+
+    Raises:
+        SchedulerError: another rank was lost meanwhile, or cannot go on.
+
+    """
+    rendezvous = members.rendezvous
+    state = RunState.from_json(rendezvous.receive(STATE, 0))
+    reporting.begin(rendezvous.rank, state.progress.iteration)
+    continued = continue_loop(
+        belongings, state, rendezvous, newcomers={}, directory=directory, report=reporting, stack=stack
+    )
+    reporting.report(_training(continued.loop, members, joined=[members.own]))
+    return continued.loop

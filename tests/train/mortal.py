@@ -1,4 +1,4 @@
-"""Ranks that may die, killed or stopped by their own hand at a chosen moment; forks, as warm workers are."""
+"""Ranks that may die, killed or stopped by their own hand at a chosen moment, or join; forks, as warm workers are."""
 
 import json
 import multiprocessing
@@ -22,12 +22,18 @@ from train.alone import EventDict
 from skippipe.checkpoint.saving import CheckpointSaver
 from skippipe.runtime.actions import Action, Norm, Reduce, Step, Task
 from skippipe.runtime.executor import Executor
+from skippipe.train import recovery
 from skippipe.train.config import TrainJob
-from skippipe.train.connect.activity import died_key
+from skippipe.train.connect.activity import announce_death
+from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
+from skippipe.train.connect.store import StoreClient
 from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.loop.run_state import RunState
 from skippipe.train.membership import members
+from skippipe.train.membership.heartbeat import Monitor
 from skippipe.train.observe.events import Event, to_json
+from skippipe.train.prepare import continuing
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
 
@@ -43,8 +49,9 @@ class Fate:
 
     moment: str
     """one of `MOMENTS`: before such an action, but after an optimizer step; or while it writes a checkpoint;
-    `connecting`: while it connects to those that are left when another one is lost; `slow`: it lives on, but each of
-    its tasks takes `SLOW_S` longer"""
+    `connecting`: while it connects to those that are left when another one is lost, or that it joins; `preparing`:
+    while it makes the loop of such a generation, which follows the iteration; `slow`: it lives on, but each of its
+    tasks takes `SLOW_S` longer"""
     iteration: int
     """in which, or after which the checkpoint is"""
     number: signal.Signals = signal.SIGKILL
@@ -53,69 +60,137 @@ class Fate:
 
 
 @dataclass(frozen=True)
+class Comer:
+    """A process that asks to join."""
+
+    rank: int
+    """as its supervisor knows it"""
+    names: tuple[str, ...]
+    after: str = '"training"'
+    """what some rank has reported, or failed with, before it starts"""
+    fate: Fate | None = None
+    job: TrainJob | None = None
+    """other settings than those of the ranks"""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Iterations in which rank 0 waits until so many ask to join."""
+
+    first: int
+    last: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class Lives:
     """What became of the ranks of a job."""
 
     statuses: list[int]
-    """exit status of each, negative for a signal"""
+    """exit status of each, negative for a signal; those that join come last"""
     events: list[EventDict]
     """those that any rank has reported, in order"""
 
 
-def live(job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, fates: dict[int, Fate]) -> Lives:
+def live(
+    job: TrainJob,
+    names: Sequence[tuple[str, ...]],
+    folder: Path,
+    fates: dict[int, Fate],
+    comers: Sequence[Comer] = (),
+    gate: Gate | None = None,
+) -> Lives:
     """Train with one process for each entry of `names`; they meet their fates, by rank."""
     store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     (folder / "run").mkdir()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(pools.PRELOADED)
+    world = len(names)
+    lives = [
+        _Life(job, _spec(rank, world, own, store.port), fates.get(rank), gate) for rank, own in enumerate(names)
+    ] + [
+        _Life(
+            comer.job or job,
+            _spec(comer.rank, world, comer.names, store.port, newcomer=True),
+            comer.fate,
+            gate,
+            comer.after,
+        )
+        for comer in comers
+    ]
     ranks = [
-        context.Process(target=_be_rank, args=(rank, job, names, folder, store.port, fates.get(rank)), daemon=True)
-        for rank in range(len(names))
+        context.Process(target=_be_rank, args=(number, life, folder), daemon=True) for number, life in enumerate(lives)
     ]
     for process in ranks:
         process.start()
-    _be_parent(ranks, store, folder, [rank for rank, fate in fates.items() if fate.number == signal.SIGSTOP])
+    stopping = [rank for rank, fate in fates.items() if fate.number == signal.SIGSTOP]
+    _be_parent(ranks, [life.rank_spec.rank for life in lives], store, folder, stopping)
     lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
     timed = sorted((json.loads(line) for line in lines), key=lambda line: line["at"])
     return Lives([process.exitcode or 0 for process in ranks], [line["event"] for line in timed])
 
 
-def _be_parent(ranks: Sequence[ForkServerProcess], store: Any, folder: Path, stopping: Sequence[int]) -> None:
+@dataclass(frozen=True)
+class _Life:
+    job: TrainJob
+    rank_spec: RankSpec
+    fate: Fate | None
+    gate: Gate | None
+    after: str = ""
+
+
+def _spec(rank: int, world: int, names: tuple[str, ...], port: int, *, newcomer: bool = False) -> RankSpec:
+    return RankSpec(
+        rank, world, names, HOST, port, launcher=Launcher.LOCAL, agent_store=True, local_rank=rank, newcomer=newcomer
+    )
+
+
+def _be_parent(
+    ranks: Sequence[ForkServerProcess], numbers: Sequence[int], store: Any, folder: Path, stopping: Sequence[int]
+) -> None:
     """Tell the store how ranks end, as the parent of local workers does; wake those up that the others left behind."""
     deadline, told = time.monotonic() + PATIENCE_S, set[int]()
+    client = StoreClient(lambda: store, PATIENCE_S)
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         for rank, process in enumerate(ranks):
             if process.exitcode and rank not in told:
                 told.add(rank)
-                store.append(died_key(store.get("attempt").decode()), f"{rank} ")
+                announce_death(client, numbers[rank])
             if rank in stopping and process.is_alive() and process.pid and _have_recovered(folder):
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)
     for process in ranks:
         process.kill()
         process.join()
+    client.close()
 
 
 def _have_recovered(folder: Path) -> bool:
     return any('"recovered"' in path.read_text() for path in folder.glob("events-*"))
 
 
-def _be_rank(
-    rank: int, job: TrainJob, names: Sequence[tuple[str, ...]], folder: Path, port: int, fate: Fate | None
-) -> NoReturn:
+def _await(folder: Path, sign: str) -> None:
+    """Wait until some rank has reported something, or failed with it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while sign and not any(sign in path.read_text() for path in folder.glob("e*-*")):
+        assert time.monotonic() < deadline, sign
+        time.sleep(0.02)
+
+
+def _be_rank(rank: int, life: _Life, folder: Path) -> NoReturn:
     status = 1
     torch.set_num_threads(1)
     try:
         with (folder / f"events-{rank}").open("w", buffering=1) as file, pytest.MonkeyPatch.context() as patch:
-            _set_fate(patch, fate)
+            _set_fate(patch, life.fate)
+            if life.gate is not None:
+                _set_gate(patch, life.gate)
+            _await(folder, life.after)
 
             def report(event: Event) -> None:
                 file.write(json.dumps({"at": time.monotonic(), "event": json.loads(to_json(event))}) + "\n")
 
-            rank_spec = RankSpec(
-                rank, len(names), names[rank], HOST, port, launcher=Launcher.LOCAL, agent_store=True, local_rank=rank
-            )
-            train_rank(resolve(job), rank_spec, folder / "run", report)
+            train_rank(resolve(life.job), life.rank_spec, folder / "run", report)
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may get past this fork
         (folder / f"error-{rank}").write_text(traceback.format_exc())
@@ -172,7 +247,23 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         raise AssertionError
 
     patch.setattr(TrainingLoop, "_iterate", iterating)
-    if fate.moment == "connecting":
+    if fate.moment == "preparing":
+        continue_loop, offset = continuing.continue_loop, clock_offset_s
+        after = -1
+
+        def continuing_loop(belongings: Any, state: RunState, *rest: Any, **named: Any) -> Any:
+            nonlocal after
+            after = state.progress.iteration
+            return continue_loop(belongings, state, *rest, **named)
+
+        def meeting(*arguments: Any) -> float:
+            if after == fate.iteration:
+                os.kill(os.getpid(), fate.number)
+            return offset(*arguments)
+
+        patch.setattr(recovery, "continue_loop", continuing_loop)
+        patch.setattr(continuing, "clock_offset_s", meeting)
+    elif fate.moment == "connecting":
         patch.setattr(members, "connect_group", connecting)
     elif fate.moment == "slow":
         patch.setattr(Executor, "_step_of", step_that_is_slow)
@@ -196,3 +287,25 @@ def moment_of(action: Action) -> str:
         case Step():
             return "step"
     return ""
+
+
+def _set_gate(patch: pytest.MonkeyPatch, gate: Gate) -> None:
+    """Have rank 0 wait as it is told to, and let in none before."""
+    iterate: Callable[..., Any] = TrainingLoop._iterate
+    knocking: Callable[[Monitor], tuple[int, ...]] = Monitor.knocking.fget  # type: ignore[attr-defined]
+
+    def all_of_them(monitor: Monitor) -> tuple[int, ...]:
+        found = knocking(monitor)
+        return found if len(found) >= gate.count else ()
+
+    def iterating(loop: TrainingLoop, number: int, *rest: Any) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        rendezvous = loop.context.rendezvous
+        waits = gate.first <= number <= gate.last and rendezvous.rank == 0
+        while waits and not rest[-1]():
+            assert time.monotonic() < deadline, "nobody asks to join"
+            time.sleep(0.01)
+        return iterate(loop, number, *rest)
+
+    patch.setattr(Monitor, "knocking", property(all_of_them))
+    patch.setattr(TrainingLoop, "_iterate", iterating)

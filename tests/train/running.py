@@ -16,7 +16,7 @@ class Running:
     """One command line at work; knows the processes that it has said it started, and their parent."""
 
     def __init__(self, folder: Path, *arguments: str, command: str = "train") -> None:
-        self.folder = folder
+        self.folder, self.arguments = folder, arguments
         self.process = subprocess.Popen(
             [sys.executable, "-m", "skippipe", command, *TINY, "folder=run", *arguments],
             cwd=folder,

@@ -126,7 +126,7 @@ class Member:
             attempt="job",
             own=own,
             heartbeat_s=heartbeat_s,
-            title=lambda member: f"node {NODES[member]}",
+            names=lambda member: [NODES[member]],
         )
 
     def watch(self) -> None:
@@ -162,7 +162,7 @@ def test_a_death_that_is_told_of_interrupts_all_and_those_left_agree(store: Any,
         assert member.interrupted.wait(20)
         assert member.monitor.loss is not None
         assert member.monitor.loss.lost == {1}
-        with pytest.raises(RendezvousError, match="node b has died"):
+        with pytest.raises(RendezvousError, match=r"node b \(rank 1\) has died"):
             member.monitor.check()
     got = at_once(*(member.agree for member in left))
     assert got == [{0: "of 0", 2: "of 2"}] * 2
@@ -174,7 +174,7 @@ def test_silence_is_noticed_and_the_silent_one_is_left_behind(members: list[Memb
     left = members[:2]
     for member in left:
         assert member.interrupted.wait(60)
-        with pytest.raises(RendezvousError, match="node c has shown no sign of life for 4 s"):
+        with pytest.raises(RendezvousError, match=r"node c \(rank 2\) has shown no sign of life for 4 s"):
             member.monitor.check()
     assert at_once(*(member.agree for member in left)) == [{0: "of 0", 1: "of 1"}] * 2
     with pytest.raises(LeftBehindError):

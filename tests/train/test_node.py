@@ -29,6 +29,8 @@ SETTINGS = [
     "checkpoint.every=1",
 ]  # fmt: skip
 REPLICAS = ["schedule.stages=2", "allocate.sizes=[2,2]", "schedule.skip_ratio=0", "schedule.max_swaps=0"]
+AT_LEISURE = ["runtime.links=emulated", "runtime.time_scale=4000"]
+"""Iterations take a second, in which processors have nothing to do."""
 SECONDS = 240.0
 
 
@@ -66,10 +68,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_machine_is_lost(tmp_path: Path) -> None:
-    """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, to the end."""
+def test_a_machine_is_lost_and_comes_back(tmp_path: Path) -> None:
+    """Rank 0, which reports, and whatever else runs on its machine: another machine goes on to report, also when the
+    same command has the lost one join again, with its weights.
+    """
     names = ["local-2,local-3", "local-0", "local-1"]
-    with machines(tmp_path, names, *REPLICAS, "train.iterations=100", "runtime.restarts=0") as (server, first, other):
+    settings = [*REPLICAS, *AT_LEISURE, "train.iterations=100000", "runtime.restarts=0"]
+    with machines(tmp_path, names, *settings) as running:
+        server, first, other = running
         first.until(lambda line: line.startswith("iteration    3"))
         server.started(2)
         other.started(1)
@@ -78,17 +84,28 @@ def test_a_machine_is_lost(tmp_path: Path) -> None:
         assert status == -signal.SIGKILL
         other.until(lambda line: line.startswith("lost node local-0: training goes on after iteration "))
         server.until(lambda line: line.startswith("lost node local-0: training goes on; node local-1 shows how it"))
-        for machine in (other, server):
+        again = Running(tmp_path, *first.arguments, command="node")
+        running.append(again)
+        other.until(lambda line: line.startswith("joined after iteration "))
+        assert other.lines[-1].endswith("node local-0 serves stage 0\n")
+        again.until(lambda line: line.startswith("others train already; node local-0 asks to join"))
+        for machine in (again, server):
+            machine.until(lambda line: line.startswith("node local-0 joined: training goes on; node local-1 shows how"))
+        other.until(lambda line: line.startswith("iteration"))
+        signal_to(again.process.pid, signal.SIGTERM)
+        for machine in (other, server, again):
             status, err = machine.end(SECONDS)
             assert (status, err) == (0, "")
-        assert other.lines[-1].startswith("iteration time"), "which reports at the end"
+        assert other.lines[-1].startswith("stopped on request"), "which reports at the end"
         assert any(line.startswith("training; node local-0 shows how it proceeds") for line in server.lines)
     events = lines(tmp_path / "run" / "metrics.jsonl")
     iterations = [event["iteration"] for event in events if event["event"] == "iteration"]
-    assert list(dict.fromkeys(iterations)) == [*range(1, 101)]
+    assert list(dict.fromkeys(iterations)) == [*range(1, iterations[-1] + 1)]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["lost_names"], recovered["processes"]) == ([0], ["local-0"], 3)
-    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["finished"]
+    (joined,) = [event for event in events if event["event"] == "joined"]
+    assert (joined["joined"], joined["joined_names"], joined["processes"]) == ([4], ["local-0"], 4)
+    assert [event["outcome"] for event in events if event["event"] == "run_ended"] == ["stopped"]
     (failure,) = lines(tmp_path / "run" / "failures.jsonl")
     assert (failure["outcome"], failure["lost"][0]["names"]) == ("recovered", ["local-0"])
 

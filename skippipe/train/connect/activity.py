@@ -1,6 +1,7 @@
 """Signs of life in the store: of the ranks of an attempt, for themselves and for whoever waits for its end.
 
-Ranks go by their number at the start of the attempt, which stays when others are lost.
+Ranks go by their number at the start of the attempt, which stays when others are lost; those that join it have the
+numbers after these, in the order in which they have asked. Such a number is a *member*.
 """
 
 import json
@@ -28,6 +29,32 @@ def excluded_key(attempt: str) -> str:
     return f"{attempt}/excluded"
 
 
+def ranks_key(attempt: str) -> str:
+    """Key of the ranks with which an attempt has begun."""
+    return f"{attempt}/ranks"
+
+
+def knocks_key(attempt: str) -> str:
+    """Key of the number of processes that have asked to join an attempt."""
+    return f"{attempt}/knocks"
+
+
+def admitted_key(attempt: str) -> str:
+    """Key under which those that have joined an attempt list themselves."""
+    return f"{attempt}/admitted"
+
+
+def admitted(client: StoreClient, attempt: str) -> dict[int, int]:
+    """Members that have joined an attempt since its start, with the ranks that their own parents know them by."""
+    entries = (entry.split("@") for entry in (client.get(admitted_key(attempt)) or "").split())
+    return {int(member): int(rank) for member, rank in entries}
+
+
+def announce_admission(client: StoreClient, attempt: str, member: int, rank: int) -> None:
+    """List a process among those that have joined an attempt."""
+    client.append(admitted_key(attempt), f"{member}@{rank} ")
+
+
 def ranks_that_died(client: StoreClient, attempt: str) -> frozenset[int]:
     """Ranks of an attempt that are known to have died."""
     return frozenset(map(int, (client.get(died_key(attempt)) or "").split()))
@@ -37,7 +64,13 @@ def announce_death(client: StoreClient, rank: int) -> None:
     """List a rank of the open attempt among those that have died; before there is one, nobody waits for it."""
     attempt = client.get("attempt")
     if attempt is not None:
-        client.append(died_key(attempt), f"{rank} ")
+        since = [member for member, own in admitted(client, attempt).items() if own == rank]
+        announce_member_lost(client, attempt, max(since, default=rank))
+
+
+def announce_member_lost(client: StoreClient, attempt: str, member: int) -> None:
+    """List a member of an attempt among those that have died."""
+    client.append(died_key(attempt), f"{member} ")
 
 
 def announce_leaving(client: StoreClient, attempt: str, rank: int, *, in_order: bool) -> None:
@@ -47,7 +80,8 @@ def announce_leaving(client: StoreClient, attempt: str, rank: int, *, in_order: 
 
 def is_open_key(attempt: str, key: str) -> bool:
     """Whether processes other than ranks, which prove nothing, read or write what is stored under a key."""
-    return key == died_key(attempt) or key.startswith((f"{attempt}/{BEAT}/", f"{attempt}/{AWAY}/"))
+    named = {ranks_key(attempt), died_key(attempt), knocks_key(attempt), admitted_key(attempt)}
+    return key in named or key.startswith((f"{attempt}/{BEAT}/", f"{attempt}/{AWAY}/"))
 
 
 class Activity:
@@ -64,7 +98,7 @@ class Activity:
     def is_over(self) -> bool:
         """Look; true once no rank is left that may go on. To be called again and again."""
         attempt = self._client.get("attempt")
-        joined = None if attempt is None else self._client.get(f"{attempt}/ranks")
+        joined = None if attempt is None else self._client.get(ranks_key(attempt))
         if attempt is None or joined is None:
             return True  # all that have come still wait for the others
         tokens = [presence[0] for presence in json.loads(joined)]
@@ -72,7 +106,8 @@ class Activity:
         if failed is not None and not set(tokens).isdisjoint(json.loads(failed)["tokens"]):
             return True
         dead = ranks_that_died(self._client, attempt)
-        ranks = [rank for rank in range(len(tokens)) if rank not in dead]
+        everybody = [*range(len(tokens)), *admitted(self._client, attempt)]
+        ranks = [rank for rank in everybody if rank not in dead]
         away = {rank: self._client.get(_left_key(attempt, rank)) for rank in ranks}
         self.ended_in_order = IN_ORDER in away.values()
         ranks = [rank for rank, left in away.items() if left is None]

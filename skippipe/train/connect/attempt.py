@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title, shown_names
 from skippipe.runtime.links.addresses import listening_address
-from skippipe.train.connect.activity import Activity
+from skippipe.train.connect.activity import ranks_key
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.seal import Seal
 from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
@@ -66,6 +66,11 @@ class Attempt:
         """Names of the nodes that each rank serves."""
         return [presence.names for presence in self.ranks]
 
+    @property
+    def opened(self) -> str:
+        """The name under which rank 0 has opened it."""
+        return self.name.partition("/")[0]
+
     def publish(self, key: str, text: str) -> None:
         """Publish a text for all ranks.
 
@@ -89,7 +94,7 @@ class Attempt:
                 if text is not None:
                     return text
                 try:
-                    check_no_rank_left(self.client, self.own)
+                    check_no_rank_left(self.client, self.own, self.opened)
                     self.check()
                 except SchedulerError:
                     # What all ranks could read before one left counts, so that all end for the same reason.
@@ -98,7 +103,7 @@ class Attempt:
                         raise
                     return published
                 opened = self.client.get("attempt")
-                if opened is not None and opened != self.name.partition("/")[0]:
+                if opened is not None and opened != self.opened:
                     raise RendezvousError("rank 0 was restarted, but this rank was not")
         raise RendezvousError(f"timed out after {timeout_s:g} s waiting for {who} ({key.split('/', maxsplit=1)[0]})")
 
@@ -116,27 +121,6 @@ class Attempt:
         message = f"{node_title(self.own.names, self.rank)} has ended: {_reason(error)}"
         stopped = not isinstance(error, Exception)
         announce_end(self.client, self.own, message, self.ranks, stopped=stopped, report_s=report_s)
-
-
-def await_end_of_attempt(rank_spec: RankSpec, activity: Activity, deadline: float) -> None:
-    """Wait until no ranks train that this one, which has been started again, does not belong to.
-
-    Where a rank was lost, the others may go on without it: they must not find that another attempt is open.
-
-    Raises:
-        RendezvousError: they still train at the `deadline`, by the monotonic clock, or have ended the run in order.
-
-    """
-    own = node_title(rank_spec.names, rank_spec.rank)
-    with reached():
-        while not activity.is_over():
-            if time.monotonic() > deadline:
-                raise RendezvousError(
-                    f"the other nodes go on training without {own}; start it again once they have ended"
-                )
-            time.sleep(MOST_PAUSE_S)
-        if activity.ended_in_order:
-            raise RendezvousError(f"the other nodes have ended the run without {own}")
 
 
 def find_ranks(
@@ -163,7 +147,7 @@ def find_ranks(
 def _find_ranks(
     client: StoreClient, rank_spec: RankSpec, nodes: Sequence[str], timeout_s: float, deadline: float
 ) -> Attempt:
-    own = Presence(secrets.token_hex(8), None, rank_spec.names, _address(rank_spec), listening_address())
+    own = own_presence(rank_spec)
     if rank_spec.rank == 0:
         own = own._replace(attempt=own.token)
     client.set(f"here/{rank_spec.rank}", json.dumps(own))
@@ -195,9 +179,9 @@ def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attemp
     if rank_spec.rank == 0:
         present = presences(client, rank_spec.world)
         if all(presence is not None and presence.attempt == own.attempt for presence in present):
-            client.set(f"{own.attempt}/ranks", json.dumps(present))
-    text = client.get(f"{own.attempt}/ranks")
-    ranks = () if text is None else tuple(map(_presence, json.loads(text)))
+            client.set(ranks_key(own.attempt), json.dumps(present))
+    text = client.get(ranks_key(own.attempt))
+    ranks = () if text is None else tuple(map(presence_of, json.loads(text)))
     # A failed attempt, which may still be the open one when this rank starts, does not include it.
     if ranks and ranks[rank_spec.rank].token == own.token:
         return Attempt(client, rank_spec.rank, own.attempt, ranks)
@@ -207,10 +191,16 @@ def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attemp
 def presences(client: StoreClient, world: int) -> list[Presence | None]:
     """What ranks have published about themselves, by rank; possibly in a failed attempt."""
     texts = (client.get(f"here/{rank}") for rank in range(world))
-    return [None if text is None else _presence(json.loads(text)) for text in texts]
+    return [None if text is None else presence_of(json.loads(text)) for text in texts]
 
 
-def _presence(values: Sequence[Any]) -> Presence:
+def own_presence(rank_spec: RankSpec, attempt: str | None = None) -> Presence:
+    """What this process publishes about itself."""
+    return Presence(secrets.token_hex(8), attempt, rank_spec.names, _address(rank_spec), listening_address())
+
+
+def presence_of(values: Sequence[Any]) -> Presence:
+    """What a rank has published about itself, from JSON."""
     token, attempt, names, address, listens = values
     return Presence(token, attempt, tuple(names), address, listens)
 
@@ -255,20 +245,23 @@ def announce_end(  # noqa: PLR0913 - by keyword
         if left is not None and own.token in json.loads(left)["tokens"]:
             client.set(f"read/{own.token}", "")
             return
-        client.set("left", json.dumps({"message": message, "tokens": tokens, "stopped": stopped}))
+        told = {"message": message, "tokens": tokens, "from": own.token, "attempt": own.attempt, "stopped": stopped}
+        client.set("left", json.dumps(told))
         deadline = time.monotonic() + report_s
         for token in tokens:
             for _ in client.wait(f"read/{token}", deadline):
                 pass
 
 
-def check_no_rank_left(client: StoreClient, own: Presence) -> None:
-    """Raise the reason if another rank has announced its end."""
+def check_no_rank_left(client: StoreClient, own: Presence, attempt: str | None = None) -> None:
+    """Raise the reason if another rank has announced its end; `attempt` is the one that both of them take part in."""
     text = client.get("left")
     if text is None:
         return
     left = json.loads(text)
-    if own.token in left["tokens"]:
+    # One that has joined since the start is not on the list.
+    is_newcomer = attempt is not None and left["attempt"] == attempt and left["from"] != own.token
+    if own.token in left["tokens"] or is_newcomer:
         client.set(f"read/{own.token}", "")
         # As if a connection were lost: the rank that failed first explains the rest.
         raise (PeerStoppedError if left["stopped"] else RendezvousError)(left["message"]) from ConnectionError()

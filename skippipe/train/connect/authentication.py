@@ -10,15 +10,21 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Sequence
 
 from skippipe.checkpoint.key import default_path, load_key
 from skippipe.errors import unexpected
+from skippipe.ranks import node_title
 from skippipe.train.connect.rank_spec import Launcher
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.connect.store import RendezvousError
+from skippipe.train.connect.seal import ForgedTextError, Seal
+from skippipe.train.connect.store import RendezvousError, StoreClient
 
 PURPOSE = "skippipe.proof/1"
 """Separates these hashes from those of manifests, which use the same secret."""
+KEY, SESSION, NONCES = "checkpoint.key", "session", "nonces"
+SETTINGS = "settings"
+"""Key under which all ranks then state what has to be equal."""
 LONGEST_PATH = 300
 
 
@@ -40,10 +46,10 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
         return
     secret, path = load_key(key), key or str(default_path())
     mine = json.dumps({"nonce": secrets.token_hex(32), "path": path})
-    stated = rendezvous.all_gather("nonces", mine)
+    stated = rendezvous.all_gather(NONCES, mine)
     if stated[rendezvous.rank] != mine:  # else old proofs would do for old nonces
         raise RendezvousError("the rendezvous returns another text than this rank has published")
-    transcript = json.dumps([PURPOSE, rendezvous.names_by_rank, stated])
+    transcript = _transcript(rendezvous.names_by_rank, stated)
     proofs = rendezvous.all_gather("proofs", _keyed(secret, transcript, str(rendezvous.rank)).hex())
     wrong = [
         rank
@@ -54,12 +60,49 @@ def authenticate(rendezvous: Rendezvous, key: str | None) -> None:
         rendezvous.await_readers("proofs")
         other = rendezvous.rank if wrong[0] == 0 else wrong[0]  # rank 0 is the one to compare with
         expected, found = f"that of {rendezvous.title(0)}", f"another secret on {rendezvous.title(other)}"
-        hint = (
-            f"copy {_path(stated[0])} of rank 0 to {_path(stated[other])} of rank {other} (readable by its owner "
-            "alone: chmod 600), or give all nodes the same file by checkpoint.key=FILE"
-        )
-        raise unexpected("checkpoint.key", found, expected, hint=hint)
-    rendezvous.texts.seal(_keyed(secret, transcript, "session"))
+        raise unexpected(KEY, found, expected, hint=_advice(_path(stated[0]), _path(stated[other]), f"rank {other}"))
+    rendezvous.texts.seal(_keyed(secret, transcript, SESSION))
+
+
+def seal_of_attempt(client: StoreClient, attempt: str, names_by_rank: Sequence[Sequence[str]], key: str | None) -> Seal:
+    """The seal of an attempt that is under way, for a process that asks to join: the same secret gives the same seal.
+
+    Nothing is proved by that: whoever then writes a text that the ranks can open has proved itself, and so have they.
+
+    Args:
+        client: the store.
+        attempt: its name.
+        names_by_rank: of its nodes, as it began.
+        key: the file with the secret, `checkpoint.key`; None: the user's own.
+
+    Raises:
+        InputError: this process has another secret.
+        RendezvousError: the store is gone.
+
+    """
+    secret, path = load_key(key), key or str(default_path())
+    found = [client.get(f"{attempt}/{NONCES}/{rank}") for rank in range(len(names_by_rank))]
+    stated = [text or "" for text in found]
+    seal = Seal(_keyed(secret, _transcript(names_by_rank, stated), SESSION), attempt)
+    sealed = f"{attempt}/{SETTINGS}/0"  # the first text that is
+    stored = client.get(sealed)
+    try:
+        seal.open(sealed, stored or "")
+    except ForgedTextError:
+        expected, hint = f"that of {node_title(names_by_rank[0], 0)}", _advice(_path(stated[0]), path, "this machine")
+        raise unexpected(KEY, f"another secret in {path}", expected, hint=hint) from None
+    return seal
+
+
+def _transcript(names_by_rank: Sequence[Sequence[str]], stated: Sequence[str]) -> str:
+    return json.dumps([PURPOSE, names_by_rank, stated])
+
+
+def _advice(theirs: str, own: str, machine: str) -> str:
+    return (
+        f"copy {theirs} of rank 0 to {own} of {machine} (readable by its owner alone: chmod 600), or give all nodes "
+        "the same file by checkpoint.key=FILE"
+    )
 
 
 def _keyed(secret: bytes, transcript: str, purpose: str) -> bytes:

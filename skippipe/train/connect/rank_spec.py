@@ -48,6 +48,8 @@ class RankSpec:
     parent, or the service of `skippipe node`"""
     local_rank: int = 0
     """number of the process on its machine"""
+    newcomer: bool = False
+    """whether it can only join ranks that train already: it is none of those with which a run begins"""
 
 
 def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:

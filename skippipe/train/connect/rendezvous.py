@@ -20,13 +20,12 @@ from skippipe.ranks import node_title
 from skippipe.runtime.links import Interruptible
 from skippipe.runtime.links.addresses import INTERFACE, interfaces
 from skippipe.runtime.links.gloo import first_line, open_connections
-from skippipe.train.connect.activity import Activity, announce_leaving
+from skippipe.train.connect.activity import announce_leaving
 from skippipe.train.connect.attempt import (
     REPORT_S,
     Attempt,
     LeftBehindError,
     Presence,
-    await_end_of_attempt,
     find_ranks,
 )
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
@@ -123,22 +122,11 @@ class Rendezvous:
 
         """
         stated: list[dict[str, str]] = [json.loads(text) for text in self.all_gather(key, json.dumps(dict(values)))]
-        first: dict[str, int] = {}
-        differing: dict[str, int] = {}
-        for rank, theirs in enumerate(stated):
-            for what, value in theirs.items():
-                if stated[first.setdefault(what, rank)][what] != value:
-                    differing.setdefault(what, rank)
-        if differing:
-            errors: list[InputError] = []
-            for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
-                expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
-                expected, got = f"{expected} as on {self.title(first[what])}", f"{got} on {self.title(rank)}"
-                errors.append(unexpected(what, got, expected))
+        problem = difference(stated, self.title)
+        if problem is not None:
             self.await_readers(key)
-            errors[0].hint = "; ".join(map(str, errors[1:])) or None
-            raise errors[0]
-        return {what: stated[rank][what] for what, rank in first.items()}
+            raise problem
+        return {what: value for theirs in reversed(stated) for what, value in theirs.items()}
 
     def await_readers(self, key: str) -> None:
         """Wait until all ranks have read what all have published under `key`, and so end for the same reason.
@@ -147,6 +135,24 @@ class Rendezvous:
         """
         with contextlib.suppress(RendezvousError):  # whoever ends from here on has read all of it
             self.all_gather(f"{key} read", "")
+
+
+def difference(stated: Sequence[Mapping[str, str]], title: Callable[[int], str]) -> InputError | None:
+    """The error of ranks that state different values under one name; has names, values and what `title` calls them."""
+    first: dict[str, int] = {}
+    differing: dict[str, int] = {}
+    for rank, theirs in enumerate(stated):
+        for what, value in theirs.items():
+            if stated[first.setdefault(what, rank)][what] != value:
+                differing.setdefault(what, rank)
+    errors: list[InputError] = []
+    for what, rank in islice(differing.items(), SHOWN_DIFFERENCES):
+        expected, got = _about_difference(stated[first[what]][what], stated[rank][what])
+        errors.append(unexpected(what, f"{got} on {title(rank)}", f"{expected} as on {title(first[what])}"))
+    if not errors:
+        return None
+    errors[0].hint = "; ".join(map(str, errors[1:])) or None
+    return errors[0]
 
 
 @contextlib.contextmanager
@@ -165,11 +171,8 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
     """
     deadline = time.monotonic() + spec.start_timeout_s
     with contextlib.closing(open_store(rank_spec, spec.start_timeout_s)) as client:
-        if rank_spec.launcher is Launcher.NODE:
-            await_end_of_attempt(rank_spec, Activity(client, 2 * spec.heartbeat_s), deadline)
         attempt = find_ranks(client, rank_spec, nodes, spec.start_timeout_s, deadline)
-        in_order = False
-        try:
+        with taking_part(attempt, rank_spec.launcher, rank_spec.rank):
             check_reachable(attempt.ranks)
             others = open_connections()
             group = connect_group(attempt, spec, max(deadline - time.monotonic(), LEAST_CONNECTING_S))
@@ -177,20 +180,28 @@ def join(rank_spec: RankSpec, spec: CommunicationSpec, nodes: Sequence[str] = ()
             yield rendezvous
             if dist.group.WORLD is group:  # else those that are left have regrouped, and leave by themselves
                 leave(rendezvous)
-            in_order = True
-        except LeftBehindError:
-            raise
-        except BaseException as error:
-            # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
-            silent = rank_spec.launcher is Launcher.LOCAL or isinstance(error, ActionError)
-            attempt.announce_end(error, 0.0 if silent else REPORT_S)
-            raise
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            if rank_spec.launcher is Launcher.NODE:
-                with contextlib.suppress(RuntimeError, OSError):  # the store is gone
-                    announce_leaving(client, attempt.name, rank_spec.rank, in_order=in_order)
+
+
+@contextlib.contextmanager
+def taking_part(attempt: Attempt, launcher: Launcher, member: int) -> Iterator[None]:
+    """Within: this process is a member of an attempt. At the end it leaves, and if that is an error says why."""
+    in_order = False
+    try:
+        yield
+        in_order = True
+    except LeftBehindError:
+        raise
+    except BaseException as error:
+        # Peers notice a lost connection themselves; and the supervisor of a local run ends all workers.
+        silent = launcher is Launcher.LOCAL or isinstance(error, ActionError)
+        attempt.announce_end(error, 0.0 if silent else REPORT_S)
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if launcher is Launcher.NODE:
+            with contextlib.suppress(RuntimeError, OSError):  # the store is gone
+                announce_leaving(attempt.client, attempt.name, member, in_order=in_order)
 
 
 def leave(rendezvous: Rendezvous) -> None:

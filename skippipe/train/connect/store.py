@@ -104,6 +104,11 @@ class StoreClient:
         """Add a text to that under a key."""
         self.call(lambda: self.store.append(key, text), self._timeout_s)
 
+    def count(self, key: str) -> int:
+        """Add one to the number under a key, which begins with 0; gives the sum."""
+        found: int = self.call(lambda: self.store.add(key, 1), self._timeout_s)
+        return found
+
     def get(self, key: str) -> str | None:
         """The text under a key; None: there is none."""
 

@@ -1,7 +1,8 @@
 """`skippipe node`: the ranks of one machine, in a job over several of which each may be lost.
 
 Every node of the plan is a process, and its position among those in use is its rank; so all machines number the ranks
-alike without asking each other. The machine that the rendezvous names serves it, in a process of its own.
+alike without asking each other. Nodes that the plan leaves out come after them, and can only join a run. The machine
+that the rendezvous names serves it, in a process of its own.
 """
 
 import contextlib
@@ -75,17 +76,18 @@ def _ranks(spec: RunSpec, host: str, port: int) -> list[RankSpec]:
     if spec.launch.processes is not None:
         raise unexpected("runtime.processes", spec.launch.processes, "null: each node of this machine is a process")
     used = spec.layout.used
-    check_node(spec.launch.node, used, hint="runtime.node=NAME,NAME says which nodes this machine is")
+    check_node(spec.launch.node, spec.layout.cluster.names, "runtime.node=NAME,NAME says which nodes this machine is")
+    numbers = {name: rank for rank, name in enumerate([*used, *spec.layout.unused])}
     names = node_names(spec.launch.node)
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise unexpected("runtime.node", f"{', '.join(repeated)} twice", "each node once")
     return [
         RankSpec(
-            used.index(name), len(used), (name,), host, port,
-            launcher=Launcher.NODE, agent_store=True, local_rank=number,
+            numbers[name], len(used), (name,), host, port,
+            launcher=Launcher.NODE, agent_store=True, local_rank=number, newcomer=name not in used,
         )
-        for number, name in enumerate(sorted(names, key=used.index))
+        for number, name in enumerate(sorted(names, key=lambda name: numbers[name]))
     ]  # fmt: skip
 
 

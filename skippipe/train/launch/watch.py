@@ -33,6 +33,7 @@ from skippipe.train.observe.events import (
     PlanReady,
     RankStopped,
     RankTraining,
+    RankWaiting,
     Report,
     RunRecovered,
     WorkerEnded,
@@ -134,9 +135,10 @@ class Watch:
         self._workers = {worker.rank: worker for worker in workers}
         self._recovery_s = recovery_s
         self._left: dict[int, ProcessReport] = {}
-        """of workers that the others go on without, for the record"""
-        self._told: set[tuple[int, tuple[int, ...]]] = set()
-        """ranks that report and those that were lost, as told to the user of a machine that sees no reports"""
+        """of members that the others go on without, for the record"""
+        self._told: set[tuple[int, tuple[int, ...], tuple[str, ...]]] = set()
+        """ranks that report, those that were lost and nodes that have joined, as told to the user of a machine that
+        sees no reports"""
         self._training = False
         """whether workers that are left could go on"""
         self._iteration_s = 0.0
@@ -212,7 +214,12 @@ class Watch:
                     worker.failure, worker.failed_at = event, time.monotonic()
                 case WorkerInterrupted():
                     worker.interrupted = event
+                case RankWaiting():
+                    worker.member = None
+                    self._report(event)
                 case _ if not worker.left_behind:
+                    if isinstance(event, RankTraining):
+                        worker.member = event.rank
                     self._take_from_living(event)
 
     def _take_from_living(self, event: Event) -> None:
@@ -222,7 +229,9 @@ class Watch:
             case RankTraining():
                 self._training = True
                 self._leave_behind(event.lost)
-                if event.reporter not in self._workers:  # else what it reports tells more
+                if event.reporter not in {
+                    worker.member for worker in self._workers.values()
+                }:  # else what it reports tells more
                     self._tell_of_training(event)
             case IterationDone():
                 self._iteration_s = max(event.iteration_s, event.predicted_s or 0.0)
@@ -235,19 +244,20 @@ class Watch:
 
     def _tell_of_training(self, event: RankTraining) -> None:
         """Report once that ranks on this machine train, and once whom the others go on without."""
-        now = (event.reporter, tuple(event.lost))
+        now = (event.reporter, tuple(event.lost), tuple(event.joined_names))
         if now not in self._told:
             self._report(event)
-        self._told |= {now, (event.reporter, ())}
+        self._told |= {now, (event.reporter, (), ())}
 
     def _leave_behind(self, lost: Sequence[int]) -> None:
         """Take note that the others go on without some workers; those that live, but hang, are ended."""
-        here = [self._workers[rank] for rank in lost if rank in self._workers and rank not in self._left]
+        here = [worker for worker in self._workers.values() if worker.member in lost and not worker.left_behind]
         hanging = [worker for worker in here if worker.is_alive]
         stacks = _stacks(hanging)
         for worker in here:
+            assert worker.member is not None, "it is one of those that are lost"
             worker.left_behind = True
-            self._left[worker.rank] = worker.report(stacks.get(worker.rank))
+            self._left[worker.member] = worker.report(stacks.get(worker.rank))
         for worker in hanging:
             assert worker.process is not None
             with contextlib.suppress(ProcessLookupError):

@@ -36,6 +36,8 @@ class Worker:
     names: tuple[str, ...]
     """nodes that it serves"""
     log: Path
+    member: int | None = None
+    """as the other ranks know it: its rank, or the number of one that has joined; None: it is not one of them yet"""
     reader: EventReader = field(default_factory=EventReader)
     process: int | None = None
     failure: WorkerFailed | None = None
@@ -48,6 +50,10 @@ class Worker:
     """whether the others go on without it"""
     interrupted: WorkerInterrupted | None = None
     """what it was doing when it learnt of the latest loss"""
+
+    def __post_init__(self) -> None:
+        if self.member is None:
+            self.member = self.rank
 
     @property
     def is_alive(self) -> bool:

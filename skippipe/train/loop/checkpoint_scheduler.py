@@ -58,6 +58,10 @@ class CheckpointScheduler:
             self._due = False
             self._saver.save(*self._snapshot(iteration))
 
+    def take_note(self) -> None:
+        """Report what has become of checkpoints so far."""
+        self._report_finished()
+
     def finish(self, iteration: int) -> None:
         """Ensure that there is a checkpoint after this iteration; raises `SavingError` if that fails."""
         self._saver.wait()

@@ -45,6 +45,8 @@ class RankFlags(NamedTuple):
     """it is still writing a checkpoint"""
     replan: bool = False
     """it has another plan for the next iteration"""
+    join: bool = False
+    """others ask to join"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,16 @@ from skippipe.checkpoint.state import TrainingState
 from skippipe.devices import peak_memory
 from skippipe.errors import SchedulerError
 from skippipe.model.build import module_seed
-from skippipe.moves import Holding, PhaseChange, WeightBytes, change_phase, change_s, stage_moves, transfers_s
+from skippipe.moves import (
+    Holding,
+    PhaseChange,
+    WeightBytes,
+    change_phase,
+    change_s,
+    renumbered,
+    stage_moves,
+    transfers_s,
+)
 from skippipe.phases import phase_layers
 from skippipe.plan_file import plan_sha256
 from skippipe.ranks import transfer_time
@@ -35,6 +44,7 @@ from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.observed import Ratios
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.run_state import PlanInForce, RunMetadata, RunProgress, RunState
 from skippipe.train.loop.standing import CommonStanding, Standing
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
@@ -46,6 +56,7 @@ from skippipe.train.observe.events import (
     RunStopped,
     RunSummary,
     ValidationDone,
+    from_json,
     to_json,
 )
 from skippipe.train.observe.utilization import UtilizationMeter
@@ -56,45 +67,25 @@ OPTIMIZER = "optimizer"
 """Prefix of the names of optimizer state in a checkpoint."""
 
 
-@dataclass(frozen=True)
-class RunProgress:
-    """How far a run is when the loop starts."""
-
-    iteration: int = 0
-    """iterations done"""
-    tokens: int = 0
-    """tokens trained on"""
-    position: int = 0
-    """sequences of text used"""
-    newest: int = -1
-    """iteration of the newest checkpoint in the run's own folder; -1: there is none"""
-    layers: frozenset[int] = frozenset()
-    """decoder layers that have joined"""
-    loss_scale: LossScale | None = None
-    """of the next iteration; None: the initial one, if losses are scaled"""
-
-
-@dataclass(frozen=True)
-class RunMetadata:
-    """What all ranks know of text and model."""
-
-    text_sha256: str
-    """of the training text"""
-    training_tokens: int
-    validation_microbatches: int
-    """per validation"""
-    tokenizer: str | None
-    """tokenizer.json; None: on ranks other than 0"""
-    model: dict[str, Any]
-    """every setting of the model, by the names of transformers"""
-
-
 class SlowRankError(SchedulerError):
     """A rank is to be treated as lost."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class NewcomersError(SchedulerError):
+    """Others are to join the ranks after an iteration; nothing has failed."""
+
+    def __init__(self, newcomers: Sequence[int]) -> None:
+        super().__init__(f"{len(newcomers)} others join")
+        self.newcomers = newcomers
+        """their numbers"""
+
+
+Knocking = Callable[[], Sequence[int]]
+"""Numbers of those that ask to join, on rank 0."""
 
 
 class Factory(NamedTuple):
@@ -170,12 +161,18 @@ class TrainingLoop:
             every = self._spec.checkpoints.every
             self._checkpoints = CheckpointScheduler(saver, every, self._snapshot, start.newest, report)
 
-    def run(self, request: StopRequest, *, begun: Callable[[], None] = lambda: None) -> signal.Signals | None:
+    def run(
+        self, request: StopRequest, *, begun: Callable[[], None] = lambda: None, knocking: Knocking = tuple
+    ) -> signal.Signals | None:
         """Train and validate to the end, or until asked to stop; gives the signal that asked.
 
-        `begun` is called before the first iteration, after what comes before it, such as a validation.
+        Args:
+            request: to stop.
+            begun: called before the first iteration, after what comes before it, such as a validation.
+            knocking: who asks to join.
 
         Raises:
+            NewcomersError: others are to join after the iteration that is done; on all ranks alike.
             ActionError: a message did not arrive, or another rank is gone.
             DivergedError: gradient or loss is no longer finite.
             SavingError: no checkpoint can be left at the end.
@@ -186,7 +183,7 @@ class TrainingLoop:
                 stack.callback(self._ahead.close)
             if self._closed_loop is not None:
                 stack.callback(self._closed_loop.close)
-            if self._train(lambda: request.signal is not None, begun):
+            if self._train(lambda: request.signal is not None, begun, knocking):
                 return None
             request.heeded = True
             return request.signal or signal.SIGTERM  # another rank was asked
@@ -200,11 +197,12 @@ class TrainingLoop:
         later = [engine.phase.after for engine in self._engines if engine.phase.after >= iteration]
         return min([*later, self._spec.iterations]) - iteration
 
-    def _train(self, asked: Callable[[], bool], begun: Callable[[], None]) -> bool:
+    def _train(self, asked: Callable[[], bool], begun: Callable[[], None], knocking: Knocking) -> bool:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
-        self._begin_phase(self._engine(number), number + 1)
+        if self._phase < 0:
+            self._begin()
         self._make_up(number)
         begun()
         engine, measured = self._engine(number), Measured()
@@ -213,7 +211,9 @@ class TrainingLoop:
             number += 1
             before, engine = engine, self._next_engine(number, engine)
             measured = measured if engine is before else Measured()
-            result = self._iterate(number, engine, asked)
+            result = self._iterate(number, engine, asked, lambda: bool(knocking()))
+            if number == self._start.iteration + 1:
+                self._release_stages(engine)  # not before: until now others may have begun with who had them before
             if number > self._start.iteration + 1 or number == spec.iterations:  # the first one is slower
                 measured.seconds.append(result.seconds)
                 measured.tasks.add(result.timings)
@@ -226,16 +226,34 @@ class TrainingLoop:
                     checkpoints.finish(number)
                 self._report(RunStopped(iteration=number, saved=checkpoints is not None))
                 return False
-            if self._is_validated(number):
-                with meter.paused():
-                    self._validate(number)
-            meter.profile(number)
-            if checkpoints is not None and number < spec.iterations:
-                checkpoints.after(number, saving=result.flags.saving)
+            self._follow_up(number, result.flags, knocking)
         if checkpoints is not None:
             checkpoints.finish(number)
         self._report(self._summary(engine, number, measured))
         return True
+
+    def _follow_up(self, number: int, flags: RankFlags, knocking: Knocking) -> None:
+        """Do what follows an iteration; raises `NewcomersError` if others are to join."""
+        if self._is_validated(number):
+            with self._meter.paused():
+                self._validate(number)
+        self._meter.profile(number)
+        if number == self._spec.iterations:
+            return
+        if flags.join and not flags.saving:
+            self._admit(number, knocking)
+        if self._checkpoints is not None:
+            self._checkpoints.after(number, saving=flags.saving)
+
+    def _admit(self, number: int, knocking: Knocking) -> None:
+        """Raise `NewcomersError` once all ranks know whom rank 0 admits, and have nothing more to send each other."""
+        rendezvous, checkpoints = self._context.rendezvous, self._checkpoints
+        texts = rendezvous.all_gather(f"newcomers after iteration {number}", json.dumps(knocking()))
+        newcomers: list[int] = json.loads(texts[0])
+        if newcomers:
+            if checkpoints is not None:
+                checkpoints.take_note()
+            raise NewcomersError(newcomers)
 
     def _make_up(self, number: int) -> None:
         """Do what comes before the iterations: at the start of a run, or as far as a loss of ranks has prevented it."""
@@ -252,7 +270,9 @@ class TrainingLoop:
         every = self._spec.validate_every
         return number == self._spec.iterations or bool(every and number % every == 0)
 
-    def _iterate(self, number: int, engine: Engine, asked: Callable[[], bool]) -> IterationResult:
+    def _iterate(
+        self, number: int, engine: Engine, asked: Callable[[], bool], knock: Callable[[], bool]
+    ) -> IterationResult:
         """Train one iteration."""
         checkpoints, self._number = self._checkpoints, number
         self._context.links.begin_iteration(number)
@@ -265,6 +285,7 @@ class TrainingLoop:
                 saving=checkpoints is not None and checkpoints.busy,
                 replan=self._closed_loop is not None
                 and self._closed_loop.wants_change(number, self._following(number), self._change_s),
+                join=knock(),
             ),
             self._loss_scale,
         )
@@ -558,50 +579,54 @@ class TrainingLoop:
         if self._checkpoints is not None:
             self._checkpoints.wait()
 
-    def holding(self, phase: int) -> Holding:
+    def _holding_of(self, phase: int) -> Holding:
         """Who has which weights, where all ranks have completed the change to a phase, but maybe not the one after."""
         return self._holding if self._phase == phase else self._holding_before
 
-    def continued(  # noqa: PLR0913 - by keyword
-        self,
-        context: RankContext,
-        engines: Sequence[Engine],
-        common: CommonStanding,
-        *,
-        holding: Holding,
-        metadata: RunMetadata,
-        saver: CheckpointSaver | None,
-        report: Report,
-        factory: Factory,
-        closed_loop: ClosedLoop | None,
-    ) -> "TrainingLoop":
-        """The loop of the ranks that are left, from what they have done in common; arguments as of the class."""
+    def state(self, common: CommonStanding, new_rank: Mapping[int, int]) -> RunState:
+        """What the next generation goes on with, after what its ranks have done in common.
+
+        `new_rank` are their ranks there, by those in this loop.
+        """
         assert self._stepped == common.iteration
-        start = RunProgress(
-            iteration=self._stepped,
-            tokens=self._optimizer.tokens_done,
-            position=self._position(self._stepped),
-            newest=common.newest,
-            layers=holding.joined,
-            loss_scale=self._loss_scale,
+        holding, allocation = self._holding_of(common.phase), self._spec.layout.allocation
+        return RunState(
+            progress=RunProgress(
+                iteration=self._stepped,
+                tokens=self._optimizer.tokens_done,
+                position=self._position(self._stepped),
+                newest=common.newest,
+                layers=holding.joined,
+                loss_scale=self._loss_scale,
+            ),
+            holding=renumbered(holding, new_rank),
+            allocation=allocation,
+            phases=tuple(phase.allocation for phase in self._spec.phases),
+            plans=tuple(
+                PlanInForce(engine.phase.after, engine.plan.to_json(), engine.predicted_s is not None)
+                for engine in self._engines
+            ),
+            metadata=self._metadata,
+            losses=tuple(self._losses),
+            validated=common.validated,
+            norm=None if self._norm is None else self._norm.hex(),
+            latest=common.latest,
+            validation=common.validation,
         )
-        loop = TrainingLoop(
-            context,
-            engines,
-            optimizer=self._optimizer,
-            start=start,
-            batches=self._token_batches,
-            weights=self._weights,
-            metadata=metadata,
-            saver=saver,
-            trace=None,
-            report=report,
-            factory=factory,
-            closed_loop=closed_loop,
-        )
-        loop._holding, loop._losses, loop._validated = holding, self._losses, common.validated
-        loop._norm, loop._latest, loop._validation = self._norm, self._latest, self._validation
-        return loop
+
+    def take_up(self, state: RunState) -> None:
+        """Go on from a state, before the first iteration; brings the weights to where the plan needs them."""
+        self._holding = self._holding_before = state.holding
+        self._losses, self._validated = [*state.losses], state.validated
+        self._norm = None if state.norm is None else float.fromhex(state.norm)
+        latest, validation = (None if text is None else from_json(text) for text in (state.latest, state.validation))
+        self._latest = latest if isinstance(latest, IterationDone) else None
+        self._validation = validation if isinstance(validation, ValidationDone) else None
+        self._begin()
+
+    def _begin(self) -> None:
+        number = self._start.iteration
+        self._begin_phase(self._engine(number), number + 1)
 
     def _validate(self, iteration: int) -> None:
         engine = self._engine(iteration)

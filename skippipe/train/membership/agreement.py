@@ -6,13 +6,18 @@ Whoever cannot reach the store, or is not in the text, stops.
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.connect.store import LEAST_PAUSE_S, MOST_PAUSE_S, StoreClient, reached
-from skippipe.train.membership.heartbeat import Monitor
+from skippipe.train.membership.heartbeat import Monitor, call_key
 
 LEFT = "the other ranks have gone on without this one"
+
+
+def decision_key(attempt: str, generation: int) -> str:
+    """Key of the members of a generation, as they were agreed on."""
+    return f"{call_key(attempt, generation)}/decided"
 
 
 def agree(  # noqa: PLR0913 - by keyword
@@ -24,6 +29,7 @@ def agree(  # noqa: PLR0913 - by keyword
     own: int,
     standing: str,
     patience_s: float,
+    newcomers: Sequence[int] = (),
 ) -> dict[int, str]:
     """Call all members to a generation, and agree with those that come on who they are.
 
@@ -35,22 +41,23 @@ def agree(  # noqa: PLR0913 - by keyword
         own: this member.
         standing: what the others have to know of it.
         patience_s: how long a member that lives may take to come; then it is left behind.
+        newcomers: whom the members have agreed to admit; nobody waits for them.
 
     Returns:
-        The standings of those that go on, by member.
+        The standings of those that go on, by member; empty ones of those that join.
 
     Raises:
         LeftBehindError: this member is not one of them.
         RendezvousError: the store is gone.
 
     """
-    key = monitor.call_key(generation)
+    key = call_key(monitor.attempt, generation)
     with reached():
         client.set(f"{key}/{own}", standing)
         client.set(key, "")
         deadline, pause_s = time.monotonic() + patience_s, LEAST_PAUSE_S
         while True:
-            decided = client.get(f"{key}/decided")
+            decided = client.get(decision_key(monitor.attempt, generation))
             if decided is None:
                 excluded = monitor.excluded(client)
                 if own in excluded:
@@ -59,7 +66,7 @@ def agree(  # noqa: PLR0913 - by keyword
                 missing = set(members) - set(here) - set(excluded) - monitor.lost_among(members)
                 if not missing or time.monotonic() > deadline:
                     # One that came and died since is found missing when the others connect.
-                    decided = client.propose(f"{key}/decided", json.dumps(here))
+                    decided = client.propose(decision_key(monitor.attempt, generation), json.dumps([*here, *newcomers]))
             if decided is not None:
                 break
             time.sleep(pause_s)

@@ -11,15 +11,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skippipe.ranks import node_title
 from skippipe.train.connect.activity import beat_key, excluded_key, ranks_that_died
 from skippipe.train.connect.store import RendezvousError, StoreClient
+from skippipe.train.membership.door import Door
 
 BEATS_PER_HEARTBEAT = 4
 MOST_LOOK_PAUSE_S = 0.25
 """Between two looks at the store: a death that it tells of is noticed that soon."""
+
+
+def call_key(attempt: str, generation: int) -> str:
+    """Key under which a member calls all others to a generation."""
+    return f"{attempt}/call/{generation}"
 
 
 class Silence:
@@ -61,14 +68,15 @@ class Loss:
 class Monitor:
     """Watches the members of a job in a thread of its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by keyword
         self,
         client: StoreClient,
         *,
         attempt: str,
         own: int,
         heartbeat_s: float,
-        title: Callable[[int], str],
+        names: Callable[[int], Sequence[str]],
+        newcomers_from: int | None = None,
     ) -> None:
         """Begin to show signs of life.
 
@@ -77,12 +85,17 @@ class Monitor:
             attempt: its name, which all of its keys begin with.
             own: this member.
             heartbeat_s: members that are silent for two heartbeats are lost.
-            title: what messages call a member.
+            names: gives the nodes that a member serves.
+            newcomers_from: the first number of those that ask to join; None: nobody may.
 
         """
-        self._client, self._attempt, self._own, self._title = client, attempt, own, title
+        self._client, self._own, self._names = client, own, names
+        self.attempt = attempt
         self._limit_s = 2 * heartbeat_s
         self._pause_s = min(heartbeat_s / BEATS_PER_HEARTBEAT, MOST_LOOK_PAUSE_S)
+        self._door = None
+        if newcomers_from is not None:
+            self._door = Door(client, attempt, newcomers_from, self._limit_s, self._pause_s)
         self._beat = 0
         self._main = threading.get_ident()
         self._closed = threading.Event()
@@ -109,6 +122,8 @@ class Monitor:
             self._silence = Silence(self._members - {self._own}, self._limit_s, self._pause_s)
             self._interrupt, self._loss = interrupt, None
             self._noticed.clear()
+            if self._door is not None:
+                self._door.close(members)
 
     def unwatch(self) -> None:
         """Only show signs of life from here on."""
@@ -138,7 +153,7 @@ class Monitor:
     def exclude(self, member: int, reason: str) -> Loss:
         """Take a member for lost that lives, and have all others do so; only one at a time may call this."""
         excluded = self.excluded(self._client) | {member: reason}
-        self._client.set(excluded_key(self._attempt), json.dumps(excluded))
+        self._client.set(excluded_key(self.attempt), json.dumps(excluded))
         with self._lock:
             self._notice(frozenset({member}), reason)
             assert self._loss is not None, "it has just been noticed"
@@ -146,12 +161,13 @@ class Monitor:
 
     def excluded(self, client: StoreClient) -> dict[int, str]:
         """Members that are taken for lost although they live, and why; read through any client of the store."""
-        text = client.get(excluded_key(self._attempt))
+        text = client.get(excluded_key(self.attempt))
         return {} if text is None else {int(member): reason for member, reason in json.loads(text).items()}
 
-    def call_key(self, generation: int) -> str:
-        """Key under which a member calls all others to a generation."""
-        return f"{self._attempt}/call/{generation}"
+    @property
+    def knocking(self) -> tuple[int, ...]:
+        """Numbers of those that are to be admitted; only the lowest member looks for them."""
+        return () if self._door is None else self._door.ready
 
     def _run(self) -> None:
         before = time.monotonic()
@@ -172,24 +188,26 @@ class Monitor:
 
     def _show_life(self) -> None:
         self._beat += 1
-        self._client.set(beat_key(self._attempt, self._own), str(self._beat))
+        self._client.set(beat_key(self.attempt, self._own), str(self._beat))
 
     def _look(self, elapsed_s: float) -> None:
         others = sorted(self._members - {self._own})
+        if self._door is not None and self._own == min(self._members, default=None):
+            self._door.look([name for m in self._members for name in self._names(m)], elapsed_s)
         if not others:
             return
-        beats = self._client.get_all([beat_key(self._attempt, member) for member in others])
+        beats = self._client.get_all([beat_key(self.attempt, member) for member in others])
         silent = self._silence.observe(dict(zip(others, beats, strict=True)), elapsed_s)
-        dead = ranks_that_died(self._client, self._attempt) & self._members
+        dead = ranks_that_died(self._client, self.attempt) & self._members
         excluded = {member: reason for member, reason in self.excluded(self._client).items() if member in self._members}
         if dead or silent or excluded:
-            died = [f"{self._title(member)} has died" for member in sorted(dead)]
+            died = [f"{node_title(self._names(member), member)} has died" for member in sorted(dead)]
             quiet = [
-                f"{self._title(member)} has shown no sign of life for {self._limit_s:g} s"
+                f"{node_title(self._names(member), member)} has shown no sign of life for {self._limit_s:g} s"
                 for member in sorted(silent - dead - excluded.keys())
             ]
             self._notice(frozenset(silent | dead | excluded.keys()), "; ".join([*died, *excluded.values(), *quiet]))
-        elif self._client.get(self.call_key(self._generation + 1)) is not None:
+        elif self._client.get(call_key(self.attempt, self._generation + 1)) is not None:
             self._notice(frozenset(), "another rank has lost its connections")
 
     def _notice(self, lost: frozenset[int], reason: str) -> None:

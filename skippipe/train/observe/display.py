@@ -1,7 +1,7 @@
 """What a training run shows: a live view on a terminal, one line per event elsewhere."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ from skippipe.train.observe.events import (
     PlanReady,
     PlanSearched,
     RankTraining,
+    RankWaiting,
+    RunJoined,
     RunRecovered,
     RunRestarting,
     RunResumed,
@@ -53,6 +55,8 @@ class Display:
         """iterations"""
         self.validation: ValidationDone | None = None
         self.summary: RunSummary | None = None
+        self.changes: list[RunRecovered | RunJoined] = []
+        """of who takes part"""
         self.progress = ProgressDisplay(console, line_every_s=math.inf)  # the events are its lines
         self.progress.begin("iteration")
 
@@ -68,8 +72,11 @@ class Display:
         match event:
             case PlanReady():
                 self.plan = event
-            case RunResumed() | RunRecovered():
+            case RunResumed():
                 self.done = event.iteration
+            case RunRecovered() | RunJoined():
+                self.done = event.iteration
+                self.changes.append(event)
             case IterationDone():
                 self.iteration, self.done = event, event.iteration
                 self.losses.append(event.loss)
@@ -95,7 +102,8 @@ class Display:
         if isinstance(event, WorkersStarting):
             return [f"starting {event.processes} processes; their logs and results go to {self.folder}"]
         lines = LINES.get(type(event))
-        return [] if lines is None else lines(event)
+        more = changes_lines(self.changes) if isinstance(event, RunSummary) else []
+        return more if lines is None else [*lines(event), *more]
 
     def _details(self) -> list[RenderableType]:
         """Table and loss curve below the bar."""
@@ -198,9 +206,31 @@ def recovered_lines(event: RunRecovered) -> list[str]:
     return [line, event.reason, f"stage {', '.join(map(str, event.restored))} restored from {origin}"]
 
 
+def joined_lines(event: RunJoined) -> list[str]:
+    """Who takes part in a run from here on."""
+    served: dict[int, list[str]] = {stage: [] for stage in sorted(event.stages)}
+    for name, stage in zip(event.joined_names, event.stages, strict=True):
+        served[stage].append(name)
+    nodes = "; ".join(f"node {shown_names(names)} serves stage {stage}" for stage, names in served.items())
+    predicted = "" if event.predicted_s is None else f", predicted iteration time {seconds(event.predicted_s)}"
+    took = f"{seconds(event.planning_s)} for the plan and {seconds(event.moving_s)} for moving stages"
+    interrupted = f"training was interrupted for {seconds(event.seconds)}, {took}"
+    return [
+        f"joined after iteration {event.iteration}: {nodes}",
+        f"{event.processes} processes train by another plan{predicted}; {interrupted}",
+    ]
+
+
+def waiting_lines(event: RankWaiting) -> list[str]:
+    """That this machine asks others to admit it."""
+    return [f"others train already; node {shown_names(event.names)} asks to join after an iteration"]
+
+
 def training_lines(event: RankTraining) -> list[str]:
     """That this machine trains while another one reports."""
-    lost = f"lost node {shown_names(event.lost_names)}: training goes on" if event.lost else "training"
+    changes = [f"lost node {shown_names(event.lost_names)}"] if event.lost else []
+    changes += [f"node {shown_names(event.joined_names)} joined"] if event.joined_names else []
+    lost = f"{', '.join(changes)}: training goes on" if changes else "training"
     return [f"{lost}; node {shown_names(event.reporter_names)} shows how it proceeds"]
 
 
@@ -239,6 +269,18 @@ def summary_lines(event: RunSummary) -> list[str]:
     off = percent(measured_s / predicted_s - 1.0) if predicted_s else "-"
     times = f"iteration time: predicted {seconds(predicted_s)}, measured {seconds(measured_s)} (median; off by {off})"
     return [loss, times, *(f"  {reason}" for reason in event.reasons), *utilization_lines(event)]
+
+
+def changes_lines(changes: Sequence[RunRecovered | RunJoined]) -> list[str]:
+    """How many nodes were lost in a run, how many have joined, and for how long it was interrupted."""
+    if not changes:
+        return []
+    lost = sum(len(change.lost_names) for change in changes if isinstance(change, RunRecovered))
+    joined = sum(len(change.joined_names) for change in changes if isinstance(change, RunJoined))
+    # Where both happen at once they report the same interruption.
+    seconds_by_generation = {change.attempt: change.seconds for change in changes}
+    interrupted = seconds(sum(seconds_by_generation.values()))
+    return [f"nodes lost: {lost}, joined: {joined}; training was interrupted for {interrupted} in all"]
 
 
 def utilization_lines(event: RunSummary) -> list[str]:
@@ -294,7 +336,9 @@ LINES: dict[type[Event], Callable[[Any], list[str]]] = {
     PlanReady: plan_lines,
     RunRestarting: restarting_lines,
     RunRecovered: recovered_lines,
+    RunJoined: joined_lines,
     RankTraining: training_lines,
+    RankWaiting: waiting_lines,
     RunResumed: resumed_lines,
     PlanChanged: changed_lines,
     PlanSearched: searched_lines,

@@ -364,6 +364,19 @@ class RankTraining(Event):
     """ranks without which the others go on, by the same numbering"""
     lost_names: list[str] = field(default_factory=list)
     """nodes that they served"""
+    joined_names: list[str] = field(default_factory=list)
+    """nodes that have joined"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWaiting(Event):
+    """A process asks those that train to admit it."""
+
+    kind = "rank_waiting"
+    rank: int
+    """as its own supervisor knows it"""
+    names: list[str]
+    """nodes that it serves"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,8 +422,37 @@ class RunRecovered(Event):
     """iteration time of the new plan; None: its times do not hold for this run"""
     planning_s: float
     """that the new plan has taken"""
+    moving_s: float = 0.0
+    """that weights and optimizer state have taken to where the new plan needs them"""
     seconds: float
     """from the first rank's notice of the loss to the first action of the next iteration"""
+    plan_files: dict[str, str]
+    """by the iterations before each plan"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJoined(Event):
+    """Other processes take part in the run from here on; after `attempt`, or after `recovered`."""
+
+    kind = "joined"
+    iteration: int
+    """iterations done; none is redone"""
+    joined: list[int]
+    """numbers of the processes, which follow on the ranks at the start of the run"""
+    joined_names: list[str]
+    """the nodes that they serve"""
+    stages: list[int]
+    """of these nodes; in the last phase, if they change with the phases"""
+    processes: int
+    """that take part now"""
+    predicted_s: float | None
+    """iteration time of the new plan; None: its times do not hold for this run"""
+    planning_s: float
+    """that the new plan has taken"""
+    moving_s: float
+    """that weights and optimizer state have taken to where the new plan needs them"""
+    seconds: float
+    """from the end of the iteration to the first action of the next one"""
     plan_files: dict[str, str]
     """by the iterations before each plan"""
 
@@ -436,7 +478,7 @@ class ClusterMeasured(Event):
     """as JSON text"""
 
 
-OF_RANKS = (RankTraining, RankStopped, WorkerInterrupted)
+OF_RANKS = (RankTraining, RankWaiting, RankStopped, WorkerInterrupted)
 """What every rank tells its own supervisor, beside what the one that reports tells of the run."""
 
 

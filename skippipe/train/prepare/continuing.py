@@ -1,67 +1,96 @@
-"""From the ranks that are left after a loss to their training loop: the same stages, under another plan."""
+"""From the ranks of a new generation to their training loop: those that are left, and those that join them.
+
+Both do the same: they plan anew for the nodes that are there, and whoever serves a stage under the new plan without its
+weights gets them from one that has them. A newcomer has none.
+"""
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from skippipe._scheduler import Plan
+from skippipe.allocation import Allocation
 from skippipe.checkpoint.directory import CheckpointDirectory
-from skippipe.errors import DeadlockError, InputError, NoPlanError
 from skippipe.model.settings import model_config
 from skippipe.moves import Holding
 from skippipe.plan_file import plan_sha256
-from skippipe.planning import PlanningJob, make_plan
 from skippipe.ranks import assign_ranks
-from skippipe.remaining import left_of, remaining_problem, taken_over
-from skippipe.runtime.message import MessageBuffers
+from skippipe.remaining import left_of, taken_over
+from skippipe.runtime.message import MessageBuffers, MessageSpec
+from skippipe.runtime.stage import Stage
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
-from skippipe.train.loop.loop import Factory, TrainingLoop
-from skippipe.train.loop.standing import CommonStanding
+from skippipe.train.loop.loop import TrainingLoop
+from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.run_state import RunState
+from skippipe.train.loop.token_batches import TokenBatches
 from skippipe.train.observe.run_log import Reporting
+from skippipe.train.prepare.newcomers import NodeFacts
 from skippipe.train.prepare.planning import request_sha256
 from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
-from skippipe.train.prepare.remaining import (
-    NotRecoverableError,
-    remaining_holding,
-    stages_gone,
-    without_nodes,
-)
+from skippipe.train.prepare.remaining import NotRecoverableError, stages_gone, with_allocations, without_nodes
+from skippipe.train.prepare.replanned import Asked, replanned, waiting_s
 from skippipe.train.prepare.restoring import Restored, Restorer
-from skippipe.train.prepare.stages import PartitionedModel, partition_model
-from skippipe.train.resolve.spec import REPLANNING_S, PlanPhase
+from skippipe.train.prepare.stages import PartitionedModel, partition_model, weight_bytes
+from skippipe.train.resolve.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What a rank brings along into a generation."""
+
+    spec: RunSpec
+    message_spec: MessageSpec
+    stages: dict[int, Stage]
+    """that it has built; those that it serves from now on are added"""
+    optimizer: StageOptimizer | None
+    """of these stages; None: there are none"""
+    batches: TokenBatches | None
+    """the text, if it may be a source"""
+
+    @staticmethod
+    def of(loop: TrainingLoop) -> "Belongings":
+        """Those of a rank whose loop was interrupted, which it does not use any more."""
+        context = loop.context
+        return Belongings(context.spec, context.message_spec, context.stages, loop.optimizer, loop.token_batches)
 
 
 class Continued(NamedTuple):
-    """How the ranks that are left go on."""
+    """How the ranks of a generation go on."""
 
     loop: TrainingLoop
     restored: Restored
     """stages that were lost"""
+    planning_s: float
+    """until all had the new plans"""
+    moving_s: float
+    """for weights and optimizer state to move"""
 
 
 def continue_loop(  # noqa: PLR0913 - by keyword
-    loop: TrainingLoop,
+    belongings: Belongings,
+    state: RunState,
     rendezvous: Rendezvous,
     *,
-    new_rank: Mapping[int, int],
-    common: CommonStanding,
+    newcomers: Mapping[str, NodeFacts],
     directory: CheckpointDirectory,
     report: Reporting,
     stack: ExitStack,
 ) -> Continued:
-    """Make the loop of the ranks that are left, after what all of them have done. All of them call this.
+    """Make the loop of a rank, and give it the weights that it needs. All ranks of a generation call this.
 
     Args:
-        loop: of this rank before the loss; it is not used any more afterwards.
-        rendezvous: those that are left.
-        new_rank: their ranks, by those before.
-        common: what they have done in common; this rank's weights are there.
+        belongings: of this rank.
+        state: of the run.
+        rendezvous: the ranks of the generation.
+        newcomers: what those that join have said of their nodes, by name; on rank 0.
         directory: of the run's checkpoints.
         report: takes the events.
         stack: closes the links.
@@ -70,100 +99,126 @@ def continue_loop(  # noqa: PLR0913 - by keyword
         NotRecoverableError: a stage has no node left, or cannot be restored; or there is no plan for those that are.
 
     """
-    before, served = loop.context, {name for names in rendezvous.names_by_rank for name in names}
-    names = before.spec.layout.cluster.names
-    unused = before.spec.layout.unused
+    spec = with_allocations(belongings.spec, state.allocation, state.phases)
+    names, unused = spec.layout.cluster.names, spec.layout.unused
+    served = {name for names in rendezvous.names_by_rank for name in names}
     lost = [node for node, name in enumerate(names) if name not in served and name not in unused]
-    policy = before.spec.communication.lost_stage
+    policy = spec.communication.lost_stage
     left = left_of if policy == "restart" else taken_over
-    spec = without_nodes(before.spec, lost, left)
-    holding = remaining_holding(loop.holding(common.phase), new_rank)
-    gone = stages_gone(holding)
+    spec = without_nodes(spec, lost, left)
+    gone = stages_gone(state.holding)
     if gone and policy == "restart":
         raise NotRecoverableError(f"no rank that is left has the weights of stage {', '.join(map(str, gone))}")
-    rank_of = assign_ranks(names, rendezvous.names_by_rank, spec.layout.unused)
-    links = open_links(spec.communication, spec.layout.cluster, rendezvous, before.message_spec, rank_of, stack)
-    context = dataclasses.replace(
-        before, spec=spec, rendezvous=rendezvous, rank_of=rank_of, links=links,
-        allocations=[left(engine.plan.stages, lost) for engine in loop.engines],
-        buffers=MessageBuffers(before.message_spec), clock_offset_s=clock_offset_s(rendezvous, links.control),
-    )  # fmt: skip
+    absent = [name for name in spec.layout.unused if name not in served]
+    rank_of = assign_ranks(names, rendezvous.names_by_rank, absent)
+    links = open_links(spec.communication, spec.layout.cluster, rendezvous, belongings.message_spec, rank_of, stack)
     model = partition_model(spec, model_config(spec.model.settings))
-    factory = make_factory(context, model)
-    _take_over(context, factory, loop, holding)
-    engines = _engines(context, model, loop, common.iteration)
-    restored = Restored((), None)
+    weights = weight_bytes(model, spec.precision.torch_dtype)
+    begin = time.monotonic()
+    asked = Asked(spec, model, state, rank_of, lost, left, newcomers, weights)
+    plans = _plans(rendezvous, asked)
+    planning_s = time.monotonic() - begin
+    joined = [node for node, name in enumerate(names) if name in served and name in unused]
+    spec = with_allocations(spec, *_with_nodes(spec, [plan for _, plan in plans], joined))
+    context = RankContext(
+        spec=spec, rendezvous=rendezvous, rank_of=rank_of, layers=model.stage_layers, stages=belongings.stages,
+        allocations=[plan.stages for _, plan in plans], links=links, buffers=MessageBuffers(belongings.message_spec),
+        validation_microbatches=state.metadata.validation_microbatches, vocabulary=model.config.vocab_size,
+        clock_offset_s=clock_offset_s(rendezvous, links.control),
+    )  # fmt: skip
+    tokens = len(plans[0][1].microbatches) * context.microbatch_tokens
+    optimizer = _take_over(context, model, belongings, state, tokens)
+    engines = _engines(context, model, state, plans)
+    restored, holding = Restored((), None), state.holding
     if gone:
         receivers = {stage: _serving(stage, engines) for stage in gone}
-        restorer = Restorer(context, loop.optimizer, directory, holding)
+        restorer = Restorer(context, optimizer, directory, holding)
         restored = (restorer.from_checkpoint if policy == "checkpoint" else restorer.from_neighbours)(receivers)
         holding = Holding({**holding.current, **receivers}, holding.joined)
     # Rank 0, which writes checkpoints, may be another one than before.
-    metadata = dataclasses.replace(loop.metadata, tokenizer=share_tokenizer(rendezvous, loop.token_batches))
-    saver = make_saver(spec, rendezvous, directory)
-    following = loop.continued(
-        context, engines, common, holding=holding, metadata=metadata, saver=saver, report=report, factory=factory,
+    metadata = dataclasses.replace(state.metadata, tokenizer=share_tokenizer(rendezvous, belongings.batches))
+    following = TrainingLoop(
+        context,
+        engines,
+        optimizer=optimizer,
+        start=state.progress,
+        batches=belongings.batches,
+        weights=weights,
+        metadata=metadata,
+        saver=make_saver(spec, rendezvous, directory),
+        trace=None,
+        report=report,
+        factory=make_factory(context, model),
         closed_loop=make_closed_loop(context, report),
-    )  # fmt: skip
-    return Continued(following, restored)
+    )
+    begin = time.monotonic()
+    following.take_up(dataclasses.replace(state, holding=holding))
+    return Continued(following, restored, planning_s, time.monotonic() - begin)
 
 
-def _take_over(context: RankContext, factory: Factory, loop: TrainingLoop, holding: Holding) -> None:
-    """Build the stages that this rank has not served so far; their weights follow."""
-    rank = context.rendezvous.rank
+def _plans(rendezvous: Rendezvous, asked: Asked) -> list[tuple[int, Plan]]:
+    """The plans of the phase of an iteration and those to come, by the iterations before them, made on rank 0."""
+    still = asked.phases_left
+    text = rendezvous.broadcast("plans", lambda: replanned(asked), waiting_s(asked))
+    plans = [Plan.from_json(plan) for plan in json.loads(text)]
+    rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
+    return [(phase.after, plan) for phase, plan in zip(still, plans, strict=True)]
+
+
+def _with_nodes(
+    spec: RunSpec, plans: Sequence[Plan], joined: Sequence[int]
+) -> tuple[Allocation, tuple[Allocation, ...]]:
+    """Allocation of a run and its phases with nodes that join: they serve what they serve under the latest plan."""
+    stage_of = {node: stage for plan in plans for stage, nodes in enumerate(plan.stages) for node in nodes}
+
+    def grown(allocation: Allocation) -> Allocation:
+        stages = [
+            [
+                *nodes,
+                *(node for node in joined if stage_of.get(node) == stage and stage not in allocation.absent_stages),
+            ]
+            for stage, nodes in enumerate(allocation.stages)
+        ]
+        absent = tuple(node for node in allocation.absent_nodes if not any(node in nodes for nodes in stages))
+        return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)
+
+    return grown(spec.layout.allocation), tuple(grown(phase.allocation) for phase in spec.phases)
+
+
+def _engines(
+    context: RankContext, model: PartitionedModel, state: RunState, plans: Sequence[tuple[int, Plan]]
+) -> list[Engine]:
+    """The engines of plans; every rank proves each plan."""
+    spec, predicts = context.spec, {plan.after: plan.predicts for plan in state.plans}
+    phases = {phase.after: phase for phase in spec.phases}
+    return [
+        engine_of(
+            context, model, phases[after], plan, request_sha256(spec, phases[after], model), predicts=predicts[after]
+        )
+        for after, plan in plans
+    ]
+
+
+def _take_over(
+    context: RankContext, model: PartitionedModel, belongings: Belongings, state: RunState, tokens: int
+) -> StageOptimizer:
+    """Build the stages that this rank has not served so far, whose weights follow; gives the optimizer of all."""
+    rank, stages = context.rendezvous.rank, context.stages
     served = {stage for stage, ranks in context.holding().items() if rank in ranks}
-    new = sorted(served - set(context.stages))
-    context.stages.update({stage: factory.stage(stage, holding.joined) for stage in new})
+    new = sorted(served - set(stages))
+    factory = make_factory(context, model)
+    stages.update({stage: factory.stage(stage, state.holding.joined) for stage in new})
+    if belongings.optimizer is None:
+        progress = state.progress
+        return StageOptimizer(
+            stages, context.spec.optimizer, tokens=tokens, iterations=context.spec.iterations - progress.iteration,
+            tokens_done=progress.tokens,
+        )  # fmt: skip
     if new:
-        loop.optimizer.follow_stages()
+        belongings.optimizer.follow_stages()
+    return belongings.optimizer
 
 
 def _serving(stage: int, engines: Sequence[Engine]) -> frozenset[int]:
     """The ranks that serve a stage in the next phase that has it."""
     return next(engine.serving[stage] for engine in engines if engine.serving.get(stage))
-
-
-def _engines(context: RankContext, model: PartitionedModel, loop: TrainingLoop, iteration: int) -> list[Engine]:
-    """Plan the phase of an iteration and those to come on rank 0; every rank proves each plan, and all compare them."""
-    spec, rendezvous = context.spec, context.rendezvous
-    ends = [*(phase.after for phase in spec.phases[1:]), spec.iterations]
-    current = {phase.after: phase for phase, end in zip(spec.phases, ends, strict=True) if end >= iteration}
-    still = [
-        (e, stages) for e, stages in zip(loop.engines, context.allocations, strict=True) if e.phase.after in current
-    ]
-    before, allocations = [engine for engine, _ in still], [stages for _, stages in still]
-    phases = [current[engine.phase.after] for engine in before]
-
-    def plan() -> str:
-        asked = zip(before, phases, allocations, strict=True)
-        return json.dumps([_planned(engine.plan, phase, model, stages) for engine, phase, stages in asked])
-
-    text = rendezvous.broadcast("plans", plan, REPLANNING_S * len(before))
-    plans = [Plan.from_json(plan) for plan in json.loads(text)]
-    rendezvous.check_equal("plan", {"hash of the plan": json.dumps([plan_sha256(plan) for plan in plans])})
-    return [
-        engine_of(
-            context,
-            model,
-            phase,
-            plan,
-            request_sha256(spec, phase, model),
-            predicts=engine.predicted_s is not None,
-        )
-        for engine, phase, plan in zip(before, phases, plans, strict=True)
-    ]
-
-
-def _planned(plan: Plan, phase: PlanPhase, model: PartitionedModel, stages: Sequence[Sequence[int]]) -> str:
-    """The plan of a phase for the nodes that are left, found in the time for which all may wait, as JSON."""
-    limit_s = phase.planner.time_limit_s
-    planner = dataclasses.replace(
-        phase.planner, time_limit_s=REPLANNING_S if limit_s is None else min(limit_s, REPLANNING_S)
-    )
-    # Nodes may have changed stages since the phase was stated.
-    allocation = dataclasses.replace(phase.allocation, stages=[list(nodes) for nodes in stages])
-    try:
-        found = make_plan(PlanningJob(remaining_problem(plan, allocation)), plan.strategy, planner)
-    except (InputError, NoPlanError, DeadlockError) as error:
-        raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
-    return found.with_model(**dataclasses.asdict(model.plan_model)).to_json()

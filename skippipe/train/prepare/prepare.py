@@ -26,8 +26,9 @@ from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
-from skippipe.train.loop.loop import Factory, RunMetadata, TrainingLoop
+from skippipe.train.loop.loop import Factory, TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.run_state import RunMetadata
 from skippipe.train.loop.token_batches import TokenBatches, open_batches
 from skippipe.train.observe.run_log import TRACE, Reporting, RunLog
 from skippipe.train.prepare.planning import (
@@ -51,6 +52,9 @@ from skippipe.train.prepare.stages import (
 )
 from skippipe.train.resolve.spec import PlanPhase, RunSpec
 
+LAYOUT, LAYOUT_STATED = "layout", "nodes, stages and layers"
+TEXTS, _PROPERTIES = "texts", "properties of the text"
+"""Keys and names of what ranks compare as a run begins."""
 SAVING_TIMEOUT_S = 3600.0
 """Time limit for the ranks to write a checkpoint together."""
 
@@ -172,19 +176,24 @@ def _check_layout(spec: RunSpec, model: PartitionedModel, rendezvous: Rendezvous
         layout.cluster.names, [dataclasses.asdict(allocation) for allocation in spec.allocations], layout.unused,
         model.layers,
     ]  # fmt: skip
-    rendezvous.check_equal("layout", {"nodes, stages and layers": json.dumps(stated)})
+    rendezvous.check_equal(LAYOUT, {LAYOUT_STATED: json.dumps(stated)})
 
 
 def _share_metadata(rendezvous: Rendezvous, batches: TokenBatches | None, model: dict[str, Any]) -> RunMetadata:
     """Check that all sources read the same text, and share its metadata with all ranks."""
     values: dict[str, str] = {}
     if batches is not None:
-        facts = [batches.training_sha256, batches.training.tokens.size, batches.validation_microbatches]
-        values = {"hash of the text (data.*)": batches.sha256, "properties of the text": json.dumps(facts)}
-    stated = rendezvous.check_equal("texts", values)
+        values = stated_text(batches)
+    stated = rendezvous.check_equal(TEXTS, values)
     tokenizer = share_tokenizer(rendezvous, batches)
-    text_sha256, tokens, microbatches = json.loads(stated["properties of the text"])
+    text_sha256, tokens, microbatches = json.loads(stated[_PROPERTIES])
     return RunMetadata(text_sha256, tokens, microbatches, tokenizer, model)
+
+
+def stated_text(batches: TokenBatches) -> dict[str, str]:
+    """What has to be equal on all ranks that read the text."""
+    facts = [batches.training_sha256, batches.training.tokens.size, batches.validation_microbatches]
+    return {"hash of the text (data.*)": batches.sha256, _PROPERTIES: json.dumps(facts)}
 
 
 def share_tokenizer(rendezvous: Rendezvous, batches: TokenBatches | None) -> str | None:

@@ -1,7 +1,7 @@
 """What is left of a run when nodes are lost. Pure."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from skippipe.allocation import Allocation
 from skippipe.errors import SchedulerError
@@ -39,20 +39,18 @@ def without_nodes(spec: RunSpec, lost: Collection[int], left: Left = left_of) ->
         absent = tuple(sorted({*allocation.absent_nodes, *lost}))
         return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)
 
+    return with_allocations(spec, reduced(spec.layout.allocation), [reduced(phase.allocation) for phase in spec.phases])
+
+
+def with_allocations(spec: RunSpec, allocation: Allocation, phases: Sequence[Allocation]) -> RunSpec:
+    """The same run with other allocations of itself and of its phases."""
     return dataclasses.replace(
         spec,
-        layout=dataclasses.replace(spec.layout, allocation=reduced(spec.layout.allocation)),
-        phases=tuple(dataclasses.replace(phase, allocation=reduced(phase.allocation)) for phase in spec.phases),
+        layout=dataclasses.replace(spec.layout, allocation=allocation),
+        phases=tuple(
+            dataclasses.replace(phase, allocation=own) for phase, own in zip(spec.phases, phases, strict=True)
+        ),
     )
-
-
-def remaining_holding(holding: Holding, new_rank: Mapping[int, int]) -> Holding:
-    """Who of those left has which weights, by their new ranks; nobody may have those of some stage."""
-    current = {
-        stage: frozenset(new_rank[rank] for rank in ranks if rank in new_rank)
-        for stage, ranks in holding.current.items()
-    }
-    return Holding(current, holding.joined)
 
 
 def stages_gone(holding: Holding) -> list[int]:

@@ -12,12 +12,15 @@ from skippipe.checkpoint.reading import WEIGHTS, Checkpoint, latest_complete, op
 from skippipe.errors import InputError, shown, unexpected
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
-from skippipe.train.loop.loop import OPTIMIZER, RunProgress
+from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.run_state import RunProgress
 from skippipe.train.observe.events import RunResumed
 from skippipe.train.resolve.spec import CheckpointSpec
 
+START = "start"
+"""Key under which rank 0 states where a run begins."""
 READING_S = 3600.0
 """Time limit for rank 0 to verify all files of a checkpoint, and for every rank to load it."""
 
@@ -101,19 +104,28 @@ def find_resume_point(spec: CheckpointSpec, folder: Path, rendezvous: Rendezvous
 
     """
     verified = rendezvous.rank_spec.verified
-    text = rendezvous.broadcast("start", lambda: json.dumps(_look(spec, folder, verified)), READING_S)
+    text = rendezvous.broadcast(START, lambda: json.dumps(_look(spec, folder, verified)), READING_S)
     found = json.loads(text)
-    run = Path(found["directory"]).parent
-    if spec.enabled and not run.is_dir():
+    directory = directory_of(text, spec)
+    checkpoint = None
+    if found["path"] is not None:
+        checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(spec.key))
+    return ResumePoint(directory, checkpoint, found["damaged"])
+
+
+def directory_of(start: str, spec: CheckpointSpec) -> CheckpointDirectory:
+    """The directory of a run's checkpoints, from what rank 0 has stated of its start.
+
+    Raises `InputError` if this machine does not see the folder of the run, and checkpoints are to be written.
+    """
+    directory = Path(json.loads(start)["directory"])
+    if spec.enabled and not directory.parent.is_dir():
         expected = (
             "the run's folder on rank 0 to be visible to all nodes, on a shared file system, or "
             "checkpoint.enabled=false"
         )
-        raise InputError(file=run, expected=expected, found="no such folder here")
-    checkpoint = None
-    if found["path"] is not None:
-        checkpoint = open_shared(Path(found["path"]), found["manifest_sha256"], load_key(spec.key))
-    return ResumePoint(CheckpointDirectory(Path(found["directory"])), checkpoint, found["damaged"])
+        raise InputError(file=directory.parent, expected=expected, found="no such folder here")
+    return CheckpointDirectory(directory)
 
 
 def _look(spec: CheckpointSpec, folder: Path, verified: str | None) -> dict[str, Any]:

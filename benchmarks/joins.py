@@ -1,0 +1,153 @@
+"""Kill a machine of a run, have it come back, again and again, and measure what its joining costs the others.
+
+`python benchmarks/joins.py [joins]`, where `skippipe[train]` is installed; 6 joins by default. Four `skippipe node` on
+this machine serve two stages with two nodes each; the process of the last one is killed, and its supervisor starts it
+again. Writes out/joins.json and out/joins.md, one row for each join: seconds from the knock to the first action of the
+next iteration, which include the rest of the iteration in which it came, and those in which training was interrupted,
+with those for the new plan and for moving weights apart. Without skips and swaps, and in float64, losses do not depend
+on who takes part: they are compared with those of a run that loses nobody.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from output import Row, markdown, save
+
+NODES = 4
+TOLERANCE = 1e-9
+PATIENCE_S = 600.0
+JOB = [
+    f"cluster.nodes_per_site={NODES}", "cluster.stage_sizes=[2,2]", "schedule.microbatches_per_source=3",
+    "schedule.skip_ratio=0", "schedule.max_swaps=0", "planner.work_limit=200", "train.dtype=float64",
+    "train.validate_every=null", "train.iterations=1000000", "runtime.calibrate=false", "checkpoint.enabled=false",
+]  # fmt: skip
+
+
+class Machine:
+    """A `skippipe node` with one node."""
+
+    def __init__(self, node: int, port: int, folder: Path, settings: list[str]) -> None:
+        command = [
+            sys.executable, "-m", "skippipe", "node", f"rendezvous=127.0.0.1:{port}", f"runtime.node=local-{node}",
+            f"folder={folder}", *settings,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.workers: list[int] = []
+        """processes of the node, one after the other"""
+        self.knocks: list[float] = []
+        """moments at which it has asked to join, by the monotonic clock"""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if (found := re.search(r"rank \d+, process (\d+)", line)) is not None:
+                self.workers.append(int(found[1]))
+            if "asks to join" in line:
+                self.knocks.append(time.monotonic())
+
+
+@contextlib.contextmanager
+def machines(folder: Path, settings: list[str]) -> Iterator[list[Machine]]:
+    """All machines of a run."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+    running = [Machine(node, port, folder, [*JOB, *settings]) for node in range(NODES)]
+    try:
+        yield running
+    finally:
+        for machine in running:
+            machine.process.kill()
+            machine.process.wait()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Events of a run of a kind."""
+    path, found = folder / "metrics.jsonl", []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):  # the last line may be torn
+            event = json.loads(line)
+            found += [event] if event["event"] == kind else []
+    return found
+
+
+def until(folder: Path, kind: str, count: int) -> dict[str, Any]:
+    """Wait for so many events of a kind; gives the last one."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = events(folder, kind)
+        if len(found) >= count:
+            return found[count - 1]
+        time.sleep(0.005)
+    raise TimeoutError(kind)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Latest loss reported for each iteration."""
+    return {event["iteration"]: event["loss"] for event in events(folder, "iteration")}
+
+
+def stop(running: list[Machine]) -> None:
+    """Have a run stop after its iteration."""
+    running[0].process.send_signal(signal.SIGTERM)
+    statuses = [machine.process.wait(PATIENCE_S) for machine in running]
+    assert not any(statuses), statuses
+
+
+def join_again_and_again(folder: Path, joins: int) -> list[Row]:
+    """One run, whose last machine comes back so many times; a row for each."""
+    rows: list[Row] = []
+    with machines(folder, [f"runtime.restarts={joins}"]) as running:
+        coming = running[-1]
+        for number in range(joins):
+            until(folder, "iteration", len(events(folder, "iteration")) + 2)
+            os.kill(coming.workers[-1], signal.SIGKILL)
+            until(folder, "recovered", number + 1)
+            event = until(folder, "joined", number + 1)
+            row: Row = {
+                "stage": event["stages"][0], "knock to next iteration (s)": time.monotonic() - coming.knocks[number],
+                "interrupted (s)": event["seconds"], "of which planning (s)": event["planning_s"],
+                "of which moving (s)": event["moving_s"],
+            }  # fmt: skip
+            rows.append(row)
+        stop(running)
+    return rows
+
+
+def main() -> int:
+    """Run the benchmark; the exit status is 0 if no loss differs."""
+    joins = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    with tempfile.TemporaryDirectory() as name:
+        broken, whole = Path(name) / "broken", Path(name) / "whole"
+        rows = join_again_and_again(broken, joins)
+        got = losses(broken)
+        with machines(whole, []) as running:
+            until(whole, "iteration", max(got))
+            stop(running)
+        expected = losses(whole)
+    wrong = [n for n, loss in got.items() if abs(expected[n] - loss) > TOLERANCE * abs(loss)]
+    unknown = [n for n in range(1, max(got) + 1) if n not in got]
+    summary = f"{len(rows)} joins; {len(wrong)} of {len(got)} losses differ, {len(unknown)} unknown; medians: "
+    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key.endswith("(s)")}
+    summary += ", ".join(f"{key} {value:.3f}" for key, value in medians.items())
+    save("joins", {"joins": joins}, rows, markdown(rows) + f"\n{summary}\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
