@@ -400,7 +400,7 @@ class SimulateJob:
     """plan: each node keeps the plan's order; dispatch: an idle node runs a backward or loss first, else the earliest
     arrival"""
     contention: str | None = setting(None, choices=CONTENTIONS)
-    """messages that leave one after the other: none, those of a link, or all of a node's uplink; null: as in the plan"""
+    """messages that leave one by one: none, those of a link, or all of a node's uplink; null: as in the plan"""
     output: str | None = None
     """file to write the plan with simulated times to; null: none"""
 

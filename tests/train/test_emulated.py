@@ -11,6 +11,7 @@ from train.jobs import make_cluster, make_job
 from skippipe.cluster import load_cluster
 from skippipe.config import LinkProfile
 from skippipe.errors import InputError
+from skippipe.plan_file import load_plan
 from skippipe.train.resolve.resolve import resolve
 
 FOUR = [("local-0",), ("local-1",), ("local-2",), ("local-3",)]
@@ -30,6 +31,12 @@ def test_losses_are_bit_equal_and_calibration_measures_the_emulated_network(fold
         theirs, ours = ([event["loss"] for event in of_kind(run, kind)] for run in (real, emulated))
         assert theirs == ours
         assert len(ours) == count
+    plan = load_plan(path / "plan.json")
+    assert plan.assumptions.contention == "uplink"
+    (here,), (there,) = (of_kind(run, "plan") for run in (emulated, real))
+    assert (here["predicted_s"], here["prediction_note"]) == (plan.predicted.iteration_s, "")
+    assert "messages take turns: uplink by the plan, none here" in there["prediction_note"]
+    assert there["predicted_s"] == plan.with_contention("none").predicted.iteration_s
     measured = load_cluster(str(path / "cluster.json"))
     for i in range(4):
         for j in range(4):

@@ -234,7 +234,7 @@ def write_plan(path: Path, prepared: Path, skip_ratio: float) -> Path:
     job = job_on(prepared, schedule__skip_ratio=skip_ratio)
     spec = resolve(job)
     model = partition_model(spec, model_config(job.model))
-    path.write_text(plan_phase(spec.phases[0], spec.layout.cluster, model, range(4)).to_json())
+    path.write_text(plan_phase(spec, spec.phases[0], spec.layout.cluster, model, range(4)).to_json())
     return path
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from train.jobs import make_job
+from train.jobs import make_cluster, make_job
 
+from skippipe.config import LinkProfile
 from skippipe.console.output import Console
 from skippipe.errors import InputError
 from skippipe.model.settings import model_config
@@ -32,7 +33,7 @@ from skippipe.train.observe.events import (
     WorkerStarted,
     to_json,
 )
-from skippipe.train.prepare.planning import full_pipelines, plan_phase
+from skippipe.train.prepare.planning import full_pipelines, on_ranks, plan_phase
 from skippipe.train.prepare.stages import partition_model
 from skippipe.train.resolve.plan_model import PlanModel, check_model, partition
 from skippipe.train.resolve.resolve import resolve
@@ -126,7 +127,7 @@ def plan_of(**changes: Any) -> Plan:
     spec = resolve(make_job(**changes))
     model = dataclasses.replace(partition_model(spec, model_config(spec.model.settings)), plan_model=MODEL)
     assert model.layers == [2, 1, 1]
-    return plan_phase(spec.phases[0], spec.layout.cluster, model, range(4))
+    return plan_phase(spec, spec.phases[0], spec.layout.cluster, model, range(4))
 
 
 @pytest.mark.parametrize(
@@ -203,14 +204,30 @@ def test_one_process_follows_the_plan_of_the_cluster() -> None:
     """Whatever the plan, it runs all tasks one after the other; they share processors only for its prediction."""
     spec = resolve(make_job())
     model = partition_model(spec, model_config(spec.model.settings))
-    alone = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 0, 0, 0])
-    apart = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 1, 2, 3])
+    alone = plan_phase(spec, spec.phases[0], spec.layout.cluster, model, [0, 0, 0, 0])
+    apart = plan_phase(spec, spec.phases[0], spec.layout.cluster, model, [0, 1, 2, 3])
     assert alone.without_report() == apart.without_report()
     tasks = alone.task_arrays()
     assert iteration_s_on(alone, [0, 0, 0, 0]) >= (tasks["end_s"] - tasks["start_s"]).sum() - 1e-9
     assert iteration_s_on(alone, [0, 1, 2, 3]) == alone.predicted.iteration_s
-    together = plan_phase(spec.phases[0], spec.layout.cluster, model, [0, 0, 1, 1])
+    together = plan_phase(spec, spec.phases[0], spec.layout.cluster, model, [0, 0, 1, 1])
     assert together.assumptions.processors == [[0, 1], [2, 3]]
+
+
+def test_messages_that_take_turns_are_predicted_to() -> None:
+    cluster = make_cluster()
+    cluster.inside = cluster.between = LinkProfile(0.001, 1e5)
+    predicted = []
+    for contention in ("none", "link", "uplink"):
+        links = {"runtime__links": "emulated", "runtime__contention": contention}
+        spec = resolve(make_job(cluster=cluster, **links))
+        model = partition_model(spec, model_config(spec.model.settings))
+        plan = plan_phase(spec, spec.phases[0], spec.layout.cluster, model, [0, 1, 2, 3])
+        assert plan.assumptions.contention == contention
+        predicted.append(iteration_s_on(plan, [0, 1, 2, 3]))
+        assert on_ranks(spec, plan.with_contention("none"), [0, 1, 2, 3]).predicted.iteration_s == predicted[-1]
+    assert predicted[0] <= predicted[1] <= predicted[2]
+    assert predicted[0] < predicted[2]
 
 
 def test_slower_tasks_explain_a_slower_iteration() -> None:

@@ -13,14 +13,14 @@ from skippipe.model.memory import StageMemory, stage_memory
 from skippipe.model.settings import model_config
 from skippipe.model.weights import check_weights
 from skippipe.phases import phase_changes
-from skippipe.ranks import assign_ranks, node_title, planned_processors
+from skippipe.ranks import assign_ranks, node_title
 from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.connect.rank_spec import assign_nodes, check_single_process
 from skippipe.train.loop.engine import safe_buffers
 from skippipe.train.loop.token_batches import open_batches
 from skippipe.train.observe.display import plan_lines
-from skippipe.train.prepare.planning import full_pipelines, plan_phase, plan_ready
+from skippipe.train.prepare.planning import full_pipelines, on_ranks, plan_phase, plan_ready
 from skippipe.train.prepare.prediction import Prediction, judge_prediction
 from skippipe.train.prepare.stages import PartitionedModel, partition_model
 from skippipe.train.resolve.spec import RunSpec
@@ -68,8 +68,8 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     names_by_rank = assign_nodes(layout.used, spec.launch.processes)
     check_single_process(spec, len(names_by_rank))
     rank_of = assign_ranks(layout.cluster.names, names_by_rank, layout.unused)
-    given = None if layout.plan is None else layout.plan.on_processors(planned_processors(rank_of))
-    plans = [given or plan_phase(phase, layout.cluster, model, rank_of) for phase in spec.phases]
+    given = None if layout.plan is None else on_ranks(spec, layout.plan, rank_of)
+    plans = [given or plan_phase(spec, phase, layout.cluster, model, rank_of) for phase in spec.phases]
     estimates = _stage_memories(spec, model)
     held = [spec.held_stages([layout.cluster.names.index(name) for name in names]) for names in names_by_rank]
     sends, recv_buffers = spec.communication.sends_in_flight, spec.communication.recv_buffers

@@ -28,11 +28,20 @@ UNLIMITED_S = 24 * 3600.0
 """Time for planning that only a work limit ends."""
 
 
-def plan_phase(phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]) -> Plan:
+def plan_phase(
+    spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]
+) -> Plan:
     """Plan a phase of a run for a cluster and the ranks that serve its nodes, and write the model into the plan."""
     problem = phase_problem(cluster.with_processors(planned_processors(rank_of)), phase, model.layers)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
+    plan = plan.with_contention(spec.communication.planned_contention)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
+
+
+def on_ranks(spec: RunSpec, plan: Plan, rank_of: Sequence[int]) -> Plan:
+    """A plan that was made before, with the times that it has where these ranks serve its nodes."""
+    plan = plan.on_processors(planned_processors(rank_of))
+    return plan.with_contention(spec.communication.planned_contention)
 
 
 def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> str:
@@ -70,14 +79,14 @@ def make_plans(
 
     `workloads` are what measured times hold for, by allocation.
     """
-    spec, layout, processors = context.spec, context.spec.layout, planned_processors(context.rank_of)
+    spec, layout = context.spec, context.spec.layout
     if layout.plan is not None:
-        return [layout.plan.on_processors(processors)]
-    kept = [None if plan is None else plan.on_processors(processors) for plan in kept]
+        return [on_ranks(spec, layout.plan, context.rank_of)]
+    kept = [None if plan is None else on_ranks(spec, plan, context.rank_of) for plan in kept]
 
     def planned(key: str, phase: PlanPhase, cluster: Cluster) -> Plan:
         text = context.rendezvous.broadcast(
-            key, lambda: plan_phase(phase, cluster, model, context.rank_of).to_json(), planning_s(phase.planner)
+            key, lambda: plan_phase(spec, phase, cluster, model, context.rank_of).to_json(), planning_s(phase.planner)
         )
         return Plan.from_json(text)
 
@@ -122,7 +131,8 @@ def full_pipelines(
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            return iteration_s_on(make_plan(job, strategy, spec.planner), rank_of)
+            found = make_plan(job, strategy, spec.planner).with_contention(spec.communication.planned_contention)
+            return iteration_s_on(found, rank_of)
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 

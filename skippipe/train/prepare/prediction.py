@@ -55,17 +55,19 @@ def judge_prediction(plan: Plan, model: PartitionedModel, spec: RunSpec, device:
 
 def _assumption_mismatch(plan: Plan, spec: RunSpec) -> str | None:
     """What a given plan assumed of the machines and does not hold here, where `plan` is the one that is run."""
-    given, communication = spec.layout.plan, spec.communication
-    if given is not None and given.assumptions != plan.assumptions:
+    given = spec.layout.plan
+    if given is None:
+        return None
+    if given.assumptions.processors != plan.assumptions.processors:
         names = plan.cluster.names
         was, now = (
             ", ".join("+".join(names[node] for node in nodes) for nodes in of.assumptions.processors) or "none"
             for of in (given, plan)
         )
         return f"nodes that share a processor: {was} by the plan, {now} here; times are predicted anew"
-    if communication.links == "emulated" and communication.contention != plan.assumptions.contention:
-        here = f"runtime.contention={communication.contention}"
-        return f"messages wait for each other here ({here}), by the plan they do not"
+    was, now = given.assumptions.contention, plan.assumptions.contention
+    if was != now:
+        return f"messages take turns: {was} by the plan, {now} here (runtime.contention); times are predicted anew"
     return None
 
 

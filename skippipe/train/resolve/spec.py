@@ -97,6 +97,11 @@ class CommunicationSpec:
     max_slowdown: float | None = None
     """a rank that is slower by this factor than planned, compared with the others, is treated as lost"""
 
+    @property
+    def planned_contention(self) -> Literal["none", "link", "uplink"]:
+        """Which messages take turns in predictions."""
+        return self.contention if self.links == "emulated" else "none"
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:

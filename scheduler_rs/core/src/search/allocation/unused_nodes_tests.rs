@@ -1,4 +1,4 @@
-//! Nodes that only cost, against every set of them and every place where one could join.
+//! Nodes that only cost: no further one can go, and those that stay stand where they cost least; against brute force.
 
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
