@@ -53,10 +53,8 @@ def tests(session: nox.Session) -> None:
     install(session, "tests", "bench", extras="[train]")
     if not session.posargs:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
-    # Files side by side, each by one process, since tests of a file share runs and warm workers; in the order of
-    # tests/conftest.py. One process more than there are cores: tests of several ranks also wait for each other.
-    workers = min((os.cpu_count() or 1) + 1, 4)
-    side_by_side = (f"--numprocesses={workers}", "--dist=loadfile", "--no-loadscope-reorder")
+    # Files side by side, each by one process: tests of a file share runs and warm workers. Longest first (conftest.py).
+    side_by_side = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
     session.run("pytest", *(session.posargs or side_by_side))
 
 

@@ -80,7 +80,7 @@ def test_autocast_changes_only_the_dtype() -> None:
 def test_compiled_losses_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the traced graph eagerly: generating code would take too long for the test suite."""
     make = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run: make(run, backend="eager"))
+    monkeypatch.setattr(torch, "compile", lambda run, **_: make(run, backend="eager"))
     config, blocks = config_of("llama"), tokens(3, 16).numpy()
     plain = Evaluator(parts_of(config, [LAYERS])[0], blocks, batch=2, device=CPU)
     (part,) = parts_of(config, [LAYERS])

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from model.compiling import one_compiler
 from model.small import config_of, tokens
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -37,14 +38,13 @@ def gradients(part: StageModule, size: int) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler is here")
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
 @pytest.mark.timeout(300)
-def test_compiled_parts_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each further compiler is a process that imports torch, which takes longer than what it would compile.
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+def test_compiled_parts_are_the_plain_ones() -> None:
     counters.clear()
     plain, compiled = one_stage(compiled=False), one_stage(compiled=True)
     for size in SIZES:
         loss, expected = gradients(plain, size)
-        ours, found = gradients(compiled, size)
+        with one_compiler():
+            ours, found = gradients(compiled, size)
         assert ours == pytest.approx(loss, rel=1e-5)
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():

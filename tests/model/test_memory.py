@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from model.compiling import one_compiler
 from model.small import MODELS, config_of, full_model_of, parts_of
 
 from skippipe.model.build import build_stage_module, stage_layers
@@ -14,6 +15,8 @@ from skippipe.model.settings import model_config
 
 MICROBATCH_SIZE, SEQUENCE = 2, 24
 DTYPES = [torch.float32, torch.bfloat16]
+estimate = partial(stage_memory, microbatch_size=MICROBATCH_SIZE, sequence=SEQUENCE)
+"""Of a stage and the microbatches of these tests."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -21,15 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype) -> None:
     config = config_of(name)
     for stage, layers in enumerate(stage_layers([1, 3], config)):
-        predicted = stage_memory(
-            config,
-            stage=stage,
-            layers=layers,
-            first=stage == 0,
-            microbatch_size=MICROBATCH_SIZE,
-            sequence=SEQUENCE,
-            dtype=dtype,
-        )
+        predicted = estimate(config, stage=stage, layers=layers, first=stage == 0, dtype=dtype)
         part = build_stage_module(config, stage=stage, layers=layers, first=stage == 0, seed=0, dtype=dtype)
         hidden = torch.randn(MICROBATCH_SIZE, SEQUENCE, 32, dtype=dtype, requires_grad=True)
         weights = sum(parameter.nbytes for parameter in part.parameters())
@@ -47,25 +42,17 @@ def test_predicted_bytes_are_those_of_real_passes(name: str, dtype: torch.dtype)
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="no C++ compiler is here")
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
-def test_compiled_layers_save_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+def test_compiled_layers_save_what_is_predicted() -> None:
     config, layers = config_of("llama"), range(1, 3)
     predicted, eager = (
-        stage_memory(
-            config,
-            stage=1,
-            layers=layers,
-            first=False,
-            microbatch_size=MICROBATCH_SIZE,
-            sequence=SEQUENCE,
-            compiled=compiled,
-        ).activation_bytes
+        estimate(config, stage=1, layers=layers, first=False, compiled=compiled).activation_bytes
         for compiled in (True, False)
     )
     part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
     part.enable_compile()
     hidden = torch.randn(MICROBATCH_SIZE, SEQUENCE, 32, requires_grad=True)
-    kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
+    with one_compiler():
+        kept = saved_bytes(partial(part, hidden), [*part.parameters(), hidden])
     assert predicted == pytest.approx(kept + 2 * hidden.nbytes, rel=0.05)
     assert predicted < 0.9 * eager
 
@@ -74,16 +61,7 @@ def test_compiled_layers_save_what_is_predicted(monkeypatch: pytest.MonkeyPatch)
 def test_what_recomputed_layers_save(every: int) -> None:
     config, layers = config_of("llama"), range(1, 4)
     predicted, complete = (
-        stage_memory(
-            config,
-            stage=1,
-            layers=layers,
-            first=False,
-            microbatch_size=MICROBATCH_SIZE,
-            sequence=SEQUENCE,
-            activation_checkpointing=n,
-        )
-        for n in (every, 0)
+        estimate(config, stage=1, layers=layers, first=False, activation_checkpointing=n) for n in (every, 0)
     )
     part = build_stage_module(config, stage=1, layers=layers, first=False, seed=0)
     part.enable_activation_checkpointing(every)
@@ -100,15 +78,7 @@ def test_what_recomputed_layers_save(every: int) -> None:
 def test_chunks_of_the_loss_take_their_share() -> None:
     config = config_of("llama")
     whole, chunked = (
-        stage_memory(
-            config,
-            stage=0,
-            layers=range(1),
-            first=True,
-            microbatch_size=MICROBATCH_SIZE,
-            sequence=SEQUENCE,
-            loss_chunk=chunk,
-        )
+        estimate(config, stage=0, layers=range(1), first=True, loss_chunk=chunk)
         for chunk in (None, MICROBATCH_SIZE * SEQUENCE // 4)
     )
     assert chunked.loss_bytes == pytest.approx(whole.loss_bytes / 4, rel=0.05)
