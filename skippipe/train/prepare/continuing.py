@@ -36,7 +36,7 @@ from skippipe.train.prepare.newcomers import NodeFacts
 from skippipe.train.prepare.planning import request_sha256
 from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
 from skippipe.train.prepare.remaining import NotRecoverableError, stages_gone, with_allocations, without_nodes
-from skippipe.train.prepare.replanned import Asked, replanned, waiting_s
+from skippipe.train.prepare.replanned import Asked, replanned, waiting_s, with_node
 from skippipe.train.prepare.restoring import Restored, Restorer
 from skippipe.train.prepare.stages import PartitionedModel, partition_model, weight_bytes
 from skippipe.train.resolve.spec import RunSpec
@@ -172,15 +172,10 @@ def _with_nodes(
     stage_of = {node: stage for plan in plans for stage, nodes in enumerate(plan.stages) for node in nodes}
 
     def grown(allocation: Allocation) -> Allocation:
-        stages = [
-            [
-                *nodes,
-                *(node for node in joined if stage_of.get(node) == stage and stage not in allocation.absent_stages),
-            ]
-            for stage, nodes in enumerate(allocation.stages)
-        ]
-        absent = tuple(node for node in allocation.absent_nodes if not any(node in nodes for nodes in stages))
-        return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)
+        for node in joined:
+            if node in stage_of and stage_of[node] not in allocation.absent_stages:
+                allocation = with_node(allocation, node, stage_of[node])
+        return allocation
 
     return grown(spec.layout.allocation), tuple(grown(phase.allocation) for phase in spec.phases)
 
