@@ -1,13 +1,15 @@
 """Kill a machine of a run, have it come back, again and again, and measure what its joining costs the others.
 
-`python benchmarks/joins.py [joins]`, where `skippipe[train]` is installed; 6 joins by default. Four `skippipe node` on
-this machine serve two stages with two nodes each; the process of the last one is killed, and its supervisor starts it
-again. Writes out/joins.json and out/joins.md, one row for each join: seconds from the knock to the first action of the
-next iteration, which include the rest of the iteration in which it came, and those in which training was interrupted,
-with those for the new plan and for moving weights apart. Without skips and swaps, and in float64, losses do not depend
-on who takes part: they are compared with those of a run that loses nobody.
+`python benchmarks/joins.py [joins] [--stages 2 2] [--gpus] [--set KEY=VALUE ...]`, where `skippipe[train]` is
+installed; 6 joins by default. Several `skippipe node` on this machine, each with one node and with `--gpus` each with a
+GPU, serve stages of so many nodes; the process of the last one is killed, and its supervisor starts it again. Writes
+out/joins.json and out/joins.md, one row for each join: seconds from the knock to the first action of the next
+iteration, which include the rest of the iteration in which it came, and those in which training was interrupted, with
+those for the new plan and for moving weights apart. Without skips and swaps, and in float64, losses do not depend on
+who takes part: they are compared with those of a run that loses nobody.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -26,13 +28,12 @@ from typing import Any
 
 from output import Row, markdown, save
 
-NODES = 4
 TOLERANCE = 1e-9
 PATIENCE_S = 600.0
 JOB = [
-    f"cluster.nodes_per_site={NODES}", "cluster.stage_sizes=[2,2]", "schedule.microbatches_per_source=3",
-    "schedule.skip_ratio=0", "schedule.max_swaps=0", "planner.work_limit=200", "train.dtype=float64",
-    "train.validate_every=null", "train.iterations=1000000", "runtime.calibrate=false", "checkpoint.enabled=false",
+    "schedule.microbatches_per_source=3", "schedule.skip_ratio=0", "schedule.max_swaps=0", "planner.work_limit=200",
+    "train.dtype=float64", "train.validate_every=null", "train.iterations=1000000", "runtime.calibrate=false",
+    "checkpoint.enabled=false",
 ]  # fmt: skip
 
 
@@ -62,12 +63,17 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machines(folder: Path, settings: list[str]) -> Iterator[list[Machine]]:
+def machines(folder: Path, options: argparse.Namespace, *settings: str) -> Iterator[list[Machine]]:
     """All machines of a run."""
+    nodes = sum(options.stages)
+    common = [*JOB, f"cluster.nodes_per_site={nodes}", f"cluster.stage_sizes={options.stages}", *options.set, *settings]
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port = door.getsockname()[1]
-    running = [Machine(node, port, folder, [*JOB, *settings]) for node in range(NODES)]
+    running = [
+        Machine(node, port, folder, [*common, *([f"runtime.device=cuda:{node}"] if options.gpus else [])])
+        for node in range(nodes)
+    ]
     try:
         yield running
     finally:
@@ -109,12 +115,12 @@ def stop(running: list[Machine]) -> None:
     assert not any(statuses), statuses
 
 
-def join_again_and_again(folder: Path, joins: int) -> list[Row]:
+def join_again_and_again(folder: Path, options: argparse.Namespace) -> list[Row]:
     """One run, whose last machine comes back so many times; a row for each."""
     rows: list[Row] = []
-    with machines(folder, [f"runtime.restarts={joins}"]) as running:
+    with machines(folder, options, f"runtime.restarts={options.joins}") as running:
         coming = running[-1]
-        for number in range(joins):
+        for number in range(options.joins):
             until(folder, "iteration", len(events(folder, "iteration")) + 2)
             os.kill(coming.workers[-1], signal.SIGKILL)
             until(folder, "recovered", number + 1)
@@ -131,12 +137,17 @@ def join_again_and_again(folder: Path, joins: int) -> list[Row]:
 
 def main() -> int:
     """Run the benchmark; the exit status is 0 if no loss differs."""
-    joins = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("joins", type=int, nargs="?", default=6)
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 2], help="nodes of each stage")
+    parser.add_argument("--gpus", action="store_true", help="node n computes on GPU n")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of skippipe node")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         broken, whole = Path(name) / "broken", Path(name) / "whole"
-        rows = join_again_and_again(broken, joins)
+        rows = join_again_and_again(broken, options)
         got = losses(broken)
-        with machines(whole, []) as running:
+        with machines(whole, options) as running:
             until(whole, "iteration", max(got))
             stop(running)
         expected = losses(whole)
@@ -145,7 +156,7 @@ def main() -> int:
     summary = f"{len(rows)} joins; {len(wrong)} of {len(got)} losses differ, {len(unknown)} unknown; medians: "
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key.endswith("(s)")}
     summary += ", ".join(f"{key} {value:.3f}" for key, value in medians.items())
-    save("joins", {"joins": joins}, rows, markdown(rows) + f"\n{summary}\n")
+    save("joins", vars(options), rows, markdown(rows) + f"\n{summary}\n")
     return 1 if wrong else 0
 
 

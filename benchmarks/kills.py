@@ -1,10 +1,10 @@
 """Kill processes of local runs with SIGKILL at random moments, and check that the others go on.
 
-`python benchmarks/kills.py [kills] [--processes 8] [--set KEY=VALUE ...]`, where `skippipe[train]` is installed; 100
-kills by default. Eight processes serve four stages of two nodes each; each run loses up to three of them, that of the
-reporting rank too, as long as every stage has a node left. On two GPUs: `--processes 2 --set runtime.device=cuda`.
-Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages: it is compared with
-that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
+`python benchmarks/kills.py [kills] [--processes 8] [--seed 0] [--set KEY=VALUE ...]`, where `skippipe[train]` is
+installed; 100 kills by default. Eight processes serve four stages of two nodes each; each run loses up to three of
+them, that of the reporting rank too, as long as every stage has a node left. On two GPUs: `--processes 2 --set
+runtime.device=cuda`. Without skips and swaps, and in float64, the loss curve does not depend on who serves the stages:
+it is compared with that of a run that loses nobody. Writes out/kills.json and out/kills.md, one row for each kill.
 """
 
 import argparse
@@ -158,10 +158,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kills", type=int, nargs="?", default=100)
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of who is killed, and when")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of skippipe train")
     options = parser.parse_args()
     kills: int = options.kills
-    chance, rows = random.Random(0), list[Row]()
+    chance, rows = random.Random(options.seed), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         whole = Run(Path(folder) / "unbroken", options)
         assert not whole.end(), "the run that loses nobody"

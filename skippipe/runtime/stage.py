@@ -102,16 +102,19 @@ class Stage:
 
     def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
         """Run the layers on (b, s, hidden); the result is detached, its graph is saved for `backward`."""
-        leaf = hidden.detach()
         if self._evaluating:
             with torch.no_grad():
-                output: Tensor = self.module(leaf)[0]
+                output: Tensor = self.module(hidden.detach())[0]
             return output
         assert microbatch not in self._saved, f"microbatch {microbatch} visits stage {self.module.stage} twice"
-        leaf.requires_grad_()
+        output, self._saved[microbatch] = self.run_layers(hidden)
+        return output
+
+    def run_layers(self, hidden: Tensor) -> tuple[Tensor, SavedActivation]:
+        """Run the layers on (b, s, hidden); gives the result, detached, and what its backward needs."""
+        leaf = hidden.detach().requires_grad_()
         output, local_loss = self.module(leaf)
-        self._saved[microbatch] = SavedActivation(leaf, get_gradient_edge(output), local_loss)
-        return output.detach()
+        return output.detach(), SavedActivation(leaf, get_gradient_edge(output), local_loss)
 
     def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
         """Run final norm, head and loss on stage 0, forward and backward.
@@ -126,24 +129,39 @@ class Stage:
             while evaluating.
 
         """
+        summed, gradient = self.run_head(hidden, labels, self.loss_factor)
+        self.keep_loss(microbatch, summed)
+        return gradient
+
+    def run_head(self, hidden: Tensor, labels: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the token losses, and the gradient of `factor` times that sum; see `loss`."""
         chunks = [
-            self._chunk_loss(hidden_chunk, labels_chunk)
+            self._chunk_loss(hidden_chunk, labels_chunk, factor)
             for hidden_chunk, labels_chunk in _chunks(hidden.detach(), labels, self._loss_chunk)
         ]
-        self._losses[microbatch] = torch.stack([summed for summed, _ in chunks]).sum()
+        summed = torch.stack([summed for summed, _ in chunks]).sum()
         gradients = [gradient for _, gradient in chunks]
         if self._evaluating:
-            return hidden.new_empty(0)
-        return gradients[0] if len(gradients) == 1 else torch.cat(gradients).view_as(hidden)
+            return summed, hidden.new_empty(0)
+        return summed, gradients[0] if len(gradients) == 1 else torch.cat(gradients).view_as(hidden)
 
-    def _chunk_loss(self, leaf: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def loss_factor(self) -> float:
+        """What the sum of token losses is multiplied by: the loss scale over the iteration's valid tokens."""
+        return self._loss_scale / self._valid_tokens
+
+    def keep_loss(self, microbatch: int, summed: Tensor) -> None:
+        """Keep the sum of a microbatch's token losses for `take_losses`."""
+        self._losses[microbatch] = summed
+
+    def _chunk_loss(self, leaf: Tensor, labels: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the token losses of a chunk, and the gradient with respect to `leaf`, if training."""
         if self._evaluating:
             with torch.no_grad():
                 return self.module.loss(leaf, labels).detach(), leaf
         leaf.requires_grad_()
         summed = self.module.loss(leaf, labels)
-        torch.autograd.backward(summed * (self._loss_scale / self._valid_tokens))
+        torch.autograd.backward(summed * factor)
         return summed.detach(), _gradient(leaf)
 
     def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
@@ -228,6 +246,11 @@ class Stage:
             if found and self._scale != 1.0:
                 torch._foreach_mul_(found, self._scale)
         return found
+
+    @property
+    def reached(self) -> Sequence[nn.Parameter]:
+        """The parameters that the iteration gives a gradient."""
+        return self._reached
 
     @property
     def _factors(self) -> tuple[float, ...]:

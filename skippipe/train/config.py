@@ -83,8 +83,8 @@ class RuntimeConfig:
     group: int = setting(1, within=AT_LEAST_1)
     """single process only: maximum number of microbatches per pass through a stage; 1: exactly the plan's order"""
     cuda_graphs: bool = True
-    """runtime.group above 1 on a GPU: launch an iteration as one CUDA graph; not with experts, float16 autocast or
-    activation checkpointing"""
+    """on a GPU: launch a stage's work on a microbatch, or with runtime.group above 1 an iteration, as a CUDA graph; not
+    with experts, float16 autocast or activation checkpointing"""
     device: str = "cpu"
     """cpu; cuda: the machine's GPUs in turn, one per process; cuda:1 etc.; auto: cuda if there is a GPU, else cpu"""
     autocast: str | None = setting(None, choices=AUTOCASTS)

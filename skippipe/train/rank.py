@@ -101,8 +101,7 @@ def train_rank(
         reporting = stack.enter_context(contextlib.closing(Reporting(resume.directory.folder.parent, report)))
         reporting.begin(rendezvous.rank, resume.progress.iteration)
         loop = prepare_rank(spec, config, message_spec, rendezvous, resume, rank_of, links, text, reporting)
-        admits = recover and device.type == "cpu"  # on GPUs it has not been tried
-        return train_to_the_end(loop, members, reporting, resume.directory, recover=recover, admits=admits)
+        return train_to_the_end(loop, members, reporting, resume.directory, recover=recover)
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Newcomer:
                 belongings = Belongings(spec, message_spec, {}, None, batches)
                 loop = join_run(belongings, members, directory=directory, reporting=reporting, stack=stack)
             with members.taking_part():
-                return train_to_the_end(loop, members, reporting, directory, recover=True, admits=True)
+                return train_to_the_end(loop, members, reporting, directory, recover=True)
 
 
 def joined_directory(job: JobUnderWay, spec: CheckpointSpec) -> CheckpointDirectory:

@@ -39,14 +39,13 @@ MOST_FRUITLESS = 3
 """Generations in a row that end without a lost rank or another iteration: more would not help."""
 
 
-def train_to_the_end(  # noqa: PLR0913 - by keyword
+def train_to_the_end(
     loop: TrainingLoop,
     members: Members | None,
     reporting: Reporting,
     directory: CheckpointDirectory,
     *,
     recover: bool,
-    admits: bool,
 ) -> signal.Signals | None:
     """Run a loop, and the loops that follow it when ranks are lost.
 
@@ -55,8 +54,7 @@ def train_to_the_end(  # noqa: PLR0913 - by keyword
         members: all ranks; None: this is the only one.
         reporting: where events go.
         directory: of the run's checkpoints.
-        recover: whether those that are left go on; otherwise the error of a loss names the rank that is lost.
-        admits: whether others may join.
+        recover: whether those that are left go on, and others may join; otherwise an error names the lost rank.
 
     Returns:
         None if all iterations are done; else the signal that asked the run to stop.
@@ -69,7 +67,7 @@ def train_to_the_end(  # noqa: PLR0913 - by keyword
     with StopRequest() as request, contextlib.ExitStack() as stack:
         if members is None:
             return _run(loop, request, reporting, None)
-        if admits and reporting.log is not None:
+        if recover and reporting.log is not None:
             members.admit_newcomers()
         regrouping: Regrouping | None = None
         progress = Progress()

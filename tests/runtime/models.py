@@ -5,6 +5,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -24,7 +25,7 @@ from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
-from skippipe.runtime.executor import Executor
+from skippipe.runtime.executor import Executor, early_sums
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.links.gpu import GpuLink
@@ -33,6 +34,7 @@ from skippipe.runtime.links.staged import StagedLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers, MessageSpec
 from skippipe.runtime.stage import Stage
+from skippipe.runtime.stage_graphs import StageGraphs
 from skippipe.train.loop.engine import connect
 from skippipe.train.prepare.stages import warm_up
 
@@ -71,6 +73,8 @@ class Training:
     seed: int = 3
     links: str = "gloo"
     """gloo, or gloo with sums in parts, on CPUs; nccl, peer or staged, each rank on a GPU"""
+    graphs: bool = False
+    """whether stages launch CUDA graphs"""
 
     def stage_of_node(self) -> list[int]:
         """The stage of every node, by number."""
@@ -190,9 +194,12 @@ def train(rank: int, training: Training) -> Trained:
     connect(link, programs)
     for stage in stages.values():
         warm_up(stage, message_spec, VOCABULARY)
+    actions, graphs = programs[rank].actions, None
+    if training.graphs:
+        graphs = StageGraphs(actions, stages, message_spec, early_sums(actions) if link.overlaps_sums else ())
     executor = Executor(
-        programs[rank], stages, link, control=GlooLink(), buffers=MessageBuffers(message_spec),
-        recv_buffers=buffers, sends_in_flight=1,
+        programs[rank], graphs.stages if graphs else stages, link, control=GlooLink(),
+        buffers=MessageBuffers(message_spec), recv_buffers=buffers, sends_in_flight=1,
     )  # fmt: skip
     named = {name: p for stage in stages.values() for name, p in stage.module.named_parameters()}
     result = Trained([], [], {}, [])
@@ -207,7 +214,8 @@ def train(rank: int, training: Training) -> Trained:
     for iteration in range(training.iterations):
         for number, stage in stages.items():
             stage.begin(valid_tokens(training, iteration), visited=number in visited)
-        executor.run(lambda b, i=iteration: on_device(token_batch(training.seed, i, b), device), step, 30.0)
+        with graphs.iteration() if graphs else nullcontext():
+            executor.run(lambda b, i=iteration: on_device(token_batch(training.seed, i, b), device), step, 30.0)
         result.losses.append({b: x for stage in stages.values() for b, x in stage.take_losses().items()})
     result.weights.update(arrays(named))
     return result

@@ -15,6 +15,7 @@ from runtime.models import LLAMA, Training, make_plan, train, train_plain
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["kernels", "graphs"])
 @pytest.mark.parametrize("links", ["peer", "nccl", "staged"])
 @pytest.mark.parametrize(
     ("stages", "layers", "skip_ratio", "dtype"),
@@ -29,14 +30,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs 
     ],
 )
 def test_gradients_over_gpus_are_exact(
-    pool: Pool, links: str, stages: list[int], layers: tuple[int, ...], skip_ratio: float, dtype: str
+    pool: Pool, links: str, graphs: bool, stages: list[int], layers: tuple[int, ...], skip_ratio: float, dtype: str
 ) -> None:
     rng = Random(sum(stages))
     plan = make_plan(rng, stages, skip_ratio, 4)
     tolerance = {"float64": 1e-10, "float32": 2e-5}[dtype]
     for _ in range(2):
         ranks = random_ranks(rng, sum(stages), 2, 2)
-        training = Training(LLAMA, layers, plan, tuple(ranks), dtype=dtype, iterations=3, links=links)
+        training = Training(LLAMA, layers, plan, tuple(ranks), dtype=dtype, iterations=3, links=links, graphs=graphs)
         trained, plain = pool.run(train, [(training,)] * 2, 180.0), train_plain(training)
         wanted = plain.gradients[0]
         assert set(wanted) == {name for rank in trained for name in rank.gradients[0]}

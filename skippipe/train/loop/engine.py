@@ -6,7 +6,7 @@ arrived, by a sum in which every rank fills its own entries.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -20,12 +20,13 @@ from skippipe.phases import layers_in_use
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
-from skippipe.runtime.executor import Batches, Executor, Timings
+from skippipe.runtime.executor import Batches, Executor, StageCompute, Timings, early_sums
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
+from skippipe.runtime.stage_graphs import StageGraphs
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
@@ -137,6 +138,7 @@ class Engine:
         """what messages have to take turns on"""
         self._clock_offset_s = context.clock_offset_s
         self._context = context
+        self._graphs: StageGraphs | None = None
         self._training: Executor | GroupedExecutor
         self._validation: Executor | GroupedExecutor
         if context.spec.device.group > 1:
@@ -164,11 +166,15 @@ class Engine:
         communication = context.spec.communication
         connect(context.links.messages, [*training, *validation])
         self.programs = training
+        own = training[context.rendezvous.rank].actions
+        if context.spec.device.cuda_graphs and can_be_graphed(context):
+            watched = early_sums(own) if context.links.messages.overlaps_sums else ()
+            self._graphs = StageGraphs(own, context.stages, context.message_spec, watched)
 
-        def executor(programs: Sequence[Program]) -> Executor:
+        def executor(programs: Sequence[Program], stages: Mapping[int, StageCompute]) -> Executor:
             return Executor(
                 programs[context.rendezvous.rank],
-                context.stages,
+                stages,
                 context.links.messages,
                 buffers=context.buffers,
                 control=context.links.control,
@@ -177,7 +183,8 @@ class Engine:
                 title=context.rendezvous.title,
             )
 
-        return executor(training), executor(validation)
+        trained = context.stages if self._graphs is None else self._graphs.stages
+        return executor(training, trained), executor(validation, context.stages)
 
     def _grouped(self, context: RankContext) -> tuple[GroupedExecutor, GroupedExecutor]:
         """Executors of the plan's routes in one process, several microbatches at a time, and of validations."""
@@ -194,6 +201,8 @@ class Engine:
         """Free what the engine holds of a GPU's memory between iterations."""
         if isinstance(self._training, GroupedExecutor):
             self._training.release()
+        if self._graphs is not None:
+            self._graphs.release()
 
     def iterate(
         self,
@@ -228,7 +237,8 @@ class Engine:
             step(global_norm)
 
         timeout_s = self._message_timeout_s()
-        timings = self._training.run(self._placed(lambda m: batches(self._index_of[m])), finish, timeout_s)
+        with nullcontext() if self._graphs is None else self._graphs.iteration():
+            timings = self._training.run(self._placed(lambda m: batches(self._index_of[m])), finish, timeout_s)
         loss, router_loss, seconds, combined, timelines = self._gather(self._index_of, timeout_s, flags(), timings)
         self._measured_s = seconds
         if router_loss is not None:

@@ -93,4 +93,5 @@ def rehearse(context: RankContext, engine: Engine, key: str) -> NodeTimes:
             timings = engine.iterate(lambda _: (tokens, tokens), lambda _: None).timings
             if number:
                 times.add(timings)
+    engine.release()
     return merge_times(context.rendezvous.all_gather(f"rehearsed times, {key}", times.to_json()))

@@ -1,0 +1,251 @@
+"""The stages of a rank on a GPU, whose work on a microbatch is recorded once and launched at once from then on.
+
+A stage of small layers is over before the host has launched its last kernel: the GPU waits for the host. Here forward,
+backward and loss are CUDA graphs, one launch each. A graph reads and writes fixed memory, so a microbatch takes one of
+a few slots from its forward to its backward: as many as the stage holds microbatches at a time in the rank's program.
+
+The forward of each slot has memory of its own, since what it saves has to outlast what the others compute meanwhile.
+Losses and backwards share memory: nothing of theirs is needed once their results have been copied.
+"""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skippipe.runtime.actions import Action, Task
+from skippipe.runtime.message import MessageSpec
+from skippipe.runtime.stage import ReadyGradients, SavedActivation, Stage
+
+Pool = Any
+"""Handle of memory that graphs allocate from."""
+
+
+class StageGraphs:
+    """The stages that a rank's program uses; `stages` is for its executor, within `iteration`."""
+
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        stages: Mapping[int, Stage],
+        message_spec: MessageSpec,
+        watched: Collection[Task] = (),
+    ) -> None:
+        """Prepare.
+
+        Args:
+            actions: of the rank's program.
+            stages: those that the rank serves, by number. Losses must not be scaled, and layers issue the same work for
+                every microbatch.
+            message_spec: shape and type of hidden states.
+            watched: backwards that give away gradients while they run, which a graph cannot.
+
+        """
+        self._stream = torch.cuda.Stream(message_spec.device)  # type: ignore[no-untyped-call]
+        # A stage that no task of this rank uses has nothing to launch.
+        used = {action.stage for action in actions if isinstance(action, Task)}
+        self.stages = {
+            number: GraphedStage(
+                stage,
+                message_spec,
+                slots_needed(actions, number, watched),
+                frozenset(task.microbatch for task in watched if task.stage == number),
+            )
+            if number in used
+            else stage
+            for number, stage in stages.items()
+        }
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Within: an iteration, after `Stage.begin`, on the stream that graphs are recorded on."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for stage in self._graphed:
+                stage.begin()
+            yield
+        current.wait_stream(self._stream)
+
+    def release(self) -> None:
+        """Free the memory of the recordings; the next iterations record anew."""
+        for stage in self._graphed:
+            stage.release()
+
+    @property
+    def _graphed(self) -> list["GraphedStage"]:
+        return [stage for stage in self.stages.values() if isinstance(stage, GraphedStage)]
+
+
+class GraphedStage:
+    """A stage as the executor sees it (`skippipe.runtime.executor.StageCompute`)."""
+
+    def __init__(self, stage: Stage, message_spec: MessageSpec, slots: int, eager: frozenset[int]) -> None:
+        self._stage, self._message_spec, self._count, self._eager = stage, message_spec, slots, eager
+        self.release()
+
+    def release(self) -> None:
+        """Free the memory of the recording."""
+        self._slots: list[_Slot] = []
+        self._free: list[_Slot] = []
+        self._taken: dict[int, _Slot] = {}
+        self._loss: _LossGraph | None = None
+        self._gradients: list[Tensor] | None = None
+
+    def begin(self) -> None:
+        """Begin an iteration, after that of the stage itself; the first one records."""
+        gradients, recorded = self._gradients, self._gradients is not None
+        if gradients is None:
+            gradients = self._gradients = [torch.empty_like(parameter) for parameter in self._stage.reached]
+        # Graphs add to these, from the first microbatch on.
+        for parameter, gradient in zip(self._stage.reached, gradients, strict=True):
+            parameter.grad = gradient
+        if not recorded:
+            with torch.random.fork_rng(devices=[self._message_spec.device]):
+                self._record()
+        if gradients:
+            torch._foreach_zero_(gradients)
+        self._free, self._taken = list(self._slots), {}
+
+    def _record(self) -> None:
+        """Record, after a run without recording that loads kernels, and run what is recorded: the first run is slow."""
+        stage, message_spec, scratch = self._stage, self._message_spec, torch.cuda.graph_pool_handle()
+        slots = self._count if stage.module.layers_in_use else 0
+        if slots:
+            hidden = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
+            output, saved = stage.run_layers(hidden)
+            torch.autograd.backward([saved.output], [torch.zeros_like(output)])
+            del hidden, output, saved
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._slots = [_Slot(stage, message_spec) for _ in range(slots)]
+        if stage.module.first:
+            self._loss = _LossGraph(stage, message_spec, scratch)
+        for slot in self._slots:
+            slot.record_backward(scratch)
+
+    def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
+        """Embed; see `StageCompute`."""
+        return self._stage.embed(microbatch, tokens)
+
+    def forward(self, microbatch: int, hidden: Tensor) -> Tensor:
+        """Run the layers; see `StageCompute`."""
+        if not self._slots or microbatch in self._eager:
+            return self._stage.forward(microbatch, hidden)
+        slot = self._taken[microbatch] = self._free.pop()
+        return slot.forward(hidden)
+
+    def loss(self, microbatch: int, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Run head and loss; see `StageCompute`."""
+        if self._loss is None:
+            return self._stage.loss(microbatch, hidden, labels)
+        summed, gradient = self._loss(hidden, labels, self._stage.loss_factor)
+        self._stage.keep_loss(microbatch, summed)
+        return gradient
+
+    def backward(self, microbatch: int, gradient: Tensor, ready: ReadyGradients | None = None) -> Tensor:
+        """Run the layers backward; see `StageCompute`."""
+        if microbatch not in self._taken:
+            return self._stage.backward(microbatch, gradient, ready)
+        assert ready is None, "gradients of a graph are ready when all of it has run"
+        slot = self._taken.pop(microbatch)
+        self._free.append(slot)
+        return slot.backward(gradient)
+
+    def embed_backward(self, microbatch: int, gradient: Tensor) -> None:
+        """Run the embedding backward; see `StageCompute`."""
+        self._stage.embed_backward(microbatch, gradient)
+
+    def gradient_parts(self) -> list[list[Tensor]]:
+        """Give the gradients in parts; see `StageCompute`."""
+        return self._stage.gradient_parts()
+
+    def gradients(self) -> list[Tensor]:
+        """Give the gradients; see `StageCompute`."""
+        return self._stage.gradients()
+
+
+class _Slot:
+    """Memory of a microbatch from its forward to its backward, and the graphs of both."""
+
+    def __init__(self, stage: Stage, message_spec: MessageSpec) -> None:
+        """Record the forward."""
+        self._input = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
+        self._gradient = torch.zeros_like(self._input)
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._saved: SavedActivation
+        with _recording(self._forward, torch.cuda.graph_pool_handle()):
+            self._output, self._saved = stage.run_layers(self._input)
+
+    def record_backward(self, scratch: Pool) -> None:
+        """Record the backward, and run both."""
+        with _recording(self._backward, scratch):
+            torch.autograd.backward([self._saved.output], [self._gradient])
+        self._forward.replay()
+        self._backward.replay()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self._input.copy_(hidden)
+        self._forward.replay()
+        return self._output.clone()
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        self._gradient.copy_(gradient)
+        self._backward.replay()
+        found = self._saved.leaf.grad
+        assert found is not None, "no gradient"
+        return found.clone()
+
+
+class _LossGraph:
+    """Head and loss of a microbatch, forward and backward."""
+
+    def __init__(self, stage: Stage, message_spec: MessageSpec, scratch: Pool) -> None:
+        """Record, after a run without recording, and run what is recorded."""
+        self._hidden = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
+        self._labels = torch.zeros(message_spec.shape[:2], dtype=torch.int64, device=message_spec.device)
+        # A number of the iteration: what is recorded reads it from memory.
+        self._factor = torch.ones((), dtype=torch.float64, device=message_spec.device)
+        stage.run_head(self._hidden, self._labels, self._factor)
+        self._graph = torch.cuda.CUDAGraph()
+        with _recording(self._graph, scratch):
+            self._summed, self._gradient = stage.run_head(self._hidden, self._labels, self._factor)
+        self._graph.replay()
+
+    def __call__(self, hidden: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        self._hidden.copy_(hidden)
+        self._labels.copy_(labels)
+        self._factor.fill_(factor)
+        self._graph.replay()
+        return self._summed.clone(), self._gradient.clone()
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
+    """Within: what the current stream is given is recorded, while other threads may use the GPU."""
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield
+    finally:
+        graph.capture_end()
+
+
+def slots_needed(actions: Sequence[Action], stage: int, eager: Collection[Task] = ()) -> int:
+    """The most microbatches that a stage holds at a time, from their forward to their backward.
+
+    Args:
+        actions: of a rank's program, in order.
+        stage: its number.
+        eager: backwards of microbatches that are not counted.
+
+    """
+    left_out = {task.microbatch for task in eager if task.stage == stage}
+    held = most = 0
+    for action in actions:
+        if isinstance(action, Task) and action.stage == stage and action.microbatch not in left_out:
+            held += {"F": 1, "B": -1}.get(action.kind, 0)
+            most = max(most, held)
+    return most
