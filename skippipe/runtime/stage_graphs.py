@@ -4,11 +4,14 @@ A stage of small layers is over before the host has launched its last kernel: th
 backward and loss are CUDA graphs, one launch each. A graph reads and writes fixed memory, so a microbatch takes one of
 a few slots from its forward to its backward: as many as the stage holds microbatches at a time in the rank's program.
 
+That costs memory: a stage whose layers keep the GPU busy for longer than the host takes to launch them is left alone.
+
 The forward of each slot has memory of its own, since what it saves has to outlast what the others compute meanwhile.
 Losses and backwards share memory: nothing of theirs is needed once their results have been copied.
 """
 
 import gc
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +25,9 @@ from skippipe.runtime.stage import ReadyGradients, SavedActivation, Stage
 
 Pool = Any
 """Handle of memory that graphs allocate from."""
+HOST_RUNS = 4
+HOST_SHARE = 0.5
+"""Of what a stage's work takes the GPU: where the host takes longer to launch it, it is recorded."""
 
 
 class StageGraphs:
@@ -33,6 +39,7 @@ class StageGraphs:
         stages: Mapping[int, Stage],
         message_spec: MessageSpec,
         watched: Collection[Task] = (),
+        host_share: float = HOST_SHARE,
     ) -> None:
         """Prepare.
 
@@ -42,6 +49,8 @@ class StageGraphs:
                 every microbatch.
             message_spec: shape and type of hidden states.
             watched: backwards that give away gradients while they run, which a graph cannot.
+            host_share: a stage's work is recorded where the host takes longer to launch it than this share of what it
+                takes the GPU.
 
         """
         self._stream = torch.cuda.Stream(message_spec.device)  # type: ignore[no-untyped-call]
@@ -53,6 +62,7 @@ class StageGraphs:
                 message_spec,
                 slots_needed(actions, number, watched),
                 frozenset(task.microbatch for task in watched if task.stage == number),
+                host_share,
             )
             if number in used
             else stage
@@ -65,8 +75,9 @@ class StageGraphs:
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            for stage in self._graphed:
-                stage.begin()
+            recorded = [stage.begin() for stage in self._graphed]
+            if any(recorded):
+                torch.cuda.reset_peak_memory_stats(self._stream.device)
             yield
         current.wait_stream(self._stream)
 
@@ -76,6 +87,16 @@ class StageGraphs:
             stage.release()
 
     @property
+    def uncounted_bytes(self) -> int:
+        """Memory of the recordings that torch does not count as allocated: they use it while it looks free."""
+        pools = {pool for stage in self._graphed for pool in stage.pools}
+        return sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if tuple(segment["segment_pool_id"]) in pools
+        )
+
+    @property
     def _graphed(self) -> list["GraphedStage"]:
         return [stage for stage in self.stages.values() if isinstance(stage, GraphedStage)]
 
@@ -83,8 +104,11 @@ class StageGraphs:
 class GraphedStage:
     """A stage as the executor sees it (`skippipe.runtime.executor.StageCompute`)."""
 
-    def __init__(self, stage: Stage, message_spec: MessageSpec, slots: int, eager: frozenset[int]) -> None:
+    def __init__(
+        self, stage: Stage, message_spec: MessageSpec, slots: int, eager: frozenset[int], host_share: float
+    ) -> None:
         self._stage, self._message_spec, self._count, self._eager = stage, message_spec, slots, eager
+        self._host_share = host_share
         self.release()
 
     def release(self) -> None:
@@ -93,35 +117,38 @@ class GraphedStage:
         self._free: list[_Slot] = []
         self._taken: dict[int, _Slot] = {}
         self._loss: _LossGraph | None = None
-        self._gradients: list[Tensor] | None = None
+        self._gradients: list[Tensor] = []
+        self._worth_it: bool | None = None
+        self.pools: list[Pool] = []
 
-    def begin(self) -> None:
-        """Begin an iteration, after that of the stage itself; the first one records."""
-        gradients, recorded = self._gradients, self._gradients is not None
-        if gradients is None:
-            gradients = self._gradients = [torch.empty_like(parameter) for parameter in self._stage.reached]
-        # Graphs add to these, from the first microbatch on.
-        for parameter, gradient in zip(self._stage.reached, gradients, strict=True):
-            parameter.grad = gradient
-        if not recorded:
+    def begin(self) -> bool:
+        """Begin an iteration, after that of the stage itself; whether this one has recorded, as the first one does."""
+        first = self._worth_it is None
+        if first:
             with torch.random.fork_rng(devices=[self._message_spec.device]):
-                self._record()
-        if gradients:
-            torch._foreach_zero_(gradients)
-        self._free, self._taken = list(self._slots), {}
+                self._worth_it = _host_share(self._stage, self._message_spec) > self._host_share
+                if self._worth_it:
+                    self._record()
+        if self._worth_it:
+            torch._foreach_zero_(self._gradients)
+            self._use_gradients()
+            self._free, self._taken = list(self._slots), {}
+        return first and bool(self._worth_it)
+
+    def _use_gradients(self) -> None:
+        """Have parameters use the gradients that graphs add to, from the first microbatch of an iteration on."""
+        for parameter, gradient in zip(self._stage.reached, self._gradients, strict=True):
+            parameter.grad = gradient
 
     def _record(self) -> None:
-        """Record, after a run without recording that loads kernels, and run what is recorded: the first run is slow."""
-        stage, message_spec, scratch = self._stage, self._message_spec, torch.cuda.graph_pool_handle()
-        slots = self._count if stage.module.layers_in_use else 0
-        if slots:
-            hidden = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
-            output, saved = stage.run_layers(hidden)
-            torch.autograd.backward([saved.output], [torch.zeros_like(output)])
-            del hidden, output, saved
+        """Record, and run what is recorded: the first run is slow."""
+        stage, message_spec = self._stage, self._message_spec
+        self._gradients = [torch.empty_like(parameter) for parameter in stage.reached]
+        self._use_gradients()
         gc.collect()
         torch.cuda.empty_cache()
-        self._slots = [_Slot(stage, message_spec) for _ in range(slots)]
+        scratch, *own = self.pools = [torch.cuda.graph_pool_handle() for _ in range(1 + self._count)]
+        self._slots = [_Slot(stage, message_spec, pool) for pool in own]
         if stage.module.first:
             self._loss = _LossGraph(stage, message_spec, scratch)
         for slot in self._slots:
@@ -171,13 +198,13 @@ class GraphedStage:
 class _Slot:
     """Memory of a microbatch from its forward to its backward, and the graphs of both."""
 
-    def __init__(self, stage: Stage, message_spec: MessageSpec) -> None:
+    def __init__(self, stage: Stage, message_spec: MessageSpec, pool: Pool) -> None:
         """Record the forward."""
         self._input = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
         self._gradient = torch.zeros_like(self._input)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._saved: SavedActivation
-        with _recording(self._forward, torch.cuda.graph_pool_handle()):
+        with _recording(self._forward, pool):
             self._output, self._saved = stage.run_layers(self._input)
 
     def record_backward(self, scratch: Pool) -> None:
@@ -221,6 +248,30 @@ class _LossGraph:
         self._factor.fill_(factor)
         self._graph.replay()
         return self._summed.clone(), self._gradient.clone()
+
+
+def _host_share(stage: Stage, message_spec: MessageSpec) -> float:
+    """Time in which the host launches a forward and a backward, as a share of the time in which they have run.
+
+    Kernels are loaded, and no gradient is left. 0 without layers.
+    """
+    if not stage.module.layers_in_use:
+        return 0.0
+    device = message_spec.device
+    hidden = torch.randn(message_spec.shape, dtype=message_spec.dtype, device=device)
+    shares: list[float] = []
+    for _ in range(HOST_RUNS):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        output, saved = stage.run_layers(hidden)
+        torch.autograd.backward([saved.output], [output])
+        launched = time.perf_counter()
+        torch.cuda.synchronize(device)
+        shares.append((launched - begin) / (time.perf_counter() - begin))
+        del output, saved
+    for parameter in stage.parameters:
+        parameter.grad = None
+    return min(shares[1:])  # the first run loads kernels; anything else on the host makes a share larger
 
 
 @contextmanager

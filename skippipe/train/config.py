@@ -26,6 +26,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 LINKS = ("real", "emulated")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
+CUDA_GRAPHS = ("auto", "always", "never")
 LOST_STAGES = ("restart", "checkpoint", "average")
 REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
@@ -82,8 +83,9 @@ class RuntimeConfig:
     """without a plan: first measure stages and messages, instead of using the figures of the cluster"""
     group: int = setting(1, within=AT_LEAST_1)
     """single process only: maximum number of microbatches per pass through a stage; 1: exactly the plan's order"""
-    cuda_graphs: bool = True
-    """on a GPU: launch a stage's work on a microbatch, or with runtime.group above 1 an iteration, as a CUDA graph; not
+    cuda_graphs: str = setting("auto", choices=CUDA_GRAPHS)
+    """on a GPU: launch a stage's work on a microbatch, or with runtime.group above 1 an iteration, as a CUDA graph;
+    auto: where launching kernel by kernel would take the host longer than half of the GPU's time. It costs memory; not
     with experts, float16 autocast or activation checkpointing"""
     device: str = "cpu"
     """cpu; cuda: the machine's GPUs in turn, one per process; cuda:1 etc.; auto: cuda if there is a GPU, else cpu"""

@@ -196,7 +196,8 @@ def train(rank: int, training: Training) -> Trained:
         warm_up(stage, message_spec, VOCABULARY)
     actions, graphs = programs[rank].actions, None
     if training.graphs:
-        graphs = StageGraphs(actions, stages, message_spec, early_sums(actions) if link.overlaps_sums else ())
+        watched = early_sums(actions) if link.overlaps_sums else ()
+        graphs = StageGraphs(actions, stages, message_spec, watched, host_share=0.0)
     executor = Executor(
         programs[rank], graphs.stages if graphs else stages, link, control=GlooLink(),
         buffers=MessageBuffers(message_spec), recv_buffers=buffers, sends_in_flight=1,

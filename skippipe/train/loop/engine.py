@@ -26,7 +26,7 @@ from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
-from skippipe.runtime.stage_graphs import StageGraphs
+from skippipe.runtime.stage_graphs import HOST_SHARE, StageGraphs
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
@@ -167,9 +167,10 @@ class Engine:
         connect(context.links.messages, [*training, *validation])
         self.programs = training
         own = training[context.rendezvous.rank].actions
-        if context.spec.device.cuda_graphs and can_be_graphed(context):
+        if can_be_graphed(context):
             watched = early_sums(own) if context.links.messages.overlaps_sums else ()
-            self._graphs = StageGraphs(own, context.stages, context.message_spec, watched)
+            host_share = HOST_SHARE if context.spec.device.cuda_graphs == "auto" else 0.0
+            self._graphs = StageGraphs(own, context.stages, context.message_spec, watched, host_share)
 
         def executor(programs: Sequence[Program], stages: Mapping[int, StageCompute]) -> Executor:
             return Executor(
@@ -191,9 +192,8 @@ class Engine:
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
         full = dict.fromkeys(range(context.validation_microbatches), self.stages_in_use)
         most = context.spec.device.group
-        graph = context.spec.device.cuda_graphs and can_be_graphed(context)
         return (
-            GroupedExecutor(routes, context.stages, most, self._device, graph=graph),
+            GroupedExecutor(routes, context.stages, most, self._device, graph=can_be_graphed(context)),
             GroupedExecutor(full, context.stages, most, self._device, train=False),
         )
 
@@ -203,6 +203,11 @@ class Engine:
             self._training.release()
         if self._graphs is not None:
             self._graphs.release()
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """Memory of a GPU that the engine uses and torch does not count as allocated."""
+        return 0 if self._graphs is None else self._graphs.uncounted_bytes
 
     def iterate(
         self,
@@ -317,14 +322,15 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
 
 
 def can_be_graphed(context: RankContext) -> bool:
-    """Whether each iteration issues the same work to a GPU.
+    """Whether each iteration issues the same work to a GPU, and CUDA graphs are wanted.
 
     With experts it depends on the tokens, and with float16 on the loss scale. A layer that is recomputed saves the
     state of the random numbers, which needs the host.
     """
     routed = any(stage.module.family.router is not None for stage in context.stages.values())
     scaled, recomputed = context.spec.precision.autocast == "float16", context.spec.device.activation_checkpointing > 0
-    return context.device.type == "cuda" and not (routed or scaled or recomputed)
+    wanted = context.device.type == "cuda" and context.spec.device.cuda_graphs != "never"
+    return wanted and not (routed or scaled or recomputed)
 
 
 def connect(link: Link, programs: Sequence[Program]) -> None:

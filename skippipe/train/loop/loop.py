@@ -489,7 +489,8 @@ class TrainingLoop:
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
             reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
-        peaks = rendezvous.all_gather("peak memory", str(peak_memory(self._context.device)))
+        peak = peak_memory(self._context.device)
+        peaks = rendezvous.all_gather("peak memory", str(peak and peak + engine.uncounted_bytes))
         mfu, breakdown = self._meter.summary()
         return RunSummary(
             iterations=iterations,

@@ -53,7 +53,7 @@ class DeviceSpec:
     """as `skippipe.devices.find_device` takes it"""
     group: int = 1
     """most microbatches in one pass through a stage"""
-    cuda_graphs: bool = True
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
     """whether passes of several microbatches are launched as one CUDA graph, where that can be"""
     compile: bool = False
     """whether layers and loss run compiled"""
