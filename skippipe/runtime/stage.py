@@ -129,7 +129,7 @@ class Stage:
             while evaluating.
 
         """
-        summed, gradient = self.run_head(hidden, labels, self.loss_factor)
+        summed, gradient = self.run_head(hidden, labels, 1.0 if self._evaluating else self.loss_factor)
         self.keep_loss(microbatch, summed)
         return gradient
 

@@ -24,13 +24,14 @@ from skippipe.phases import PhaseSummary
 from skippipe.plan_file import load_plan
 from skippipe.planning import make_plan, planning_job
 from skippipe.study.run_history import read_run_history
-from skippipe.train.loop.engine import DivergedError, check_validation
+from skippipe.train.loop.engine import DivergedError, RankFlags, check_validation
 from skippipe.train.observe.events import (
     EVENTS,
     Event,
     IterationDone,
     LogFailed,
     RunFiles,
+    RunStopped,
     RunSummary,
     TimeBreakdown,
     ValidationDone,
@@ -41,6 +42,7 @@ from skippipe.train.observe.events import (
 from skippipe.train.observe.run_log import METRICS, RunLog, logged_end
 from skippipe.train.rank import train_rank
 from skippipe.train.resolve.resolve import resolve
+from skippipe.train.signals import SIGNALS
 
 
 def refuse(name: str) -> None:
@@ -278,6 +280,22 @@ def test_how_it_ended(
     *_, before, last = lines_of(tmp_path)
     assert before["iteration"] == 4
     assert last == {"event": "run_ended", "attempt": 1, "iteration": 4} | outcome
+
+
+def test_the_signal_may_have_come_to_another_machine(tmp_path: Path) -> None:
+    with logged_end(tmp_path, lambda _: None) as log:
+        record = RunLog(tmp_path, log.report, 3)
+        record(RunStopped(iteration=4, saved=True, signal="SIGINT"))
+        record.close()
+        log.stopped_by = signal.SIGTERM  # as this process ends
+    assert lines_of(tmp_path)[-1]["signal"] == "SIGINT"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_all_ranks_learn_which_signal_has_come(number: signal.Signals) -> None:
+    flags = [RankFlags(**RankFlags.asked_to_stop(by)) for by in (None, number, None)]
+    assert RankFlags(*map(any, zip(*flags, strict=True))).stopped_by == number
+    assert RankFlags(saving=True, replan=True, join=True).stopped_by is None
 
 
 def test_an_attempt_that_tells_nothing_leaves_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ arrived, by a sum in which every rank fills its own entries.
 """
 
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
 from skippipe.train.resolve.spec import SLOWEST_HEALTHY, CommunicationSpec, PlanPhase
+from skippipe.train.signals import SIGNALS
 
 
 class DivergedError(SchedulerError, ArithmeticError):
@@ -40,14 +42,27 @@ class DivergedError(SchedulerError, ArithmeticError):
 class RankFlags(NamedTuple):
     """Flags that a rank shares after an iteration, so that all decide alike; combined by `or`."""
 
-    stop: bool = False
-    """it was asked to stop"""
     saving: bool = False
     """it is still writing a checkpoint"""
     replan: bool = False
     """it has another plan for the next iteration"""
     join: bool = False
     """others ask to join"""
+    sigterm: bool = False
+    """it was asked to stop by SIGTERM; and so on for the other `skippipe.train.signals.SIGNALS`"""
+    sigint: bool = False
+    sighup: bool = False
+    sigusr1: bool = False
+
+    @staticmethod
+    def asked_to_stop(by: signal.Signals | None) -> Mapping[str, bool]:
+        """The fields that say whether a rank was asked to stop, and by which signal."""
+        return {number.name.lower(): number == by for number in SIGNALS}
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """A signal that has asked some rank to stop."""
+        return next((number for number in SIGNALS if getattr(self, number.name.lower())), None)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ class NewcomersError(SchedulerError):
         """their numbers"""
 
 
+Asked = Callable[[], signal.Signals | None]
+"""Which signal has asked this rank to stop."""
 Knocking = Callable[[], Sequence[int]]
 """Numbers of those that ask to join, on rank 0."""
 
@@ -183,10 +185,10 @@ class TrainingLoop:
                 stack.callback(self._ahead.close)
             if self._closed_loop is not None:
                 stack.callback(self._closed_loop.close)
-            if self._train(lambda: request.signal is not None, begun, knocking):
+            if self._train(lambda: request.signal, begun, knocking):
                 return None
             request.heeded = True
-            return request.signal or signal.SIGTERM  # another rank was asked
+            return request.signal or signal.SIGTERM  # another rank was asked: this one was not interrupted
 
     def _engine(self, iteration: int) -> Engine:
         """Engine of the phase that an iteration belongs to; the start, 0, belongs to the first one."""
@@ -197,7 +199,7 @@ class TrainingLoop:
         later = [engine.phase.after for engine in self._engines if engine.phase.after >= iteration]
         return min([*later, self._spec.iterations]) - iteration
 
-    def _train(self, asked: Callable[[], bool], begun: Callable[[], None], knocking: Knocking) -> bool:
+    def _train(self, asked: Asked, begun: Callable[[], None], knocking: Knocking) -> bool:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
@@ -221,10 +223,11 @@ class TrainingLoop:
             self._report_iteration(number, engine, result, elapsed_s, mfu, self._compare(number, result))
             if number < spec.iterations:
                 self._check_slow()
-            if result.flags.stop and number < spec.iterations:
+            stopped_by = result.flags.stopped_by
+            if stopped_by is not None and number < spec.iterations:
                 if checkpoints is not None:
                     checkpoints.finish(number)
-                self._report(RunStopped(iteration=number, saved=checkpoints is not None))
+                self._report(RunStopped(iteration=number, saved=checkpoints is not None, signal=stopped_by.name))
                 return False
             self._follow_up(number, result.flags, knocking)
         if checkpoints is not None:
@@ -270,9 +273,7 @@ class TrainingLoop:
         every = self._spec.validate_every
         return number == self._spec.iterations or bool(every and number % every == 0)
 
-    def _iterate(
-        self, number: int, engine: Engine, asked: Callable[[], bool], knock: Callable[[], bool]
-    ) -> IterationResult:
+    def _iterate(self, number: int, engine: Engine, asked: Asked, knock: Callable[[], bool]) -> IterationResult:
         """Train one iteration."""
         checkpoints, self._number = self._checkpoints, number
         self._context.links.begin_iteration(number)
@@ -281,7 +282,7 @@ class TrainingLoop:
             self._batches(number),
             self._step,
             lambda: RankFlags(
-                stop=asked(),
+                **RankFlags.asked_to_stop(asked()),
                 saving=checkpoints is not None and checkpoints.busy,
                 replan=self._closed_loop is not None
                 and self._closed_loop.wants_change(number, self._following(number), self._change_s),

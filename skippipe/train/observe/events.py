@@ -238,6 +238,8 @@ class RunStopped(Event):
     kind = "stopped"
     iteration: int
     saved: bool
+    signal: str
+    """that asked some rank"""
 
 
 @dataclass(frozen=True)

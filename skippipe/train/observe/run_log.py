@@ -25,6 +25,7 @@ from skippipe.train.observe.events import (
     Report,
     RunEnded,
     RunFiles,
+    RunStopped,
     to_json,
 )
 
@@ -208,6 +209,7 @@ class EndLog:
         self._path, self._report = folder / METRICS, report
         self._attempt: int | None = None
         self._iteration: int | None = None
+        self._signal: str | None = None
         self.stopped_by: signal.Signals | None = None
         """the signal that asked the run to stop, once it has done so in order"""
         self.is_written = False
@@ -226,6 +228,8 @@ class EndLog:
             self._attempt = event.attempt
         if isinstance(event, AttemptStarted | IterationDone):
             self._iteration = event.iteration
+        if isinstance(event, RunStopped):
+            self._signal = event.signal
         self._report(event)
 
     def write(self, error: BaseException | None) -> None:
@@ -239,6 +243,8 @@ class EndLog:
         if self._attempt is None or self.goes_on:
             return
         ended = _ended(error, self.stopped_by, self._iteration, self._attempt)
+        if ended.signal is not None and self._signal is not None:  # maybe on another machine
+            ended = replace(ended, signal=self._signal)
         with contextlib.suppress(OSError):  # the error itself is shown elsewhere
             metrics = open_own(self._path)
             try:
