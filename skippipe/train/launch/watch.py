@@ -93,9 +93,9 @@ class ForwardedStop(StopRequest):
 
     def _forward(self) -> None:
         first = self._first()
-        if first is not None and first.process is not None:
+        if first is not None and first.process is not None and self.signal is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(first.process, signal.SIGTERM)
+                os.kill(first.process, self.signal)
 
 
 class Parent(NamedTuple):
