@@ -115,7 +115,7 @@ def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("moment", "sign"), [("start", None), ("end", lambda line: line.startswith("iteration    6"))])
 def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path) -> None:
-    running = Running(tmp_path, *LONG, *LAST)
+    running = Running(tmp_path, *LONG, *LAST, fresh=moment == "end")
     try:
         running.started()
         if sign is not None:
