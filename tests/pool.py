@@ -22,6 +22,7 @@ MOST_WORKERS = 6
 PRELOADED = [
     "pytest",
     "torch.distributed",
+    "torch.utils.tensorboard",
     "transformers.models.llama.modeling_llama",
     "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
     "skippipe.application.run",

@@ -83,7 +83,7 @@ def evaluate(job: EvaluateJob, output: Path, display: ProgressDisplay) -> list[R
         with locked(output, unwritable(output, "another process writes to it", "output")):
             with Results(output, settings, len(text.blocks)) as results:
                 _measure_all(job, model, text, omissions, results, device, display)
-                flops = [layer_flops(model.config, layer, text.blocks.sequence) for layer in range(partition.layers)]
+                flops = layer_flops(model.config, range(partition.layers), text.blocks.sequence)
                 rows = summarise(omissions, results.known, flops, text.blocks.sequence, job.seed)
             about = {
                 "format": FORMAT, "model": model.title, "settings": settings, "stages": list(model.sizes),

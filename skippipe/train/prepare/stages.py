@@ -195,7 +195,8 @@ def iteration_flops(phase: PlanPhase, plan: Plan, model: PartitionedModel) -> fl
     """FLOPs of one iteration of a phase, forward and backward, over the visits that its routes make."""
     sequence = model.plan_model.sequence
     used = [layers_in_use(phase.layers, layers) for layers in model.stage_layers]
-    of_stage = [sum(layer_flops(model.config, layer, sequence) for layer in layers) for layers in used]
+    of_layer = layer_flops(model.config, range(model.config.num_hidden_layers), sequence)
+    of_stage = [sum(of_layer[layer] for layer in layers) for layers in used]
     visited = sum(of_stage[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
     head = head_flops(model.config) * len(plan.microbatches)
     return (1 + BACKWARD) * model.plan_model.microbatch_tokens * (visited + head)
