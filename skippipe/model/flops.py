@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from skippipe.model.stage_module import empty_stage_module
+from skippipe.model.stage_module import StageModule
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -17,15 +17,14 @@ BACKWARD = 2
 """A backward pass takes as many FLOPs as two forward passes: one by the input, one by the weights."""
 
 
-def layer_flops(config: "PretrainedConfig", layers: range, sequence: int) -> list[float]:
-    """FLOPs of the forward pass of each of some decoder layers per token, on average over a sequence of that length."""
-    stage = empty_stage_module(config, stage=0, layers=layers, first=False)
-    stated: Any = config
-    heads = stated.num_attention_heads
-    width = heads * (getattr(stated, "head_dim", None) or stated.hidden_size // heads)
+def layer_flops(stage: StageModule, sequence: int) -> list[float]:
+    """FLOPs of each decoder layer's forward pass per token, on average over a sequence of that length."""
+    config: Any = stage.config
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention = float(2 * 2 * width * (sequence + 1) / 2)
-    weights = [stage.parameters_of_layer(layer).values() for layer in layers]
-    return [2 * sum(_products(weight, stated) for weight in own) + attention for own in weights]
+    weights = [stage.parameters_of_layer(layer).values() for layer in stage.layers]
+    return [2 * sum(_products(weight, config) for weight in own) + attention for own in weights]
 
 
 def head_flops(config: "PretrainedConfig") -> float:
