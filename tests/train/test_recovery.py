@@ -219,7 +219,8 @@ def lose_a_stage(policy: str, prepared: Path, path: Path, stage: int, **changes:
     settings = {**FULL, "cluster": make_cluster(4, [2, 1, 1]), "runtime__lost_stage": policy, **changes}
     asked = job(prepared, **settings)
     (victim,) = resolve(asked).layout.stages[stage]
-    return live(asked, FOUR, path, {victim: Fate("backward", FATAL, after_s=1.5)}), victim
+    fates = {victim: Fate("backward", FATAL, after_s=1.5)}
+    return live(asked, FOUR, path, fates, saved_at_once=True), victim
 
 
 @pytest.mark.parametrize("stage", [1, 2])
