@@ -31,9 +31,9 @@ class Result:
 
 Run = Callable[..., Result]
 LONGEST = (
-    "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py", "train/test_torchrun.py",
-    "train/test_resume.py", "train/test_kill.py", "train/test_phases.py", "study/test_study_command.py",
-    "test_planner.py", "test_docs.py", "train/test_precision.py", "train/test_measure.py",
+    "train/test_torchrun.py", "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py",
+    "test_planner.py", "test_docs.py", "train/test_resume.py", "test_cli_process.py", "train/test_kill.py",
+    "train/test_joining.py", "train/test_closed_loop.py", "train/test_phases.py", "train/test_measure.py",
 )  # fmt: skip
 """Files that take a minute or about that, longest first."""
 settings.register_profile("long", max_examples=350_000)
