@@ -18,23 +18,23 @@ nox.options.sessions = ["lint"]
 
 ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": None}
+"""What a process compiles of torch, transformers and the project, the next one finds."""
 STUB = ROOT / "skippipe" / "_scheduler.pyi"
 
 
 def install(session: nox.Session, *groups: str, extras: str = "") -> None:
     """Build the extension from the sources (profile wheel-dev) and install the package with dependency groups."""
     wanted = [requirement for group in groups for requirement in nox.project.dependency_groups(PROJECT, group)]
-    # Compiled at once: torch and transformers take three times as long to import from their sources.
-    compiled = {"UV_COMPILE_BYTECODE": "1"} if extras else {}
     # Not silent: the first time it downloads several gigabytes and compiles for minutes.
-    session.install("--reinstall-package", "skippipe", "--editable", f".{extras}", *wanted, env=compiled, silent=False)
+    session.install("--reinstall-package", "skippipe", "--editable", f".{extras}", *wanted, silent=False)
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small Llama on four processes of this machine, by a plan that skips a third of the stages."""
     install(session, extras="[train]")
-    session.run("skippipe", "train", *session.posargs)
+    session.run("skippipe", "train", *session.posargs, env=BYTECODE)
 
 
 @nox.session
@@ -55,7 +55,7 @@ def tests(session: nox.Session) -> None:
         session.run("cargo", "test", "--locked", "--package", "skippipe-core", external=True)
     # Files side by side, each by one process: tests of a file share runs and warm workers. Longest first (conftest.py).
     side_by_side = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
-    session.run("pytest", *(session.posargs or side_by_side))
+    session.run("pytest", *(session.posargs or side_by_side), env=BYTECODE)
 
 
 @nox.session

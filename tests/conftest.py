@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from warm import Fresh, start_warm
 
 from skippipe.cli import main
 from skippipe.console import streams
@@ -29,9 +31,9 @@ class Result:
 
 Run = Callable[..., Result]
 LONGEST = (
-    "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py", "train/test_torchrun.py",
-    "train/test_resume.py", "train/test_kill.py", "train/test_phases.py", "study/test_study_command.py",
-    "test_planner.py", "test_docs.py", "train/test_precision.py", "train/test_measure.py",
+    "train/test_torchrun.py", "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py",
+    "test_planner.py", "test_docs.py", "train/test_resume.py", "test_cli_process.py", "train/test_kill.py",
+    "train/test_joining.py", "train/test_closed_loop.py", "train/test_phases.py", "train/test_measure.py",
 )  # fmt: skip
 """Files that take a minute or about that, longest first."""
 settings.register_profile("long", max_examples=350_000)
@@ -43,6 +45,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: else one process still runs one of them when all others are done."""
     rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> None:
+    """Programs of this project need not import torch each time."""
+    start_warm()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that this test starts are started anew."""
+    monkeypatch.setattr(subprocess, "Popen", Fresh)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,11 +20,20 @@ from typing import Any
 
 MOST_WORKERS = 6
 PRELOADED = [
+    "pytest",
     "torch.distributed",
-    "skippipe.runtime.stage",
-    "skippipe.model.build",
+    "torch.utils.tensorboard",
     "transformers.models.llama.modeling_llama",
+    "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
+    "skippipe.application.run",
+    "skippipe.cli",
+    "skippipe.commands.plan",
+    "skippipe.commands.train",
+    "skippipe.train.launch.launch",
+    "skippipe.train.measuring.rank",
+    "skippipe.train.rank",
 ]
+"""What commands, workers and tests import."""
 
 
 @dataclass(frozen=True)

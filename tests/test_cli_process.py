@@ -15,6 +15,7 @@ import pytest
 
 from skippipe.plan_file import load_plan
 
+pytestmark = pytest.mark.usefixtures("fresh")
 PYTHON_M = [sys.executable, "-m", "skippipe"]
 
 

@@ -40,6 +40,7 @@ from skippipe.evaluate.summary import NONE, Row, summarise, table_json
 from skippipe.evaluate.table import Rows, markdown
 from skippipe.files import locked, write_bytes, write_text
 from skippipe.model.flops import layer_flops
+from skippipe.model.stage_module import empty_stage_module
 
 TIMED_DRAWS = 3
 """per omission: times hardly depend on which layers are skipped"""
@@ -83,7 +84,8 @@ def evaluate(job: EvaluateJob, output: Path, display: ProgressDisplay) -> list[R
         with locked(output, unwritable(output, "another process writes to it", "output")):
             with Results(output, settings, len(text.blocks)) as results:
                 _measure_all(job, model, text, omissions, results, device, display)
-                flops = [layer_flops(model.config, layer, text.blocks.sequence) for layer in range(partition.layers)]
+                shapes = empty_stage_module(model.config, stage=0, layers=range(partition.layers), first=False)
+                flops = layer_flops(shapes, text.blocks.sequence)
                 rows = summarise(omissions, results.known, flops, text.blocks.sequence, job.seed)
             about = {
                 "format": FORMAT, "model": model.title, "settings": settings, "stages": list(model.sizes),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from skippipe.model.stage_module import empty_stage_module
+from skippipe.model.stage_module import StageModule
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -17,14 +17,14 @@ BACKWARD = 2
 """A backward pass takes as many FLOPs as two forward passes: one by the input, one by the weights."""
 
 
-def layer_flops(config: "PretrainedConfig", layer: int, sequence: int) -> float:
-    """FLOPs of one decoder layer's forward pass per token, on average over a sequence of that length."""
-    stage = empty_stage_module(config, stage=0, layers=range(layer, layer + 1), first=False)
-    stated: Any = config
-    heads = stated.num_attention_heads
-    width = heads * (getattr(stated, "head_dim", None) or stated.hidden_size // heads)
-    attended = (sequence + 1) / 2
-    return 2 * sum(_products(module, stated) for module in stage.modules()) + float(2 * 2 * width * attended)
+def layer_flops(stage: StageModule, sequence: int) -> list[float]:
+    """FLOPs of each decoder layer's forward pass per token, on average over a sequence of that length."""
+    config: Any = stage.config
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    attention = float(2 * 2 * width * (sequence + 1) / 2)
+    weights = [stage.parameters_of_layer(layer).values() for layer in stage.layers]
+    return [2 * sum(_products(weight, config) for weight in own) + attention for own in weights]
 
 
 def head_flops(config: "PretrainedConfig") -> float:
@@ -33,10 +33,9 @@ def head_flops(config: "PretrainedConfig") -> float:
     return float(2 * stated.hidden_size * stated.vocab_size)
 
 
-def _products(module: nn.Module, config: Any) -> float:
-    """Multiplications with a module's own weights per token; of experts only those that a token is routed to."""
-    weights = [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 1]
-    share = 1.0
-    if any(parameter.ndim == 3 for parameter in weights):
-        share = config.num_experts_per_tok / config.num_local_experts
-    return share * sum(parameter.numel() for parameter in weights)
+def _products(weight: nn.Parameter, config: Any) -> float:
+    """Multiplications with a weight per token; of experts only those that a token is routed to."""
+    if weight.ndim == 1:  # biases and norms
+        return 0.0
+    experts = weight.ndim == 3
+    return weight.numel() * (config.num_experts_per_tok / config.num_local_experts if experts else 1.0)

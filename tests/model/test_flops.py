@@ -20,11 +20,12 @@ def test_layers_and_head_take_what_torch_counts(name: str) -> None:
         full_model.logits(full_model(full_model.embed(tokens(BATCH, SEQUENCE)))[0])
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or 32 // config.num_attention_heads)
     above = LAYERS * 2 * 2 * width * (SEQUENCE - (SEQUENCE + 1) / 2)
-    ours = sum(layer_flops(config, layer, SEQUENCE) for layer in range(LAYERS)) + head_flops(config)
+    ours = sum(layer_flops(full_model, SEQUENCE)) + head_flops(config)
     assert ours + above == pytest.approx(counted.get_total_flops() / (BATCH * SEQUENCE), rel=1e-12)
 
 
 def test_only_the_experts_that_a_token_goes_to_count() -> None:
-    two, four = (layer_flops(config_of("mixtral", num_experts_per_tok=count), 0, SEQUENCE) for count in (2, 4))
+    stages = [parts_of(config_of("mixtral", num_experts_per_tok=count), [LAYERS])[0] for count in (2, 4)]
+    two, four = (layer_flops(stage, SEQUENCE)[0] for stage in stages)
     experts = 3 * 2 * 32 * 48
     assert four - two == pytest.approx(2 * experts)

@@ -28,6 +28,7 @@ from skippipe.train.connect.activity import announce_death
 from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import StoreClient
+from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.run_state import RunState
 from skippipe.train.membership import members
@@ -99,15 +100,21 @@ def live(
     fates: dict[int, Fate],
     comers: Sequence[Comer] = (),
     gate: Gate | None = None,
+    *,
+    saved_at_once: bool = False,
 ) -> Lives:
-    """Train with one process for each entry of `names`; they meet their fates, by rank."""
+    """Train with one process for each entry of `names`; they meet their fates, by rank.
+
+    `saved_at_once`: iterations wait for the checkpoint that is due after the one before, so that none is left out.
+    """
     store: Any = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     (folder / "run").mkdir()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(pools.PRELOADED)
     world = len(names)
     lives = [
-        _Life(job, _spec(rank, world, own, store.port), fates.get(rank), gate) for rank, own in enumerate(names)
+        _Life(job, _spec(rank, world, own, store.port), fates.get(rank), gate, saved_at_once=saved_at_once)
+        for rank, own in enumerate(names)
     ] + [
         _Life(
             comer.job or job,
@@ -137,6 +144,7 @@ class _Life:
     fate: Fate | None
     gate: Gate | None
     after: str = ""
+    saved_at_once: bool = False
 
 
 def _spec(rank: int, world: int, names: tuple[str, ...], port: int, *, newcomer: bool = False) -> RankSpec:
@@ -185,6 +193,8 @@ def _be_rank(rank: int, life: _Life, folder: Path) -> NoReturn:
             _set_fate(patch, life.fate)
             if life.gate is not None:
                 _set_gate(patch, life.gate)
+            if life.saved_at_once:
+                _save_at_once(patch)
             _await(folder, life.after)
 
             def report(event: Event) -> None:
@@ -271,6 +281,16 @@ def _set_fate(patch: pytest.MonkeyPatch, fate: Fate | None) -> None:
         patch.setattr(CheckpointSaver, "_write", write_that_may_be_the_last)
     else:
         patch.setattr(Executor, "_step_of", step_that_may_be_the_last)
+
+
+def _save_at_once(patch: pytest.MonkeyPatch) -> None:
+    after: Callable[..., None] = CheckpointScheduler.after
+
+    def saving_at_once(scheduler: CheckpointScheduler, iteration: int, *, saving: bool) -> None:
+        after(scheduler, iteration, saving=saving)
+        scheduler.wait()
+
+    patch.setattr(CheckpointScheduler, "after", saving_at_once)
 
 
 def moment_of(action: Action) -> str:

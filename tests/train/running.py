@@ -10,14 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from train.jobs import TINY
+from warm import Fresh
 
 
 class Running:
     """One command line at work; knows the processes that it has said it started, and their parent."""
 
-    def __init__(self, folder: Path, *arguments: str, command: str = "train") -> None:
+    def __init__(self, folder: Path, *arguments: str, command: str = "train", fresh: bool = False) -> None:
         self.folder, self.arguments = folder, arguments
-        self.process = subprocess.Popen(
+        start = Fresh if fresh else subprocess.Popen
+        self.process = start(
             [sys.executable, "-m", "skippipe", command, *TINY, "folder=run", *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,

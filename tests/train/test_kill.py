@@ -31,6 +31,7 @@ from skippipe.train.observe.events import (
 
 WITHIN_S = 15.0
 LONG = ["data.validation_blocks=700", "train.validate_every=null", "train.iterations=6", "runtime.calibrate=false"]
+SHORT = ["data.validation_blocks=100", "train.validate_every=null", "train.iterations=12", "runtime.calibrate=false"]
 LAST = ["runtime.recover=false", "runtime.restarts=0"]
 
 
@@ -115,7 +116,7 @@ def test_a_request_to_stop_outlives_the_worker_that_has_got_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("moment", "sign"), [("start", None), ("end", lambda line: line.startswith("iteration    6"))])
 def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path) -> None:
-    running = Running(tmp_path, *LONG, *LAST)
+    running = Running(tmp_path, *LONG, *LAST, fresh=moment == "end")
     try:
         running.started()
         if sign is not None:
@@ -143,7 +144,7 @@ def test_killed(moment: str, sign: Callable[[str], bool] | None, tmp_path: Path)
 
 def test_a_stage_that_is_lost_starts_the_run_again(tmp_path: Path) -> None:
     """Nobody else serves the stage of node local-2."""
-    running = Running(tmp_path, *LONG, "checkpoint.every=1", "runtime.restarts=1")
+    running = Running(tmp_path, *SHORT, "checkpoint.every=1", "runtime.restarts=1")
     try:
         running.started()
         running.until(lambda line: line.startswith("iteration    3"))
@@ -170,7 +171,7 @@ def test_a_stage_that_is_lost_starts_the_run_again(tmp_path: Path) -> None:
 
 def test_the_others_go_on_without_a_replica(tmp_path: Path) -> None:
     """Node local-0, of the rank that reports, stops, and local-1 serves its stage as well; nobody outlives the run."""
-    running = Running(tmp_path, *LONG, "runtime.heartbeat_s=2", "runtime.restarts=0")
+    running = Running(tmp_path, *SHORT, "runtime.heartbeat_s=2", "runtime.restarts=0")
     try:
         running.started()
         running.until(lambda line: line.startswith("iteration    2"))
@@ -184,7 +185,7 @@ def test_the_others_go_on_without_a_replica(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # The attempt that follows reports the iteration before the loss again: the lost rank may not have done so.
     assert list(dict.fromkeys(event["iteration"] for event in events if event["event"] == "iteration")) == [
-        *range(1, 7)
+        *range(1, 13)
     ]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     assert (recovered["lost"], recovered["processes"], recovered["attempt"]) == ([0], 3, 2)

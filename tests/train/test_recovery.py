@@ -108,7 +108,7 @@ def test_two_at_once(prepared: Path, folder: Folder, unbroken: dict[int, EventDi
 def test_while_the_others_connect(prepared: Path, folder: Folder, unbroken: dict[int, EventDict]) -> None:
     """Those left have agreed on a generation that comes to nothing: ranks are still those of the loop before it."""
     path = folder("run")
-    asked = job(prepared, **FULL)
+    asked = job(prepared, **FULL, runtime__heartbeat_s=4.0)
     first, second = (nodes[0] for nodes in resolve(asked).layout.stages)
     lives = live(asked, FOUR, path, {first: Fate("backward", FATAL), second: Fate("connecting", FATAL)})
     assert [bool(status) for status in lives.statuses] == [rank in {first, second} for rank in range(4)], explained(
@@ -219,7 +219,8 @@ def lose_a_stage(policy: str, prepared: Path, path: Path, stage: int, **changes:
     settings = {**FULL, "cluster": make_cluster(4, [2, 1, 1]), "runtime__lost_stage": policy, **changes}
     asked = job(prepared, **settings)
     (victim,) = resolve(asked).layout.stages[stage]
-    return live(asked, FOUR, path, {victim: Fate("backward", FATAL, after_s=1.5)}), victim
+    fates = {victim: Fate("backward", FATAL, after_s=1.5)}
+    return live(asked, FOUR, path, fates, saved_at_once=True), victim
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ class PartitionedModel:
         """Layer numbers of each stage."""
         return stage_layers(self.layers, self.config)
 
+    @cached_property
+    def shapes(self) -> StageModule:
+        """All of it as one stage, without memory or weights: building it takes longer than looking at it."""
+        return empty_stage_module(self.config, stage=0, layers=range(self.config.num_hidden_layers), first=True)
+
 
 def partition_model(spec: RunSpec, config: Any) -> PartitionedModel:
     """Partition the model of a run; `config` is by `skippipe.model.settings.model_config`.
@@ -84,15 +90,14 @@ def _check_copies(spec: RunSpec, model: PartitionedModel) -> None:
         stages = [stage for stage, nodes in enumerate(phase.allocation.stages) if nodes]
         new = {layer for s in stages for layer in layers_in_use(phase.layers, model.stage_layers[s])} - joined
         for layer, source in copy_sources(new, joined, model.stage_layers).items():
-            if _layer_shapes(model.config, layer) != _layer_shapes(model.config, source):
+            if _layer_shapes(model, layer) != _layer_shapes(model, source):
                 expected = f"init: layers {layer} and {source} have different weights"
                 raise unexpected("train.new_layers", spec.new_layers, expected)
         joined |= new
 
 
-def _layer_shapes(config: Any, layer: int) -> list[torch.Size]:
-    module = empty_stage_module(config, stage=0, layers=range(layer, layer + 1), first=False)
-    return [parameter.shape for _, parameter in sorted(module.named_parameters())]
+def _layer_shapes(model: PartitionedModel, layer: int) -> list[torch.Size]:
+    return [parameter.shape for _, parameter in sorted(model.shapes.parameters_of_layer(layer).items())]
 
 
 def check_groups(spec: RunSpec, config: Any) -> None:
@@ -179,23 +184,20 @@ def build_probe(  # noqa: PLR0913 - what a stage depends on
 
 def weight_bytes(model: PartitionedModel, dtype: torch.dtype) -> WeightBytes:
     """Bytes of the weights of every layer, and of embedding, final norm and head."""
-    modules = [
-        empty_stage_module(model.config, stage=number, layers=layers, first=number == 0).to(dtype)
-        for number, layers in enumerate(model.stage_layers)
-    ]
-    of_layer = [
-        float(sum(p.nbytes for p in module.parameters_of_layer(layer).values()))
-        for module in modules
-        for layer in module.layers
-    ]
-    return WeightBytes(of_layer, float(sum(p.nbytes for p in modules[0].parameters_of(()).values())))
+
+    def size(parameters: dict[str, torch.nn.Parameter]) -> float:
+        return float(dtype.itemsize * sum(parameter.numel() for parameter in parameters.values()))
+
+    of_layer = [size(model.shapes.parameters_of_layer(layer)) for layer in model.shapes.layers]
+    return WeightBytes(of_layer, size(model.shapes.parameters_of(())))
 
 
 def iteration_flops(phase: PlanPhase, plan: Plan, model: PartitionedModel) -> float:
     """FLOPs of one iteration of a phase, forward and backward, over the visits that its routes make."""
     sequence = model.plan_model.sequence
     used = [layers_in_use(phase.layers, layers) for layers in model.stage_layers]
-    of_stage = [sum(layer_flops(model.config, layer, sequence) for layer in layers) for layers in used]
+    of_layer = layer_flops(model.shapes, sequence)
+    of_stage = [sum(of_layer[layer] for layer in layers) for layers in used]
     visited = sum(of_stage[stage] for microbatch in plan.microbatches for stage in microbatch.stages)
     head = head_flops(model.config) * len(plan.microbatches)
     return (1 + BACKWARD) * model.plan_model.microbatch_tokens * (visited + head)
