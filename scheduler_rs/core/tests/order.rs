@@ -10,6 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links};
+use skippipe_core::contention::Contention;
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::methods::tabu::{OrderSearch, improve};
@@ -30,6 +31,8 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
     let parts = ClusterParts {
         gradient_bytes: (0..3).map(|_| 60.0 * whole(3)).collect(),
         norm_s: whole(1),
+        activation_bytes: 60.0 * whole(2),
+        contention: [Contention::None, Contention::Link, Contention::Uplink][whole(2) as usize],
         ..ClusterParts::new(nodes, links)
     };
     let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
