@@ -41,7 +41,6 @@ impl Contention {
 
     /// Whether messages do not disturb each other.
     #[must_use]
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
     pub fn is_none(&self) -> bool {
         *self == Self::None
     }

@@ -157,7 +157,7 @@ impl Instance {
     /// Nanoseconds in which a message from node `i` to node `j` occupies its link; 0 without contention.
     #[inline]
     #[must_use]
-    pub(crate) fn occupied(&self, i: usize, j: usize) -> Time {
+    pub fn occupied(&self, i: usize, j: usize) -> Time {
         let at = self.link_index[i] as usize * self.side + self.link_index[j] as usize;
         self.occupied.get(at).copied().unwrap_or(0)
     }
