@@ -134,7 +134,7 @@ class Assumptions:
     @property
     def contention(self, /) -> str:
         """
-        Which messages take turns: "none".
+        Which messages take turns: "none", "link" or "uplink".
         """
     @property
     def processors(self, /) -> list[list[int]]:
@@ -192,7 +192,7 @@ class Cluster:
     def __eq__(self, value: object, /) -> bool: ...
     def __len__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
-    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None, measured: str | None = None, processors: SupportsGetItem[int, SupportsIndex | None] | None = None) -> Cluster: ...
+    def __new__(cls, /, names: SupportsGetItem[int, str], forward_s: ArrayLike, backward_s: ArrayLike, loss_s: ArrayLike, memory: SupportsGetItem[int, SupportsIndex], *, transfer_s: ArrayLike | None = None, latency_s: ArrayLike | None = None, bandwidth: ArrayLike | None = None, overhead_s: SupportsFloat | SupportsIndex = 0.0, region_of: SupportsGetItem[int, SupportsIndex] | None = None, activation_bytes: SupportsFloat | SupportsIndex = 0.0, gradient_bytes: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., step_s: SupportsGetItem[int, SupportsFloat | SupportsIndex] = ..., norm_s: SupportsFloat | SupportsIndex = 0.0, source: str | None = None, workload: str | None = None, measured: str | None = None, processors: SupportsGetItem[int, SupportsIndex | None] | None = None, contention: str = "none") -> Cluster: ...
     def __reduce__(self, /) -> tuple[Any, tuple[type]]: ...
     def __repr__(self, /) -> str: ...
     @property
@@ -204,6 +204,12 @@ class Cluster:
     def backward_s(self, /) -> NDArray[float64]:
         """
         Seconds of a backward on each node, shape (N,).
+        """
+    @property
+    def contention(self, /) -> str:
+        """
+        Which messages take turns: none of them ("none"), those from one processor to another ("link"), or all that a
+        processor sends ("uplink").
         """
     @property
     def forward_s(self, /) -> NDArray[float64]:
@@ -291,6 +297,11 @@ class Cluster:
     def transfer_times(self, /, senders: SupportsGetItem[int, SupportsIndex], receivers: SupportsGetItem[int, SupportsIndex]) -> NDArray[float64]:
         """
         Seconds that a message takes from each of `senders` to each of `receivers`, shape (senders, receivers).
+        """
+    def with_contention(self, /, contention: str) -> Cluster:
+        """
+        The same cluster where messages take turns: none of them ("none"), those from one processor to another ("link"), or
+        all that a processor sends ("uplink").
         """
     def with_processors(self, /, processors: SupportsGetItem[int, SupportsIndex | None]) -> Cluster:
         """

@@ -5,7 +5,7 @@ test. On the command line Hydra composes them from `skippipe/conf`, which holds 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from omegaconf import MISSING
 
@@ -18,7 +18,8 @@ OBJECTIVES = ("surrogate", "simulated")
 LAYERS = ("equal", "auto")
 UNUSED = ("allow", "forbid")
 ORDERS = ("plan", "dispatch")
-CONTENTIONS = ("none", "link", "uplink")
+Contention = Literal["none", "link", "uplink"]
+CONTENTIONS = get_args(Contention)
 ALLOCATIONS = ("kept", "anew")
 COMPARISONS = ("own", "same")
 METHODS = ("auto", "cbs")
@@ -120,6 +121,8 @@ class ClusterConfig:
     """seconds added to each transfer between two nodes"""
     processors: list[int] | None = setting(None, within=AT_LEAST_0)
     """number of the processor of each node: equal ones run one task at a time, without messages; null: all differ"""
+    contention: str = setting("none", choices=CONTENTIONS)
+    """messages that leave one by one: none, those of a link, or all of a node's uplink; the planner knows it"""
     source: str = ""
     """provenance of the figures; written to the plan"""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

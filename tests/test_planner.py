@@ -102,6 +102,24 @@ def tiny_instance(rng: Random) -> Json:
     }
 
 
+def busy_links(rng: Random) -> Json:
+    """A tiny instance in which messages take as long as tasks or longer, so that several meet on a link."""
+    instance = tiny_instance(rng)
+    cluster, rules = instance["cluster"], instance["constraints"]
+    n = len(cluster["nodes"])
+    for name in ("transfer_s", "region_of", "overhead_s", "gradient_bytes"):
+        cluster.pop(name, None)
+    cluster["latency_s"] = [[rng.choice([0.0, 0.1, 0.5]) for _ in range(n)] for _ in range(n)]
+    cluster["bandwidth"] = [[1 / rng.choice([0.5, 1.0, 1.5, 2.0]) for _ in range(n)] for _ in range(n)]
+    cluster["activation_bytes"] = 1.0
+    for node in cluster["nodes"]:
+        node.update({name: rng.choice([0.1, 0.3, 0.6, 1.0]) for name in ("forward_s", "backward_s", "loss_s")})
+        node["memory"] = rng.choice([2, 3])
+    rules.update(tc2=True, cc1=True, cc3=True, waves=1, max_stage_jump=None)
+    sources = len(instance["stages"][0])
+    return {**instance, "counts": [3] if sources == 1 else [2] + [1] * (sources - 1)}
+
+
 # ----------------------------------------------------------------------------- every strategy
 
 
@@ -260,6 +278,34 @@ def test_bounds_and_plans_against_the_exact_optimum(block: int) -> None:
             assert nanoseconds_at_most(data["predicted"]["lower_bound_s"], ordered), (seed, strategy)
             assert round(data["predicted"]["iteration_s"] * 1e9) >= ordered
     assert results["optimal"] > results["longer"] / 4, results
+
+
+@pytest.mark.parametrize("contention", ["link", "uplink"])
+def test_plans_that_know_contention_against_the_exact_optimum(contention: str) -> None:
+    results: Counter[str] = Counter()
+    for seed in range(2000, 2040):
+        instance = busy_links(Random(seed))
+        if seed % 5 == 0:
+            instance = on_shared_processors(Random(f"shared {seed}"), instance)
+        free = optimum(instance)
+        instance["cluster"]["contention"] = contention
+        best = optimum(instance)
+        if free is None or best is None:
+            assert free is best
+            continue
+        found, data = solve(instance, "skippipe", seed=seed)
+        iteration_ns = round(data["predicted"]["iteration_s"] * 1e9)
+        assert found.check() == []
+        assert findings(json.dumps(data)) == []
+        assert found.assumptions.contention == data["cluster"]["contention"] == contention
+        # Bounds are those of messages that do not disturb each other.
+        assert nanoseconds_at_most(data["predicted"]["lower_bound_s"], free[0]), seed
+        assert free[0] <= best[0] <= iteration_ns, seed
+        assert not data["solver"]["optimal"] or iteration_ns == best[0], seed
+        if best[0] > free[0]:
+            results["optimal" if iteration_ns == best[0] else "longer"] += 1
+    assert results["optimal"] >= 9 * results["longer"], results
+    assert results["optimal"] > 3, results
 
 
 @pytest.mark.parametrize("seed", [11_059, 11_841, 12_770])

@@ -148,6 +148,7 @@ xdg-open 'report.html#task=3F1&critical=1'             a task, its microbatch's 
             "cluster.activation_bytes",
             "cluster.gradient_bytes",
             "cluster.processors",
+            "cluster.contention",
             "cluster.source",
             "cluster.workload",
             "cluster.node",

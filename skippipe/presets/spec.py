@@ -56,6 +56,7 @@ class ClusterSpec:
             source=config.source or None,
             workload=self._workload(config.workload),
             processors=processors,
+            contention=config.contention,
         )
 
     def _workload(self, config: WorkloadConfig) -> str | None:

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "train": TrainConfig(),
 }
 """Groups of which only differences from the defaults count: a new setting changes no existing hash."""
-ADDED: dict[str, dict[str, Any]] = {"cluster": {"processors": None}}
+ADDED: dict[str, dict[str, Any]] = {"cluster": {"processors": None, "contention": "none"}}
 """Settings that complete groups got later, with the values under which hashes are what they were."""
 DECISIVE_DATA = ("sequence", "validation_blocks")
 INDIFFERENT = {"cluster": ("workload",), "train": ("validate_every", "validate_training")}

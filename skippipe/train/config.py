@@ -46,8 +46,9 @@ class RuntimeConfig:
     """emulated: messages take as long as over the cluster's links; for processes of one machine"""
     time_scale: float = setting(1.0, within=ABOVE_0)
     """emulated links: factor on transfer times; 0.1: ten times as fast"""
-    contention: str = setting("none", choices=CONTENTIONS)
-    """emulated links: which messages leave one after the other: none, those of a link, or all of a node's uplink"""
+    contention: str | None = setting(None, choices=CONTENTIONS)
+    """emulated links: which messages leave one by one: none, those of a link, or all of a node's uplink; null: those
+    that the cluster says"""
     link_changes: list[LinkChange] = field(default_factory=list)
     """emulated links: changes during the run, e.g. [{after: 20, factor: 4, senders: [tokyo-0]}]"""
     processes: int | None = setting(None, within=AT_LEAST_1)

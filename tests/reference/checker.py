@@ -12,7 +12,7 @@ from typing import Any
 
 from .instances import Json, TaskKey, jumps_within, swapped_orders, task_chain, visit_total
 from .optimum import keeps_shares
-from .simulator import Durations
+from .simulator import Durations, Link, Work
 
 TOLERANCE = 1e-6
 """seconds"""
@@ -146,6 +146,7 @@ def _check_cluster(cluster: Any, stages: int) -> int:
         _fields(cluster, "cluster", "latency_s", "bandwidth", "activation_bytes")
         _check_matrix(cluster["latency_s"], side, "latency_s", diagonal=regions is not None)
         _check_matrix(cluster["bandwidth"], side, "bandwidth", diagonal=regions is not None)
+    _must(cluster.get("contention", "none") in ("none", "link", "uplink"), "contention: unknown")
     for name in ("overhead_s", "activation_bytes", "norm_s"):
         _number(cluster.get(name, 0.0), name)
     _must(len(reduced) in {0, stages}, "gradient_bytes: not one for each stage")
@@ -270,7 +271,8 @@ def _memory_by_routes(plan: Json) -> Iterator[str]:
 
 def _execution(plan: Json) -> Iterator[str]:
     """Which tasks there are and when: each after its input, one at a time on a processor, within its memory."""
-    durations = Durations(plan["cluster"], plan["stages"])
+    work = Work.of(plan, plan["microbatches"])
+    durations, links = work.durations, dict[Link, int]()
     times: dict[TaskKey, Json] = {(t["microbatch"], t["kind"], t["hop"]): t for t in plan["tasks"]}
     chains = {b["id"]: task_chain(b) for b in plan["microbatches"]}
     expected = dict(itertools.chain(*chains.values()))
@@ -281,6 +283,10 @@ def _execution(plan: Json) -> Iterator[str]:
         lasts = durations.task[kind][t["node"]] / 1e9
         if t["start_s"] < -TOLERANCE or abs(t["end_s"] - t["start_s"] - lasts) > TOLERANCE:
             yield f"task {number}{kind}{hop}: before 0, or does not last {lasts}"
+    left = {}
+    for t in plan["tasks"]:  # those of a processor in its order
+        key = (t["microbatch"], t["kind"], t["hop"])
+        left[key] = work.leave(key, round(t["end_s"] * 1e9), links) / 1e9
     home: dict[int, float] = {}
     for b in sorted(plan["microbatches"], key=lambda b: b["wave"]):
         ready, at = home.get(b["route"], 0.0), b["source"]
@@ -288,7 +294,7 @@ def _execution(plan: Json) -> Iterator[str]:
             arrives = ready + durations.transfer(at, node) / 1e9
             if times[key]["start_s"] < arrives - TOLERANCE:
                 yield f"task {key}: starts before its input arrives"
-            ready, at = times[key]["end_s"], node
+            ready, at = left[key], node
         home[b["route"]] = ready + durations.transfer(at, b["source"]) / 1e9
     for number in sorted(set(durations.processor)):
         own = [t for t in plan["tasks"] if durations.processor[t["node"]] == number]

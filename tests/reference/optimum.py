@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from .instances import Json, TaskKey, legal_orders, number_microbatches, route_owners, task_chain, visit_total
-from .simulator import Work
+from .simulator import Link, Work
 
 
 def routes_from(instance: Json, source: int) -> list[tuple[int, ...]]:
@@ -93,7 +93,8 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
     chains = {b["id"]: task_chain(b) for b in microbatches}
     tails = {key: _tail(work, chain[i:], serves) for chain in chains.values() for i, (key, _) in enumerate(chain)}
     best = at_most
-    ends: dict[TaskKey, int] = {}
+    left: dict[TaskKey, int] = {}
+    links: dict[Link, int] = {}
     free = dict.fromkeys(range(len(instance["cluster"]["nodes"])), 0)
     held: Counter[int] = Counter()
     load: Counter[int] = Counter()
@@ -105,10 +106,10 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
         nonlocal best
         ready = []
         for b, chain in chains.items():
-            key = next((k for k, _ in chain if k not in ends), None)
+            key = next((k for k, _ in chain if k not in left), None)
             if key is None:
                 continue
-            arrival = work.arrival(key, ends)
+            arrival = work.arrival(key, left)
             if arrival < 0:
                 continue
             node = work.node[key]
@@ -122,14 +123,16 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
         busy = [max(free[n], last) + load[n] for n in load if load[n]]
         if best is not None and busy and max(busy) + durations.after >= best:
             return
-        if len(ends) == len(work.node):
+        if len(left) == len(work.node):
             iteration = max(so_far, idle_end) + durations.after
             best = iteration if best is None else min(best, iteration)
             return
         for start, _, _, key, node in sorted(ready):
             number, length = durations.processor[node], work.length(key)
             before = free[number]
-            ends[key] = free[number] = start + length
+            links_before = dict(links)
+            free[number] = start + length
+            left[key] = work.leave(key, start + length, links)
             load[number] -= length
             held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
             end = start + tails[key] if key[1] == "B" else 0
@@ -137,7 +140,9 @@ def best_order(instance: Json, microbatches: list[Json], at_most: int | None = N
             held[node] -= {"F": 1, "L": 0, "B": -1}[key[1]]
             load[number] += length
             free[number] = before
-            del ends[key]
+            links.clear()
+            links.update(links_before)
+            del left[key]
 
     search(0, 0)
     return None if best == at_most else best

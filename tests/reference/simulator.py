@@ -13,6 +13,8 @@ from functools import cache
 from .instances import Json, TaskKey, task_chain
 
 NEVER = -1
+Link = tuple[int, int | None]
+"""Sending and receiving processor; all receivers: None."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -81,6 +83,7 @@ class Work:
     microbatches: dict[int, Json]
     node: dict[TaskKey, int] = field(default_factory=dict)
     before: dict[TaskKey, TaskKey | None] = field(default_factory=dict)
+    after: dict[TaskKey, TaskKey] = field(default_factory=dict)
 
     @staticmethod
     def of(instance: Json, microbatches: list[Json]) -> "Work":
@@ -91,6 +94,8 @@ class Work:
             previous: TaskKey | None = None
             for key, node in task_chain(b):
                 work.node[key], work.before[key] = node, previous
+                if previous is not None:
+                    work.after[previous] = key
                 previous = key
         return work
 
@@ -105,19 +110,36 @@ class Work:
                 return other
         return None
 
-    def arrival(self, key: TaskKey, ends: dict[TaskKey, int]) -> int:
-        """When the task's input arrives at its node; NEVER while unknown."""
+    def leave(self, key: TaskKey, end: int, free: dict[Link, int]) -> int:
+        """When the output of a task that ends at `end` leaves; those of one processor are asked for in its order.
+
+        Where messages take turns, `free` has the times at which their links are free, and is kept up to date.
+        """
+        durations, contention = self.durations, self.durations.cluster.get("contention", "none")
+        if contention == "none" or key not in self.after:
+            return end
+        at, to = self.node[key], self.node[self.after[key]]
+        sender, receiver = durations.processor[at], durations.processor[to]
+        if sender == receiver:
+            return end
+        link = (sender, receiver if contention == "link" else None)
+        begin = max(end, free.get(link, 0))
+        free[link] = begin + durations.transfer(at, to) - nanoseconds(durations.seconds(at, to, 0.0))
+        return begin
+
+    def arrival(self, key: TaskKey, left: dict[TaskKey, int]) -> int:
+        """When the task's input arrives at its node; NEVER while unknown. `left`: when the outputs of tasks left."""
         transfer = self.durations.transfer
         previous = self.before[key]
         if previous is not None:
-            return NEVER if previous not in ends else ends[previous] + transfer(self.node[previous], self.node[key])
+            return NEVER if previous not in left else left[previous] + transfer(self.node[previous], self.node[key])
         b = self.microbatches[key[0]]
         earlier, ready = self.wave_before(b), 0
         if earlier is not None:
             last = (earlier["id"], "B", 0)
-            if last not in ends:
+            if last not in left:
                 return NEVER
-            ready = ends[last] + transfer(self.node[last], earlier["source"])
+            ready = left[last] + transfer(self.node[last], earlier["source"])
         return ready + transfer(b["source"], self.node[key])
 
     def limited(self) -> bool:
@@ -187,7 +209,8 @@ def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[T
     """Earliest times if every processor runs its tasks in the given order."""
     work = Work.of(instance, microbatches)
     times: dict[TaskKey, tuple[int, int]] = {}
-    ends: dict[TaskKey, int] = {}
+    left: dict[TaskKey, int] = {}
+    links: dict[Link, int] = {}
     position, free = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
     held = dict.fromkeys(work.node.values(), 0)
     moved = True
@@ -197,13 +220,14 @@ def run_order(instance: Json, microbatches: list[Json], orders: dict[int, list[T
             while position[processor] < len(orders[processor]):
                 key = orders[processor][position[processor]]
                 node = work.node[key]
-                arrival = work.arrival(key, ends)
+                arrival = work.arrival(key, left)
                 full = work.limited() and held[node] >= work.durations.memory[node]
                 if arrival == NEVER or (key[1] == "F" and full):
                     break
                 start = max(arrival, free[processor])
-                ends[key] = free[processor] = start + work.length(key)
-                times[key] = (start, ends[key])
+                free[processor] = start + work.length(key)
+                left[key] = work.leave(key, free[processor], links)
+                times[key] = (start, free[processor])
                 held[node] += {"F": 1, "L": 0, "B": -1}[key[1]]
                 position[processor] += 1
                 moved = True
@@ -216,9 +240,10 @@ def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
     nodes = range(len(instance["cluster"]["nodes"]))
     processor = work.durations.processor
     times: dict[TaskKey, tuple[int, int]] = {}
-    ends: dict[TaskKey, int] = {}
+    left: dict[TaskKey, int] = {}
+    links: dict[Link, int] = {}
     running: dict[int, TaskKey] = {}
-    coming = {key: work.arrival(key, ends) for key in work.node if work.arrival(key, ends) != NEVER}
+    coming = {key: work.arrival(key, left) for key in work.node if work.arrival(key, left) != NEVER}
     waiting: dict[TaskKey, int] = {}
     held = dict.fromkeys(nodes, 0)
 
@@ -227,11 +252,11 @@ def run_dispatch(instance: Json, microbatches: list[Json]) -> Outcome:
         ended = [number for number, key in running.items() if times[key][1] == now]
         for number in ended:
             key = running.pop(number)
-            ends[key] = now
+            left[key] = work.leave(key, now, links)
             held[work.node[key]] -= key[1] == "B"
             for other in work.node:
                 if other not in times and other not in coming and other not in waiting:
-                    arrival = work.arrival(other, ends)
+                    arrival = work.arrival(other, left)
                     if arrival != NEVER:
                         coming[other] = arrival
         came = [key for key, arrival in coming.items() if arrival == now]

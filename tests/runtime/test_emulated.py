@@ -13,7 +13,7 @@ from runtime.models import make_plan
 from torch import Tensor
 
 from skippipe import Cluster, Plan
-from skippipe.config import LinkChange
+from skippipe.config import Contention, LinkChange
 from skippipe.errors import ActionError, InputError
 from skippipe.ranks import NO_RANK
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH, Norm, Program, Reduce
@@ -21,7 +21,7 @@ from skippipe.runtime.deadlock import min_recv_buffers
 from skippipe.runtime.executor import Executor
 from skippipe.runtime.links import emulated
 from skippipe.runtime.links.collectives import RingSums, tree_sum
-from skippipe.runtime.links.emulated import Contention, EmulatedLink, Uplink, uplink_of, uplinks_of
+from skippipe.runtime.links.emulated import EmulatedLink, Uplink, uplink_of, uplinks_of
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.lower import lower
 from skippipe.runtime.message import MessageBuffers

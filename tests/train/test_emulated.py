@@ -35,8 +35,8 @@ def test_losses_are_bit_equal_and_calibration_measures_the_emulated_network(fold
     assert plan.assumptions.contention == "uplink"
     (here,), (there,) = (of_kind(run, "plan") for run in (emulated, real))
     assert (here["predicted_s"], here["prediction_note"]) == (plan.predicted.iteration_s, "")
-    assert "messages take turns: uplink by the plan, none here" in there["prediction_note"]
-    assert there["predicted_s"] == plan.with_contention("none").predicted.iteration_s
+    # The plan's cluster says that uplinks are shared; nothing is known here that would say otherwise.
+    assert (there["predicted_s"], there["prediction_note"]) == (here["predicted_s"], "")
     measured = load_cluster(str(path / "cluster.json"))
     for i in range(4):
         for j in range(4):

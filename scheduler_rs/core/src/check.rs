@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::contention::Contention;
 use crate::error::TaskName;
 use crate::plan::{Kind, Microbatch, Plan, Predicted, Task};
 use crate::rules::MemoryRule;
@@ -299,13 +300,53 @@ impl<'a> Checker<'a> {
             }
         }
         let by_microbatch = self.by_microbatch();
+        let departures = self.departures();
         for microbatch in &self.plan.microbatches {
-            self.chain(microbatch, by_microbatch.get(&microbatch.id));
+            self.chain(microbatch, by_microbatch.get(&microbatch.id), &departures);
         }
     }
 
+    /// When the message with the input of each task leaves: where messages take turns, after those that its sender computed
+    /// before it and that go over the same link.
+    fn departures(&self) -> BTreeMap<(usize, Kind, usize), f64> {
+        let cluster = &self.plan.cluster;
+        let by_id: BTreeMap<usize, &Microbatch> = self.plan.microbatches.iter().map(|b| (b.id, b)).collect();
+        let mut departures = BTreeMap::new();
+        let mut free: BTreeMap<(usize, Option<usize>), f64> = BTreeMap::new();
+        for task in &self.plan.tasks {
+            let Some(Microbatch { source, nodes, .. }) = by_id.get(&task.microbatch) else { continue };
+            let next = match (task.kind, task.hop) {
+                (Kind::F, hop) if hop + 1 < nodes.len() => Some((Kind::F, hop + 1, nodes[hop + 1])),
+                (Kind::F, _) => Some((Kind::L, 0, *source)),
+                (Kind::L, _) => nodes.last().map(|last| (Kind::B, nodes.len() - 1, *last)),
+                (Kind::B, 0) => None,
+                (Kind::B, hop) => nodes.get(hop - 1).map(|node| (Kind::B, hop - 1, *node)),
+            };
+            let Some((kind, hop, receiver)) = next else { continue };
+            let (from, to) = (cluster.processor_of(task.node), cluster.processor_of(receiver));
+            let link = match cluster.contention() {
+                Contention::Link => Some((from, Some(to))),
+                Contention::Uplink => Some((from, None)),
+                Contention::None => None,
+            };
+            let mut leaves = task.end_s;
+            if let Some(link) = link.filter(|_| from != to) {
+                let free = free.entry(link).or_default();
+                leaves = leaves.max(*free);
+                *free = leaves + self.transfer(task.node, receiver) - cluster.transfer_s(task.node, receiver, 0.0);
+            }
+            departures.insert((task.microbatch, kind, hop), leaves);
+        }
+        departures
+    }
+
     /// The tasks of one microbatch, in the order of its round trip.
-    fn chain(&mut self, microbatch: &Microbatch, tasks: Option<&TasksByHop>) {
+    fn chain(
+        &mut self,
+        microbatch: &Microbatch,
+        tasks: Option<&TasksByHop>,
+        departures: &BTreeMap<(usize, Kind, usize), f64>,
+    ) {
         let hops = microbatch.nodes.len();
         let round_trip: Vec<(Kind, usize, usize)> = (0..hops)
             .map(|h| (Kind::F, h, microbatch.nodes[h]))
@@ -317,18 +358,19 @@ impl<'a> Checker<'a> {
             self.fail(format!("microbatch {}: its tasks are not F and B once a hop and L once", microbatch.id));
             return;
         };
-        let (mut ready, mut previous) = (0.0, microbatch.source);
+        let mut previous = microbatch.source;
         for (kind, hop, node) in round_trip {
             let task = tasks[&(kind, hop)];
             let name = format!("task {}{}{hop}", microbatch.id, kind.letter());
             if task.node != node {
                 self.fail(format!("{name}: runs on node {}, its route says {node}", task.node));
             }
-            let arrives = ready + self.transfer(previous, node);
+            let leaves = departures.get(&(microbatch.id, kind, hop)).copied().unwrap_or(0.0);
+            let arrives = leaves + self.transfer(previous, node);
             if task.start_s < arrives - TOLERANCE {
                 self.fail(format!("{name}: starts at {} s, its input arrives at {arrives} s", task.start_s));
             }
-            (ready, previous) = (task.end_s, node);
+            previous = node;
         }
     }
 

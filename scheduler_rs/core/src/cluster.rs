@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::contention::Contention;
 use crate::error::{Error, Result, breaks_lines, invalid};
 use crate::format::{check_duration, check_format, check_number, objects, optional_object, parse, pretty};
 use crate::measured::Measured;
@@ -107,6 +108,8 @@ pub struct ClusterParts {
     pub step_s: Vec<f64>,
     /// Exchange of the global gradient norm, in seconds.
     pub norm_s: f64,
+    /// Which messages take turns.
+    pub contention: Contention,
     /// Where the figures come from.
     pub source: Option<String>,
     /// What the times hold for; None: not known.
@@ -127,6 +130,7 @@ impl ClusterParts {
             gradient_bytes: Vec::new(),
             step_s: Vec::new(),
             norm_s: 0.0,
+            contention: Contention::None,
             source: None,
             workload: None,
             measured: None,
@@ -221,6 +225,13 @@ impl Cluster {
         Ok(Self::on_processors_of(self.parts.clone(), processors))
     }
 
+    /// The same machines where messages take turns like this.
+    #[must_use]
+    pub fn with_contention(mut self, contention: Contention) -> Self {
+        self.parts.contention = contention;
+        self
+    }
+
     /// What it is made of.
     #[must_use]
     pub fn into_parts(self) -> ClusterParts {
@@ -299,6 +310,12 @@ impl Cluster {
     #[must_use]
     pub fn norm_s(&self) -> f64 {
         self.parts.norm_s
+    }
+
+    /// Which messages take turns.
+    #[must_use]
+    pub fn contention(&self) -> Contention {
+        self.parts.contention
     }
 
     /// Where the figures come from.
@@ -517,6 +534,8 @@ pub(crate) struct ClusterFile {
     step_s: Vec<f64>,
     #[serde(default)]
     norm_s: f64,
+    #[serde(default, skip_serializing_if = "Contention::is_none")]
+    contention: Contention,
     #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
     workload: Option<Workload>,
     #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
@@ -565,6 +584,7 @@ impl ClusterFile {
             gradient_bytes: self.gradient_bytes,
             step_s: self.step_s,
             norm_s: self.norm_s,
+            contention: self.contention,
             source: self.source,
             workload: self.workload,
             measured: self.measured,
@@ -594,6 +614,7 @@ impl From<&Cluster> for ClusterFile {
             gradient_bytes: parts.gradient_bytes.clone(),
             step_s: parts.step_s.clone(),
             norm_s: parts.norm_s,
+            contention: parts.contention,
             workload: parts.workload.clone(),
             measured: parts.measured.clone(),
         };

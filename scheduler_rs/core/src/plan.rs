@@ -111,22 +111,22 @@ pub struct Assumptions {
 }
 
 impl Assumptions {
-    /// What the simulator assumes of a cluster whose messages take turns like this.
+    /// What the simulator assumes of a cluster.
     #[must_use]
-    pub fn of(cluster: &Cluster, contention: Contention) -> Self {
+    pub fn of(cluster: &Cluster) -> Self {
         let mut on: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for node in 0..cluster.nodes().len() {
             on.entry(cluster.processor_of(node)).or_default().push(node);
         }
         let processors = on.into_values().filter(|nodes| nodes.len() > 1).collect();
-        Self { processors, contention }
+        Self { processors, contention: cluster.contention() }
     }
 
     /// The same where it is not the usual, that no node shares its processor and no message waits for another one.
     #[must_use]
-    pub fn unusual(cluster: &Cluster, contention: Contention) -> Option<Self> {
-        let is_unusual = cluster.shares_processors() || contention != Contention::None;
-        is_unusual.then(|| Self::of(cluster, contention))
+    pub fn unusual(cluster: &Cluster) -> Option<Self> {
+        let is_unusual = cluster.shares_processors() || !cluster.contention().is_none();
+        is_unusual.then(|| Self::of(cluster))
     }
 }
 
@@ -216,15 +216,9 @@ impl Plan {
         if found != expected {
             return invalid("cluster.nodes", format!("a list of {found}"), format!("the {expected} nodes of the plan"));
         }
-        let plan = Self { assumptions: Assumptions::unusual(&cluster, self.contention()), cluster, ..self.clone() };
+        let plan = Self { assumptions: Assumptions::unusual(&cluster), cluster, ..self.clone() };
         plan.check_shapes()?;
         Ok(plan)
-    }
-
-    /// Which messages its times have take turns.
-    #[must_use]
-    pub fn contention(&self) -> Contention {
-        self.assumptions.as_ref().map_or(Contention::None, |assumed| assumed.contention)
     }
 
     /// The problem that this plan answers, as its times take it.
@@ -232,8 +226,7 @@ impl Plan {
     /// # Errors
     /// As [`Self::problem`].
     pub fn instance(&self) -> Result<Instance> {
-        let problem = self.problem()?;
-        Ok(Instance::new(&problem, Rounding::Up).with_contention(self.contention(), &problem, Rounding::Up))
+        Ok(Instance::new(&self.problem()?, Rounding::Up))
     }
 
     /// The question that this plan answers.
@@ -259,9 +252,15 @@ impl Plan {
 impl Plan<ClusterFile> {
     fn check(self) -> Result<Plan> {
         let cluster = self.cluster.check("cluster.")?;
-        let contention = self.assumptions.as_ref().map_or(Contention::None, |stated| stated.contention);
         if let Some(stated) = self.assumptions {
-            let known = Assumptions::of(&cluster, contention);
+            let known = Assumptions::of(&cluster);
+            if stated.contention != known.contention {
+                return invalid(
+                    "assumptions.contention",
+                    stated.contention.name(),
+                    format!("{}, as cluster.contention has it", known.contention.name()),
+                );
+            }
             if stated != known {
                 return invalid(
                     "assumptions.processors",
@@ -272,7 +271,7 @@ impl Plan<ClusterFile> {
         }
         let plan = Plan {
             format: self.format,
-            assumptions: Assumptions::unusual(&cluster, contention),
+            assumptions: Assumptions::unusual(&cluster),
             cluster,
             constraints: self.constraints,
             skip_ratio: self.skip_ratio,

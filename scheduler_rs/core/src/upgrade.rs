@@ -54,7 +54,7 @@ pub fn gains(explanation: &Explanation) -> Result<Vec<Gain>> {
     let mut gains = Vec::new();
     for upgrade in candidates(explanation) {
         let faster = problem.on_faster(upgrade.of(&plan.cluster));
-        let instance = Instance::new(&faster, Rounding::Up).with_contention(plan.contention(), &faster, Rounding::Up);
+        let instance = Instance::new(&faster, Rounding::Up);
         let mut simulator = Simulator::new(&instance);
         let kept = replay.run(&mut simulator, Dispatch::Planned).map_err(|deadlock| simulator.error_of(&deadlock))?;
         // Where the dispatch rule deadlocks, it has no iteration.

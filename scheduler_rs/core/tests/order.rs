@@ -4,12 +4,15 @@
 #[path = "common/clusters.rs"]
 mod clusters;
 
+use std::collections::BTreeMap;
+
 use clusters::{matrix, node};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use skippipe_core::budget::Budget;
 use skippipe_core::cluster::{Cluster, ClusterParts, Links};
+use skippipe_core::contention::Contention;
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::rules::{Constraints, MemoryRule};
 use skippipe_core::search::methods::tabu::{OrderSearch, improve};
@@ -30,6 +33,8 @@ fn instance(rng: &mut Pcg64, memory: u32) -> Instance {
     let parts = ClusterParts {
         gradient_bytes: (0..3).map(|_| 60.0 * whole(3)).collect(),
         norm_s: whole(1),
+        activation_bytes: 60.0 * whole(2),
+        contention: [Contention::None, Contention::Link, Contention::Uplink][whole(2) as usize],
         ..ClusterParts::new(nodes, links)
     };
     let tc1 = [MemoryRule::Held, MemoryRule::Held, MemoryRule::Routes, MemoryRule::Off][rng.random_range(0..4)];
@@ -148,6 +153,8 @@ struct Exhaustive<'a> {
     ready: Vec<Time>,
     free: Vec<Time>,
     held: Vec<u32>,
+    /// When the link from one processor to another is free; all links of a sender are one where they share its uplink.
+    sent: BTreeMap<(usize, Option<usize>), Time>,
     best: Time,
 }
 
@@ -160,6 +167,7 @@ impl Exhaustive<'_> {
             ready: microbatches.iter().map(|b| instance.transfer(b.source, b.nodes[0] as usize)).collect(),
             free: vec![0; instance.node_count()],
             held: vec![0; instance.node_count()],
+            sent: BTreeMap::new(),
             best: Time::MAX,
         };
         search.go(instance.allreduce.iter().copied().max().unwrap());
@@ -198,7 +206,7 @@ impl Exhaustive<'_> {
             };
             let processor = self.instance.processor(node);
             let end = self.ready[b].max(self.free[processor]) + length;
-            let saved = (self.ready.clone(), self.free.clone(), self.held[node]);
+            let saved = (self.ready.clone(), self.free.clone(), self.held[node], self.sent.clone());
             self.free[processor] = end;
             self.held[node] = self.held[node] + u32::from(is_forward) - u32::from(is_backward);
             self.done[b] += 1;
@@ -213,12 +221,27 @@ impl Exhaustive<'_> {
                     self.ready[b + 1] = completion + self.instance.transfer(microbatch.source, node);
                 }
             } else {
-                self.ready[b] = end + self.instance.transfer(node, node_at(index + 1));
+                self.ready[b] = self.arrival(node, node_at(index + 1), end);
             }
             self.go(ends);
             self.done[b] -= 1;
-            (self.ready, self.free, self.held[node]) = saved;
+            (self.ready, self.free, self.held[node], self.sent) = saved;
         }
+    }
+
+    /// When a message arrives that is computed at `end`, after all others of its sender so far.
+    fn arrival(&mut self, from: usize, to: usize, end: Time) -> Time {
+        let (sender, receiver) = (self.instance.processor(from), self.instance.processor(to));
+        let link = match self.instance.contention() {
+            Contention::Link => Some((sender, Some(receiver))),
+            Contention::Uplink => Some((sender, None)),
+            Contention::None => None,
+        };
+        let Some(link) = link.filter(|_| sender != receiver) else { return end + self.instance.transfer(from, to) };
+        let free = self.sent.entry(link).or_default();
+        let leaves = end.max(*free);
+        *free = leaves + self.instance.occupied(from, to);
+        leaves + self.instance.transfer(from, to)
     }
 }
 

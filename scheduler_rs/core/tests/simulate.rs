@@ -71,9 +71,9 @@ fn longest_paths(plan: &Plan) -> Vec<f64> {
     }
     let mut last_on_link = BTreeMap::new();
     for (i, receiver) in receiver.into_iter().enumerate() {
-        let Some(to) = receiver.filter(|_| plan.contention() != Contention::None) else { continue };
+        let Some(to) = receiver.filter(|_| plan.cluster.contention() != Contention::None) else { continue };
         let from = plan.tasks[i].node;
-        let link = (plan.contention() == Contention::Link).then(|| cluster.processor_of(to));
+        let link = (plan.cluster.contention() == Contention::Link).then(|| cluster.processor_of(to));
         let occupied = cluster.transfer_s(from, to, bytes) - cluster.transfer_s(from, to, 0.0);
         let before = last_on_link.insert((cluster.processor_of(from), link), (count + i, occupied));
         awaited[count + i].extend(before);
@@ -209,7 +209,7 @@ proptest! {
         let original = before.clone();
         for contention in [Contention::Link, Contention::Uplink] {
             let plan = with_contention(&before, contention).unwrap();
-            prop_assert_eq!(plan.contention(), contention);
+            prop_assert_eq!(plan.cluster.contention(), contention);
             for (task, end) in plan.tasks.iter().zip(&longest_paths(&plan)) {
                 prop_assert!((task.end_s - end).abs() < CLOSE_S, "{task:?} ends at {end}");
             }
@@ -217,7 +217,7 @@ proptest! {
             prop_assert_eq!(check(&plan), Vec::<String>::new());
             prop_assert_eq!(&with_contention(&plan, contention).unwrap(), &plan);
             prop_assert_eq!(&Plan::from_json(&plan.to_json()).unwrap(), &plan);
-            prop_assert!(resimulate(&plan, Dispatch::Rule).unwrap_or_else(|_| plan.clone()).contention() == contention);
+            prop_assert!(resimulate(&plan, Dispatch::Rule).unwrap_or_else(|_| plan.clone()).cluster.contention() == contention);
             let explained = explain(&plan).unwrap();
             for chain in [&explained.critical, &explained.last] {
                 prop_assert_eq!(chain[0].start_s, 0.0);

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use skippipe_core::cluster::{Cluster as Core, ClusterParts, Links, Node};
+use skippipe_core::contention::Contention;
 use skippipe_core::error::{Result, invalid};
 use skippipe_core::measured::Measured;
 use skippipe_core::workload::Workload;
@@ -37,6 +38,8 @@ use crate::errors::OrRaise;
 ///     measured: how the figures were measured: a JSON object as text.
 ///     processors: a number for what each node computes on, shape (N,): nodes with the same number run one task at a
 ///         time and exchange messages in no time. None, for one node or for all: on a processor of its own.
+///     contention: which messages take turns: "none" of them, those from one processor to another ("link"), or all that a
+///         processor sends ("uplink").
 ///
 /// Raises:
 ///     skippipe.errors.InputError: a value that cannot be used; the message names the key.
@@ -62,8 +65,8 @@ impl Cluster {
     #[new]
     #[pyo3(signature = (names, forward_s, backward_s, loss_s, memory, *,
         transfer_s=None, latency_s=None, bandwidth=None,
-        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None, measured=None, processors=None),
-        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None, measured=None, processors=None)")]
+        overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=Vec::new(), step_s=Vec::new(), norm_s=0.0, source=None, workload=None, measured=None, processors=None, contention="none"),
+        text_signature = "(names, forward_s, backward_s, loss_s, memory, *, transfer_s=None, latency_s=None, bandwidth=None, overhead_s=0.0, region_of=None, activation_bytes=0.0, gradient_bytes=(), step_s=(), norm_s=0.0, source=None, workload=None, measured=None, processors=None, contention='none')")]
     #[expect(clippy::too_many_arguments, reason = "the keys of the file format")]
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn new(
@@ -85,6 +88,7 @@ impl Cluster {
         workload: Option<&str>,
         measured: Option<&str>,
         processors: Option<Vec<Option<i64>>>,
+        contention: &str,
     ) -> PyResult<Self> {
         let build = || {
             let workload = workload.map(Workload::from_json).transpose()?;
@@ -103,6 +107,7 @@ impl Cluster {
                     gradient_bytes,
                     step_s,
                     norm_s,
+                    contention: Contention::from_name(contention)?,
                     source,
                     workload,
                     measured,
@@ -184,6 +189,13 @@ impl Cluster {
         self.0.shares_processors()
     }
 
+    /// Which messages take turns: none of them ("none"), those from one processor to another ("link"), or all that a
+    /// processor sends ("uplink").
+    #[getter]
+    fn contention(&self) -> &'static str {
+        self.0.contention().name()
+    }
+
     /// Region of each node, shape (N,); None where links are given over nodes.
     #[getter]
     fn region_of(&self) -> Option<Integers> {
@@ -260,6 +272,13 @@ impl Cluster {
     #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts arguments by value")]
     fn with_processors(&self, processors: Vec<Option<i64>>) -> PyResult<Self> {
         let build = || self.0.with_processors(&processor_numbers(&processors)?);
+        build().or_raise().map(Self)
+    }
+
+    /// The same cluster where messages take turns: none of them ("none"), those from one processor to another ("link"), or
+    /// all that a processor sends ("uplink").
+    fn with_contention(&self, contention: &str) -> PyResult<Self> {
+        let build = || Ok(self.0.clone().with_contention(Contention::from_name(contention)?));
         build().or_raise().map(Self)
     }
 

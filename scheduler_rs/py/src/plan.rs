@@ -6,7 +6,6 @@ use numpy::{PyArray1, PyFixedUnicode};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 use skippipe_core::contention::Contention;
-use skippipe_core::error::invalid;
 use skippipe_core::plan::{
     Assumptions as CoreAssumptions, Microbatch as CoreMicrobatch, Plan as Core, Predicted as CorePredicted,
     Task as CoreTask,
@@ -122,7 +121,7 @@ impl From<CorePredicted> for Predicted {
 pub struct Assumptions {
     /// Nodes that share a processor, by number: sets of at least two.
     processors: Vec<Vec<usize>>,
-    /// Which messages take turns: "none".
+    /// Which messages take turns: "none", "link" or "uplink".
     contention: &'static str,
 }
 
@@ -135,12 +134,7 @@ impl Assumptions {
 
 impl From<CoreAssumptions> for Assumptions {
     fn from(CoreAssumptions { processors, contention }: CoreAssumptions) -> Self {
-        let contention = match contention {
-            Contention::None => "none",
-            Contention::Link => "link",
-            Contention::Uplink => "uplink",
-        };
-        Self { processors, contention }
+        Self { processors, contention: contention.name() }
     }
 }
 
@@ -186,14 +180,8 @@ impl Plan {
     /// The same plan where messages take turns, with the simulator's times: none of them ("none"), those from one
     /// processor to another ("link"), or all that a processor sends ("uplink"). Where they do so already it is this plan.
     fn with_contention(&self, py: Python<'_>, contention: &str) -> PyResult<Self> {
-        let contention = match contention {
-            "none" => Contention::None,
-            "link" => Contention::Link,
-            "uplink" => Contention::Uplink,
-            _ => return invalid("contention", contention, "none, link or uplink").or_raise(),
-        };
         let plan = &self.0;
-        py.detach(|| with_contention(plan, contention)).or_raise().map(Self)
+        py.detach(|| with_contention(plan, Contention::from_name(contention)?)).or_raise().map(Self)
     }
 
     /// The question that the plan answers, with the plan's allocation.
@@ -243,7 +231,7 @@ impl Plan {
     /// What its times take for granted of the machines.
     #[getter]
     fn assumptions(&self) -> Assumptions {
-        CoreAssumptions::of(&self.0.cluster, self.0.contention()).into()
+        CoreAssumptions::of(&self.0.cluster).into()
     }
 
     /// The rules that it keeps.

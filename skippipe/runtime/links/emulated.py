@@ -8,7 +8,6 @@ the sender's call: a receive that is posted late does not add it again. Delivery
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,15 +15,13 @@ from torch import Tensor
 
 from skippipe._scheduler import Cluster
 from skippipe.cluster import scaled_links
-from skippipe.config import LinkChange
+from skippipe.config import Contention, LinkChange
 from skippipe.devices import await_stream
 from skippipe.errors import unexpected
 from skippipe.ranks import shown_names
 from skippipe.runtime.actions import TAGS_PER_MICROBATCH
 from skippipe.runtime.links import Link, Work
 from skippipe.runtime.links.collectives import RingSums
-
-Contention = Literal["none", "link", "uplink"]
 
 HEADER_BYTES = 8
 """The time of delivery, a float64."""

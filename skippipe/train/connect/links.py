@@ -81,7 +81,8 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
     if communication.links == "emulated":
         rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
         uplinks = uplinks_of(network, rank_of, rendezvous.rank, communication.time_scale, communication.link_changes)
-        emulated = [EmulatedLink(link, uplinks[0], communication.contention, uplinks) for link in (messages, gloo)]
+        contention = communication.planned_contention(network)
+        emulated = [EmulatedLink(link, uplinks[0], contention, uplinks) for link in (messages, gloo)]
         messages, control = emulated
         transport += ", as slowly as over the cluster's links"
     return Links(messages, control, transport if rendezvous.world > 1 else "", emulated)

@@ -148,8 +148,7 @@ class Engine:
         """receives posted and not consumed, per sending rank"""
         self.programs: Sequence[Program] = ()
         """of all ranks; none where microbatches share passes"""
-        emulated = context.spec.communication.links == "emulated"
-        self.shared = context.spec.communication.contention if emulated else "link"
+        self.shared = context.spec.communication.planned_contention(plan.cluster)
         """what messages have to take turns on"""
         self._clock_offset_s = context.clock_offset_s
         self._context = context

@@ -59,7 +59,6 @@ def find_plan(question: Question) -> Candidate:
         found = make_plan(PlanningJob(current.problem(), scope), question.plan.strategy, question.planner)
     except (NoPlanError, ImpossibleError, DeadlockError):
         return Candidate(current_s, None, None)
-    found = found.with_contention(question.plan.assumptions.contention)
     try:
         question.prove(found)
     except DeadlockError as error:

@@ -205,6 +205,7 @@ def assemble(  # noqa: PLR0913 - by keyword
         ).to_json(),
         measured=json.dumps(measured),
         processors=processors_of(rank_of),
+        contention="link",  # what two messages over one link share
     )
     return with_layers(cluster, [math.ceil(model.layers / stages)] * len(nodes), stages)
 

@@ -76,6 +76,7 @@ def measure_cluster(
         norm_s=norm_s,
         source="measured by skippipe train before training",
         workload=workload.to_json(),
+        contention=layout.cluster.contention,
     )
 
 

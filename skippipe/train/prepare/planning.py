@@ -32,16 +32,21 @@ def plan_phase(
     spec: RunSpec, phase: PlanPhase, cluster: Cluster, model: PartitionedModel, rank_of: Sequence[int]
 ) -> Plan:
     """Plan a phase of a run for a cluster and the ranks that serve its nodes, and write the model into the plan."""
-    problem = phase_problem(cluster.with_processors(planned_processors(rank_of)), phase, model.layers)
+    problem = phase_problem(_cluster_on(spec, cluster, rank_of), phase, model.layers)
     plan = make_plan(PlanningJob(problem), phase.schedule.strategy, phase.planner)
-    plan = plan.with_contention(spec.communication.planned_contention)
     return plan.with_model(**dataclasses.asdict(model.plan_model))
 
 
 def on_ranks(spec: RunSpec, plan: Plan, rank_of: Sequence[int]) -> Plan:
     """A plan that was made before, with the times that it has where these ranks serve its nodes."""
     plan = plan.on_processors(planned_processors(rank_of))
-    return plan.with_contention(spec.communication.planned_contention)
+    return plan.with_contention(spec.communication.planned_contention(plan.cluster))
+
+
+def _cluster_on(spec: RunSpec, cluster: Cluster, rank_of: Sequence[int]) -> Cluster:
+    """A cluster as plans of a run assume it, where these ranks serve its nodes."""
+    contention = spec.communication.planned_contention(cluster)
+    return cluster.with_processors(planned_processors(rank_of)).with_contention(contention)
 
 
 def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> str:
@@ -120,19 +125,18 @@ def full_pipelines(
     spec: RunSpec, model: PartitionedModel, cluster: Cluster, rank_of: Sequence[int]
 ) -> dict[str, float | None]:
     """Predicted iteration time of full pipelines on the same allocation and ranks, straight and routed, in seconds."""
-    plan, processors = spec.layout.plan, planned_processors(rank_of)
+    plan = spec.layout.plan
     if plan is None:
         allocation = dataclasses.replace(spec.layout.allocation, layers=tuple(model.layers))
         full = dataclasses.replace(spec.phases[0].schedule, skip_ratio=0.0, profile=None, classes=None)
-        problem = state_problem(cluster.with_processors(processors), allocation, full)
+        problem = state_problem(_cluster_on(spec, cluster, rank_of), allocation, full)
     else:
-        problem = plan.on_processors(processors).problem()
+        problem = on_ranks(spec, plan, rank_of).problem()
     job = PlanningJob(problem)
 
     def iteration_s(strategy: str) -> float | None:
         try:
-            found = make_plan(job, strategy, spec.planner).with_contention(spec.communication.planned_contention)
-            return iteration_s_on(found, rank_of)
+            return iteration_s_on(make_plan(job, strategy, spec.planner), rank_of)
         except (NoPlanError, DeadlockError, ImpossibleError):
             return None
 

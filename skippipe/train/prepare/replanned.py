@@ -84,7 +84,6 @@ def _plan(asked: Asked, phase: PlanPhase, before: Plan) -> Plan:
             found = make_plan(PlanningJob(problem), before.strategy, _planner(phase, REPLANNING_S))
     except _NO_PLAN as error:
         raise NotRecoverableError(f"there is no plan for the nodes that are left: {error}") from None
-    found = found.with_contention(asked.spec.communication.planned_contention)
     return found.with_model(**dataclasses.asdict(asked.model.plan_model))
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from skippipe._scheduler import Cluster
 from skippipe.allocation import Allocation
-from skippipe.config import AllocateConfig, LinkChange, PhasesConfig, PlannerConfig, ScheduleConfig
+from skippipe.config import AllocateConfig, Contention, LinkChange, PhasesConfig, PlannerConfig, ScheduleConfig
 from skippipe.data.config import DataConfig
 from skippipe.devices import Precision
 from skippipe.phases import Phase
@@ -77,8 +78,8 @@ class CommunicationSpec:
     """emulated: transfers take as long as the cluster's links"""
     time_scale: float = 1.0
     """factor on the transfer times of emulated links"""
-    contention: Literal["none", "link", "uplink"] = "none"
-    """which messages leave one after the other over emulated links"""
+    contention: Contention | None = None
+    """which messages leave one after the other over emulated links; None: those that the cluster says"""
     link_changes: Sequence[LinkChange] = ()
     """of emulated links, during the run"""
     recv_buffers: int = 2
@@ -97,10 +98,12 @@ class CommunicationSpec:
     max_slowdown: float | None = None
     """a rank that is slower by this factor than planned, compared with the others, is treated as lost"""
 
-    @property
-    def planned_contention(self) -> Literal["none", "link", "uplink"]:
-        """Which messages take turns in predictions."""
-        return self.contention if self.links == "emulated" else "none"
+    def planned_contention(self, cluster: Cluster) -> Contention:
+        """Which messages take turns in predictions for a cluster: over real links, at least those of a link."""
+        stated = cast("Contention", cluster.contention)
+        if self.links == "emulated":
+            return self.contention or stated
+        return "link" if stated == "none" else stated
 
 
 @dataclass(frozen=True)

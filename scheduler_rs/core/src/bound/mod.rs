@@ -68,7 +68,7 @@ pub fn lower_bound(instance: &Instance, tasks: &[RouteTask], lookahead: &Lookahe
 /// # Errors
 /// [`crate::Error::Cancelled`]
 pub fn lower_bound_of(problem: &Problem, budget: &Budget) -> Result<Time> {
-    let below = Instance::new(problem, Rounding::Down);
+    let below = Instance::new(problem, Rounding::Down).without_contention();
     let tasks = route_tasks(&below);
     let lengths = Lengths::of(&below, tasks.len());
     lower_bound(&below, &tasks, &Lookahead::new(&below, lengths.long(), budget, SHARE_OF_TIME)?, budget)

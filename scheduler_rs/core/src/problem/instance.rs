@@ -102,6 +102,12 @@ impl Instance {
         let side = cluster.links().side();
         let link_index: Vec<u32> = (0..nodes.len()).map(|i| cluster.link_index(i) as u32).collect();
         let transfer = transfer_table(cluster, side, cluster.activation_bytes(), rounding);
+        let occupied = if cluster.contention().is_none() {
+            Arc::default()
+        } else {
+            let latency = transfer_table(cluster, side, 0.0, rounding);
+            transfer.iter().zip(latency).map(|(all, latency)| all - latency).collect()
+        };
         let sources = problem.stages()[0]
             .iter()
             .zip(problem.microbatches())
@@ -130,21 +136,15 @@ impl Instance {
             transfer: transfer.into(),
             processor_of: (0..nodes.len()).map(|node| cluster.processor_of(node) as u32).collect(),
             shares_processors: cluster.shares_processors(),
-            contention: Contention::None,
-            occupied: Arc::default(),
+            contention: cluster.contention(),
+            occupied,
         }
     }
 
-    /// The same where messages take turns; `problem` is the one that it was made of.
+    /// The same where messages do not disturb each other: a relaxation, in which no plan takes longer.
     #[must_use]
-    pub fn with_contention(self, contention: Contention, problem: &Problem, rounding: Rounding) -> Self {
-        let occupied = if contention == Contention::None {
-            Arc::default()
-        } else {
-            let latency = transfer_table(problem.cluster(), self.side, 0.0, rounding);
-            self.transfer.iter().zip(latency).map(|(all, latency)| all - latency).collect()
-        };
-        Self { contention, occupied, ..self }
+    pub fn without_contention(self) -> Self {
+        Self { contention: Contention::None, occupied: Arc::default(), ..self }
     }
 
     /// Which messages take turns.
@@ -157,7 +157,7 @@ impl Instance {
     /// Nanoseconds in which a message from node `i` to node `j` occupies its link; 0 without contention.
     #[inline]
     #[must_use]
-    pub(crate) fn occupied(&self, i: usize, j: usize) -> Time {
+    pub fn occupied(&self, i: usize, j: usize) -> Time {
         let at = self.link_index[i] as usize * self.side + self.link_index[j] as usize;
         self.occupied.get(at).copied().unwrap_or(0)
     }

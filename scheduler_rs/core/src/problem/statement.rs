@@ -113,7 +113,7 @@ impl Problem {
         Ok(Self { layers, ..self })
     }
 
-    /// The same question on a cluster of the same nodes and links, none of them slower.
+    /// The same question on a cluster of the same nodes and links, none of them slower; messages may take turns there.
     pub(crate) fn on_faster(&self, cluster: Cluster) -> Self {
         Self { cluster, ..self.clone() }
     }

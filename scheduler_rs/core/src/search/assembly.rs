@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use crate::bound::is_tight;
 use crate::budget::Budget;
-use crate::contention::Contention;
 use crate::error::Result;
 use crate::plan::{Assumptions, Microbatch, Plan, PlanFormat, Predicted};
 use crate::problem::{Instance, Problem};
@@ -54,7 +53,7 @@ pub fn assemble(
         layers: problem.layers().to_vec(),
         absent_nodes: problem.absent_nodes(),
         absent_stages: problem.absent_stages().to_vec(),
-        assumptions: Assumptions::unusual(problem.cluster(), Contention::None),
+        assumptions: Assumptions::unusual(problem.cluster()),
         model: problem.cluster().workload().map_or(Value::Null, Workload::model),
         microbatches_per_source: problem.stages()[0]
             .iter()

@@ -26,7 +26,7 @@ pub fn plan_from(problem: &Problem, options: Options, budget: &Budget, start: Op
     let tasks = route_tasks(&instance);
     let sets = prove_possible(&instance, &tasks)?;
     let sets = sets.as_deref();
-    let below = Instance::new(&problem, Rounding::Down);
+    let below = Instance::new(&problem, Rounding::Down).without_contention();
     let solution = match options.strategy {
         Strategy::Full => solve_full(&problem, &instance, options, budget),
         Strategy::RandomSkip => solve_random(&instance, &below, &tasks, sets, options, budget),

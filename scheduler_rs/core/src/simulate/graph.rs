@@ -13,6 +13,7 @@ use bits::Bits;
 use smallvec::SmallVec;
 
 use super::{Deadlock, MicrobatchRoute, NO_TASK, Outcome, Simulator, TaskId};
+use crate::contention::{Channels, Message};
 use crate::problem::Instance;
 use crate::time::Time;
 
@@ -80,6 +81,8 @@ pub struct OrderGraph {
     /// Tasks looked at so far.
     work: u64,
     dirty: Bits,
+    /// Where messages take turns.
+    turns: Option<Turns>,
     /// For `arrange`: tasks being looked at, and done with, in this call.
     stamps: Vec<u64>,
     stamp: u64,
@@ -120,6 +123,7 @@ impl OrderGraph {
             end: 0,
             work: 0,
             dirty: Bits::new(count),
+            turns: Turns::of(instance, &simulator),
             stamps: vec![0; count],
             stamp: 0,
             stack: Vec::new(),
@@ -148,14 +152,18 @@ impl OrderGraph {
         if count == 0 || !self.arrange(0, count - 1) {
             return count == 0;
         }
-        for position in 0..count {
-            self.dirty.insert(position);
+        if self.turns.is_some() {
+            self.follow_messages();
+        } else {
+            for position in 0..count {
+                self.dirty.insert(position);
+            }
+            self.follow_heads(0);
+            for position in 0..count {
+                self.dirty.insert(position);
+            }
+            self.follow_tails(count - 1);
         }
-        self.follow_heads(0);
-        for position in 0..count {
-            self.dirty.insert(position);
-        }
-        self.follow_tails(count - 1);
         self.measure();
         true
     }
@@ -411,7 +419,10 @@ impl OrderGraph {
         self.order[from..to].copy_from_slice(tasks);
         self.link(from, to);
         let is_done = self.arrange(low, high);
-        if is_done {
+        if is_done && self.turns.is_some() {
+            self.follow_messages();
+            self.measure();
+        } else if is_done {
             let right = self.vertices[self.order[to - 1] as usize].right;
             let left = self.vertices[self.order[from] as usize].left;
             for task in tasks.iter().chain([&right]).filter(|task| **task != NO_TASK) {
@@ -527,8 +538,7 @@ impl OrderGraph {
             self.work += 1;
             let task = self.sequence[position] as usize;
             let vertex = &self.vertices[task];
-            let lag = self.vertices.get(vertex.after as usize).map_or(0, |after| after.lag);
-            let tail = (self.path_from(vertex.after) + lag).max(self.path_from(vertex.right)).max(vertex.rest);
+            let tail = self.tail_from(vertex);
             if tail == vertex.tail {
                 continue;
             }
@@ -540,6 +550,56 @@ impl OrderGraph {
         }
     }
 
+    /// Computes all heads and tails where messages take turns: any change of an order may have messages wait that it does
+    /// not touch. What a message waits is part of the lag of the task whose input it is.
+    fn follow_messages(&mut self) {
+        let Some(turns) = &mut self.turns else { return };
+        turns.channels.clear();
+        let end_of = |vertices: &[Vertex], task: TaskId| vertices.get(task as usize).map_or(0, |v| v.head + v.length);
+        for task in &self.sequence {
+            let vertex = &self.vertices[*task as usize];
+            let (before, left) = (end_of(&self.vertices, vertex.before), end_of(&self.vertices, vertex.left));
+            let head = (before + vertex.lag).max(left);
+            let (end, after) = (head + vertex.length, vertex.after as usize);
+            self.vertices[*task as usize].head = head;
+            // Tasks of one processor come in its order here, and so do its messages.
+            if let Some(message @ Some(_)) = turns.messages.get(after).copied() {
+                self.vertices[after].lag = turns.channels.leave(message, end) - end + turns.travel[after];
+            }
+        }
+        for position in (0..self.sequence.len()).rev() {
+            let task = self.sequence[position] as usize;
+            let tail = self.tail_from(&self.vertices[task]);
+            self.vertices[task].tail = tail;
+        }
+        self.work += 2 * self.sequence.len() as u64;
+    }
+
+    /// The tail of a task by those of the tasks after it.
+    fn tail_from(&self, vertex: &Vertex) -> Time {
+        let lag = self.vertices.get(vertex.after as usize).map_or(0, |after| after.lag);
+        (self.path_from(vertex.after) + lag).max(self.path_from(vertex.right)).max(vertex.rest)
+    }
+
+    /// Whether the input of a task waits for other messages of its sender.
+    #[must_use]
+    pub fn waits_for_link(&self, task: TaskId) -> bool {
+        self.turns.as_ref().is_some_and(|turns| self.vertices[task as usize].lag > turns.travel[task as usize])
+    }
+
+    /// The nearest tasks before `task` on its processor, by their indices, whose messages are sent over the same link.
+    pub fn sent_before(&self, task: TaskId) -> impl Iterator<Item = usize> {
+        let message = |task: TaskId| {
+            let after = self.vertices[task as usize].after as usize;
+            self.turns.as_ref().and_then(|turns| turns.messages.get(after).copied().flatten())
+        };
+        let (own, index) = (message(task), self.index_of(task));
+        let begin = self.indices_of(self.processor_of(task)).start;
+        let shares =
+            move |index: &usize| own.zip(message(self.order[*index])).is_some_and(|(own, other)| own.disturbs(other));
+        (begin..index).rev().filter(shares)
+    }
+
     /// Every path begins at the start of a microbatch that waits for none.
     fn measure(&mut self) {
         let through = |task: &TaskId| {
@@ -548,6 +608,32 @@ impl OrderGraph {
         };
         self.end = self.firsts.iter().map(through).max().unwrap_or(0).max(self.floor);
         self.work += self.firsts.len() as u64 / 4;
+    }
+}
+
+/// Messages that take turns, by the task whose input they are.
+#[derive(Clone, Debug)]
+struct Turns {
+    messages: Vec<Option<Message>>,
+    /// The lag of a task whose input does not wait.
+    travel: Vec<Time>,
+    channels: Channels,
+}
+
+impl Turns {
+    fn of(instance: &Instance, simulator: &Simulator<'_>) -> Option<Self> {
+        if instance.contention().is_none() {
+            return None;
+        }
+        let tasks = 0..simulator.task_count() as TaskId;
+        let message = |task: TaskId| {
+            let is_first = task == simulator.spans[simulator.microbatch_of(task)].first;
+            if is_first { None } else { Message::of(instance, simulator.node_of(task - 1), simulator.node_of(task)) }
+        };
+        let mut channels = Channels::default();
+        channels.reset(instance);
+        let travel = tasks.clone().map(|task| vertex(instance, simulator, task).lag).collect();
+        Some(Self { messages: tasks.map(message).collect(), travel, channels })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::bound::lower_bound_of;
 use crate::budget::Budget;
 use crate::contention::Contention;
 use crate::error::{Result, invalid};
-use crate::plan::{Assumptions, Kind, Plan, Predicted};
+use crate::plan::{Kind, Plan, Predicted};
 use crate::problem::{Instance, NO_STAGE};
 use crate::time::seconds;
 
@@ -38,11 +38,10 @@ pub fn resimulate(plan: &Plan, dispatch: Dispatch) -> Result<Plan> {
 /// # Errors
 /// As [`resimulate`].
 pub fn with_contention(plan: &Plan, contention: Contention) -> Result<Plan> {
-    if contention == plan.contention() {
+    if contention == plan.cluster.contention() {
         return Ok(plan.clone());
     }
-    let assumptions = Assumptions::unusual(&plan.cluster, contention);
-    resimulate(&Plan { assumptions, ..plan.clone() }, Dispatch::Planned)
+    resimulate(&plan.with_cluster(plan.cluster.clone().with_contention(contention))?, Dispatch::Planned)
 }
 
 /// The plan where nodes with equal numbers share a processor, as [`Cluster::with_processors`] has it, with the times of

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use skippipe_core::bound::lookahead::Lookahead;
 use skippipe_core::budget::Budget;
-use skippipe_core::contention::Contention;
 use skippipe_core::plan::{Assumptions, Microbatch, Plan, PlanFormat, Predicted};
 use skippipe_core::problem::{Instance, Problem};
 use skippipe_core::report::SearchReport;
@@ -60,7 +59,7 @@ pub fn plan_of(problem: &Problem, instance: &Instance, found: &Solution) -> Plan
         layers: vec![],
         absent_nodes: vec![],
         absent_stages: vec![],
-        assumptions: Assumptions::unusual(problem.cluster(), Contention::None),
+        assumptions: Assumptions::unusual(problem.cluster()),
         model: Value::Null,
         microbatches_per_source: problem.stages()[0]
             .iter()

@@ -27,7 +27,7 @@ const MOST_STEPS: usize = 100_000_000;
 /// Lower bound in nanoseconds over all allocations of `problem` within `scope`, on durations rounded down.
 #[must_use]
 pub fn lower_bound(problem: &Problem, scope: AllocationScope) -> Time {
-    let mut instance = Instance::new(problem, Rounding::Down);
+    let mut instance = Instance::new(problem, Rounding::Down).without_contention();
     instance.allreduce.fill(0);
     if !instance.rules.cc1 {
         // Routes need not lead over their source.

@@ -120,6 +120,7 @@ mod tests {
     use super::*;
     use crate::allocate::joint::AllocationScope;
     use crate::cluster::{Cluster, ClusterParts, Links};
+    use crate::contention::Contention;
     use crate::problem::Instance;
     use crate::route::route_tasks;
     use crate::rules::{Constraints, MemoryRule, Strategy};
@@ -172,6 +173,8 @@ mod tests {
                 let (stages, rules) = (problem.stages().to_vec(), problem.constraints().clone());
                 problem = Problem::new(cluster, stages, vec![], vec![3; 3], problem.skip_ratio(), rules).unwrap();
             }
+            let contention = Contention::ALL[number % 3].1;
+            problem = problem.on_faster(problem.cluster().clone().with_contention(contention));
             let scope =
                 AllocationScope { unused: number % 2 == 0, sources: number % 3 > 0, ..AllocationScope::default() };
             let found = searched(&problem, scope, 1);

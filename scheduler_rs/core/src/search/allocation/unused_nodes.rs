@@ -36,7 +36,7 @@ pub fn without_idle(plan: Plan, known: Time, budget: &Budget) -> Result<Plan> {
     let problem = plan.problem()?;
     let own_routes = plan.strategy.is_bound_by_routes();
     let bound = if own_routes {
-        let below = Instance::new(&problem, Rounding::Down);
+        let below = Instance::new(&problem, Rounding::Down).without_contention();
         route_bound(&below, Replay::new(&plan, &below)?.microbatches())
     } else {
         lower_bound_of(&problem, budget)?.max(known)

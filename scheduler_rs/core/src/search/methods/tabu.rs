@@ -14,6 +14,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::budget::Budget;
 use crate::problem::Instance;
@@ -27,6 +28,8 @@ const MOST_PATIENCE: u64 = 10_000;
 const REACH: usize = 24;
 /// Forwards past which one that waits for memory is moved.
 const GATED_REACH: usize = 3;
+/// Senders past which one whose message waits for its link is moved.
+const LINK_REACH: usize = 3;
 /// Steps for which the reverse move is forbidden, from and to.
 const TENURE: (u64, u64) = (14, 28);
 /// Forbidden moves that are remembered before the old ones are forgotten.
@@ -236,8 +239,9 @@ impl OrderSearch {
         self.moves.clear();
         self.segments.clear();
         let graph = &self.graph;
-        if self.path.windows(2).all(|pair| graph.after(pair[0]) == Some(pair[1])) {
-            // No task of the critical path waits for its node, so no order makes it shorter.
+        let waits = |pair: &[TaskId]| graph.after(pair[0]) != Some(pair[1]) || graph.waits_for_link(pair[1]);
+        if !self.path.windows(2).any(waits) {
+            // No task of the critical path waits for its node, and no message for its link, so no order makes it shorter.
             self.record();
             self.is_over = true;
             return;
@@ -251,6 +255,11 @@ impl OrderSearch {
             if !goes_on {
                 self.find_block_moves(self.graph.index_of(path[first]), self.graph.index_of(path[i - 1]));
                 first = i;
+            }
+        }
+        for pair in path.windows(2) {
+            if self.graph.after(pair[0]) == Some(pair[1]) && self.graph.waits_for_link(pair[1]) {
+                self.propose_sending_earlier(pair[0]);
             }
         }
         self.path = path;
@@ -332,6 +341,14 @@ impl OrderSearch {
             if left == 0 {
                 break;
             }
+        }
+    }
+
+    /// A task whose message waits for others of its node: before one of those that send them.
+    fn propose_sending_earlier(&mut self, task: TaskId) {
+        let senders: SmallVec<[usize; LINK_REACH]> = self.graph.sent_before(task).take(LINK_REACH).collect();
+        for to in senders {
+            self.propose(self.graph.index_of(task), to);
         }
     }
 

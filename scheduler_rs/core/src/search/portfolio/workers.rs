@@ -116,7 +116,9 @@ impl<'a> Workers<'a> {
         let has_many_tasks = later > FIRST_RUN * FEW_TASKS as u64;
         let is_small = nodes <= FEW_NODES && has_many_tasks;
         let (proving, placing) = if is_small { (1.0, SHARE_OF_FEW) } else { (2.0, 1.0) };
-        let anneals_schedules = has_many_tasks && self.options.has(Part::ScheduleAnnealing);
+        // Few tasks are left to the proof, which takes messages to be free, though.
+        let takes_turns = !self.context.instance.contention().is_none();
+        let anneals_schedules = (has_many_tasks || takes_turns) && self.options.has(Part::ScheduleAnnealing);
         let annealing = |most_nodes: usize| match anneals_schedules && nodes <= most_nodes {
             true => WorkerMethod::AnnealSchedule(None),
             false => WorkerMethod::Anneal(None),

@@ -1,5 +1,6 @@
 //! From a sequence of all tasks to their times.
 
+use crate::contention::{Channels, Message};
 use crate::problem::Instance;
 use crate::route::RouteTask;
 use crate::search::methods::annealing::energy;
@@ -42,6 +43,9 @@ pub(super) struct Times {
 #[derive(Debug)]
 pub(super) struct Decoder {
     pub operations: Vec<Operation>,
+    /// By operation: the message with its input, where that takes turns with others; empty where none do.
+    messages: Vec<Option<Message>>,
+    channels: Channels,
     /// Ids of a microbatch's operations lie so far apart.
     pub width: usize,
     /// Length of each microbatch's path.
@@ -75,8 +79,13 @@ impl Decoder {
     pub fn new(instance: &Instance, tasks: &[RouteTask], longest: usize) -> Self {
         let follows: Vec<bool> = tasks.iter().flat_map(|task| (0..task.waves).map(|wave| wave > 0)).collect();
         let (count, nodes, width) = (follows.len(), instance.node_count(), 2 * longest + 1);
+        let takes_turns = !instance.contention().is_none();
+        let mut channels = Channels::default();
+        channels.reset(instance);
         let mut decoder = Self {
             operations: vec![Operation::default(); count * width],
+            messages: vec![None; if takes_turns { count * width } else { 0 }],
+            channels,
             width,
             hops: vec![0; count],
             return_transfer: vec![0; count],
@@ -127,6 +136,7 @@ impl Decoder {
     pub fn set_path(&mut self, instance: &Instance, task: &RouteTask, microbatch: usize, path: &Path) {
         let hops = path.len();
         let operations = &mut self.operations[microbatch * self.width..];
+        let messages = self.messages.get_mut(microbatch * self.width..).unwrap_or_default();
         self.hops[microbatch] = hops as u32;
         let back = instance.transfer(path[0] as usize, task.source);
         self.return_transfer[microbatch] = back;
@@ -143,6 +153,9 @@ impl Decoder {
             let lag = instance.transfer(previous, node);
             let (node_, microbatch, index) = (node as u32, microbatch as u32, index as u32);
             *operation = Operation { length, lag, rest: 0, node: node_, microbatch, index, holds };
+            if let Some(message) = messages.get_mut(index as usize) {
+                *message = Message::of(instance, previous, node).filter(|_| index > 0);
+            }
             previous = node;
         }
         let (mut rest, mut lag) = (back, 0);
@@ -208,6 +221,7 @@ impl Decoder {
         self.placed.fill(0);
         self.due.fill(0);
         self.waiting.clear();
+        self.channels.clear();
         for (ready, follows) in self.ready.iter_mut().zip(&self.follows) {
             *ready = if *follows { NEVER } else { 0 };
         }
@@ -237,7 +251,9 @@ impl Decoder {
                 times.placed.push(id);
                 self.last[processor] = id;
                 self.free[processor] = end;
-                self.ready[b] = end;
+                let output = self.messages.get(id as usize + 1).copied().flatten();
+                let output = output.filter(|_| operation.index < 2 * self.hops[b]);
+                self.ready[b] = self.channels.leave(output, end);
                 self.placed[b] += 1;
                 self.held[node] = self.held[node].wrapping_add_signed(operation.holds);
                 if operation.holds < 0 {

@@ -254,6 +254,8 @@ impl ScheduleAnnealing {
             let input = decoder.before(id).filter(|(before, lag)| end_of(*before) + lag == start).map(|(id, _)| id);
             next = match (left, input) {
                 (Some(left), Some(input)) => Some(if self.rng.random_bool(0.5) { left } else { input }),
+                // The message with its input waited for others of its sender.
+                (None, None) => decoder.before(id).map(|(before, _)| before),
                 (left, input) => left.or(input),
             };
         }
