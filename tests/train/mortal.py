@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import time
 import traceback
@@ -131,7 +132,7 @@ def live(
     for process in ranks:
         process.start()
     stopping = [rank for rank, fate in fates.items() if fate.number == signal.SIGSTOP]
-    _be_parent(ranks, [life.rank_spec.rank for life in lives], store, folder, stopping)
+    _be_parent(ranks, [life.rank_spec for life in lives], store, folder, stopping)
     lines = [line for path in folder.glob("events-*") for line in path.read_text().splitlines()]
     timed = sorted((json.loads(line) for line in lines), key=lambda line: line["at"])
     return Lives([process.exitcode or 0 for process in ranks], [line["event"] for line in timed])
@@ -149,12 +150,17 @@ class _Life:
 
 def _spec(rank: int, world: int, names: tuple[str, ...], port: int, *, newcomer: bool = False) -> RankSpec:
     return RankSpec(
-        rank, world, names, HOST, port, launcher=Launcher.LOCAL, agent_store=True, local_rank=rank, newcomer=newcomer
-    )
+        rank, world, names, HOST, port, launcher=Launcher.LOCAL, agent_store=True, local_rank=rank, newcomer=newcomer,
+        process_token=secrets.token_hex(8),
+    )  # fmt: skip
 
 
 def _be_parent(
-    ranks: Sequence[ForkServerProcess], numbers: Sequence[int], store: Any, folder: Path, stopping: Sequence[int]
+    ranks: Sequence[ForkServerProcess],
+    rank_specs: Sequence[RankSpec],
+    store: Any,
+    folder: Path,
+    stopping: Sequence[int],
 ) -> None:
     """Tell the store how ranks end, as the parent of local workers does; wake those up that the others left behind."""
     deadline, told = time.monotonic() + PATIENCE_S, set[int]()
@@ -163,7 +169,7 @@ def _be_parent(
         for rank, process in enumerate(ranks):
             if process.exitcode and rank not in told:
                 told.add(rank)
-                announce_death(client, numbers[rank])
+                announce_death(client, rank_specs[rank].rank, rank_specs[rank].process_token)
             if rank in stopping and process.is_alive() and process.pid and _have_recovered(folder):
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.02)

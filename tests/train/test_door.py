@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from skippipe.errors import InputError
-from skippipe.train.connect.activity import Activity, announce_admission, announce_death, beat_key, ranks_that_died
+from skippipe.train.connect.activity import (
+    Activity,
+    announce_admission,
+    announce_death,
+    beat_key,
+    presence_key,
+    ranks_that_died,
+)
 from skippipe.train.connect.attempt import Attempt, Presence
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.store import RendezvousError, StoreClient
@@ -22,7 +29,7 @@ from skippipe.train.membership.newcomer import JobUnderWay, NotAdmittedError, fi
 from skippipe.train.resolve.spec import CommunicationSpec
 
 SPEC = CommunicationSpec(heartbeat_s=0.5, start_timeout_s=60.0)
-PRESENCES = [Presence("token-0", "job", ("a",), "", None), Presence("token-1", "job", ("b",), "", None)]
+PRESENCES = [Presence("process-0.x", "job", ("a",), "", None), Presence("process-1.x", "job", ("b",), "", None)]
 
 
 @pytest.fixture
@@ -39,6 +46,8 @@ def client(store: Any) -> Iterator[StoreClient]:
     found = client_of(store)
     found.set("attempt", "job")
     found.set("job/ranks", json.dumps(PRESENCES))
+    for rank, presence in enumerate(PRESENCES):
+        found.set(presence_key(rank), json.dumps(presence))
     found.set(f"job/{ADMITS}", "")
     with contextlib.closing(found):
         yield found
@@ -160,12 +169,24 @@ def test_a_run_that_cannot_be_joined(client: StoreClient) -> None:
 
 def test_the_death_of_one_that_has_joined_is_told_under_its_number(client: StoreClient) -> None:
     """Its parent knows it by the rank of its node, which was that of a process that died before."""
-    announce_death(client, 1)
-    announce_admission(client, "job", 2, 1)
+    announce_death(client, 1, "process-1")
+    announce_admission(client, "job", 2, "newcomer.x")
     assert ranks_that_died(client, "job") == {1}
     activity = Activity(client, 1e9)
-    announce_death(client, 0)
+    announce_death(client, 0, "process-0")
     assert not activity.is_over(), "the one that has joined trains"
-    announce_death(client, 1)
+    announce_death(client, 1, "newcomer")
     assert ranks_that_died(client, "job") == {0, 1, 2}
     assert activity.is_over()
+
+
+@pytest.mark.parametrize("opened", ["job", "next job"])
+def test_the_death_of_a_process_of_an_earlier_attempt_is_not_told(client: StoreClient, opened: str) -> None:
+    """Whether its rank has come again, in the attempt that is open now, or not yet."""
+    client.set("attempt", opened)
+    client.set(presence_key(0), json.dumps(PRESENCES[0]._replace(token="again.x", attempt=opened)))
+    announce_death(client, 0, "process-0")
+    announce_death(client, 1, "process-2")
+    if opened != "job":
+        announce_death(client, 1, "process-1")
+    assert not ranks_that_died(client, opened)

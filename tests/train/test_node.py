@@ -19,7 +19,7 @@ from train.running import Running, is_alive, signal_to
 from skippipe.application import compose
 from skippipe.context import Context
 from skippipe.errors import InputError
-from skippipe.train.connect.activity import Activity, announce_death, announce_leaving, beat_key
+from skippipe.train.connect.activity import Activity, announce_death, announce_leaving, beat_key, presence_key
 from skippipe.train.connect.store import StoreClient
 from skippipe.train.launch.node import Service, train_node
 from skippipe.train.resolve.resolve import resolve
@@ -182,7 +182,10 @@ def client() -> Iterator[StoreClient]:
 
 def open_attempt(client: StoreClient) -> None:
     client.set("attempt", "a")
-    client.set("a/ranks", json.dumps([[f"token-{rank}", "a", [f"n{rank}"], "", None] for rank in range(2)]))
+    presences = [[f"process-{rank}.token", "a", [f"n{rank}"], "", None] for rank in range(2)]
+    client.set("a/ranks", json.dumps(presences))
+    for rank, presence in enumerate(presences):
+        client.set(presence_key(rank), json.dumps(presence))
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -192,7 +195,7 @@ def test_an_attempt_that_is_over(client: StoreClient, *, in_order: bool) -> None
     assert activity.is_over(), "nobody has come"
     open_attempt(client)
     assert not activity.is_over()
-    announce_death(client, 1)
+    announce_death(client, 1, "process-1")
     assert not activity.is_over()
     announce_leaving(client, "a", 0, in_order=in_order)
     assert activity.is_over()
@@ -204,7 +207,7 @@ def test_an_attempt_that_fails(client: StoreClient) -> None:
     activity = Activity(client, 1e9)
     client.set("left", json.dumps({"message": "", "tokens": ["token-of-another-attempt"], "stopped": False}))
     assert not activity.is_over()
-    client.set("left", json.dumps({"message": "", "tokens": ["token-1"], "stopped": False}))
+    client.set("left", json.dumps({"message": "", "tokens": ["process-1.token"], "stopped": False}))
     assert activity.is_over()
 
 
@@ -217,7 +220,7 @@ def test_ranks_that_are_silent(client: StoreClient, monkeypatch: pytest.MonkeyPa
     for look in range(30):
         client.set(beat_key("a", look % 2), str(look))
         assert not activity.is_over()
-    announce_death(client, 0)
+    announce_death(client, 0, "process-0")
     found = [activity.is_over() for _ in range(30)]
     assert found == sorted(found)
     assert 9 <= found.index(True) <= 12

@@ -1,6 +1,7 @@
 """Texts in the store of a job that others have changed are not read."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from skippipe.train.connect.activity import announce_death, announce_leaving, beat_key, ranks_that_died
+from skippipe.train.connect.activity import announce_death, announce_leaving, beat_key, presence_key, ranks_that_died
 from skippipe.train.connect.seal import HASH_LENGTH, ForgedTextError, Seal
 from skippipe.train.connect.store import StoreClient
 
@@ -78,7 +79,8 @@ def test_what_is_not_of_the_ranks_is_open(connect: Connect) -> None:
     assert rank.get("attempt") == "a"
     rank.set(beat_key("a", 3), "17")
     assert service.get(beat_key("a", 3)) == "17"
-    announce_death(service, 2)
+    service.set(presence_key(2), json.dumps(["process.token", "a", ["n"], "", None]))
+    announce_death(service, 2, "process")
     assert ranks_that_died(rank, "a") == {2}
     announce_leaving(rank, "a", 0, in_order=False)
     assert service.get("a/away/0") == ""

@@ -14,6 +14,11 @@ BEAT, AWAY = "beat", "away"
 """Parts of keys that each rank has of its own."""
 
 
+def presence_key(rank: int) -> str:
+    """Key of what the latest process of a rank has published about itself (`skippipe.train.connect.attempt`)."""
+    return f"here/{rank}"
+
+
 def beat_key(attempt: str, rank: int) -> str:
     """Key of the counter by which a rank shows that it lives."""
     return f"{attempt}/{BEAT}/{rank}"
@@ -44,15 +49,15 @@ def admitted_key(attempt: str) -> str:
     return f"{attempt}/admitted"
 
 
-def admitted(client: StoreClient, attempt: str) -> dict[int, int]:
-    """Members that have joined an attempt since its start, with the ranks that their own parents know them by."""
+def admitted(client: StoreClient, attempt: str) -> dict[int, str]:
+    """Members that have joined an attempt since its start, with the tokens of their processes."""
     entries = (entry.split("@") for entry in (client.get(admitted_key(attempt)) or "").split())
-    return {int(member): int(rank) for member, rank in entries}
+    return {int(member): token for member, token in entries}
 
 
-def announce_admission(client: StoreClient, attempt: str, member: int, rank: int) -> None:
+def announce_admission(client: StoreClient, attempt: str, member: int, token: str) -> None:
     """List a process among those that have joined an attempt."""
-    client.append(admitted_key(attempt), f"{member}@{rank} ")
+    client.append(admitted_key(attempt), f"{member}@{token} ")
 
 
 def ranks_that_died(client: StoreClient, attempt: str) -> frozenset[int]:
@@ -60,12 +65,24 @@ def ranks_that_died(client: StoreClient, attempt: str) -> frozenset[int]:
     return frozenset(map(int, (client.get(died_key(attempt)) or "").split()))
 
 
-def announce_death(client: StoreClient, rank: int) -> None:
-    """List a rank of the open attempt among those that have died; before there is one, nobody waits for it."""
+def announce_death(client: StoreClient, rank: int, process_token: str) -> None:
+    """List a process among those of the open attempt that have died, if it takes part in it: else nobody waits for it.
+
+    Args:
+        client: the store.
+        rank: with which the process was started.
+        process_token: its own; the open attempt may be a later one, of other processes.
+
+    """
     attempt = client.get("attempt")
-    if attempt is not None:
-        since = [member for member, own in admitted(client, attempt).items() if own == rank]
-        announce_member_lost(client, attempt, max(since, default=rank))
+    if attempt is None:
+        return
+    text = client.get(presence_key(rank))
+    token, takes_part_in, *_ = ("", None) if text is None else json.loads(text)
+    present = {rank: token} if takes_part_in == attempt else {}
+    for member, token in (present | admitted(client, attempt)).items():
+        if token.startswith(f"{process_token}."):
+            announce_member_lost(client, attempt, member)
 
 
 def announce_member_lost(client: StoreClient, attempt: str, member: int) -> None:

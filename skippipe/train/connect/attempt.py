@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from skippipe.errors import SchedulerError
 from skippipe.ranks import node_title, shown_names
 from skippipe.runtime.links.addresses import listening_address
-from skippipe.train.connect.activity import ranks_key
+from skippipe.train.connect.activity import presence_key, ranks_key
 from skippipe.train.connect.rank_spec import Launcher, RankSpec
 from skippipe.train.connect.seal import Seal
 from skippipe.train.connect.store import MOST_PAUSE_S, RendezvousError, StoreClient, reached
@@ -38,7 +38,7 @@ class Presence(NamedTuple):
     """What a rank publishes about itself at the rendezvous."""
 
     token: str
-    """random, new for every process"""
+    """`RankSpec.process_token`, a point, and a random text: new each time that a process comes"""
     attempt: str | None
     """the attempt that it takes part in"""
     names: tuple[str, ...]
@@ -150,7 +150,7 @@ def _find_ranks(
     own = own_presence(rank_spec)
     if rank_spec.rank == 0:
         own = own._replace(attempt=own.token)
-    client.set(f"here/{rank_spec.rank}", json.dumps(own))
+    client.set(presence_key(rank_spec.rank), json.dumps(own))
     if own.attempt is not None:
         client.set("attempt", own.attempt)
     try:
@@ -158,7 +158,7 @@ def _find_ranks(
             opened = client.get("attempt")
             if opened is not None and own.attempt != opened:
                 own = own._replace(attempt=opened)
-                client.set(f"here/{rank_spec.rank}", json.dumps(own))
+                client.set(presence_key(rank_spec.rank), json.dumps(own))
             attempt = _complete(client, rank_spec, own)
             if attempt is not None:
                 return attempt
@@ -190,13 +190,14 @@ def _complete(client: StoreClient, rank_spec: RankSpec, own: Presence) -> Attemp
 
 def presences(client: StoreClient, world: int) -> list[Presence | None]:
     """What ranks have published about themselves, by rank; possibly in a failed attempt."""
-    texts = (client.get(f"here/{rank}") for rank in range(world))
+    texts = (client.get(presence_key(rank)) for rank in range(world))
     return [None if text is None else presence_of(json.loads(text)) for text in texts]
 
 
 def own_presence(rank_spec: RankSpec, attempt: str | None = None) -> Presence:
     """What this process publishes about itself."""
-    return Presence(secrets.token_hex(8), attempt, rank_spec.names, _address(rank_spec), listening_address())
+    token = f"{rank_spec.process_token}.{secrets.token_hex(8)}"
+    return Presence(token, attempt, rank_spec.names, _address(rank_spec), listening_address())
 
 
 def presence_of(values: Sequence[Any]) -> Presence:

@@ -50,6 +50,8 @@ class RankSpec:
     """number of the process on its machine"""
     newcomer: bool = False
     """whether it can only join ranks that train already: it is none of those with which a run begins"""
+    process_token: str = ""
+    """random, of this process alone, so that its parent can tell the others that it has died; empty: it does not"""
 
 
 def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:

@@ -14,12 +14,13 @@ import faulthandler
 import os
 import pickle
 import pkgutil
+import secrets
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -90,18 +91,19 @@ class Children:
 
     def __init__(self, work: Work, assignment: Assignment, report: EventWriter) -> None:
         self._assignment, self._report = assignment, report
-        self._alive: dict[int, int] = {}
-        """rank by process"""
+        self._alive: dict[int, RankSpec] = {}
+        """by process"""
         self._reaping = threading.Lock()
         life, own_end = os.pipe()
-        for rank_spec in assignment.ranks:
+        for known in assignment.ranks:
+            rank_spec = replace(known, process_token=secrets.token_hex(8))
             process = os.fork()
             if process == 0:
                 for descriptor in (own_end, report.descriptor, assignment.listener):
                     if descriptor is not None:
                         os.close(descriptor)
                 _be_worker(work, assignment, rank_spec, life)
-            self._alive[process] = rank_spec.rank
+            self._alive[process] = rank_spec
             report(WorkerStarted(rank=rank_spec.rank, process=process))
         # From here on only the worker itself holds its pipe: its end is seen at the other one.
         for pipe in assignment.pipes:
@@ -117,10 +119,10 @@ class Children:
             assert ended is not None
             with self._reaping:
                 _, status = os.waitpid(ended.si_pid, 0)
-                rank = self._alive.pop(ended.si_pid)
-            self._report(WorkerEnded(rank=rank, status=os.waitstatus_to_exitcode(status)))
+                rank_spec = self._alive.pop(ended.si_pid)
+            self._report(WorkerEnded(rank=rank_spec.rank, status=os.waitstatus_to_exitcode(status)))
             if status:
-                self._tell_others(rank)
+                self._tell_others(rank_spec)
         return 0
 
     def _serve(self) -> "StoreClient | None":
@@ -132,7 +134,7 @@ class Children:
             return None
         return serve_store(first.host, first.port, listener, STORE_S)
 
-    def _tell_others(self, rank: int) -> None:
+    def _tell_others(self, rank_spec: RankSpec) -> None:
         """Tell the other ranks, through the store, that one has died."""
         from skippipe.train.connect.activity import announce_death  # noqa: PLC0415
         from skippipe.train.connect.store import open_store  # noqa: PLC0415
@@ -140,7 +142,7 @@ class Children:
         with contextlib.suppress(RuntimeError, OSError):  # whom that concerns will notice by heartbeat
             if self._store is None:
                 self._store = open_store(self._assignment.ranks[0], STORE_S)
-            announce_death(self._store, rank)
+            announce_death(self._store, rank_spec.rank, rank_spec.process_token)
 
     def _end_with_supervisor(self) -> None:
         """Wait for the end of standard input, then end all workers."""

@@ -138,7 +138,7 @@ def joining(
         waiting()
         generation, decided = _await_admission(job, rank_spec, spec, own)
         with reached():
-            announce_admission(client, name, own, rank_spec.rank)
+            announce_admission(client, name, own, mine.token)
         members = Members(
             job.attempt, rank_spec, spec, own=own, monitor=monitor, presences=presences, others=open_connections()
         )
