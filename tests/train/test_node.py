@@ -115,9 +115,7 @@ def test_a_stage_is_lost(tmp_path: Path) -> None:
     is asked to stop, which the other one reports.
     """
     names = ["local-0,local-1", "local-2,local-3"]
-    # It starts again as slowly as real ones: parents tell of ranks that have ended in whatever attempt is open by then.
-    settings = ["train.iterations=5000", "runtime.restarts=1"]
-    with machines(tmp_path, names, *settings, fresh=names[:1]) as (server, other):
+    with machines(tmp_path, names, "train.iterations=5000", "runtime.restarts=1") as (server, other):
         server.until(lambda line: line.startswith("iteration    3"))
         other.started(2)
         victim = other.workers[2]
