@@ -147,11 +147,31 @@ def device_identity(device: "torch.device") -> str | None:
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def peak_memory(device: "torch.device") -> int | None:
-    """Most bytes that tensors of this process have taken on a GPU at one time; None: on the CPU."""
+_earlier_peaks: dict["torch.device", int] = {}
+"""Of GPUs, before `restart_peak`."""
+
+
+def peak_memory(device: "torch.device", uncounted: int = 0) -> int | None:
+    """Most bytes that this process has taken on a GPU at one time; None: on the CPU.
+
+    Args:
+        device: of the process.
+        uncounted: bytes in use, since the latest `restart_peak`, that torch does not count.
+
+    """
     import torch
 
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return max(_earlier_peaks.get(device, 0), torch.cuda.max_memory_allocated(device) + uncounted)
+
+
+def restart_peak(device: "torch.device", uncounted: int = 0) -> None:
+    """Keep the peak of a GPU's memory up to now: what torch does not count changes; arguments as for `peak_memory`."""
+    import torch
+
+    _earlier_peaks[device] = peak_memory(device, uncounted) or 0
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def device_name(device: "torch.device") -> str:

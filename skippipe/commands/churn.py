@@ -37,6 +37,7 @@ def churn(job: ChurnJob, context: Context) -> float:
     if not job.policies:
         raise unexpected("policies", "none", f"some of {', '.join(POLICIES)}")
     plan = load_plan(job.plan)
+    plan = plan.with_contention("none")  # else only the policies without redundant work would pay for it
     names, horizon_s = plan.cluster.names, job.hours * 3600
     if job.trace is None:
         changes = draw_trace(len(names), job.mean_up_s, job.mean_down_s, horizon_s, job.seed)

@@ -13,12 +13,13 @@ Losses and backwards share memory: nothing of theirs is needed once their result
 import gc
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from skippipe.devices import restart_peak
 from skippipe.runtime.actions import Action, Task
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import ReadyGradients, SavedActivation, Stage
@@ -53,7 +54,8 @@ class StageGraphs:
                 takes the GPU.
 
         """
-        self._stream = torch.cuda.Stream(message_spec.device)  # type: ignore[no-untyped-call]
+        self._device = message_spec.device
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # A stage that no task of this rank uses has nothing to launch.
         used = {action.stage for action in actions if isinstance(action, Task)}
         self.stages = {
@@ -72,17 +74,23 @@ class StageGraphs:
     @contextmanager
     def iteration(self) -> Iterator[None]:
         """Within: an iteration, after `Stage.begin`, on the stream that graphs are recorded on."""
-        current = torch.cuda.current_stream(self._stream.device)
+        current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            recorded = [stage.begin() for stage in self._graphed]
-            if any(recorded):
-                torch.cuda.reset_peak_memory_stats(self._stream.device)
-            yield
+        try:
+            with torch.cuda.stream(self._stream):
+                recorded = [stage.begin() for stage in self._graphed]
+                if any(recorded):
+                    restart_peak(self._device)
+                yield
+        except BaseException:
+            with suppress(RuntimeError):  # of a GPU that has failed: the first error says more
+                current.wait_stream(self._stream)
+            raise
         current.wait_stream(self._stream)
 
     def release(self) -> None:
         """Free the memory of the recordings; the next iterations record anew."""
+        restart_peak(self._device, self.uncounted_bytes)
         for stage in self._graphed:
             stage.release()
 

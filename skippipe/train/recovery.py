@@ -186,6 +186,8 @@ class Regrouping:
         common = common_standing([Standing.from_json(text) for text in there.standings.values()])
         loop.catch_up(common)
         loop.give_up_saving()  # else its thread would write to, or remove, what the next loop saves
+        for engine in loop.engines:
+            engine.release()
         new_rank, joined = there.new_rank(self._before), there.joined(self._before)
         text = rendezvous.broadcast(STATE, lambda: loop.state(common, new_rank).to_json())
         # The attempt begins with what may not have been reported: its first line voids what was.

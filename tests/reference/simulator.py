@@ -24,6 +24,13 @@ def nanoseconds(seconds: float) -> int:
     return nearest if abs(scaled - nearest) <= 1e-6 else math.ceil(scaled)
 
 
+def nanoseconds_below(seconds: float) -> int:
+    """The same, rounded down."""
+    scaled = seconds * 1e9
+    nearest = round(scaled)
+    return nearest if abs(scaled - nearest) <= 1e-6 else math.floor(scaled)
+
+
 def processors_of(cluster: Json) -> list[int]:
     """For each node the first node on its processor."""
     stated = [node.get("processor") for node in cluster["nodes"]]
@@ -124,7 +131,7 @@ class Work:
             return end
         link = (sender, receiver if contention == "link" else None)
         begin = max(end, free.get(link, 0))
-        free[link] = begin + durations.transfer(at, to) - nanoseconds(durations.seconds(at, to, 0.0))
+        free[link] = begin + durations.transfer(at, to) - nanoseconds_below(durations.seconds(at, to, 0.0))
         return begin
 
     def arrival(self, key: TaskKey, left: dict[TaskKey, int]) -> int:

@@ -154,6 +154,8 @@ def test_two_machines_one_is_killed_and_one_is_asked_to_stop(tmp_path: Path) -> 
             torchrun.end()
         (stopped,) = re.findall(r"stopped on request after iteration (\d+)", a.out)
         assert newest(tmp_path / "run") == int(stopped) == iterations(tmp_path / "run")[-1]
+        end = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (end["event"], end["outcome"], end["signal"]) == ("run_ended", "stopped", "SIGINT"), "that of the other"
         with socket.socket() as door:  # so the same command can go on
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             door.bind(("127.0.0.1", port))

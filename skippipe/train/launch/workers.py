@@ -139,7 +139,8 @@ class Children:
         from skippipe.train.connect.activity import announce_death  # noqa: PLC0415
         from skippipe.train.connect.store import open_store  # noqa: PLC0415
 
-        with contextlib.suppress(RuntimeError, OSError):  # whom that concerns will notice by heartbeat
+        # Whom that concerns will notice by heartbeat. Anybody can write what is read here, which may be nonsense.
+        with contextlib.suppress(RuntimeError, OSError, ValueError, TypeError, AttributeError):
             if self._store is None:
                 self._store = open_store(self._assignment.ranks[0], STORE_S)
             announce_death(self._store, rank_spec.rank, rank_spec.process_token)

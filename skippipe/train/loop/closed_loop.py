@@ -7,10 +7,10 @@ thread beside the training; the planner holds no lock of Python.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from skippipe._scheduler import Cluster, Plan
-from skippipe.config import PlannerConfig
+from skippipe.config import Contention, PlannerConfig
 from skippipe.runtime.actions import Program
 from skippipe.train.loop.live_profile import LiveProfile
 from skippipe.train.loop.observed import Ratios, observe, ratios
@@ -62,7 +62,7 @@ class PlanInUse(Protocol):
         """Receives posted ahead, per sending rank."""
 
     @property
-    def shared(self) -> Literal["none", "link", "uplink"]:
+    def shared(self) -> Contention:
         """What messages have to take turns on."""
 
     @property

@@ -84,7 +84,7 @@ class NewcomersError(SchedulerError):
         """their numbers"""
 
 
-Asked = Callable[[], signal.Signals | None]
+StopSignal = Callable[[], signal.Signals | None]
 """Which signal has asked this rank to stop."""
 Knocking = Callable[[], Sequence[int]]
 """Numbers of those that ask to join, on rank 0."""
@@ -199,7 +199,7 @@ class TrainingLoop:
         later = [engine.phase.after for engine in self._engines if engine.phase.after >= iteration]
         return min([*later, self._spec.iterations]) - iteration
 
-    def _train(self, asked: Asked, begun: Callable[[], None], knocking: Knocking) -> bool:
+    def _train(self, asked: StopSignal, begun: Callable[[], None], knocking: Knocking) -> bool:
         """Train; whether the run has completed all iterations."""
         spec, checkpoints, meter = self._spec, self._checkpoints, self._meter
         number = self._start.iteration
@@ -273,7 +273,7 @@ class TrainingLoop:
         every = self._spec.validate_every
         return number == self._spec.iterations or bool(every and number % every == 0)
 
-    def _iterate(self, number: int, engine: Engine, asked: Asked, knock: Callable[[], bool]) -> IterationResult:
+    def _iterate(self, number: int, engine: Engine, asked: StopSignal, knock: Callable[[], bool]) -> IterationResult:
         """Train one iteration."""
         checkpoints, self._number = self._checkpoints, number
         self._context.links.begin_iteration(number)
@@ -379,6 +379,7 @@ class TrainingLoop:
         context.stages.update({stage: self._factory.stage(stage, self._holding.joined) for stage in sorted(new)})
         if new:
             self._optimizer.follow_stages()
+        now.release()
         self._engines[self._engines.index(now)] = self._factory.engine(now.phase, plan, now.request_sha256)
         self._previous_s = previous_s
 
@@ -490,8 +491,8 @@ class TrainingLoop:
         elif engine.predicted_s is not None:
             threads = rendezvous.world * self._spec.launch.threads
             reasons = explain_difference(engine.plan, task_times, measured_s, engine.rank_of, threads)
-        peak = peak_memory(self._context.device)
-        peaks = rendezvous.all_gather("peak memory", str(peak and peak + engine.uncounted_bytes))
+        peak = peak_memory(self._context.device, engine.uncounted_bytes)
+        peaks = rendezvous.all_gather("peak memory", str(peak))
         mfu, breakdown = self._meter.summary()
         return RunSummary(
             iterations=iterations,

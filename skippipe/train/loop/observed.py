@@ -11,12 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skippipe._scheduler import Cluster
+from skippipe.config import Contention
 from skippipe.runtime.actions import Program, Recv, Send, Task
 from skippipe.train.loop.timelines import RankTimeline
 
@@ -77,7 +78,7 @@ def observe(
     timelines: Sequence[RankTimeline],
     *,
     recv_buffers: int,
-    shared: Literal["none", "link", "uplink"],
+    shared: Contention,
     expected_s: NDArray[np.float64],
 ) -> Observations:
     """Read one iteration.
@@ -132,7 +133,7 @@ def _posted(
 
 
 def _message_times(
-    flights: Iterable[_Flight], shared: Literal["none", "link", "uplink"], expected_s: NDArray[np.float64]
+    flights: Iterable[_Flight], shared: Contention, expected_s: NDArray[np.float64]
 ) -> list[MessageTime]:
     """Times of messages that say something about their link."""
     busy_until: defaultdict[tuple[int, ...], float] = defaultdict(lambda: -math.inf)

@@ -53,7 +53,8 @@ def request_sha256(spec: RunSpec, phase: PlanPhase, model: PartitionedModel) -> 
     """Hash of everything that a plan is asked for: where it is the same, a resumed run may keep its plan."""
     allocation = phase.allocation
     asked = [
-        spec.layout.cluster.to_json(), allocation.stages, allocation.absent_stages, allocation.absent_nodes,
+        spec.layout.cluster.to_json(), spec.communication.planned_contention(spec.layout.cluster),
+        allocation.stages, allocation.absent_stages, allocation.absent_nodes,
         model.layers, phase.layers, spec.calibrate,
         None if spec.search is None else dataclasses.asdict(spec.search.allocate),
         *(dataclasses.asdict(part) for part in (phase.schedule, phase.planner, model.plan_model)),

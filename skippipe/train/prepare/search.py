@@ -77,6 +77,7 @@ def allocation_question(spec: RunSpec, search: AllocationSearch, measured: Clust
     No node holds more microbatches than the run's own cluster states, or stays unused: all of them have a process.
     """
     layout, total = spec.layout, workload_of(measured).layers
+    measured = measured.with_contention(spec.communication.planned_contention(layout.cluster))
     content = json.loads(for_planning(measured, len(layout.stages), total=total, searched=True).to_json())
     for node, most in zip(content["nodes"], layout.cluster.memory.tolist(), strict=True):
         node["memory"] = min(node["memory"], most)

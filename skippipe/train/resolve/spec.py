@@ -55,8 +55,8 @@ class DeviceSpec:
     group: int = 1
     """most microbatches in one pass through a stage"""
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
-    """whether a stage's work on a microbatch, or passes of several microbatches, are launched as CUDA graphs, where that
-    can be; auto: the former only where the host would keep the GPU waiting"""
+    """whether a stage's work on a microbatch, or passes of several microbatches, are launched as CUDA graphs, where
+    that can be; auto: the former only where the host would keep the GPU waiting"""
     compile: bool = False
     """whether layers and loss run compiled"""
     activation_checkpointing: int = 0

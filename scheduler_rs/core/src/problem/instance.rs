@@ -105,7 +105,8 @@ impl Instance {
         let occupied = if cluster.contention().is_none() {
             Arc::default()
         } else {
-            let latency = transfer_table(cluster, side, 0.0, rounding);
+            // Down, so that messages never occupy a link for too short a time.
+            let latency = transfer_table(cluster, side, 0.0, Rounding::Down);
             transfer.iter().zip(latency).map(|(all, latency)| all - latency).collect()
         };
         let sources = problem.stages()[0]

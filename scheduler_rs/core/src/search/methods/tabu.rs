@@ -143,7 +143,7 @@ impl OrderSearch {
     }
 
     /// Whether no order of these routes is better: the limit is reached, or no task of a critical path waits for its
-    /// node.
+    /// node, and no message for its link.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
