@@ -172,6 +172,8 @@ class Cluster:
         measured: how the figures were measured: a JSON object as text.
         processors: a number for what each node computes on, shape (N,): nodes with the same number run one task at a
             time and exchange messages in no time. None, for one node or for all: on a processor of its own.
+        contention: which messages take turns: "none" of them, those from one processor to another ("link"), or all that a
+            processor sends ("uplink").
 
     Raises:
         skippipe.errors.InputError: a value that cannot be used; the message names the key.
