@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from .instances import Json, TaskKey, task_chain
-from .simulator import Durations, nanoseconds
+from .simulator import Durations, nanoseconds_below
 
 if TYPE_CHECKING:
     from simpy.resources.resource import PriorityRequest
@@ -40,7 +40,7 @@ def run_simpy(instance: Json, microbatches: list[Json], contention: str = "none"
             yield from wait(transfer)
             return
         uplink = uplinks.setdefault(ends if contention == "link" else ends[0], simpy.Resource(env))
-        latency = nanoseconds(durations.seconds(at, node, 0.0))
+        latency = nanoseconds_below(durations.seconds(at, node, 0.0))
         with uplink.request() as turn:
             yield turn
             yield env.timeout(transfer - latency)
