@@ -119,7 +119,7 @@ class Executor:
         self._timeline = timeline or timeline_of(buffers.message_spec.device)
         self._title = title or partial(node_title, ())
         self._embedded_here, self._unneeded = _ends_of_routes(program.actions)
-        self._early_sums = early_sums(program.actions) if link.overlaps_sums else {}
+        self._early_sums = overlapping_sums(program.actions, link)
         self._summed_after: Mapping[Task, Reduce] = {}
         self._steps = [self._step_of(action) for action in program.actions]
         self._link_of = {task: sender for sender, tasks in program.incoming.items() for task in tasks}
@@ -321,6 +321,11 @@ class Executor:
         begun = list(zip([0.0, *ends], self._program.actions[: self._begun], strict=False))
         log = "".join(f"\n  {start:10.4f} s  {action}" for start, action in begun[-LOGGED_ACTIONS:])
         return f"{what}: {reason}, {now_s:.4f} s into the iteration; last actions of this rank:{log or ' none'}"
+
+
+def overlapping_sums(actions: Sequence[Action], link: Link) -> dict[Task, Reduce]:
+    """The all-reduces of `early_sums` that a link begins while the backward runs, by that task."""
+    return early_sums(actions) if link.overlaps_sums else {}
 
 
 def early_sums(actions: Sequence[Action]) -> dict[Task, Reduce]:

@@ -25,7 +25,7 @@ from skippipe.model.families import family_of
 from skippipe.model.settings import model_config
 from skippipe.runtime.actions import Program, Task
 from skippipe.runtime.deadlock import min_recv_buffers
-from skippipe.runtime.executor import Executor, early_sums
+from skippipe.runtime.executor import Executor, overlapping_sums
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.gloo import GlooLink
 from skippipe.runtime.links.gpu import GpuLink
@@ -196,7 +196,7 @@ def train(rank: int, training: Training) -> Trained:
         warm_up(stage, message_spec, VOCABULARY)
     actions, graphs = programs[rank].actions, None
     if training.graphs:
-        watched = early_sums(actions) if link.overlaps_sums else ()
+        watched = overlapping_sums(actions, link)
         graphs = StageGraphs(actions, stages, message_spec, watched, host_share=0.0)
     executor = Executor(
         programs[rank], graphs.stages if graphs else stages, link, control=GlooLink(),

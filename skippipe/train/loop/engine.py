@@ -21,7 +21,7 @@ from skippipe.phases import layers_in_use
 from skippipe.ranks import iteration_s_on
 from skippipe.runtime.actions import Program, Reduce
 from skippipe.runtime.deadlock import min_recv_buffers, prove_deadlock_free
-from skippipe.runtime.executor import Batches, Executor, StageCompute, Timings, early_sums
+from skippipe.runtime.executor import Batches, Executor, StageCompute, Timings, overlapping_sums
 from skippipe.runtime.grouped import GroupedExecutor
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
@@ -182,7 +182,7 @@ class Engine:
         self.programs = training
         own = training[context.rendezvous.rank].actions
         if can_be_graphed(context):
-            watched = early_sums(own) if context.links.messages.overlaps_sums else ()
+            watched = overlapping_sums(own, context.links.messages)
             host_share = HOST_SHARE if context.spec.device.cuda_graphs == "auto" else 0.0
             self._graphs = StageGraphs(own, context.stages, context.message_spec, watched, host_share)
 
