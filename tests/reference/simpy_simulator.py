@@ -4,13 +4,14 @@ Only where memory holds nothing back and no two events of one processor fall tog
 grants an idle resource at once, the dispatch rule first lets everything of that moment happen.
 """
 
+import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from .instances import Json, TaskKey, task_chain
-from .simulator import Durations, nanoseconds_below
+from .simulator import Durations, nanoseconds
 
 if TYPE_CHECKING:
     from simpy.resources.resource import PriorityRequest
@@ -40,7 +41,7 @@ def run_simpy(instance: Json, microbatches: list[Json], contention: str = "none"
             yield from wait(transfer)
             return
         uplink = uplinks.setdefault(ends if contention == "link" else ends[0], simpy.Resource(env))
-        latency = nanoseconds_below(durations.seconds(at, node, 0.0))
+        latency = nanoseconds(durations.seconds(at, node, 0.0), math.floor)
         with uplink.request() as turn:
             yield turn
             yield env.timeout(transfer - latency)

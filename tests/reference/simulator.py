@@ -6,7 +6,7 @@ ran and the tasks that never could.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,18 +17,11 @@ Link = tuple[int, int | None]
 """Sending and receiving processor; all receivers: None."""
 
 
-def nanoseconds(seconds: float) -> int:
-    """Seconds rounded up, but to the nearest where that is less than a millionth away."""
+def nanoseconds(seconds: float, rounded: Callable[[float], int] = math.ceil) -> int:
+    """Seconds rounded up, or as `rounded` says, but to the nearest where that is less than a millionth away."""
     scaled = seconds * 1e9
     nearest = round(scaled)
-    return nearest if abs(scaled - nearest) <= 1e-6 else math.ceil(scaled)
-
-
-def nanoseconds_below(seconds: float) -> int:
-    """The same, rounded down."""
-    scaled = seconds * 1e9
-    nearest = round(scaled)
-    return nearest if abs(scaled - nearest) <= 1e-6 else math.floor(scaled)
+    return nearest if abs(scaled - nearest) <= 1e-6 else rounded(scaled)
 
 
 def processors_of(cluster: Json) -> list[int]:
@@ -131,7 +124,7 @@ class Work:
             return end
         link = (sender, receiver if contention == "link" else None)
         begin = max(end, free.get(link, 0))
-        free[link] = begin + durations.transfer(at, to) - nanoseconds_below(durations.seconds(at, to, 0.0))
+        free[link] = begin + durations.transfer(at, to) - nanoseconds(durations.seconds(at, to, 0.0), math.floor)
         return begin
 
     def arrival(self, key: TaskKey, left: dict[TaskKey, int]) -> int:
