@@ -506,6 +506,8 @@ def test_time_limit_is_kept(size: str, limit: float, strategy: str) -> None:
             found = None
         took.append(time.process_time() - begin)
         assert found is None or found.check() == []
+        if took[-1] < limit + 0.2:
+            break
     assert min(took) < limit + 0.2, took
 
 

@@ -1,9 +1,11 @@
 """Programs of this project that start warm: real processes, forked from one that has imported what they need.
 
 Importing torch and transformers takes eight seconds of a processor, far more than the programs that tests run do
-otherwise. So `python -m skippipe ...` and `python -m skippipe.train...`, whether a test or the project itself starts
-them by `subprocess`, are forks of one process. It has a single thread and has computed nothing, so what is forked from
-it is as if fresh: descriptors, folder, environment, session, arguments, signals, exit status. Only imports are shared.
+otherwise. So `python -m skippipe ...`, `python -m skippipe.train...` and torchrun, whether a test or the project itself
+starts them by `subprocess`, are forks of one process. It has a single thread and has computed nothing, so what is
+forked from it is as if fresh: descriptors, folder, environment, session, arguments, signals, exit status. Imports are
+shared; otherwise are only the parent and the command line that other processes see, and a rank of torchrun is called
+"rank N" for those who look for it.
 
 The fixture `fresh` of `conftest.py` and `Running(fresh=True)` start programs anew, and so does whatever those start.
 """
@@ -13,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -28,6 +31,7 @@ import tempfile
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +43,8 @@ Fresh = subprocess.Popen
 LARGEST = 1 << 17
 """bytes of an order"""
 MOST_DESCRIPTORS = 64
+OPTIONS = ("-P", "-u")
+TORCHRUN = "torch.distributed.run"
 _REPLY = struct.Struct("cq")
 _STARTED, _ENDED = b"p", b"s"
 
@@ -49,25 +55,26 @@ class Order:
 
     module: str
     arguments: list[str]
-    safe_path: bool
-    """whether modules in its folder are not to be found"""
+    options: list[str]
+    """of the interpreter: `-P`, modules in its folder are not to be found; `-u`, output is not buffered"""
     folder: str
     environment: dict[str, str]
     new_session: bool
     numbers: list[int]
     """of its descriptors, in the order in which they come; the first three are the standard streams"""
+    first: Callable[[], object] | None
+    """what it calls before anything else"""
 
 
-def program_of(line: Any) -> tuple[str, list[str], bool] | None:
-    """Module, arguments and safe path of a command line that starts a program of this project; None: of another."""
-    if not isinstance(line, list) or line[:1] != [sys.executable]:
+def program_of(line: Any) -> tuple[str, list[str], list[str]] | None:
+    """Module, arguments and options of a command line that starts one of the programs; None: of another."""
+    if not isinstance(line, list | tuple) or [*line[:1]] != [sys.executable]:
         return None
-    rest = line[1:]
-    safe = rest[:1] == ["-P"]
-    rest = rest[safe:]
-    if len(rest) < 2 or rest[0] != "-m" or rest[1].partition(".")[0] != "skippipe":
+    options = [*itertools.takewhile(OPTIONS.__contains__, line[1:])]
+    rest = [*line[1 + len(options) :]]
+    if len(rest) < 2 or rest[0] != "-m" or not (rest[1].partition(".")[0] == "skippipe" or rest[1] == TORCHRUN):
         return None
-    return rest[1], rest[2:], safe
+    return rest[1], rest[2:], options
 
 
 class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]  # of bytes or text, as is asked for
@@ -84,7 +91,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]  # of bytes or text
     ) -> None:  # fmt: skip
         pipes = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         program = program_of(args)
-        if program is None or preexec_fn is not None or shell or executable is not None:
+        if program is None or shell or executable is not None:
             execute: Any = super()._execute_child  # type: ignore[misc]  # private
             execute(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
@@ -98,6 +105,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]  # of bytes or text
             environment=dict(os.environ if env is None else env),
             new_session=start_new_session,
             numbers=[0, 1, 2, *pass_fds],
+            first=preexec_fn,
         )
         try:
             self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -235,7 +243,11 @@ def _be_program(order: Order, descriptors: list[int], customer: socket.socket) -
         os.chdir(order.folder)
         os.environ.clear()
         os.environ.update(order.environment)
-        _take_descriptors(order.numbers, descriptors, customer)
+        _take_descriptors(order, descriptors, customer)
+        if order.first is not None:
+            order.first()
+        if "RANK" in order.environment:
+            Path("/proc/self/comm").write_text(f"rank {order.environment['RANK']}")
         status = _run(order)
     except BaseException:  # noqa: BLE001 - nothing may get past this fork
         traceback.print_exc()
@@ -243,19 +255,20 @@ def _be_program(order: Order, descriptors: list[int], customer: socket.socket) -
         os._exit(status)
 
 
-def _take_descriptors(numbers: list[int], descriptors: list[int], customer: socket.socket) -> None:
+def _take_descriptors(order: Order, descriptors: list[int], customer: socket.socket) -> None:
     """Keep what was sent, under the numbers asked for, and close everything else; tell that the program starts."""
-    above = max(numbers) + 1
+    above = max(order.numbers) + 1
     answer, *sent = (fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in (customer.fileno(), *descriptors))
     for path in Path("/proc/self/fd").iterdir():
         if int(path.name) not in {answer, *sent}:
             with contextlib.suppress(OSError):  # the one that lists them
                 os.close(int(path.name))
-    for number, each in zip(numbers, sent, strict=True):
+    for number, each in zip(order.numbers, sent, strict=True):
         os.dup2(each, number)
         os.close(each)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it lasts as long as the process; so do the others
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through="-u" in order.options)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     with socket.socket(fileno=answer) as told:
         told.send(_REPLY.pack(_STARTED, os.getpid()))
@@ -266,7 +279,7 @@ def _run(order: Order) -> int:
     status = 1
     start_warm()
     sys.argv = ["-m", *order.arguments]
-    if not order.safe_path:
+    if "-P" not in order.options:
         sys.path.insert(0, order.folder)
     warnings.filterwarnings("ignore", message=".* found in sys.modules", module="runpy")
     try:
@@ -289,4 +302,6 @@ def _run(order: Order) -> int:
 
 def start_warm() -> None:
     """From here on this process starts programs of this project warm."""
-    subprocess.Popen = WarmPopen  # type: ignore[misc]
+    for module in list(sys.modules.values()):  # `subprocess`, and that of torchrun
+        if vars(module).get("Popen") is Fresh:
+            module.Popen = WarmPopen  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Confidence intervals of mean losses over two sources of variance: text and skipped layers. No torch."""
 
+import functools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -92,6 +93,7 @@ def widening(number: int) -> float:
     return math.sqrt(number / (number - 1)) * student(number - 1) / NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
+@functools.cache
 def student(degrees: int) -> float:
     """Quantile of Student's t with at least 1 degree of freedom, for intervals of `LEVEL`."""
 

@@ -1,5 +1,6 @@
 """Real processes that are asked to stop or killed, while they train and while they save, and that go on."""
 
+import functools
 import json
 import os
 import pty
@@ -179,7 +180,10 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "skippipe", "train", *TINY, "folder=run", *JOB, "train.iterations=100000"],
         cwd=tmp_path,
-        preexec_fn=lambda: os.login_tty(end),  # noqa: PLW1509 - nothing else runs here
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        preexec_fn=functools.partial(os.login_tty, 0),  # noqa: PLW1509 - nothing else runs here
     )
     os.close(end)
     try:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from typing import Self
 from train.alone import free_port
 from train.jobs import TINY
 from train.running import is_alive
+from warm import Fresh
 
 from skippipe.checkpoint import open_checkpoint
 
@@ -28,13 +29,17 @@ PATIENCE_S = 120.0
 
 
 class Torchrun:
-    """One torchrun, as on one machine; a session of its own, as a terminal makes it."""
+    """One torchrun, as on one machine; a session of its own, as a terminal makes it.
 
-    def __init__(self, folder: Path, name: str, options: list[str], *settings: str) -> None:
+    It starts anew where its ranks look for it, as their parent that is called torchrun.
+    """
+
+    def __init__(self, folder: Path, name: str, options: list[str], *settings: str, fresh: bool = True) -> None:
+        self._folder, self._fresh = folder, fresh
         self._files = [(folder / f"{name}.{kind}").open("wb") for kind in ("out", "err")]
         self._out = folder / f"{name}.out"
         self._err = folder / f"{name}.err"
-        self.process = subprocess.Popen(
+        self.process = (Fresh if fresh else subprocess.Popen)(
             [sys.executable, "-m", "torch.distributed.run", *options, "-m", "skippipe.train", *JOB, *settings],
             cwd=folder,
             stdout=self._files[0],
@@ -69,14 +74,25 @@ class Torchrun:
 
     def ranks(self) -> dict[int, int]:
         """Process by rank, of those that are there."""
-        found: dict[int, int] = {}
+        found = {rank: process for process, rank in (self._children() if self._fresh else self._called())}
+        self._seen |= set(found.values())
+        return found
+
+    def _children(self) -> Iterator[tuple[int, int]]:
+        """What torchrun has started, each with its rank."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for process in map(int, children.read_text().split()) if children.exists() else ():
             rank = re.search(rb"(?:^|\0)RANK=(\d+)", Path(f"/proc/{process}/environ").read_bytes())
             if rank and is_alive(process):
-                found[int(rank[1])] = process
-        self._seen |= set(found.values())
-        return found
+                yield process, int(rank[1])
+
+    def _called(self) -> Iterator[tuple[int, int]]:
+        """The ranks that `warm.py` has started for it, which have another parent."""
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                name = re.fullmatch(r"rank (\d+)\n", (path / "comm").read_text())
+                if name and is_alive(int(path.name)) and (path / "cwd").readlink() == self._folder:
+                    yield int(path.name), int(name[1])
 
     def until(self, sign: Callable[[str], bool]) -> None:
         """Wait until what it has written fits."""
@@ -119,7 +135,7 @@ def iterations(run: Path) -> list[int]:
 def test_rank_0_is_killed_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     settings = ["train.iterations=40", "runtime.node=local-${oc.env:RANK}"]
-    with Torchrun(tmp_path, "one", options, *settings) as torchrun:
+    with Torchrun(tmp_path, "one", options, *settings, fresh=False) as torchrun:
         kill_and_go_on(torchrun, torchrun, 0, tmp_path / "run")
         assert torchrun.end() == 0, torchrun.err
     assert newest(tmp_path / "run") == 40
