@@ -229,7 +229,8 @@ class Regrouping:
             log(
                 RunRecovered(
                     lost=list(lost), lost_names=members.names(lost), reason=self._loss.reason,
-                    restored=list(restored.stages), restored_from=restored.iteration, **common,
+                    restored=[each.stage for each in restored], restored_by=[each.source for each in restored],
+                    restored_from=[each.iteration for each in restored], **common,
                 )
             )  # fmt: skip
         if joined:

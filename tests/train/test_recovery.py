@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.config import PhaseConfig, PhasesConfig
+from skippipe.redundancy import place_copies
 from skippipe.train.config import TrainJob
 from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.resolve.resolve import resolve
@@ -233,7 +234,8 @@ def test_a_lost_stage_comes_from_its_checkpoint(stage: int, pool: Pool, prepared
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
-    assert recovered["restored_from"] == FATAL - 1, "the latest one is complete by then"
+    assert recovered["restored_by"] == ["checkpoint"]
+    assert recovered["restored_from"] == [FATAL - 1], "the latest one is complete by then"
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
         [event["loss"] for event in whole.values()], rel=1e-9
@@ -245,7 +247,48 @@ def test_a_lost_stage_from_an_older_checkpoint(prepared: Path, folder: Folder) -
     path = folder("run")
     lives, _ = lose_a_stage("checkpoint", prepared, path, 1, checkpoint__every=2)
     (recovered,) = of_kind(lives.events, "recovered")
-    assert (recovered["iteration"], recovered["restored_from"]) == (FATAL - 1, 2), explained(lives, path)
+    assert (recovered["iteration"], recovered["restored_from"]) == (FATAL - 1, [2]), explained(lives, path)
+    assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """With a copy of the iteration before, nothing is lost. Nothing is written to disk for that."""
+    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
+    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    path = folder("run")
+    lives, victim = lose_a_stage(
+        "copy", prepared, path, stage, train__redundancy=1, train__redundancy_every=1, checkpoint__enabled=False
+    )
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["copy"], [FATAL - 1])
+    done = iterations(lives.events)
+    assert list(done) == list(whole)
+    for number, event in whole.items():
+        assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-9)
+        assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
+
+
+def test_two_lost_stages_and_a_lost_copy(prepared: Path, folder: Folder) -> None:
+    """One of two stages lost at once was the keeper of the other's copy, which comes from a checkpoint then."""
+    path, five = folder("run"), [*FOUR, ("local-4",)]
+    asked = job(
+        prepared, **FULL, cluster=make_cluster(5, [3, 1, 1]), runtime__lost_stage="copy", train__redundancy=1,
+        train__redundancy_every=1, checkpoint__every=2,
+    )  # fmt: skip
+    stages = resolve(asked).layout.stages
+    kept = place_copies({stage: frozenset(nodes) for stage, nodes in enumerate(stages)}, ["here"] * 5, 1)
+    first, second = sorted((1, 2), key=lambda stage: kept[stage][0] in stages[3 - stage])
+    assert kept[second] == stages[first]
+    fates = {stages[stage][0]: Fate("norm", FATAL, after_s=1.5) for stage in (1, 2)}
+    lives = live(asked, five, path, fates, saved_at_once=True)
+    assert sorted(lives.statuses) == [-signal.SIGKILL] * 2 + [0] * 3, explained(lives, path)
+    recovered = of_kind(lives.events, "recovered")[-1]
+    assert recovered["processes"] == 3
+    found = [*zip(*(recovered[key] for key in ("restored", "restored_by", "restored_from")), strict=True)]
+    assert found == sorted([(first, "copy", FATAL - 1), (second, "checkpoint", 2)])
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
 
 
@@ -292,7 +335,7 @@ def test_a_lost_stage_is_a_mean_of_those_beside_it(stage: int, prepared: Path, f
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
-    assert "restored_from" not in recovered
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["average"], [None])
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
 
 

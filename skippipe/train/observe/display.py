@@ -198,12 +198,16 @@ def recovered_lines(event: RunRecovered) -> list[str]:
         f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
-    if not event.restored:
-        return [line, event.reason]
-    origin = "means of those beside them"
-    if event.restored_from is not None:
-        origin = f"the checkpoint after iteration {event.restored_from}"
-    return [line, event.reason, f"stage {', '.join(map(str, event.restored))} restored from {origin}"]
+    return [line, event.reason, *restored_lines(event.restored, event.restored_by, event.restored_from)]
+
+
+def restored_lines(stages: Sequence[int], sources: Sequence[str], iterations: Sequence[int | None]) -> list[str]:
+    """What stages that were lost come from."""
+    return [
+        f"stage {stage} restored from "
+        + ("a mean of those beside it" if iteration is None else f"its {source} after iteration {iteration}")
+        for stage, source, iteration in zip(stages, sources, iterations, strict=True)
+    ]
 
 
 def joined_lines(event: RunJoined) -> list[str]:

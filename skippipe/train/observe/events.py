@@ -416,8 +416,10 @@ class RunRecovered(Event):
     """why, as the rank that reports has learnt it first"""
     restored: list[int] = field(default_factory=list)
     """stages that were lost with them, and restored"""
-    restored_from: int | None = None
-    """iterations before the checkpoint that they come from; None: means of the stages beside them"""
+    restored_by: list[str] = field(default_factory=list)
+    """what each of them comes from: `copy`, `checkpoint` or `average`, a mean of the stages beside it"""
+    restored_from: list[int | None] = field(default_factory=list)
+    """iterations before that copy or checkpoint; None for a mean"""
     processes: int
     """that are left"""
     predicted_s: float | None

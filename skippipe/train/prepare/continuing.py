@@ -26,6 +26,7 @@ from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.copies import StageCopy
 from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
@@ -34,10 +35,17 @@ from skippipe.train.loop.token_batches import TokenBatches
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.newcomers import NodeFacts
 from skippipe.train.prepare.planning import request_sha256
-from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
+from skippipe.train.prepare.prepare import (
+    engine_of,
+    make_closed_loop,
+    make_copy_keeper,
+    make_factory,
+    make_saver,
+    share_tokenizer,
+)
 from skippipe.train.prepare.remaining import NotRecoverableError, stages_gone, with_allocations, without_nodes
 from skippipe.train.prepare.replanned import Asked, replanned, waiting_s, with_node
-from skippipe.train.prepare.restoring import Restored, Restorer
+from skippipe.train.prepare.restoring import SOURCES, Restored, Restorer
 from skippipe.train.prepare.stages import PartitionedModel, partition_model, weight_bytes
 from skippipe.train.resolve.spec import RunSpec
 
@@ -54,19 +62,23 @@ class Belongings:
     """of these stages; None: there are none"""
     batches: TokenBatches | None
     """the text, if it may be a source"""
+    copies: Mapping[int, StageCopy]
+    """of stages that it does not serve"""
 
     @staticmethod
     def of(loop: TrainingLoop) -> "Belongings":
         """Those of a rank whose loop was interrupted, which it does not use any more."""
         context = loop.context
-        return Belongings(context.spec, context.message_spec, context.stages, loop.optimizer, loop.token_batches)
+        return Belongings(
+            context.spec, context.message_spec, context.stages, loop.optimizer, loop.token_batches, loop.copies
+        )
 
 
 class Continued(NamedTuple):
     """How the ranks of a generation go on."""
 
     loop: TrainingLoop
-    restored: Restored
+    restored: Sequence[Restored]
     """stages that were lost"""
     planning_s: float
     """until all had the new plans"""
@@ -129,11 +141,11 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     tokens = len(plans[0][1].microbatches) * context.microbatch_tokens
     optimizer = _take_over(context, model, belongings, state, tokens)
     engines = _engines(context, model, state, plans)
-    restored, holding = Restored((), None), state.holding
+    restored, holding = list[Restored](), state.holding
     if gone:
         receivers = {stage: _serving(stage, engines) for stage in gone}
-        restorer = Restorer(context, optimizer, directory, holding)
-        restored = (restorer.from_checkpoint if policy == "checkpoint" else restorer.from_neighbours)(receivers)
+        restorer = Restorer(context, optimizer, directory, holding, belongings.copies)
+        restored = restorer.restore(receivers, SOURCES[policy])
         holding = Holding({**holding.current, **receivers}, holding.joined)
     # Rank 0, which writes checkpoints, may be another one than before.
     metadata = dataclasses.replace(state.metadata, tokenizer=share_tokenizer(rendezvous, belongings.batches))
@@ -146,6 +158,7 @@ def continue_loop(  # noqa: PLR0913 - by keyword
         weights=weights,
         metadata=metadata,
         saver=make_saver(spec, rendezvous, directory),
+        copies=make_copy_keeper(context, belongings.copies),
         trace=None,
         report=report,
         factory=make_factory(context, model),
