@@ -21,7 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.config import PhaseConfig, PhasesConfig
+from skippipe.errors import InputError
 from skippipe.redundancy import place_copies
+from skippipe.remaining import taken_over
 from skippipe.train.config import TrainJob
 from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.resolve.resolve import resolve
@@ -290,6 +292,66 @@ def test_two_lost_stages_and_a_lost_copy(prepared: Path, folder: Folder) -> None
     found = [*zip(*(recovered[key] for key in ("restored", "restored_by", "restored_from")), strict=True)]
     assert found == sorted([(first, "copy", FATAL - 1), (second, "checkpoint", 2)])
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+def test_copies_after_a_loss_are_new_ones(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """The node that has taken a stage over is lost as well: a copy has what that node has learnt."""
+    path, five = folder("run"), [*FOUR, ("local-4",)]
+    settings: dict[str, Any] = {**FULL, "cluster": make_cluster(5, [3, 1, 1])}
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), five, folder("whole")))
+    asked = job(
+        prepared, **settings, runtime__lost_stage="copy", train__redundancy=1, train__redundancy_every=1,
+        checkpoint__enabled=False,
+    )  # fmt: skip
+    stages = resolve(asked).layout.stages
+    (first,) = stages[1]
+    second = taken_over(stages, [first])[1][0]
+    fates = {first: Fate("backward", 2, after_s=1.5), second: Fate("norm", 5, after_s=1.5)}
+    lives = live(asked, five, path, fates)
+    assert sorted(lives.statuses) == [-signal.SIGKILL] * 2 + [0] * 3, explained(lives, path)
+    recovered = of_kind(lives.events, "recovered")
+    assert [event["lost"] for event in recovered] == [[first], [second]]
+    assert [(event["restored_by"], event["restored_from"]) for event in recovered] == [(["copy"], [1]), (["copy"], [4])]
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("stage", [1])
+def test_a_lost_stage_is_skipped(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Bit for bit, with skips and swaps: as a run that goes on without it from the same state, by the same plan.
+
+    Checkpoints have the layers that are left.
+    """
+    path, whole, without = folder("run"), folder("whole"), folder("without")
+    three = make_cluster(4, [2, 1, 1])
+    settings: dict[str, Any] = {"cluster": three, "schedule__skip_ratio": 1 / 3, "runtime__lost_stage": "skip"}
+    asked = job(prepared, **settings)
+    (victim,) = resolve(asked).layout.stages[stage]
+    lives = live(asked, FOUR, path, {victim: Fate("backward", FATAL)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"], recovered["skipped"]) == (FATAL - 1, [], [stage])
+    assert f"without stages {stage}" in recovered["bent_rules"]
+    plan = path / "run" / recovered["plan_files"]["0"]
+    assert json.loads(plan.read_text())["absent_stages"] == [stage]
+    port = free_port()
+    pool.run(one_rank, [(asked, None, whole, port, FATAL - 2) for _ in FOUR], timeout_s=120)
+    again = job(prepared, **settings, plan=str(plan), checkpoint__resume=str(whole))
+    reported = train_in_pool(pool, again, [own for own in FOUR if own != FOUR[victim]], without)
+    ours, theirs = iterations(lives.events), iterations(reported)
+    assert sorted(theirs) == list(range(FATAL, ITERATIONS + 1))
+    for number, event in theirs.items():
+        assert [ours[number][key] for key in ("loss", "norm")] == [event[key] for key in ("loss", "norm")]
+    ends = [of_kind(events, "validation")[-1] for events in (lives.events, reported)]
+    assert ends[0]["loss"] == ends[1]["loss"]
+    assert ends[0]["stages"] == [other for other in range(3) if other != stage]
+    lost = [0, 0, 1, 2].index(stage)
+    latest = open_checkpoint(path / "run")
+    assert latest.state.layers == [layer for layer in range(4) if layer != lost]
+    with pytest.raises(InputError, match=f"layers.{lost}"):
+        latest.load({f"model.layers.{lost}.input_layernorm.weight": torch.empty(32)}, WEIGHTS)
 
 
 def saved(folder: Path, parameters: dict[str, torch.nn.Parameter]) -> dict[str, list[Tensor]]:

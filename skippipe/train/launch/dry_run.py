@@ -45,7 +45,7 @@ class RankMemory:
     in_transit: int
     """weights and moments of the largest stage that changes ranks here; between iterations, so without the two above"""
     copies: int = 0
-    """of stages of other ranks, in the host's memory: complete ones, those that arrive, and own ones on their way out"""
+    """of stages of other ranks, in the host's memory: complete ones and those that arrive; and own ones on their way"""
 
     def total(self, device: str) -> int:
         """All together on what computes."""

@@ -1,6 +1,7 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import signal
@@ -638,6 +639,11 @@ class TrainingLoop:
         """
         assert self._stepped == common.iteration
         holding, allocation = self._holding_of(common.phase), self._spec.layout.allocation
+        stages = {engine.phase.after: engine.plan.stages for engine in self._engines}
+        phases = [  # nodes may have changed stages
+            dataclasses.replace(phase.allocation, stages=stages.get(phase.after, phase.allocation.stages))
+            for phase in self._spec.phases
+        ]
         return RunState(
             progress=RunProgress(
                 iteration=self._stepped,
@@ -649,7 +655,7 @@ class TrainingLoop:
             ),
             holding=renumbered(holding, new_rank),
             allocation=allocation,
-            phases=tuple(phase.allocation for phase in self._spec.phases),
+            phases=tuple(phases),
             plans=tuple(
                 PlanInForce(engine.phase.after, engine.plan.to_json(), engine.predicted_s is not None)
                 for engine in self._engines
@@ -730,7 +736,8 @@ class TrainingLoop:
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
         for number, stage in self._context.stages.items():
-            if min(self._holding.current[number]) != self._context.rendezvous.rank:
+            # Nobody may have a stage that was lost, and is still to be built by another rank.
+            if min(self._holding.current.get(number, ()), default=None) != self._context.rendezvous.rank:
                 continue
             parameters = stage.module.parameters_of(self._holding.joined)
             tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}

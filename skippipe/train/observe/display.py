@@ -198,7 +198,10 @@ def recovered_lines(event: RunRecovered) -> list[str]:
         f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
-    return [line, event.reason, *restored_lines(event.restored, event.restored_by, event.restored_from)]
+    skipped = [f"all routes skip stage {stage} until a node that joins serves it" for stage in event.skipped]
+    bent = [f"rules bent: {', '.join(event.bent_rules)}"] if event.skipped else []
+    restored = restored_lines(event.restored, event.restored_by, event.restored_from)
+    return [line, event.reason, *restored, *skipped, *bent]
 
 
 def restored_lines(stages: Sequence[int], sources: Sequence[str], iterations: Sequence[int | None]) -> list[str]:
@@ -222,6 +225,7 @@ def joined_lines(event: RunJoined) -> list[str]:
     return [
         f"joined after iteration {event.iteration}: {nodes}",
         f"{event.processes} processes train by another plan{predicted}; {interrupted}",
+        *restored_lines(event.restored, event.restored_by, event.restored_from),
     ]
 
 

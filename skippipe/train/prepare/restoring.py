@@ -37,6 +37,7 @@ SOURCES: Mapping[str, Sequence[Source]] = {
     "checkpoint": ["checkpoint"],
     "average": ["average"],
     "copy": ["copy", "checkpoint"],
+    "skip": ["copy", "checkpoint", "average"],
 }
 """What is tried, by `runtime.lost_stage`."""
 Receivers = Mapping[int, frozenset[int]]

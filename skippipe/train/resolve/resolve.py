@@ -98,7 +98,7 @@ def _check_redundancy(job: TrainJob) -> None:
     copies, lost_stage = job.train.redundancy, job.runtime.lost_stage
     if lost_stage == "copy" and not copies:
         raise unexpected("train.redundancy", copies, "at least 1 with runtime.lost_stage=copy")
-    if copies and lost_stage != "copy":
+    if copies and lost_stage not in {"copy", "skip"}:
         hint = "nobody would use the copies"
         raise unexpected("train.redundancy", copies, f"0 with runtime.lost_stage={lost_stage}", hint=hint)
 

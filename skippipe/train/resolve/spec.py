@@ -94,8 +94,9 @@ class CommunicationSpec:
     """a rank that shows no sign of life for two heartbeats is lost"""
     recover: bool = True
     """whether those that are left go on without a rank that is lost, if their launcher lets them"""
-    lost_stage: Literal["restart", "checkpoint", "average", "copy"] = "restart"
-    """what follows when the last node of a stage is lost: another one takes it over, unless all start again"""
+    lost_stage: Literal["restart", "checkpoint", "average", "copy", "skip"] = "restart"
+    """what follows when the last node of a stage is lost: another one takes it over, or all routes skip it, unless all
+    start again"""
     max_slowdown: float | None = None
     """a rank that is slower by this factor than planned, compared with the others, is treated as lost"""
 
