@@ -9,6 +9,7 @@ from skippipe.measure.stages import random_microbatch
 from skippipe.model.memory import saved_bytes
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
+from skippipe.runtime.stage_graphs import GraphedStage, launched
 
 SHARE = 0.9
 """Of what is available: the rest is for temporaries within layers, and for what the allocator cannot use."""
@@ -17,18 +18,22 @@ HELD = 2
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def held_bytes(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> int:
+def held_bytes(stage: Stage, message_spec: MessageSpec, vocabulary: int, host_share: float | None = None) -> int:
     """Bytes that a microbatch holds from its forward to its backward, input and output of the stage included.
 
-    On a GPU those that its allocator gives out; on a CPU the tensors that autograd saves.
+    On a GPU those that its allocator gives out, or CUDA graphs keep; on a CPU the tensors that autograd saves.
+    `host_share` is as for `time_stage`.
     """
     _, hidden = random_microbatch(message_spec, vocabulary)
     stage.begin(1)
     if message_spec.device.type == "cuda":
-        before = torch.cuda.memory_allocated(message_spec.device)
-        for microbatch in range(HELD):
-            stage.forward(microbatch, hidden.clone())
-        found = (torch.cuda.memory_allocated(message_spec.device) - before) // HELD
+        with launched(stage, message_spec, host_share, HELD) as compute:
+            before = torch.cuda.memory_allocated(message_spec.device)
+            for microbatch in range(HELD):
+                compute.forward(microbatch, hidden.clone())
+            found = (torch.cuda.memory_allocated(message_spec.device) - before) // HELD
+            if isinstance(compute, GraphedStage):
+                found = compute.slot_bytes or found
     else:
         saved = saved_bytes(lambda: stage.forward(0, hidden), [*stage.parameters, hidden])
         found = saved + 2 * hidden.nbytes  # the output is held even if nothing saves it; counted twice at worst

@@ -66,6 +66,7 @@ def profile_device(  # noqa: PLR0913 - by keyword
     loss_bytes: int,
     messages: int,
     together: Callable[[str], None],
+    host_share: Callable[[Stage], float | None] = lambda _: None,
 ) -> DeviceProfile:
     """Measure this rank's device while all others measure theirs.
 
@@ -79,6 +80,7 @@ def profile_device(  # noqa: PLR0913 - by keyword
         loss_bytes: that head and loss of one microbatch take for a moment.
         messages: that may wait, received or to be sent.
         together: waits until all ranks have come as far, so that they compute at the same time, as in training.
+        host_share: whether training records a stage's work as CUDA graphs, as for `time_stage`.
 
     """
     memory_bytes = memory_bytes or available_bytes(message_spec.device, sharing)
@@ -88,9 +90,9 @@ def profile_device(  # noqa: PLR0913 - by keyword
     for layers in (larger, smaller):
         if layers not in times:
             stage = build(layers, head=False)
-            held[layers] = held_bytes(stage, message_spec, vocabulary)
+            held[layers] = held_bytes(stage, message_spec, vocabulary, host_share(stage))
             together(f"stage of {layers}")
-            times[layers] = time_stage(stage, message_spec, vocabulary)
+            times[layers] = time_stage(stage, message_spec, vocabulary, host_share(stage))
             del stage
     head = build(0, head=True)
     together("head")

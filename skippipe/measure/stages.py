@@ -4,14 +4,17 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from skippipe.devices import synchronize
 from skippipe.measure.timing import Timing, seconds_of, summarize
+from skippipe.runtime.executor import StageCompute
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
+from skippipe.runtime.stage_graphs import launched
 
 STAGE_S = 0.6
 """How long each stage is timed."""
@@ -44,13 +47,14 @@ def random_microbatch(message_spec: MessageSpec, vocabulary: int) -> tuple[Tenso
     return tokens.to(message_spec.device), hidden.to(message_spec.device, message_spec.dtype)
 
 
-def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> StageTimes:
+def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int, host_share: float | None = None) -> StageTimes:
     """Run random microbatches through a stage; weights and random state are unchanged.
 
     Args:
         stage: one that this rank serves.
         message_spec: shape and type of messages.
         vocabulary: tokens are drawn below it.
+        host_share: whether training records its work as CUDA graphs, as for `launched`.
 
     """
     tokens, hidden = random_microbatch(message_spec, vocabulary)
@@ -58,21 +62,22 @@ def time_stage(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> Stag
     forwards: list[float] = []
     backwards: list[float] = []
 
-    def forward() -> None:
-        stage.forward(0, stage.embed(0, tokens) if stage.module.first else hidden)
+    def forward(compute: StageCompute) -> None:
+        compute.forward(0, compute.embed(0, tokens) if stage.module.first else hidden)
 
-    def backward() -> None:
-        gradient = stage.backward(0, hidden)
+    def backward(compute: StageCompute) -> None:
+        gradient = compute.backward(0, hidden)
         if stage.module.first:
-            stage.embed_backward(0, gradient)
+            compute.embed_backward(0, gradient)
 
     with torch.random.fork_rng(devices=[]):
         stage.begin(tokens.numel())
-        synchronize(device)
-        end = time.perf_counter() + STAGE_S
-        while len(forwards) <= LEAST_RUNS or time.perf_counter() < end:
-            forwards.append(seconds_of(forward, device))
-            backwards.append(seconds_of(backward, device))
+        with launched(stage, message_spec, host_share) as compute:
+            synchronize(device)
+            end = time.perf_counter() + STAGE_S
+            while len(forwards) <= LEAST_RUNS or time.perf_counter() < end:
+                forwards.append(seconds_of(partial(forward, compute), device))
+                backwards.append(seconds_of(partial(backward, compute), device))
     gradient_bytes = sum(gradient.nbytes for gradient in stage.gradients())
     step_s = _time_steps(stage)
     stage.begin(1)

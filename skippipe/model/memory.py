@@ -37,8 +37,8 @@ class StageMemory:
     """state of AdamW, of the weights' type"""
     activation_bytes: int
     """held for one microbatch from its forward to its backward, input and output of the stage included"""
-    recomputed_bytes: int
-    """held while a backward recomputes a layer; 0 without activation checkpointing"""
+    backward_bytes: int
+    """held while a layer runs backward: what is recomputed of it, or what CUDA graphs have for its gradients"""
     loss_bytes: int
     """held for one microbatch's loss until its backward, which follows at once; 0 except on stage 0"""
 
@@ -55,6 +55,7 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
     activation_checkpointing: int = 0,
     loss_chunk: int | None = None,
     compiled: bool = False,
+    graphs: bool = False,
 ) -> StageMemory:
     """Estimate the memory of one stage by a forward pass on meta tensors.
 
@@ -69,26 +70,29 @@ def stage_memory(  # noqa: PLR0913 - what a stage is, and a microbatch
         activation_checkpointing: n: every nth layer is recomputed in the backward pass; 0: none.
         loss_chunk: most tokens in one pass through the head; None: all of a microbatch.
         compiled: whether layers and loss are; they save less, since the backward pass computes some of it again.
+        graphs: whether CUDA graphs launch layers and loss: they free no activation while they run backward.
 
     """
     module = empty_stage_module(config, stage=stage, layers=layers, first=first).to(dtype)
     if compiled:
         module.enable_compile(PARTITIONER)
     weights = sum(_bytes(parameter) for parameter in module.parameters())
-    held, recomputed = _activation_bytes(module, microbatch_size, sequence, dtype), 0
+    held, backward = _activation_bytes(module, microbatch_size, sequence, dtype), 0
     loss = _compiled_loss_bytes if compiled else _loss_bytes
     if activation_checkpointing:
         complete = held
         module.enable_activation_checkpointing(activation_checkpointing)
         held = _activation_bytes(module, microbatch_size, sequence, dtype)
-        recomputed = _layer_bytes(complete - held, layers, activation_checkpointing)
+        backward = _layer_bytes(complete - held, layers, activation_checkpointing)
+    elif graphs:
+        backward = _layer_bytes(held, layers, 1)
     return StageMemory(
         parameters=parameter_count(module),
         weight_bytes=weights,
         gradient_bytes=weights,
         optimizer_bytes=MOMENTS * weights,
         activation_bytes=held,
-        recomputed_bytes=recomputed,
+        backward_bytes=backward,
         loss_bytes=loss(module, min(microbatch_size * sequence, loss_chunk or sys.maxsize), dtype) if first else 0,
     )
 
@@ -129,10 +133,10 @@ def _activation_bytes(module: StageModule, microbatch_size: int, sequence: int, 
     return saved + 2 * _bytes(hidden)  # the output is held even if nothing saves it; counted twice at worst
 
 
-def _layer_bytes(saved: int, layers: range, every: int) -> int:
-    """Bytes of one recomputed layer, of `saved` bytes that recomputing every nth of the layers saves."""
-    recomputed = sum((number + 1) % every == 0 for number in layers)
-    return saved // recomputed if recomputed else 0
+def _layer_bytes(bytes_: int, layers: range, every: int) -> int:
+    """Bytes of one layer, of `bytes_` that every nth of the layers has."""
+    counted = sum((number + 1) % every == 0 for number in layers)
+    return bytes_ // counted if counted else 0
 
 
 def _loss_bytes(module: StageModule, tokens: int, dtype: torch.dtype) -> int:
@@ -140,7 +144,8 @@ def _loss_bytes(module: StageModule, tokens: int, dtype: torch.dtype) -> int:
     labels = torch.empty(tokens, 1, dtype=torch.int64, device="meta")
     saved = saved_bytes(lambda: module.loss(hidden, labels), [*module.parameters(), hidden])
     logits = tokens * int(module.config.vocab_size)
-    return saved + logits * torch.promote_types(dtype, torch.float32).itemsize  # and the gradient of the logits
+    # Gradients of the logits' logarithms and of the logits, both at one time.
+    return saved + 2 * logits * torch.promote_types(dtype, torch.float32).itemsize
 
 
 def _compiled_loss_bytes(module: StageModule, tokens: int, dtype: torch.dtype) -> int:

@@ -11,6 +11,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from skippipe.model.stage_module import StageModule
 
+EVALUATED_TOKENS = 2048
+"""Most tokens whose logits stand at one time in a validation."""
 StageGradient = Literal["exact", "per_visit"]
 """exact: derivative of the mean loss, whatever the stage saw; per_visit: that times microbatches / visits"""
 
@@ -137,13 +139,20 @@ class Stage:
         """Sum of the token losses, and the gradient of `factor` times that sum; see `loss`."""
         chunks = [
             self._chunk_loss(hidden_chunk, labels_chunk, factor)
-            for hidden_chunk, labels_chunk in _chunks(hidden.detach(), labels, self._loss_chunk)
+            for hidden_chunk, labels_chunk in _chunks(hidden.detach(), labels, self._most_tokens)
         ]
         summed = torch.stack([summed for summed, _ in chunks]).sum()
         gradients = [gradient for _, gradient in chunks]
         if self._evaluating:
             return summed, hidden.new_empty(0)
         return summed, gradients[0] if len(gradients) == 1 else torch.cat(gradients).view_as(hidden)
+
+    @property
+    def _most_tokens(self) -> int | None:
+        """Of a chunk. What graphs hold is no room for the logits of a validation."""
+        if not self._evaluating:
+            return self._loss_chunk
+        return min(self._loss_chunk or EVALUATED_TOKENS, EVALUATED_TOKENS)
 
     @property
     def loss_factor(self) -> float:

@@ -21,14 +21,16 @@ from torch import Tensor
 
 from skippipe.devices import restart_peak
 from skippipe.runtime.actions import Action, Task
+from skippipe.runtime.executor import StageCompute
 from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import ReadyGradients, SavedActivation, Stage
 
 Pool = Any
 """Handle of memory that graphs allocate from."""
 HOST_RUNS = 4
-HOST_SHARE = 0.5
-"""Of what a stage's work takes the GPU: where the host takes longer to launch it, it is recorded."""
+HOST_SHARE = 0.3
+"""Of what a stage's work takes the GPU: where the host takes longer to launch it, it is recorded. On an H200, a share
+of 0.24 costs 0.5 % of the time, one of 0.38 to 0.44 2 to 4 %, and one of 0.9 up to 35 % (benchmarks/RESULTS.md)."""
 
 
 class StageGraphs:
@@ -40,7 +42,8 @@ class StageGraphs:
         stages: Mapping[int, Stage],
         message_spec: MessageSpec,
         watched: Collection[Task] = (),
-        host_share: float = HOST_SHARE,
+        *,
+        host_share: float,
     ) -> None:
         """Prepare.
 
@@ -51,7 +54,7 @@ class StageGraphs:
             message_spec: shape and type of hidden states.
             watched: backwards that give away gradients while they run, which a graph cannot.
             host_share: a stage's work is recorded where the host takes longer to launch it than this share of what it
-                takes the GPU.
+                takes the GPU; `HOST_SHARE` is where that pays.
 
         """
         self._device = message_spec.device
@@ -157,10 +160,22 @@ class GraphedStage:
         torch.cuda.empty_cache()
         scratch, *own = self.pools = [torch.cuda.graph_pool_handle() for _ in range(1 + self._count)]
         self._slots = [_Slot(stage, message_spec, pool) for pool in own]
+        passed = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
         if stage.module.first:
             self._loss = _LossGraph(stage, message_spec, scratch)
         for slot in self._slots:
-            slot.record_backward(scratch)
+            slot.record_backward(scratch, passed)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that the recording of a microbatch's forward takes to itself; 0 if nothing is recorded."""
+        if not self._slots:
+            return 0
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        own: int = sum(
+            segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in self.pools[1:]
+        )
+        return own // len(self._slots) + self._slots[0].input.nbytes
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         """Embed; see `StageCompute`."""
@@ -204,35 +219,65 @@ class GraphedStage:
 
 
 class _Slot:
-    """Memory of a microbatch from its forward to its backward, and the graphs of both."""
+    """Memory of a microbatch from its forward to its backward, and the graphs of both.
+
+    Slots share `passed`, in which the gradient of the output comes and that of the input goes.
+    """
 
     def __init__(self, stage: Stage, message_spec: MessageSpec, pool: Pool) -> None:
         """Record the forward."""
-        self._input = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
-        self._gradient = torch.zeros_like(self._input)
+        self.input = torch.zeros(message_spec.shape, dtype=message_spec.dtype, device=message_spec.device)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._saved: SavedActivation
         with _recording(self._forward, pool):
-            self._output, self._saved = stage.run_layers(self._input)
+            self._output, self._saved = stage.run_layers(self.input)
 
-    def record_backward(self, scratch: Pool) -> None:
+    def record_backward(self, scratch: Pool, passed: Tensor) -> None:
         """Record the backward, and run both."""
+        self._passed, leaf = passed, self._saved.leaf
         with _recording(self._backward, scratch):
-            torch.autograd.backward([self._saved.output], [self._gradient])
+            torch.autograd.backward([self._saved.output], [passed])
+            assert leaf.grad is not None, "no gradient"
+            passed.copy_(leaf.grad)
+            leaf.grad = None
         self._forward.replay()
         self._backward.replay()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        self._input.copy_(hidden)
+        self.input.copy_(hidden)
         self._forward.replay()
         return self._output.clone()
 
     def backward(self, gradient: Tensor) -> Tensor:
-        self._gradient.copy_(gradient)
+        self._passed.copy_(gradient)
         self._backward.replay()
-        found = self._saved.leaf.grad
-        assert found is not None, "no gradient"
-        return found.clone()
+        return self._passed.clone()
+
+
+@contextmanager
+def launched(
+    stage: Stage, message_spec: MessageSpec, host_share: float | None, held: int = 1
+) -> Iterator[StageCompute]:
+    """Within, after `Stage.begin`: a stage alone, launched as `StageGraphs` would, to be timed.
+
+    Args:
+        stage: the stage.
+        message_spec: shape and type of hidden states.
+        host_share: as for `StageGraphs`; None: its work is not recorded.
+        held: most microbatches at a time, numbered from 0.
+
+    """
+    if host_share is None:
+        yield stage
+        return
+    number = stage.module.stage
+    tasks = [Task(kind, microbatch, 1, number, number) for kind in ("F", "B") for microbatch in range(held)]
+    graphs = StageGraphs(tasks, {number: stage}, message_spec, host_share=host_share)
+    try:
+        with graphs.iteration():
+            yield graphs.stages[number]
+    finally:
+        graphs.release()
 
 
 class _LossGraph:

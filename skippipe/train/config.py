@@ -87,7 +87,7 @@ class RuntimeConfig:
     """single process only: maximum number of microbatches per pass through a stage; 1: exactly the plan's order"""
     cuda_graphs: str = setting("auto", choices=CUDA_GRAPHS)
     """on a GPU: launch a stage's work on a microbatch, or with runtime.group above 1 an iteration, as a CUDA graph;
-    auto: that of a stage only where the host would need more than half of the GPU's time to launch its kernels. Costs
+    auto: that of a stage only where the host would need more than 0.3 of the GPU's time to launch its kernels. Costs
     memory; not with experts, float16 autocast or activation checkpointing"""
     device: str = "cpu"
     """cpu; cuda: the machine's GPUs in turn, one per process; cuda:1 etc.; auto: cuda if there is a GPU, else cpu"""

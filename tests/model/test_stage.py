@@ -326,3 +326,19 @@ def test_router_losses_take_their_share_by_tokens(cut: list[int]) -> None:
     local = [stage.take_local_losses() for stage in stages]
     assert [sum(own[number] for own in local) for number in range(2)] == pytest.approx(shares, rel=1e-6)
     assert sum(stages[0].take_losses().values()) + sum(shares) == pytest.approx(total, rel=1e-6)
+
+
+def test_a_validation_never_has_all_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("llama")
+    (stage,) = (Stage(part) for part in parts_of(config, [4]))
+    hidden = torch.randn(BATCH, SEQUENCE, config.hidden_size)
+    with stage.evaluating():
+        stage.loss(0, hidden, microbatch(0)[1])
+        (whole,) = stage.take_losses().values()
+        monkeypatch.setattr("skippipe.runtime.stage.EVALUATED_TOKENS", 7)
+        seen: list[int] = []
+        stage.module.head.register_forward_hook(lambda _module, _given, logits: seen.append(logits.shape[:2].numel()))
+        stage.loss(0, hidden, microbatch(0)[1])
+        (cut,) = stage.take_losses().values()
+    assert seen == [7, 7, 7, 3]
+    assert cut == pytest.approx(whole, rel=1e-5)

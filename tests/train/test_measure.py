@@ -139,10 +139,10 @@ def test_emulated_links_are_measured_as_they_are(measure: Callable[..., tuple[Cl
 
 
 def test_nodes_of_one_process_share_its_memory(measure: Callable[..., tuple[Cluster, list[Any]]]) -> None:
-    job = make_measure_job(make_cluster(3, [1, 1, 1]), memory_bytes=4e6)
+    job = make_measure_job(make_cluster(3, [1, 1, 1]), memory_bytes=5e6)
     cluster, _ = measure(job, [("local-0", "local-2"), ("local-1",)])
     about = json.loads(cluster.measured or "")["nodes"]
-    assert [node["memory_bytes"] for node in about] == [2e6, 4e6, 2e6]
+    assert [node["memory_bytes"] for node in about] == [2.5e6, 5e6, 2.5e6]
     assert cluster.memory[0] == cluster.memory[2] < cluster.memory[1]
     assert cluster.transfer_matrix()[0, 2] < 1e-6, "nothing is sent between them"
 

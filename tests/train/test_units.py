@@ -13,11 +13,12 @@ from train.jobs import make_cluster, make_job
 from skippipe.config import LinkProfile
 from skippipe.console.output import Console
 from skippipe.errors import InputError
+from skippipe.model.memory import StageMemory
 from skippipe.model.settings import model_config
 from skippipe.plan_file import Plan
 from skippipe.ranks import iteration_s_on
 from skippipe.train.connect.rank_spec import assign_nodes, node_names, torchrun_rank
-from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held
+from skippipe.train.launch.dry_run import RankMemory, check_memory, most_held, rank_memory
 from skippipe.train.loop.optimizer import clip, learning_rate, make_optimizer, parameter_groups, take_step
 from skippipe.train.loop.task_times import explain_difference, with_times
 from skippipe.train.observe.display import Display, sparkline
@@ -251,6 +252,23 @@ def test_most_held() -> None:
     held = most_held(plan)
     assert set(held) == {0, 1, 2, 3}
     assert all(1 <= count <= 4 for count in held.values())
+
+
+def test_losses_and_backwards_take_turns() -> None:
+    plan = plan_of()
+    stages, names = range(len(plan.stages)), plan.cluster.names
+
+    def activations(loss: int, *backward: int) -> int:
+        estimates = [
+            StageMemory(1, 0, 0, 0, 0, b, loss if s == 0 else 0) for s, b in zip(stages, backward, strict=True)
+        ]
+        return rank_memory(plan, stages, names, estimates, 0).activations
+
+    backwards = [0] * len(stages)
+    assert activations(5, *backwards) == 5
+    backwards[-1] = 3
+    assert activations(5, *backwards) == 5
+    assert activations(2, *backwards) == 3
 
 
 def test_memory_that_is_not_there() -> None:

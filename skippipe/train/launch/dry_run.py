@@ -19,6 +19,7 @@ from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.connect.rank_spec import assign_nodes, check_single_process
 from skippipe.train.loop.engine import safe_buffers
+from skippipe.train.loop.recording import may_be_recorded
 from skippipe.train.loop.token_batches import open_batches
 from skippipe.train.observe.display import plan_lines
 from skippipe.train.prepare.planning import full_pipelines, on_ranks, plan_phase, plan_ready
@@ -39,7 +40,7 @@ class RankMemory:
     weights: int
     """weights, gradients and optimizer state"""
     activations: int
-    """of the microbatches that the plan lets its nodes hold at one time, and of one loss"""
+    """of the microbatches that the plan lets its nodes hold at one time, and of a loss or a layer's backward"""
     messages: int
     """receive buffers and sends in flight"""
     in_transit: int
@@ -128,6 +129,7 @@ def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]
             activation_checkpointing=spec.device.activation_checkpointing,
             loss_chunk=spec.device.loss_chunk,
             compiled=spec.device.compile,
+            graphs=may_be_recorded(spec.device, spec.precision, model.shapes.family),
         )
         for number, layers in enumerate(model.stage_layers)
     ]
@@ -168,8 +170,7 @@ def rank_memory(  # noqa: PLR0913, PLR0917 - what memory depends on
         parameters=sum(estimates[s].parameters for s in stages),
         weights=sum(e.weight_bytes + e.gradient_bytes + e.optimizer_bytes for e in (estimates[s] for s in stages)),
         activations=sum(held[node] * estimates[stage_of[node]].activation_bytes for node in nodes if node in stage_of)
-        + losses * sum(estimates[s].loss_bytes for s in stages)
-        + max(estimates[s].recomputed_bytes for s in stages),
+        + max(losses * sum(estimates[s].loss_bytes for s in stages), *(estimates[s].backward_bytes for s in stages)),
         messages=messages,
         in_transit=in_transit,
     )

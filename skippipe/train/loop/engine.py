@@ -27,9 +27,10 @@ from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import tree_sum
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.runtime.stage import gradient_scale
-from skippipe.runtime.stage_graphs import HOST_SHARE, StageGraphs
+from skippipe.runtime.stage_graphs import StageGraphs
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
+from skippipe.train.loop.recording import may_be_recorded, recorded_above
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
 from skippipe.train.resolve.spec import SLOWEST_HEALTHY, CommunicationSpec, PlanPhase
 from skippipe.train.signals import SIGNALS
@@ -183,10 +184,10 @@ class Engine:
         connect(context.links.messages, [*training, *validation])
         self.programs = training
         own = training[context.rendezvous.rank].actions
-        if can_be_graphed(context):
+        host_share = recorded_above(context.spec.device, context.spec.precision, context.stages.values())
+        if host_share is not None:
             watched = overlapping_sums(own, context.links.messages)
-            host_share = HOST_SHARE if context.spec.device.cuda_graphs == "auto" else 0.0
-            self._graphs = StageGraphs(own, context.stages, context.message_spec, watched, host_share)
+            self._graphs = StageGraphs(own, context.stages, context.message_spec, watched, host_share=host_share)
 
         def executor(programs: Sequence[Program], stages: Mapping[int, StageCompute]) -> Executor:
             return Executor(
@@ -207,9 +208,10 @@ class Engine:
         """Executors of the plan's routes in one process, several microbatches at a time, and of validations."""
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
         full = dict.fromkeys(range(context.validation_microbatches), self.stages_in_use)
-        most = context.spec.device.group
+        spec, most = context.spec, context.spec.device.group
+        graph = all(may_be_recorded(spec.device, spec.precision, s.module.family) for s in context.stages.values())
         return (
-            GroupedExecutor(routes, context.stages, most, self._device, graph=can_be_graphed(context)),
+            GroupedExecutor(routes, context.stages, most, self._device, graph=graph),
             GroupedExecutor(full, context.stages, most, self._device, train=False),
         )
 
@@ -335,18 +337,6 @@ def message_timeout_s(timeout_s: float, predicted_s: float, measured_s: float, i
 
     """
     return timeout_s + SLOWEST_HEALTHY * iterations * max(predicted_s, measured_s)
-
-
-def can_be_graphed(context: RankContext) -> bool:
-    """Whether each iteration issues the same work to a GPU, and CUDA graphs are wanted.
-
-    With experts it depends on the tokens, and with float16 on the loss scale. A layer that is recomputed saves the
-    state of the random numbers, which needs the host.
-    """
-    routed = any(stage.module.family.router is not None for stage in context.stages.values())
-    scaled, recomputed = context.spec.precision.autocast == "float16", context.spec.device.activation_checkpointing > 0
-    wanted = context.device.type == "cuda" and context.spec.device.cuda_graphs != "never"
-    return wanted and not (routed or scaled or recomputed)
 
 
 def connect(link: Link, programs: Sequence[Program]) -> None:

@@ -24,6 +24,7 @@ from skippipe.runtime.message import MessageSpec
 from skippipe.runtime.stage import Stage
 from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.recording import recorded_above
 from skippipe.train.measuring.spec import ProfileSpec
 from skippipe.train.prepare.stages import build_probe
 from skippipe.train.resolve.plan_model import PlanModel
@@ -142,6 +143,7 @@ def _profile_own_device(  # noqa: PLR0913, PLR0917 - what a rank knows
         loss_bytes=loss.loss_bytes,
         messages=spec.communication.recv_buffers + spec.communication.sends_in_flight,
         together=together,
+        host_share=lambda stage: recorded_above(spec.device, spec.precision, [stage]),
     )
 
 

@@ -19,6 +19,7 @@ from skippipe.ranks import NO_RANK
 from skippipe.runtime.stage import Stage
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.engine import Engine
+from skippipe.train.loop.recording import recorded_above
 from skippipe.train.loop.task_times import NodeTimes, TaskTimes, merge_times
 from skippipe.workload import Workload
 
@@ -44,7 +45,11 @@ def measure_cluster(
     layout, vocabulary = context.spec.layout, context.vocabulary
     link_times = time_links(rendezvous, links.messages, message_spec, key)
     norm_s = time_norm(rendezvous, links.control, len(allocation.stages))
-    own = {number: asdict(time_stage(stage, message_spec, vocabulary)) for number, stage in context.stages.items()}
+    host_share = recorded_above(context.spec.device, context.spec.precision, context.stages.values())
+    own = {
+        number: asdict(time_stage(stage, message_spec, vocabulary, host_share))
+        for number, stage in context.stages.items()
+    }
     by_rank: list[dict[str, dict[str, Any]]] = [
         json.loads(text) for text in rendezvous.all_gather(f"stage times, {key}", json.dumps(own))
     ]

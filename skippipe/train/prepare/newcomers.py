@@ -16,6 +16,7 @@ from skippipe.model.settings import model_config
 from skippipe.ranks import shown_names
 from skippipe.runtime.message import MessageSpec
 from skippipe.train.loop.optimizer import StageOptimizer
+from skippipe.train.loop.recording import recorded_above
 from skippipe.train.prepare.stages import build_probe
 from skippipe.train.resolve.spec import RunSpec
 
@@ -117,6 +118,8 @@ def _measure(spec: RunSpec, layers: int, message_spec: MessageSpec) -> NodeTimes
     def probe(count: int, *, head: bool) -> Any:
         return build_probe(config, count, spec.precision, spec.device, message_spec.device, head=head)
 
-    stage = time_stage(probe(layers, head=False), message_spec, config.vocab_size)
+    layers_probe = probe(layers, head=False)
+    host_share = recorded_above(spec.device, spec.precision, [layers_probe])
+    stage = time_stage(layers_probe, message_spec, config.vocab_size, host_share)
     loss_s = time_head(probe(0, head=True), message_spec, config.vocab_size).median_s
     return NodeTimes(stage.forward_s, stage.backward_s, loss_s, stage.step_s)
