@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from pool import Pool
 from torch import Tensor
-from train.alone import EventDict, free_port, of_kind, train_in_pool
+from train.alone import EventDict, free_port, of_kind, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import TINY_MODEL, make_cluster, make_job
 from train.mortal import MOMENTS, Fate, Lives, live
@@ -412,3 +413,26 @@ def test_a_stage_that_cannot_be_restored(policy: str, changes: dict[str, Any], p
     expected = "no other node serves stage 1" if policy == "restart" else "there is no checkpoint for stage 1"
     assert len(reasons) == 3
     assert any(expected in reason for reason in reasons)
+
+
+def test_a_full_disk_during_a_checkpoint(prepared: Path, folder: Folder) -> None:
+    """Training goes on, says that there is no checkpoint, and writes the next one as soon as there is room."""
+    path, before = folder("run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(event: EventDict) -> bool:
+        if (event["event"], event.get("iteration")) == ("iteration", 2):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        if event["event"] == "checkpoint_failed":
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return False
+
+    try:
+        events = train_alone(job(prepared, checkpoint__every=2, data__validation_blocks=2), path, fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (failed,) = of_kind(events, "checkpoint_failed")
+    assert failed["iteration"] == 2
+    assert "File too large" in failed["message"]
+    assert of_kind(events, "checkpoint")[-1]["iteration"] == ITERATIONS
+    assert list(iterations(events)) == [*range(1, ITERATIONS + 1)]
+    assert open_checkpoint(path).state.iteration == ITERATIONS
