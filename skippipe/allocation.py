@@ -23,6 +23,8 @@ class Allocation:
     layers: tuple[int, ...] = ()
     absent_nodes: tuple[int, ...] = ()
     """nodes that serve no stage"""
+    lost_stages: tuple[int, ...] = ()
+    """of the stages without nodes, those that have lost all of them: nodes that join serve them again"""
 
     @property
     def stage_of(self) -> dict[int, int]:

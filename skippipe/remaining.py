@@ -1,5 +1,6 @@
 """The question that is left of a plan when nodes are lost. Pure."""
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from skippipe._scheduler import Plan, Problem
@@ -26,6 +27,17 @@ def taken_over(stages: Sequence[Sequence[int]], lost: Collection[int]) -> list[l
     return left
 
 
+def without_lost_stages(allocation: Allocation, left: Sequence[Sequence[int]]) -> Allocation:
+    """An allocation of the nodes that are `left`, in which stages that have none any more are absent."""
+    emptied = {stage for stage, nodes in enumerate(allocation.stages) if nodes and not left[stage]}
+    return dataclasses.replace(
+        allocation,
+        stages=[[*nodes] for nodes in left],
+        absent_stages=tuple(sorted({*allocation.absent_stages, *emptied})),
+        lost_stages=tuple(sorted({*allocation.lost_stages, *emptied})),
+    )
+
+
 def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
     """The question of a plan on another allocation of its stages: the same rules, and as many microbatches."""
     asked = plan.problem()
@@ -37,7 +49,7 @@ def remaining_problem(plan: Plan, allocation: Allocation) -> Problem:
         skip_ratio=asked.skip_ratio,
         constraints=asked.constraints,
         layers=asked.layers,
-        absent_stages=asked.absent_stages,
+        absent_stages=allocation.absent_stages,
         absent_nodes=allocation.absent_nodes,
     )
 

@@ -52,7 +52,7 @@ class Remaining:
 
     def _problem(self, stages: list[list[int]], lost: frozenset[int]) -> Problem:
         absent = tuple(sorted({*self._plan.absent_nodes, *lost}))
-        return remaining_problem(self._plan, Allocation(stages, absent_nodes=absent))
+        return remaining_problem(self._plan, Allocation(stages, tuple(self._plan.absent_stages), absent_nodes=absent))
 
 
 class Redundant:

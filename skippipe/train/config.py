@@ -27,7 +27,7 @@ LINKS = ("real", "emulated")
 DECAYS = ("cosine", "linear")
 NEW_LAYERS = ("init", "copy")
 CUDA_GRAPHS = ("auto", "always", "never")
-LOST_STAGES = ("restart", "checkpoint", "average")
+LOST_STAGES = ("restart", "checkpoint", "average", "copy", "skip")
 REPLANS = ("off", "routes", "allocation")
 STAGE_GRADIENTS = ("exact", "per_visit")
 ABOVE_1 = Range(1, open_low=True)
@@ -69,7 +69,8 @@ class RuntimeConfig:
     """a process that shows no sign of life for two heartbeats of so many seconds is lost"""
     lost_stage: str = setting("restart", choices=LOST_STAGES)
     """when the last node of a stage is lost: restart from the latest checkpoint; or another node takes the stage over,
-    with its weights in that checkpoint (checkpoint) or a mean of the stages before and after it (average)"""
+    with its weights in that checkpoint (checkpoint), a mean of the stages before and after it (average), or the copy
+    of it that another node has (copy, with train.redundancy); or all routes skip it until a node joins (skip)"""
     max_slowdown: float | None = setting(None, within=ABOVE_1)
     """where the others go on without a lost process: one that takes so many times its planned time, compared with the
     others, is treated as lost if every stage has a node left; null: never"""
@@ -154,6 +155,11 @@ class TrainConfig:
     one is searched"""
     replan_wait: int = setting(8, within=AT_LEAST_1)
     """iterations until the next search after a plan, or a search, that brought nothing; doubles each time"""
+    redundancy: int = setting(0, within=AT_LEAST_0)
+    """copies of each stage, with its optimizer state, in the memory of nodes of other stages, on other machines where
+    there are any; for runtime.lost_stage=copy or skip. Stage 0 has none"""
+    redundancy_every: int = setting(10, within=AT_LEAST_1)
+    """iterations after which these copies are renewed, while training goes on; later if that is still under way"""
     new_layers: str = setting("init", choices=NEW_LAYERS)
     """weights of layers whose stage joins in a later phase: init: as drawn from the seed, or read from model.folder;
     copy: those of a layer in use, layer l from layer l modulo their number; moments start at zero"""

@@ -148,7 +148,7 @@ class Newcomer:
 
             members = stack.enter_context(joining(job, rank_spec, spec.communication, facts_to_json(facts), waiting))
             with getting_ready(members):
-                belongings = Belongings(spec, message_spec, {}, None, batches)
+                belongings = Belongings(spec, message_spec, {}, None, batches, {})
                 loop = join_run(belongings, members, directory=directory, reporting=reporting, stack=stack)
             with members.taking_part():
                 return train_to_the_end(loop, members, reporting, directory, recover=True)

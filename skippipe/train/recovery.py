@@ -13,6 +13,8 @@ from typing import Any
 
 from skippipe.checkpoint.directory import CheckpointDirectory
 from skippipe.errors import ActionError, SchedulerError
+from skippipe.phases import phase_layers
+from skippipe.rules import bent_rules
 from skippipe.train.connect.attempt import LeftBehindError
 from skippipe.train.loop.loop import NewcomersError, SlowRankError, TrainingLoop
 from skippipe.train.loop.run_state import RunState
@@ -224,12 +226,21 @@ class Regrouping:
             "seconds": time.monotonic() - self._loss.noticed_at,
             "plan_files": files.plans,
         }
+        plan, phase = following.engines[0].plan, following.engines[0].phase
+        restored: dict[str, Any] = {
+            "restored": [each.stage for each in continued.restored],
+            "restored_by": [each.source for each in continued.restored],
+            "restored_from": [each.iteration for each in continued.restored],
+        }
+        # A stage that all routes skip is restored where others join.
+        of_those_that_join = restored if context.spec.communication.lost_stage == "skip" else {}
         if lost or not self._only_joins:
-            restored = continued.restored
             log(
                 RunRecovered(
                     lost=list(lost), lost_names=members.names(lost), reason=self._loss.reason,
-                    restored=list(restored.stages), restored_from=restored.iteration, **common,
+                    skipped=list(phase.allocation.lost_stages),
+                    bent_rules=bent_rules(plan.constraints, plan.absent_stages, phase_layers(phase.layers, plan)),
+                    **common, **({} if of_those_that_join else restored),
                 )
             )  # fmt: skip
         if joined:
@@ -241,7 +252,7 @@ class Regrouping:
             }
             names = members.names(joined)
             stages = [stage_of[name] for name in names]
-            log(RunJoined(joined=list(joined), joined_names=names, stages=stages, **common))
+            log(RunJoined(joined=list(joined), joined_names=names, stages=stages, **common, **of_those_that_join))
         for event in map(from_json, begins):
             if event is not None:
                 log(event)

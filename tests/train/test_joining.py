@@ -14,6 +14,9 @@ from train.jobs import make_cluster
 from train.mortal import Comer, Fate, Gate, Lives, live
 from train.test_recovery import FOUR, FULL, explained, iterations, job
 
+from skippipe.checkpoint import open_checkpoint
+from skippipe.train.resolve.resolve import resolve
+
 ITERATIONS, JOINED = 6, 3
 PATIENT = {"runtime__timeout_s": 200.0, "runtime__start_timeout_s": 200.0}
 FIVE = [*FOUR, ("local-4",)]
@@ -159,3 +162,27 @@ def test_one_asks_while_another_is_lost(prepared: Path, folder: Folder, unbroken
     (joined,) = of_kind(lives.events, "joined")
     assert (joined["iteration"], joined["joined_names"], joined["processes"]) == (4, ["local-1"], 3)
     check_learnt_the_same(lives, unbroken)
+
+
+@pytest.mark.parametrize("source", ["copy", "average"])
+def test_a_stage_that_was_skipped_is_served_again(source: str, prepared: Path, folder: Folder) -> None:
+    """By the node that comes back, from a copy that another one has kept, else as a mean of the stages beside it."""
+    path = folder("run")
+    settings: dict[str, Any] = {
+        **FULL, **PATIENT, "cluster": make_cluster(4, [2, 1, 1]), "runtime__lost_stage": "skip",
+        "checkpoint__every": 1, "train__redundancy": int(source == "copy"), "train__redundancy_every": 1,
+    }  # fmt: skip
+    asked = job(prepared, **settings)
+    (victim,) = resolve(asked).layout.stages[1]
+    fates = {victim: Fate("backward", 2, after_s=1.5)}
+    lives = live(asked, FOUR, path, fates, [Comer(victim, FOUR[victim], after='"recovered"')], Gate(4, 4))
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(5)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    (joined,) = of_kind(lives.events, "joined")
+    assert (recovered["skipped"], recovered["restored"]) == ([1], [])
+    assert (joined["iteration"], joined["stages"], joined["restored"]) == (4, [1], [1])
+    assert (joined["restored_by"], joined["restored_from"]) == ([source], [1 if source == "copy" else None])
+    stages = [event.get("stages") for event in of_kind(lives.events, "validation")]
+    assert stages[-1] is None, "of the full model"
+    assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+    assert open_checkpoint(path / "run").state.layers == [0, 1, 2, 3]

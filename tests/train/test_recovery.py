@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from pool import Pool
 from torch import Tensor
-from train.alone import EventDict, free_port, of_kind, train_in_pool
+from train.alone import EventDict, free_port, of_kind, train_alone, train_in_pool
 from train.conftest import Folder
 from train.jobs import TINY_MODEL, make_cluster, make_job
 from train.mortal import MOMENTS, Fate, Lives, live
@@ -21,6 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skippipe.checkpoint import open_checkpoint
 from skippipe.checkpoint.reading import WEIGHTS
 from skippipe.config import PhaseConfig, PhasesConfig
+from skippipe.errors import InputError
+from skippipe.redundancy import place_copies
+from skippipe.remaining import taken_over
 from skippipe.train.config import TrainJob
 from skippipe.train.loop.loop import OPTIMIZER
 from skippipe.train.resolve.resolve import resolve
@@ -233,7 +237,8 @@ def test_a_lost_stage_comes_from_its_checkpoint(stage: int, pool: Pool, prepared
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
-    assert recovered["restored_from"] == FATAL - 1, "the latest one is complete by then"
+    assert recovered["restored_by"] == ["checkpoint"]
+    assert recovered["restored_from"] == [FATAL - 1], "the latest one is complete by then"
     done = iterations(lives.events)
     assert [event["loss"] for event in done.values()] == pytest.approx(
         [event["loss"] for event in whole.values()], rel=1e-9
@@ -245,8 +250,109 @@ def test_a_lost_stage_from_an_older_checkpoint(prepared: Path, folder: Folder) -
     path = folder("run")
     lives, _ = lose_a_stage("checkpoint", prepared, path, 1, checkpoint__every=2)
     (recovered,) = of_kind(lives.events, "recovered")
-    assert (recovered["iteration"], recovered["restored_from"]) == (FATAL - 1, 2), explained(lives, path)
+    assert (recovered["iteration"], recovered["restored_from"]) == (FATAL - 1, [2]), explained(lives, path)
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_lost_stage_comes_from_a_copy(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """With a copy of the iteration before, nothing is lost. Nothing is written to disk for that."""
+    asked = job(prepared, **FULL, cluster=make_cluster(4, [2, 1, 1]))
+    whole = iterations(train_in_pool(pool, asked, FOUR, folder("whole")))
+    path = folder("run")
+    lives, victim = lose_a_stage(
+        "copy", prepared, path, stage, train__redundancy=1, train__redundancy_every=1, checkpoint__enabled=False
+    )
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["copy"], [FATAL - 1])
+    done = iterations(lives.events)
+    assert list(done) == list(whole)
+    for number, event in whole.items():
+        assert done[number]["loss"] == pytest.approx(event["loss"], rel=1e-9)
+        assert done[number]["norm"] == pytest.approx(event["norm"], rel=1e-9)
+
+
+def test_two_lost_stages_and_a_lost_copy(prepared: Path, folder: Folder) -> None:
+    """One of two stages lost at once was the keeper of the other's copy, which comes from a checkpoint then."""
+    path, five = folder("run"), [*FOUR, ("local-4",)]
+    asked = job(
+        prepared, **FULL, cluster=make_cluster(5, [3, 1, 1]), runtime__lost_stage="copy", train__redundancy=1,
+        train__redundancy_every=1, checkpoint__every=2,
+    )  # fmt: skip
+    stages = resolve(asked).layout.stages
+    kept = place_copies({stage: frozenset(nodes) for stage, nodes in enumerate(stages)}, ["here"] * 5, 1)
+    first, second = sorted((1, 2), key=lambda stage: kept[stage][0] in stages[3 - stage])
+    assert kept[second] == stages[first]
+    fates = {stages[stage][0]: Fate("norm", FATAL, after_s=1.5) for stage in (1, 2)}
+    lives = live(asked, five, path, fates, saved_at_once=True)
+    assert sorted(lives.statuses) == [-signal.SIGKILL] * 2 + [0] * 3, explained(lives, path)
+    recovered = of_kind(lives.events, "recovered")[-1]
+    assert recovered["processes"] == 3
+    found = [*zip(*(recovered[key] for key in ("restored", "restored_by", "restored_from")), strict=True)]
+    assert found == sorted([(first, "copy", FATAL - 1), (second, "checkpoint", 2)])
+    assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
+
+
+def test_copies_after_a_loss_are_new_ones(pool: Pool, prepared: Path, folder: Folder) -> None:
+    """The node that has taken a stage over is lost as well: a copy has what that node has learnt."""
+    path, five = folder("run"), [*FOUR, ("local-4",)]
+    settings: dict[str, Any] = {**FULL, "cluster": make_cluster(5, [3, 1, 1])}
+    whole = iterations(train_in_pool(pool, job(prepared, **settings), five, folder("whole")))
+    asked = job(
+        prepared, **settings, runtime__lost_stage="copy", train__redundancy=1, train__redundancy_every=1,
+        checkpoint__enabled=False,
+    )  # fmt: skip
+    stages = resolve(asked).layout.stages
+    (first,) = stages[1]
+    second = taken_over(stages, [first])[1][0]
+    fates = {first: Fate("backward", 2, after_s=1.5), second: Fate("norm", 5, after_s=1.5)}
+    lives = live(asked, five, path, fates)
+    assert sorted(lives.statuses) == [-signal.SIGKILL] * 2 + [0] * 3, explained(lives, path)
+    recovered = of_kind(lives.events, "recovered")
+    assert [event["lost"] for event in recovered] == [[first], [second]]
+    assert [(event["restored_by"], event["restored_from"]) for event in recovered] == [(["copy"], [1]), (["copy"], [4])]
+    done = iterations(lives.events)
+    assert [event["loss"] for event in done.values()] == pytest.approx(
+        [event["loss"] for event in whole.values()], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("stage", [1])
+def test_a_lost_stage_is_skipped(stage: int, pool: Pool, prepared: Path, folder: Folder) -> None:
+    """Bit for bit, with skips and swaps: as a run that goes on without it from the same state, by the same plan.
+
+    Checkpoints have the layers that are left.
+    """
+    path, whole, without = folder("run"), folder("whole"), folder("without")
+    three = make_cluster(4, [2, 1, 1])
+    settings: dict[str, Any] = {"cluster": three, "schedule__skip_ratio": 1 / 3, "runtime__lost_stage": "skip"}
+    asked = job(prepared, **settings)
+    (victim,) = resolve(asked).layout.stages[stage]
+    lives = live(asked, FOUR, path, {victim: Fate("backward", FATAL)})
+    assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
+    (recovered,) = of_kind(lives.events, "recovered")
+    assert (recovered["iteration"], recovered["restored"], recovered["skipped"]) == (FATAL - 1, [], [stage])
+    assert f"without stages {stage}" in recovered["bent_rules"]
+    plan = path / "run" / recovered["plan_files"]["0"]
+    assert json.loads(plan.read_text())["absent_stages"] == [stage]
+    port = free_port()
+    pool.run(one_rank, [(asked, None, whole, port, FATAL - 2) for _ in FOUR], timeout_s=120)
+    again = job(prepared, **settings, plan=str(plan), checkpoint__resume=str(whole))
+    reported = train_in_pool(pool, again, [own for own in FOUR if own != FOUR[victim]], without)
+    ours, theirs = iterations(lives.events), iterations(reported)
+    assert sorted(theirs) == list(range(FATAL, ITERATIONS + 1))
+    for number, event in theirs.items():
+        assert [ours[number][key] for key in ("loss", "norm")] == [event[key] for key in ("loss", "norm")]
+    ends = [of_kind(events, "validation")[-1] for events in (lives.events, reported)]
+    assert ends[0]["loss"] == ends[1]["loss"]
+    assert ends[0]["stages"] == [other for other in range(3) if other != stage]
+    lost = [0, 0, 1, 2].index(stage)
+    latest = open_checkpoint(path / "run")
+    assert latest.state.layers == [layer for layer in range(4) if layer != lost]
+    with pytest.raises(InputError, match=f"layers.{lost}"):
+        latest.load({f"model.layers.{lost}.input_layernorm.weight": torch.empty(32)}, WEIGHTS)
 
 
 def saved(folder: Path, parameters: dict[str, torch.nn.Parameter]) -> dict[str, list[Tensor]]:
@@ -292,7 +398,7 @@ def test_a_lost_stage_is_a_mean_of_those_beside_it(stage: int, prepared: Path, f
     assert lives.statuses == [-signal.SIGKILL if rank == victim else 0 for rank in range(4)], explained(lives, path)
     (recovered,) = of_kind(lives.events, "recovered")
     assert (recovered["iteration"], recovered["restored"]) == (FATAL - 1, [stage])
-    assert "restored_from" not in recovered
+    assert (recovered["restored_by"], recovered["restored_from"]) == (["average"], [None])
     assert list(iterations(lives.events)) == [*range(1, ITERATIONS + 1)]
 
 
@@ -307,3 +413,26 @@ def test_a_stage_that_cannot_be_restored(policy: str, changes: dict[str, Any], p
     expected = "no other node serves stage 1" if policy == "restart" else "there is no checkpoint for stage 1"
     assert len(reasons) == 3
     assert any(expected in reason for reason in reasons)
+
+
+def test_a_full_disk_during_a_checkpoint(prepared: Path, folder: Folder) -> None:
+    """Training goes on, says that there is no checkpoint, and writes the next one as soon as there is room."""
+    path, before = folder("run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(event: EventDict) -> bool:
+        if (event["event"], event.get("iteration")) == ("iteration", 2):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        if event["event"] == "checkpoint_failed":
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return False
+
+    try:
+        events = train_alone(job(prepared, checkpoint__every=2, data__validation_blocks=2), path, fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (failed,) = of_kind(events, "checkpoint_failed")
+    assert failed["iteration"] == 2
+    assert "File too large" in failed["message"]
+    assert of_kind(events, "checkpoint")[-1]["iteration"] == ITERATIONS
+    assert list(iterations(events)) == [*range(1, ITERATIONS + 1)]
+    assert open_checkpoint(path).state.iteration == ITERATIONS

@@ -1,7 +1,7 @@
 """The links of a rank: which way messages travel, and in what they are wrapped."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
@@ -36,7 +36,9 @@ class Links(NamedTuple):
     transport: str
     """of the messages, for people"""
     emulated: Sequence[EmulatedLink] = ()
-    """those of the two whose transfer times change during the run"""
+    """those of the two, and of `over`, whose transfer times change during the run"""
+    over: Callable[[dist.ProcessGroup], Link] = GlooLink
+    """makes a link like `control` over other connections"""
 
     def begin_iteration(self, iteration: int) -> None:
         """Have emulated links take on the transfer times of an iteration of the run, from 1."""
@@ -61,7 +63,7 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
 
     """
     gloo, device = GlooLink(rendezvous.group), message_spec.device
-    emulated: Sequence[EmulatedLink] = ()
+    emulated: list[EmulatedLink] = []
     devices = rendezvous.all_gather("devices", device_identity(device) or ON_CPU)
     control: Link = gloo
     if choose_backend(communication.backend, devices) == "nccl":
@@ -82,10 +84,20 @@ def open_links(  # noqa: PLR0913, PLR0917 - what links depend on
         rendezvous.check_equal("machine", {"machine of emulated links (runtime.links)": machine_id()})
         uplinks = uplinks_of(network, rank_of, rendezvous.rank, communication.time_scale, communication.link_changes)
         contention = communication.planned_contention(network)
-        emulated = [EmulatedLink(link, uplinks[0], contention, uplinks) for link in (messages, gloo)]
-        messages, control = emulated
+
+        def emulate(link: Link) -> Link:
+            emulated.append(EmulatedLink(link, uplinks[0], contention, uplinks))
+            return emulated[-1]
+
+        messages, control = emulate(messages), emulate(gloo)
         transport += ", as slowly as over the cluster's links"
-    return Links(messages, control, transport if rendezvous.world > 1 else "", emulated)
+    return Links(
+        messages,
+        control,
+        transport if rendezvous.world > 1 else "",
+        emulated,
+        lambda group: emulate(GlooLink(group)) if emulated else GlooLink(group),
+    )
 
 
 def choose_backend(wanted: Literal["auto", "gloo", "nccl"], devices: Sequence[str]) -> Backend:

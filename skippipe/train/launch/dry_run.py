@@ -14,6 +14,7 @@ from skippipe.model.settings import model_config
 from skippipe.model.weights import check_weights
 from skippipe.phases import phase_changes
 from skippipe.ranks import assign_ranks, node_title
+from skippipe.redundancy import copy_transfers
 from skippipe.runtime.deadlock import peak_recv_buffers
 from skippipe.runtime.lower import lower, lower_evaluation
 from skippipe.train.connect.rank_spec import assign_nodes, check_single_process
@@ -24,7 +25,7 @@ from skippipe.train.observe.display import plan_lines
 from skippipe.train.prepare.planning import full_pipelines, on_ranks, plan_phase, plan_ready
 from skippipe.train.prepare.prediction import Prediction, judge_prediction
 from skippipe.train.prepare.stages import PartitionedModel, partition_model
-from skippipe.train.resolve.spec import RunSpec
+from skippipe.train.resolve.spec import RedundancySpec, RunSpec
 
 MEBIBYTE = 2**20
 
@@ -44,11 +45,13 @@ class RankMemory:
     """receive buffers and sends in flight"""
     in_transit: int
     """weights and moments of the largest stage that changes ranks here; between iterations, so without the two above"""
+    copies: int = 0
+    """of stages of other ranks, in the host's memory: complete ones and those that arrive; and own ones on their way"""
 
-    @property
-    def total(self) -> int:
-        """All together."""
-        return self.weights + max(self.activations + self.messages, self.in_transit)
+    def total(self, device: str) -> int:
+        """All together on what computes."""
+        weights = self.weights + (self.copies if device == "cpu" else 0)
+        return weights + max(self.activations + self.messages, self.in_transit)
 
 
 def dry_run(spec: RunSpec, console: Console) -> None:
@@ -76,6 +79,7 @@ def dry_run(spec: RunSpec, console: Console) -> None:
     sends, recv_buffers = spec.communication.sends_in_flight, spec.communication.recv_buffers
     grouped, message_bytes = spec.device.group > 1, model.plan_model.message_bytes
     in_transit = _in_transit(spec, model, rank_of, held, estimates)
+    copies = copy_memory(spec.redundancy, held, estimates)
     by_phase: list[list[RankMemory]] = []
     for plan in plans:
         programs = lower(plan, rank_of)
@@ -85,11 +89,14 @@ def dry_run(spec: RunSpec, console: Console) -> None:
         messages = [(receives + sends) * message_bytes for receives in peak_recv_buffers(programs, buffers)]
         by_phase.append(
             [
-                rank_memory(plan, stages, names, estimates, own, moving, grouped=grouped)
-                for stages, names, own, moving in zip(held, names_by_rank, messages, in_transit, strict=True)
+                replace(rank_memory(plan, stages, names, estimates, own, moving, grouped=grouped), copies=kept)
+                for stages, names, own, moving, kept in zip(
+                    held, names_by_rank, messages, in_transit, copies, strict=True
+                )
             ]
         )
-    ranks = [max(memories, key=lambda memory: memory.total) for memories in zip(*by_phase, strict=True)]
+    device = spec.device.device
+    ranks = [max(memories, key=lambda memory: memory.total(device)) for memories in zip(*by_phase, strict=True)]
     predictions = [_predict(spec, model, plan) for plan in plans]
     event = plan_ready(
         spec, model, plans, predictions,
@@ -101,12 +108,12 @@ def dry_run(spec: RunSpec, console: Console) -> None:
         console.write_line(line)
     if spec.search is not None:
         console.write_line("that is an even partition; training searches nodes and layers of stages (allocate.layers)")
-    _show(console, ranks)
+    _show(console, ranks, device)
     if spec.replan.mode == "allocation":
         console.write_line("that is without train.replan: a process that changes stages holds both for a moment")
     if not grouped:
         console.write_line(f"proved deadlock-free with recv_buffers={recv_buffers}, sends_in_flight={sends}")
-    check_memory(ranks, spec.memory_bytes)
+    check_memory(ranks, spec.memory_bytes, device)
 
 
 def _stage_memories(spec: RunSpec, model: PartitionedModel) -> list[StageMemory]:
@@ -185,6 +192,24 @@ def _in_transit(
     return most
 
 
+def copy_memory(spec: RedundancySpec, held: Sequence[Sequence[int]], estimates: Sequence[StageMemory]) -> list[int]:
+    """Most bytes that each rank of one machine takes for copies of stages, by what ranks hold in any phase.
+
+    Each copy is there twice while it is renewed, and once more on the rank that sends it.
+    """
+    current = {
+        stage: frozenset(rank for rank, own in enumerate(held) if stage in own) for stage in range(len(estimates))
+    }
+    most = [0] * len(held)
+    sent: set[tuple[int, int]] = set()
+    for stage, sender, _, receiver in copy_transfers(current, [0] * len(held), spec.copies):
+        size = estimates[stage].weight_bytes + estimates[stage].optimizer_bytes
+        most[receiver] += 2 * size
+        most[sender] += size if (stage, sender) not in sent else 0
+        sent.add((stage, sender))
+    return most
+
+
 def most_held(plan: Plan) -> Counter[int]:
     """Most microbatches that each node holds at one time, from the start of F to the end of B."""
     now: Counter[int] = Counter()
@@ -198,24 +223,29 @@ def most_held(plan: Plan) -> Counter[int]:
     return most
 
 
-def check_memory(ranks: Sequence[RankMemory], limit: float | None) -> None:
+def check_memory(ranks: Sequence[RankMemory], limit: float | None, device: str = "cpu") -> None:
     """Raise `InputError` naming the node if a rank takes more than `limit` bytes."""
     for number, rank in enumerate(ranks):
-        if limit is not None and rank.total > limit:
-            needed = f"at least the {rank.total:,} bytes that {node_title(rank.names, number)} needs"
+        if limit is not None and rank.total(device) > limit:
+            needed = f"at least the {rank.total(device):,} bytes that {node_title(rank.names, number)} needs"
             hint = "fewer layers, smaller microbatches or less cluster memory would need less"
             raise unexpected("runtime.memory_bytes", f"{limit:,.0f}", needed, hint=hint)
 
 
-def _show(console: Console, ranks: Sequence[RankMemory]) -> None:
-    headings = ("rank", "nodes", "stages", "parameters", "weights", "activations", "messages", "in transit", "total")
+def _show(console: Console, ranks: Sequence[RankMemory], device: str) -> None:
+    with_copies = any(rank.copies for rank in ranks)
+    sizes_of = ["weights", "activations", "messages", "in transit", *(["copies"] if with_copies else []), "total"]
+    headings = ("rank", "nodes", "stages", "parameters", *sizes_of)
     rows = []
     for number, rank in enumerate(ranks):
+        kept = [rank.copies] if with_copies else []
         sizes = (
             f"{size / MEBIBYTE:,.1f} MiB"
-            for size in (rank.weights, rank.activations, rank.messages, rank.in_transit, rank.total)
+            for size in (rank.weights, rank.activations, rank.messages, rank.in_transit, *kept, rank.total(device))
         )
         stages = ",".join(map(str, rank.stages))
         rows.append([str(number), ",".join(rank.names), stages, f"{rank.parameters:,}", *sizes])
     console.print(plain_table(headings, rows, left=(1,), gap=3))
     console.write_line("weights include gradients and AdamW; torch itself takes a few hundred MiB more")
+    if with_copies and device != "cpu":
+        console.write_line("copies of other stages (train.redundancy) are in the host's memory, not in the total")

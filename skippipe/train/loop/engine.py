@@ -49,6 +49,8 @@ class RankFlags(NamedTuple):
     """it has another plan for the next iteration"""
     join: bool = False
     """others ask to join"""
+    renewing: bool = False
+    """it is still renewing copies of stages"""
     sigterm: bool = False
     """it was asked to stop by SIGTERM; and so on for the other `skippipe.train.signals.SIGNALS`"""
     sigint: bool = False

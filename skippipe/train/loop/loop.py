@@ -1,6 +1,7 @@
 """Iterations and validations from where a run begins to its end, or to where it is asked to stop."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import signal
@@ -40,6 +41,7 @@ from skippipe.runtime.stage import Stage
 from skippipe.train.loop.checkpoint_scheduler import CheckpointScheduler
 from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.copies import CopyKeeper, StageCopy
 from skippipe.train.loop.engine import Engine, IterationResult, RankFlags, check_finite, check_validation
 from skippipe.train.loop.loss_scale import LossScale
 from skippipe.train.loop.observed import Ratios
@@ -48,7 +50,7 @@ from skippipe.train.loop.run_state import PlanInForce, RunMetadata, RunProgress,
 from skippipe.train.loop.standing import CommonStanding, Standing
 from skippipe.train.loop.task_times import TaskTimes, explain_difference, merge_times
 from skippipe.train.loop.token_batches import ReadAhead, TokenBatches
-from skippipe.train.loop.transfers import run_transfers
+from skippipe.train.loop.transfers import run_transfers, stage_state
 from skippipe.train.observe.events import (
     IterationDone,
     PlanChanged,
@@ -113,6 +115,7 @@ class TrainingLoop:
         weights: WeightBytes,
         metadata: RunMetadata,
         saver: CheckpointSaver | None,
+        copies: CopyKeeper | None,
         trace: Path | None,
         report: Report,
         factory: Factory,
@@ -129,6 +132,7 @@ class TrainingLoop:
             weights: sizes of the model's weights.
             metadata: for checkpoints.
             saver: writes checkpoints; None: none are written.
+            copies: keeps copies of other ranks' stages; None: there are none.
             trace: the file for a trace of profiled iterations, on rank 0.
             report: takes the events.
             factory: for plans that are adopted during the run.
@@ -158,6 +162,7 @@ class TrainingLoop:
         self._previous_s: float | None = None
         """of the plan before, if the next one has been adopted"""
         self._meter = UtilizationMeter(context.device, context.rendezvous.world, profiled, trace, start.iteration)
+        self._copies = copies
         self._checkpoints = None
         if saver is not None:
             every = self._spec.checkpoints.every
@@ -206,6 +211,8 @@ class TrainingLoop:
         if self._phase < 0:
             self._begin()
         self._make_up(number)
+        self._place_copies()
+        self._renew_copies(number, renewing=False)
         begun()
         engine, measured = self._engine(number), Measured()
         meter.restart()
@@ -225,11 +232,13 @@ class TrainingLoop:
                 self._check_slow()
             stopped_by = result.flags.stopped_by
             if stopped_by is not None and number < spec.iterations:
+                self._await_copies()
                 if checkpoints is not None:
                     checkpoints.finish(number)
                 self._report(RunStopped(iteration=number, saved=checkpoints is not None, signal=stopped_by.name))
                 return False
             self._follow_up(number, result.flags, knocking)
+        self._await_copies()
         if checkpoints is not None:
             checkpoints.finish(number)
         self._report(self._summary(engine, number, measured))
@@ -243,10 +252,11 @@ class TrainingLoop:
         self._meter.profile(number)
         if number == self._spec.iterations:
             return
-        if flags.join and not flags.saving:
+        if flags.join and not flags.saving and not flags.renewing:
             self._admit(number, knocking)
         if self._checkpoints is not None:
             self._checkpoints.after(number, saving=flags.saving)
+        self._renew_copies(number, renewing=flags.renewing)
 
     def _admit(self, number: int, knocking: Knocking) -> None:
         """Raise `NewcomersError` once all ranks know whom rank 0 admits, and have nothing more to send each other."""
@@ -287,6 +297,7 @@ class TrainingLoop:
                 replan=self._closed_loop is not None
                 and self._closed_loop.wants_change(number, self._following(number), self._change_s),
                 join=knock(),
+                renewing=self._copies is not None and self._copies.busy,
             ),
             self._loss_scale,
         )
@@ -408,6 +419,7 @@ class TrainingLoop:
         change, predicted_change_s = self._begin_phase(engine, iteration, adopted=previous_s is not None)
         if previous_s is not None:
             self._release_stages(engine)
+        self._place_copies()
         plan = engine.plan
         self._report(
             PlanChanged(
@@ -474,10 +486,36 @@ class TrainingLoop:
         transfer = transfer_time(engine.plan.cluster, context.rank_of)
         return change, change_s(change, context.layers, self._weights, transfer)
 
+    def _place_copies(self) -> None:
+        """Decide anew who keeps which copies of stages."""
+        if self._copies is None:
+            return
+        rank, current = self._context.rendezvous.rank, self._holding.current
+        sizes = {
+            number: sum(tensor.nbytes for tensor in self._state_of(stage))
+            for number, stage in self._context.stages.items()
+            if rank in current.get(number, ())
+        }
+        self._copies.place(self._holding, sizes)
+
+    def _renew_copies(self, iteration: int, *, renewing: bool) -> None:
+        """Begin to renew copies of stages after an iteration, if they are due and no rank is still `renewing` them."""
+        if self._copies is not None and iteration < self._spec.iterations:
+            self._copies.after(
+                iteration,
+                lambda number: self._state_of(self._context.stages[number]),
+                lambda number: self._holding.joined.intersection(self._context.layers[number]),
+                renewing=renewing,
+            )
+
+    def _await_copies(self) -> None:
+        """Wait until no copy is being renewed, so that nobody leaves while another one still sends."""
+        if self._copies is not None:
+            self._copies.wait()
+
     def _state_of(self, stage: Stage) -> list[Tensor]:
         """Weights and optimizer state of a stage's layers that have joined, in the same order on all ranks."""
-        parameters = dict(sorted(stage.module.parameters_of(self._holding.joined).items()))
-        return [*(p.data for p in parameters.values()), *self._optimizer.tensors(parameters).values()]
+        return stage_state(stage, self._optimizer, self._holding.joined)
 
     def _summary(self, engine: Engine, iterations: int, measured: "Measured") -> RunSummary:
         """Losses of the run, and how good the prediction was for its last phase."""
@@ -510,6 +548,8 @@ class TrainingLoop:
     def _step(self, norm: float) -> None:
         if self._checkpoints is not None:
             self._checkpoints.settle()
+        if self._copies is not None:
+            self._copies.settle()
         self._optimizer.step(norm)
         if self._loss_scale is not None:
             self._loss_scale = self._loss_scale.after(overflow=not math.isfinite(norm))
@@ -577,10 +617,16 @@ class TrainingLoop:
             self._number = common.iteration
             self._step(common.norm)
 
+    @property
+    def copies(self) -> Mapping[int, StageCopy]:
+        """The copies of other ranks' stages that this rank has."""
+        return {} if self._copies is None else self._copies.kept
+
     def give_up_saving(self) -> None:
-        """Wait until no checkpoint is being written: at once where the connections to the other ranks are cut."""
+        """Wait until no checkpoint is written and no copy renewed: at once where the connections are cut."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
+        self._await_copies()
 
     def _holding_of(self, phase: int) -> Holding:
         """Who has which weights, where all ranks have completed the change to a phase, but maybe not the one after."""
@@ -593,6 +639,11 @@ class TrainingLoop:
         """
         assert self._stepped == common.iteration
         holding, allocation = self._holding_of(common.phase), self._spec.layout.allocation
+        stages = {engine.phase.after: engine.plan.stages for engine in self._engines}
+        phases = [  # nodes may have changed stages
+            dataclasses.replace(phase.allocation, stages=stages.get(phase.after, phase.allocation.stages))
+            for phase in self._spec.phases
+        ]
         return RunState(
             progress=RunProgress(
                 iteration=self._stepped,
@@ -604,7 +655,7 @@ class TrainingLoop:
             ),
             holding=renumbered(holding, new_rank),
             allocation=allocation,
-            phases=tuple(phase.allocation for phase in self._spec.phases),
+            phases=tuple(phases),
             plans=tuple(
                 PlanInForce(engine.phase.after, engine.plan.to_json(), engine.predicted_s is not None)
                 for engine in self._engines
@@ -685,7 +736,8 @@ class TrainingLoop:
         engine = self._engine(iteration)
         tensors: dict[str, Tensor] = {}
         for number, stage in self._context.stages.items():
-            if min(self._holding.current[number]) != self._context.rendezvous.rank:
+            # Nobody may have a stage that was lost, and is still to be built by another rank.
+            if min(self._holding.current.get(number, ()), default=None) != self._context.rendezvous.rank:
                 continue
             parameters = stage.module.parameters_of(self._holding.joined)
             tensors |= {f"{WEIGHTS}/{name}": tensor for name, tensor in parameters.items()}

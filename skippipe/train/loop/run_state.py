@@ -119,5 +119,5 @@ class RunState:
 def _allocation(content: Mapping[str, Sequence[Any]]) -> Allocation:
     return Allocation(
         [list(nodes) for nodes in content["stages"]], tuple(content["absent_stages"]), tuple(content["layers"]),
-        tuple(content["absent_nodes"]),
+        tuple(content["absent_nodes"]), tuple(content["lost_stages"]),
     )  # fmt: skip

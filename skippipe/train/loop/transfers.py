@@ -1,8 +1,9 @@
-"""Transfers of weights between ranks where a phase begins: copies for layers that join, stages that change ranks."""
+"""Transfers of weights between ranks: layers that join, stages that change ranks, copies of stages in other ranks."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,14 +12,30 @@ from skippipe.errors import SchedulerError
 from skippipe.moves import Transfer
 from skippipe.runtime.links import Link
 from skippipe.runtime.links.collectives import COPY_TAG
+from skippipe.runtime.stage import Stage
 from skippipe.train.connect.rendezvous import Rendezvous
+from skippipe.train.loop.optimizer import StageOptimizer
 
 SLOWEST_BYTES_PER_S = 1e6
 """A transfer at this rate may still be a healthy one."""
 
+Gather = Callable[[str, float], list[str]]
+"""Gives the texts of all ranks, from that of this one; they may take so many seconds longer than usual."""
 
-def run_transfers(
-    rendezvous: Rendezvous, link: Link, transfers: Sequence[Transfer], here: Mapping[int, Sequence[Tensor]], key: str
+
+def stage_state(stage: Stage, optimizer: StageOptimizer, layers: Collection[int]) -> list[Tensor]:
+    """Weights and optimizer state of some layers of a stage, in the same order on all ranks."""
+    parameters = dict(sorted(stage.module.parameters_of(layers).items()))
+    return [*(parameter.data for parameter in parameters.values()), *optimizer.tensors(parameters).values()]
+
+
+def run_transfers(  # noqa: PLR0913, PLR0917 - of all ranks
+    rendezvous: Rendezvous,
+    link: Link,
+    transfers: Sequence[Transfer],
+    here: Mapping[int, Sequence[Tensor]],
+    key: str,
+    gather: Gather | None = None,
 ) -> None:
     """Transfer tensors one after the other, in the same order on all ranks, so that no two wait for each other.
 
@@ -29,7 +46,8 @@ def run_transfers(
         link: to the other ranks, for tensors in the host's memory.
         transfers: what is to be done.
         here: tensors of this rank by layer or stage, in the same order on all ranks; filled in place.
-        key: of the exchange of hashes, used once in a job.
+        key: what is transferred, for messages.
+        gather: exchanges hashes; None: the rendezvous does, under `key`, which is used once in a job then.
 
     Raises:
         ActionError: a transfer failed.
@@ -46,7 +64,8 @@ def run_transfers(
                 hashes[f"{number} sent"] = found
             if rendezvous.rank == transfer.receiver:
                 hashes[f"{number} arrived"] = found
-    by_rank = [json.loads(text) for text in rendezvous.all_gather(key, json.dumps(hashes), allowance_s)]
+    texts = (gather or partial(rendezvous.all_gather, key))(json.dumps(hashes), allowance_s)
+    by_rank = [json.loads(text) for text in texts]
     for number, transfer in enumerate(transfers):
         if by_rank[transfer.sender][f"{number} sent"] != by_rank[transfer.receiver][f"{number} arrived"]:
             ends = f"{rendezvous.title(transfer.sender)} to {rendezvous.title(transfer.receiver)}"
@@ -63,18 +82,30 @@ def _run(transfer: Transfer, here: Mapping[int, Sequence[Tensor]], rank: int, li
     if rank not in {transfer.sender, transfer.receiver}:
         return ""
     if rank == transfer.sender:
-        packed = torch.cat([_bytes(tensor) for tensor in here[transfer.source]])
+        packed = pack(here[transfer.source])
         if rank != transfer.receiver:
             link.isend(packed, transfer.receiver, COPY_TAG).wait(timeout_s)
     else:
         packed = torch.empty(sum(t.nbytes for t in here[transfer.target]), dtype=torch.uint8)
         link.irecv(packed, transfer.sender, COPY_TAG).wait(timeout_s)
     if rank == transfer.receiver:
-        parts = torch.split(packed, [tensor.nbytes for tensor in here[transfer.target]])
-        for tensor, part in zip(here[transfer.target], parts, strict=True):
+        unpack(packed, here[transfer.target])
+    return hashlib.sha256(packed.numpy().data).hexdigest()
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of some tensors, one after the other, in the host's memory; those of a single one may be its own."""
+    parts = [_bytes(tensor) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+
+
+def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Fill tensors, in place, with the bytes of others of the same shapes."""
+    parts = torch.split(packed, [tensor.nbytes for tensor in tensors])
+    with torch.no_grad():
+        for tensor, part in zip(tensors, parts, strict=True):
             # A copy: parts need not begin where their type may.
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-    return hashlib.sha256(packed.numpy().tobytes()).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -198,12 +198,19 @@ def recovered_lines(event: RunRecovered) -> list[str]:
         f"{lost}: training goes on after iteration {event.iteration} with {event.processes} processes and "
         f"another plan{predicted}; it was interrupted for {seconds(event.seconds)}"
     )
-    if not event.restored:
-        return [line, event.reason]
-    origin = "means of those beside them"
-    if event.restored_from is not None:
-        origin = f"the checkpoint after iteration {event.restored_from}"
-    return [line, event.reason, f"stage {', '.join(map(str, event.restored))} restored from {origin}"]
+    skipped = [f"all routes skip stage {stage} until a node that joins serves it" for stage in event.skipped]
+    bent = [f"rules bent: {', '.join(event.bent_rules)}"] if event.skipped else []
+    restored = restored_lines(event.restored, event.restored_by, event.restored_from)
+    return [line, event.reason, *restored, *skipped, *bent]
+
+
+def restored_lines(stages: Sequence[int], sources: Sequence[str], iterations: Sequence[int | None]) -> list[str]:
+    """What stages that were lost come from."""
+    return [
+        f"stage {stage} restored from "
+        + ("a mean of those beside it" if iteration is None else f"its {source} after iteration {iteration}")
+        for stage, source, iteration in zip(stages, sources, iterations, strict=True)
+    ]
 
 
 def joined_lines(event: RunJoined) -> list[str]:
@@ -218,6 +225,7 @@ def joined_lines(event: RunJoined) -> list[str]:
     return [
         f"joined after iteration {event.iteration}: {nodes}",
         f"{event.processes} processes train by another plan{predicted}; {interrupted}",
+        *restored_lines(event.restored, event.restored_by, event.restored_from),
     ]
 
 

@@ -416,8 +416,14 @@ class RunRecovered(Event):
     """why, as the rank that reports has learnt it first"""
     restored: list[int] = field(default_factory=list)
     """stages that were lost with them, and restored"""
-    restored_from: int | None = None
-    """iterations before the checkpoint that they come from; None: means of the stages beside them"""
+    restored_by: list[str] = field(default_factory=list)
+    """what each of them comes from: `copy`, `checkpoint` or `average`, a mean of the stages beside it"""
+    restored_from: list[int | None] = field(default_factory=list)
+    """iterations before that copy or checkpoint; None for a mean"""
+    skipped: list[int] = field(default_factory=list)
+    """stages that all routes skip, as all of their nodes were lost, now or before"""
+    bent_rules: list[str] = field(default_factory=list)
+    """the rules CC1 to TC2 that the new plan bends, and the stages that it goes without"""
     processes: int
     """that are left"""
     predicted_s: float | None
@@ -445,6 +451,12 @@ class RunJoined(Event):
     """the nodes that they serve"""
     stages: list[int]
     """of these nodes; in the last phase, if they change with the phases"""
+    restored: list[int] = field(default_factory=list)
+    """stages that all routes have skipped, and that they serve again"""
+    restored_by: list[str] = field(default_factory=list)
+    """what each of them comes from: `copy`, `checkpoint` or `average`, a mean of the stages beside it"""
+    restored_from: list[int | None] = field(default_factory=list)
+    """iterations before that copy or checkpoint; None for a mean"""
     processes: int
     """that take part now"""
     predicted_s: float | None

@@ -26,6 +26,7 @@ from skippipe.train.connect.clocks import clock_offset_s
 from skippipe.train.connect.links import open_links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.copies import StageCopy
 from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
@@ -34,10 +35,23 @@ from skippipe.train.loop.token_batches import TokenBatches
 from skippipe.train.observe.run_log import Reporting
 from skippipe.train.prepare.newcomers import NodeFacts
 from skippipe.train.prepare.planning import request_sha256
-from skippipe.train.prepare.prepare import engine_of, make_closed_loop, make_factory, make_saver, share_tokenizer
-from skippipe.train.prepare.remaining import NotRecoverableError, stages_gone, with_allocations, without_nodes
+from skippipe.train.prepare.prepare import (
+    engine_of,
+    make_closed_loop,
+    make_copy_keeper,
+    make_factory,
+    make_saver,
+    share_tokenizer,
+)
+from skippipe.train.prepare.remaining import (
+    NotRecoverableError,
+    stages_gone,
+    with_allocations,
+    without_nodes,
+    without_stages,
+)
 from skippipe.train.prepare.replanned import Asked, replanned, waiting_s, with_node
-from skippipe.train.prepare.restoring import Restored, Restorer
+from skippipe.train.prepare.restoring import SOURCES, Restored, Restorer
 from skippipe.train.prepare.stages import PartitionedModel, partition_model, weight_bytes
 from skippipe.train.resolve.spec import RunSpec
 
@@ -54,19 +68,23 @@ class Belongings:
     """of these stages; None: there are none"""
     batches: TokenBatches | None
     """the text, if it may be a source"""
+    copies: Mapping[int, StageCopy]
+    """of stages that it does not serve"""
 
     @staticmethod
     def of(loop: TrainingLoop) -> "Belongings":
         """Those of a rank whose loop was interrupted, which it does not use any more."""
         context = loop.context
-        return Belongings(context.spec, context.message_spec, context.stages, loop.optimizer, loop.token_batches)
+        return Belongings(
+            context.spec, context.message_spec, context.stages, loop.optimizer, loop.token_batches, loop.copies
+        )
 
 
 class Continued(NamedTuple):
     """How the ranks of a generation go on."""
 
     loop: TrainingLoop
-    restored: Restored
+    restored: Sequence[Restored]
     """stages that were lost"""
     planning_s: float
     """until all had the new plans"""
@@ -104,10 +122,11 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     served = {name for names in rendezvous.names_by_rank for name in names}
     lost = [node for node, name in enumerate(names) if name not in served and name not in unused]
     policy = spec.communication.lost_stage
-    left = left_of if policy == "restart" else taken_over
-    spec = without_nodes(spec, lost, left)
+    left = left_of if policy in {"restart", "skip"} else taken_over
+    spec = without_nodes(spec, lost, left, skip=policy == "skip")
     gone = stages_gone(state.holding)
-    if gone and policy == "restart":
+    needed = {stage for phase in spec.phases for stage, nodes in enumerate(phase.allocation.stages) if nodes}
+    if (gone and policy == "restart") or (policy == "skip" and not needed.isdisjoint(gone)):
         raise NotRecoverableError(f"no rank that is left has the weights of stage {', '.join(map(str, gone))}")
     absent = [name for name in spec.layout.unused if name not in served]
     rank_of = assign_ranks(names, rendezvous.names_by_rank, absent)
@@ -119,7 +138,7 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     plans = _plans(rendezvous, asked)
     planning_s = time.monotonic() - begin
     joined = [node for node, name in enumerate(names) if name in served and name in unused]
-    spec = with_allocations(spec, *_with_nodes(spec, [plan for _, plan in plans], joined))
+    spec = with_allocations(spec, *_with_nodes(spec, dict(plans), joined))
     context = RankContext(
         spec=spec, rendezvous=rendezvous, rank_of=rank_of, layers=model.stage_layers, stages=belongings.stages,
         allocations=[plan.stages for _, plan in plans], links=links, buffers=MessageBuffers(belongings.message_spec),
@@ -129,11 +148,20 @@ def continue_loop(  # noqa: PLR0913 - by keyword
     tokens = len(plans[0][1].microbatches) * context.microbatch_tokens
     optimizer = _take_over(context, model, belongings, state, tokens)
     engines = _engines(context, model, state, plans)
-    restored, holding = Restored((), None), state.holding
+    holding, restored = state.holding, list[Restored]()
+    if policy == "skip":
+        holding = without_stages(holding, gone, context.layers)
+        gone = sorted({stage for engine in engines for stage in engine.serving} - set(holding.current))
+        # Those come back. Layers that later phases alone use join with them.
+        again = {layer for stage in gone for layer in engines[0].layers.intersection(context.layers[stage])}
+        holding = Holding(holding.current, holding.joined | again)
     if gone:
         receivers = {stage: _serving(stage, engines) for stage in gone}
-        restorer = Restorer(context, optimizer, directory, holding)
-        restored = (restorer.from_checkpoint if policy == "checkpoint" else restorer.from_neighbours)(receivers)
+        trained = {
+            stage: ranks for stage, ranks in receivers.items() if holding.joined.intersection(context.layers[stage])
+        }
+        restorer = Restorer(context, optimizer, directory, holding, belongings.copies)
+        restored = restorer.restore(trained, SOURCES[policy])
         holding = Holding({**holding.current, **receivers}, holding.joined)
     # Rank 0, which writes checkpoints, may be another one than before.
     metadata = dataclasses.replace(state.metadata, tokenizer=share_tokenizer(rendezvous, belongings.batches))
@@ -146,6 +174,7 @@ def continue_loop(  # noqa: PLR0913 - by keyword
         weights=weights,
         metadata=metadata,
         saver=make_saver(spec, rendezvous, directory),
+        copies=make_copy_keeper(context, belongings.copies),
         trace=None,
         report=report,
         factory=make_factory(context, model),
@@ -166,18 +195,23 @@ def _plans(rendezvous: Rendezvous, asked: Asked) -> list[tuple[int, Plan]]:
 
 
 def _with_nodes(
-    spec: RunSpec, plans: Sequence[Plan], joined: Sequence[int]
+    spec: RunSpec, plans: Mapping[int, Plan], joined: Sequence[int]
 ) -> tuple[Allocation, tuple[Allocation, ...]]:
-    """Allocation of a run and its phases with nodes that join: they serve what they serve under the latest plan."""
-    stage_of = {node: stage for plan in plans for stage, nodes in enumerate(plan.stages) for node in nodes}
+    """Allocation of a run and its phases with nodes that join.
 
-    def grown(allocation: Allocation) -> Allocation:
-        for node in joined:
-            if node in stage_of and stage_of[node] not in allocation.absent_stages:
-                allocation = with_node(allocation, node, stage_of[node])
+    They serve what they serve under the plan of a phase, by the iterations before it; else under the latest plan.
+    """
+    latest = plans[max(plans)]
+
+    def grown(allocation: Allocation, plan: Plan = latest) -> Allocation:
+        for stage, nodes in enumerate(plan.stages):
+            for node in joined:
+                if node in nodes and (stage in allocation.lost_stages or stage not in allocation.absent_stages):
+                    allocation = with_node(allocation, node, stage)
         return allocation
 
-    return grown(spec.layout.allocation), tuple(grown(phase.allocation) for phase in spec.phases)
+    phases = (grown(phase.allocation, plans.get(phase.after, latest)) for phase in spec.phases)
+    return grown(spec.layout.allocation), tuple(phases)
 
 
 def _engines(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from skippipe.train.connect.links import Links
 from skippipe.train.connect.rendezvous import Rendezvous
 from skippipe.train.loop.closed_loop import ClosedLoop
 from skippipe.train.loop.context import RankContext
+from skippipe.train.loop.copies import CopyKeeper, StageCopy
 from skippipe.train.loop.engine import Engine
 from skippipe.train.loop.loop import Factory, TrainingLoop
 from skippipe.train.loop.optimizer import StageOptimizer
@@ -56,7 +57,7 @@ LAYOUT, LAYOUT_STATED = "layout", "nodes, stages and layers"
 TEXTS, _PROPERTIES = "texts", "properties of the text"
 """Keys and names of what ranks compare as a run begins."""
 SAVING_TIMEOUT_S = 3600.0
-"""Time limit for the ranks to write a checkpoint together."""
+"""Time limit for the ranks to write a checkpoint together, or to renew copies of stages."""
 
 
 def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
@@ -112,6 +113,7 @@ def prepare_rank(  # noqa: PLR0913, PLR0917 - what a rank knows
         weights=weight_bytes(model, spec.precision.torch_dtype),
         metadata=metadata,
         saver=saver,
+        copies=make_copy_keeper(context, {}),
         trace=None if log is None else log.file(TRACE),
         report=reporting,
         factory=make_factory(context, model),
@@ -319,7 +321,24 @@ def make_saver(spec: RunSpec, rendezvous: Rendezvous, directory: CheckpointDirec
     """What saves the checkpoints of a run, if it is to have any. All ranks call this."""
     if not spec.checkpoints.enabled:
         return None
+    key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
+    return CheckpointSaver(directory, _background_group(), key=key, keep=spec.checkpoints.keep)
+
+
+def make_copy_keeper(context: RankContext, kept: Mapping[int, StageCopy]) -> CopyKeeper | None:
+    """What keeps copies of other ranks' stages, if there are to be any. All ranks call this.
+
+    `kept` are those that this rank already has.
+    """
+    spec, rendezvous = context.spec.redundancy, context.rendezvous
+    if not spec.copies or rendezvous.world == 1:
+        return None
+    group = _background_group()
+    return CopyKeeper(rendezvous, group, context.links.over(group), spec, kept)
+
+
+def _background_group() -> dist.ProcessGroup:
+    """All ranks, connected once more, for what goes on beside training."""
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVING_TIMEOUT_S))
     assert isinstance(group, dist.ProcessGroup), "all ranks are in it"
-    key = load_key(spec.checkpoints.key) if rendezvous.rank == 0 else None
-    return CheckpointSaver(directory, group, key=key, keep=spec.checkpoints.keep)
+    return group

@@ -96,11 +96,10 @@ def _with_newcomers(
     asked: Asked, phase: PlanPhase, before: Plan, allocation: Allocation, joining: Mapping[int, NodeFacts]
 ) -> Plan:
     """The plan that has nodes that join where they help most."""
-    used = [stage for stage, nodes in enumerate(allocation.stages) if nodes]
-    tried = {node: [s for s in facts.stages if s in used] or used for node, facts in joining.items()}
-    planner = _planner(phase, REPLANNING_S / sum(map(len, tried.values())))
     best: Plan | None = None
-    for node, stages in tried.items():
+    for node, facts in joining.items():
+        stages = _stages_for(facts, allocation)
+        planner = _planner(phase, REPLANNING_S / (len(joining) * len(stages)))
         found: list[tuple[float, int, int, Allocation, Plan]] = []
         for stage in stages:
             grown = with_node(allocation, node, stage)
@@ -114,6 +113,13 @@ def _with_newcomers(
         *_, allocation, best = min(found, key=lambda each: each[:3])
     assert best is not None, "there is a node that joins"
     return _exchanged(asked, phase, best) or best
+
+
+def _stages_for(facts: NodeFacts, allocation: Allocation) -> list[int]:
+    """The stages that a node that joins is tried on: lost ones that all routes skip, if it may serve one of them."""
+    lost = [stage for stage in facts.stages if stage in allocation.lost_stages]
+    used = [stage for stage, nodes in enumerate(allocation.stages) if nodes]
+    return lost or [stage for stage in facts.stages if stage in used] or used
 
 
 def _exchanged(asked: Asked, phase: PlanPhase, plan: Plan) -> Plan | None:
@@ -150,10 +156,14 @@ def _moving_s(asked: Asked, plan: Plan) -> float:
 
 
 def with_node(allocation: Allocation, node: int, stage: int) -> Allocation:
-    """An allocation in which a node that served no stage serves one."""
-    stages = [[*nodes, node] if number == stage else [*nodes] for number, nodes in enumerate(allocation.stages)]
-    absent = tuple(other for other in allocation.absent_nodes if other != node)
-    return dataclasses.replace(allocation, stages=stages, absent_nodes=absent)
+    """An allocation in which a node that served no stage serves one, which may have been lost."""
+    return dataclasses.replace(
+        allocation,
+        stages=[[*nodes, node] if number == stage else [*nodes] for number, nodes in enumerate(allocation.stages)],
+        absent_nodes=tuple(other for other in allocation.absent_nodes if other != node),
+        absent_stages=tuple(other for other in allocation.absent_stages if other != stage),
+        lost_stages=tuple(other for other in allocation.lost_stages if other != stage),
+    )
 
 
 def _with_figures(cluster: Cluster, stated: Cluster, joining: Mapping[int, NodeFacts]) -> Cluster:

@@ -29,6 +29,7 @@ from skippipe.train.resolve.spec import (
     ModelSpec,
     OptimizerSpec,
     PlanPhase,
+    RedundancySpec,
     ReplanSpec,
     RunSpec,
 )
@@ -52,6 +53,7 @@ def resolve(job: TrainJob) -> RunSpec:
     if train.replan == "allocation" and layout.unused:
         expected = f"off or routes, as no process serves {shown_names(layout.unused)}"
         raise unexpected("train.replan", train.replan, expected)
+    _check_redundancy(job)
     folder = weights_folder(job.model)
     text = job.data
     if folder is not None:
@@ -80,6 +82,7 @@ def resolve(job: TrainJob) -> RunSpec:
         seed=train.seed,
         stage_gradient=cast("Any", train.stage_gradient),
         replan=ReplanSpec(cast("Any", train.replan), train.replan_gain, train.replan_wait),
+        redundancy=RedundancySpec(train.redundancy, train.redundancy_every),
         new_layers=cast("Any", train.new_layers),
         validate_every=train.validate_every,
         validate_training=train.validate_training,
@@ -88,6 +91,16 @@ def resolve(job: TrainJob) -> RunSpec:
         shared_settings=_shared_settings(job),
         settings_yaml=OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(job))),
     )
+
+
+def _check_redundancy(job: TrainJob) -> None:
+    """Raise `InputError` where copies of stages are to be used and there are none, or the other way round."""
+    copies, lost_stage = job.train.redundancy, job.runtime.lost_stage
+    if lost_stage == "copy" and not copies:
+        raise unexpected("train.redundancy", copies, "at least 1 with runtime.lost_stage=copy")
+    if copies and lost_stage not in {"copy", "skip"}:
+        hint = "nobody would use the copies"
+        raise unexpected("train.redundancy", copies, f"0 with runtime.lost_stage={lost_stage}", hint=hint)
 
 
 def precision_of(dtype: str, runtime: RuntimeConfig) -> Precision:
@@ -183,7 +196,7 @@ def _shared_settings(job: TrainJob) -> dict[str, str]:
     of_runtime = dataclasses.asdict(job.runtime)
     runtime = (
         "links", "time_scale", "contention", "link_changes", "recv_buffers", "sends_in_flight", "calibrate", "autocast",
-        "wire_dtype", "deterministic", "heartbeat_s", "recover",
+        "wire_dtype", "deterministic", "heartbeat_s", "recover", "lost_stage",
     )  # fmt: skip
     groups: dict[str, dict[str, Any]] = {
         "train": dataclasses.asdict(job.train),

@@ -94,8 +94,9 @@ class CommunicationSpec:
     """a rank that shows no sign of life for two heartbeats is lost"""
     recover: bool = True
     """whether those that are left go on without a rank that is lost, if their launcher lets them"""
-    lost_stage: Literal["restart", "checkpoint", "average"] = "restart"
-    """what follows when the last node of a stage is lost: another one takes it over, unless all start again"""
+    lost_stage: Literal["restart", "checkpoint", "average", "copy", "skip"] = "restart"
+    """what follows when the last node of a stage is lost: another one takes it over, or all routes skip it, unless all
+    start again"""
     max_slowdown: float | None = None
     """a rank that is slower by this factor than planned, compared with the others, is treated as lost"""
 
@@ -147,6 +148,16 @@ class ReplanSpec:
     """least fraction of the iteration time that a plan has to save"""
     wait: int
     """iterations until the next search after one that brought nothing"""
+
+
+@dataclass(frozen=True)
+class RedundancySpec:
+    """Copies of stages in the memory of ranks that do not serve them."""
+
+    copies: int
+    """of each stage"""
+    every: int
+    """iterations from one renewal to the next"""
 
 
 @dataclass(frozen=True)
@@ -215,6 +226,7 @@ class RunSpec:
     """of the weights and of the order of the text"""
     stage_gradient: Literal["exact", "per_visit"]
     replan: ReplanSpec
+    redundancy: RedundancySpec
     new_layers: Literal["init", "copy"]
     """weights of layers whose stage joins in a later phase"""
     validate_every: int | None
