@@ -75,6 +75,8 @@ class Training:
     """gloo, or gloo with sums in parts, on CPUs; nccl, peer or staged, each rank on a GPU"""
     graphs: bool = False
     """whether stages launch CUDA graphs"""
+    wire: str | None = None
+    """type of messages; None: `dtype`"""
 
     def stage_of_node(self) -> list[int]:
         """The stage of every node, by number."""
@@ -189,7 +191,8 @@ def train(rank: int, training: Training) -> Trained:
     programs = training.programs
     buffers = min_recv_buffers(programs, 1, 1)
     assert buffers is not None
-    message_spec = MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype, device)
+    wire = None if training.wire is None else getattr(torch, training.wire)
+    message_spec = MessageSpec(BATCH, SEQUENCE, HIDDEN, dtype, device, wire)
     link = open_link(rank, training.links, device)
     connect(link, programs)
     for stage in stages.values():

@@ -47,3 +47,16 @@ def test_gradients_over_gpus_are_exact(
         for rank in trained:
             assert rank.norms == trained[0].norms
             np.testing.assert_allclose(rank.norms, plain.norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wire", ["int8", "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("links", ["peer", "nccl", "staged"])
+def test_other_types_of_messages(pool: Pool, links: str, wire: str) -> None:
+    rng = Random(7)
+    plan = make_plan(rng, [1, 1, 1, 1], 0.25, 4)
+    training = Training(LLAMA, (1, 2, 1, 1), plan, (0, 1, 0, 1), iterations=3, links=links, wire=wire)
+    trained, plain = pool.run(train, [(training,)] * 2, 180.0), train_plain(training)
+    for rank in trained:
+        np.testing.assert_allclose(rank.norms, plain.norms, rtol=0.1)
+    for found, wanted in zip(trained[0].losses, plain.losses, strict=True):
+        assert found == pytest.approx(wanted, rel=0.01)

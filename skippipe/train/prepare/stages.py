@@ -141,7 +141,8 @@ def equip(module: StageModule, precision: Precision, device: DeviceSpec) -> Stag
 
 
 def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
-    """Run a random microbatch through a stage on a GPU, so that kernels are compiled and loaded before any message.
+    """Run a microbatch through a stage of a GPU, and a message, so that kernels are loaded before training begins.
+
 
     Loading a kernel may wait for all others, also for transfers that wait for this rank's next message. Weights,
     gradients and random state are unchanged.
@@ -163,6 +164,9 @@ def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
             output = stage.forward(0, stage.embed(0, tokens) if stage.module.first else hidden)
             if stage.module.first:
                 stage.loss(0, output, tokens)
+        payload = message_spec.empty_payload()
+        message_spec.encode(hidden, payload)
+        message_spec.decode(payload)
         stage.begin(1)
 
 
