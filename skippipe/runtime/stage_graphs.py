@@ -30,7 +30,7 @@ Pool = Any
 HOST_RUNS = 4
 HOST_SHARE = 0.3
 """Of what a stage's work takes the GPU: where the host takes longer to launch it, it is recorded. On an H200, a share
-of 0.24 costs 0.5 % of the time, one of 0.38 to 0.44 2 to 4 %, and one of 0.9 up to 35 % (benchmarks/RESULTS.md)."""
+of 0.24 costs 0.4 % of the time, one of 0.38 to 0.44 2 to 4 %, and one of 0.9 up to 35 % (benchmarks/RESULTS.md)."""
 
 
 class StageGraphs:

@@ -143,7 +143,6 @@ def equip(module: StageModule, precision: Precision, device: DeviceSpec) -> Stag
 def warm_up(stage: Stage, message_spec: MessageSpec, vocabulary: int) -> None:
     """Run a microbatch through a stage of a GPU, and a message, so that kernels are loaded before training begins.
 
-
     Loading a kernel may wait for all others, also for transfers that wait for this rank's next message. Weights,
     gradients and random state are unchanged.
     """
