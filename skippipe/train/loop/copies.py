@@ -187,8 +187,8 @@ class CopyKeeper:
         except Exception as error:  # noqa: BLE001 - raised again by the thread that trains
             self._error = error
         else:
-            gone = {stage: copy for stage, copy in self._kept.items() if stage not in stages}
-            self._kept = gone | dict(arriving)
+            of_lost_stages = {stage: copy for stage, copy in self._kept.items() if stage not in stages}
+            self._kept = of_lost_stages | dict(arriving)
 
     def _gather(self, text: str, _: float) -> list[str]:
         """Exchange texts over the group: the store keeps what it is given, and there are many renewals."""

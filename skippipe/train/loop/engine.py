@@ -30,7 +30,7 @@ from skippipe.runtime.stage import gradient_scale
 from skippipe.runtime.stage_graphs import StageGraphs
 from skippipe.train.loop.context import RankContext
 from skippipe.train.loop.loss_scale import LossScale
-from skippipe.train.loop.recording import may_be_recorded, recorded_above
+from skippipe.train.loop.recording import all_may_be_recorded, recorded_above
 from skippipe.train.loop.timelines import RankTimeline, TimelineExchange
 from skippipe.train.resolve.spec import SLOWEST_HEALTHY, CommunicationSpec, PlanPhase
 from skippipe.train.signals import SIGNALS
@@ -209,7 +209,7 @@ class Engine:
         routes = {microbatch.id: microbatch.stages for microbatch in self.plan.microbatches}
         full = dict.fromkeys(range(context.validation_microbatches), self.stages_in_use)
         spec, most = context.spec, context.spec.device.group
-        graph = all(may_be_recorded(spec.device, spec.precision, s.module.family) for s in context.stages.values())
+        graph = all_may_be_recorded(spec.device, spec.precision, context.stages.values())
         return (
             GroupedExecutor(routes, context.stages, most, self._device, graph=graph),
             GroupedExecutor(full, context.stages, most, self._device, train=False),

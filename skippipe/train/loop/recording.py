@@ -22,8 +22,13 @@ def may_be_recorded(spec: DeviceSpec, precision: Precision, family: Family) -> b
     return gpu and spec.cuda_graphs != "never" and not varies
 
 
+def all_may_be_recorded(spec: DeviceSpec, precision: Precision, stages: Iterable[Stage]) -> bool:
+    """Whether that holds for all stages of a rank."""
+    return all(may_be_recorded(spec, precision, stage.module.family) for stage in stages)
+
+
 def recorded_above(spec: DeviceSpec, precision: Precision, stages: Iterable[Stage]) -> float | None:
     """What `StageGraphs` takes as `host_share` for the stages of a rank; None: no stage is recorded."""
-    if spec.group > 1 or not all(may_be_recorded(spec, precision, stage.module.family) for stage in stages):
+    if spec.group > 1 or not all_may_be_recorded(spec, precision, stages):
         return None
     return HOST_SHARE if spec.cuda_graphs == "auto" else 0.0
