@@ -272,7 +272,9 @@ def empty_stage_module(config: "PretrainedConfig", *, stage: int, layers: range,
     family = family_of(config.model_type)
     assert layers.step == 1, "a stage is a run of layers"
     assert 0 <= layers.start <= layers.stop <= config.num_hidden_layers, f"no layers {layers}"
-    with torch.device("meta"):
+    from transformers.initialization import no_init_weights  # noqa: PLC0415 - slow
+
+    with torch.device("meta"), no_init_weights():  # which would take longer than all else
         model: PreTrainedModel = family.model_class()(stage_config(config, layers))
     model.config = copy.deepcopy(config)  # which initial weights depend on; the body keeps that of the stage
     module = StageModule(model, family, stage=stage, layers=layers, first=first)
