@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from composing import remember_compositions
+from effort import THOROUGH
 from hypothesis import settings
 from warm import Fresh, start_warm
 
@@ -38,6 +39,7 @@ LONGEST = (
 )  # fmt: skip
 """Files that take a minute or about that, longest first."""
 settings.register_profile("long", max_examples=350_000)
+settings.register_profile(THOROUGH)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
 """Beginnings of errors of Hydra's, which names no key."""
 

@@ -122,12 +122,16 @@ def test_a_study(run: Run, tmp_path: Path, own: Path, prepared: Path) -> None:
     assert "cpu: part, seed 0: train done" in out
     events = study.events("whole")
     assert [e["iteration"] for e in events if e["event"] == "iteration"] == [*range(1, ITERATIONS + 1)]
-    assert [e["iteration"] for e in events if e["event"] == "resumed"] == [stopped["tokens_done"] // (TOKENS // ITERATIONS)]
+    assert [e["iteration"] for e in events if e["event"] == "resumed"] == [
+        stopped["tokens_done"] // (TOKENS // ITERATIONS)
+    ]
     for experiment in ("whole", "part"):
         entry, validations = study.entry(experiment), study.events(experiment)
         assert (entry["tokens_done"], entry["finished"], entry["note"]) == (TOKENS, True, None)
         losses = {e["iteration"]: round(e["loss"], 5) for e in validations if e["event"] == "validation"}
-        assert [(tokens // (TOKENS // ITERATIONS), loss) for tokens, loss, _ in entry["curve"]] == sorted(losses.items())
+        assert [(tokens // (TOKENS // ITERATIONS), loss) for tokens, loss, _ in entry["curve"]] == sorted(
+            losses.items()
+        )
     page = (tmp_path / "kept" / "mine.md").read_text()
     assert f"| part | 0 | {TOKENS / 1e6:.3g} |" in page
     assert "## With layers skipped" not in page
