@@ -33,11 +33,12 @@ class Result:
 
 Run = Callable[..., Result]
 LONGEST = (
-    "train/test_torchrun.py", "train/test_recovery.py", "train/test_node.py", "train/test_resume_processes.py",
-    "test_planner.py", "test_docs.py", "train/test_resume.py", "test_cli_process.py", "train/test_kill.py",
-    "train/test_joining.py", "train/test_closed_loop.py", "train/test_phases.py", "train/test_measure.py",
+    "train/test_recovery.py", "train/test_torchrun.py", "train/test_closed_loop.py", "train/test_node.py",
+    "train/test_resume.py", "train/test_phases.py", "train/test_kill.py", "test_planner.py", "train/test_joining.py",
+    "train/test_measure.py", "train/test_resume_processes.py", "study/test_study_command.py", "model/test_folder.py",
+    "train/test_precision.py",
 )  # fmt: skip
-"""Files that take a minute or about that, longest first."""
+"""Files that take half a minute or more, longest first."""
 settings.register_profile("long", max_examples=350_000)
 settings.register_profile(THOROUGH)
 OF_HYDRA = ("Only one of --run, --multirun, ", "Additional config directory ")
